@@ -1,0 +1,1 @@
+"""On the box: cameras, frames, schedule, memory, engines, results."""

@@ -1,0 +1,1 @@
+"""The command line, demo, evaluation and reports of Gemel."""

@@ -1,0 +1,1 @@
+"""Offline: which layers to share, and the retraining that keeps accuracy."""

@@ -1,0 +1,1 @@
+"""The vocabulary: workloads, architectures, tasks, layers, sharing plans, bundles."""
