@@ -1,0 +1,49 @@
+"""From a decoded frame to what a network is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+from torchvision.transforms.v2 import InterpolationMode
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize to input_size x input_size (bilinear, antialiased), scale to 0..1, subtract mean, divide by deviation."""
+
+    input_size: int
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def resize(self, frame: np.ndarray) -> Tensor:
+        """uint8 RGB (H, W, 3) -> uint8 (3, S, S)."""
+        image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
+        if image.shape[1:] == (self.input_size, self.input_size):
+            return image.contiguous()
+        size = [self.input_size, self.input_size]
+        return F.resize(image, size, interpolation=InterpolationMode.BILINEAR, antialias=True)
+
+    def normalise(self, batch: Tensor) -> Tensor:
+        """uint8 (N, 3, S, S) -> float32 of the same shape, in channels-last order."""
+        mean = torch.tensor(self.mean, device=batch.device).view(1, 3, 1, 1) * 255
+        std = torch.tensor(self.std, device=batch.device).view(1, 3, 1, 1) * 255
+        return batch.to(torch.float32).sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+
+    def to_json(self) -> dict[str, Any]:
+        """The value as it stands in a bundle's manifest."""
+        return {"input_size": self.input_size, "mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Preprocess:
+        """Inverse of `to_json`."""
+        mean, std = (tuple(float(x) for x in value[key]) for key in ("mean", "std"))
+        return cls(int(value["input_size"]), mean, std)  # type: ignore[arg-type]
