@@ -1,0 +1,91 @@
+"""Classification: cross-entropy, softened distillation, balanced accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.tasks.base import ClassAnswer
+
+TEMPERATURE = 2.0
+LABEL_SMOOTHING = 0.02
+MAX_SHIFT = 0.08
+
+
+class Classification:
+    """One label per frame. The metric is balanced accuracy: the mean of the recalls of the classes present."""
+
+    name = "classification"
+    metric = "balanced_accuracy"
+
+    def targets(self, truths: Sequence[str], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[int]:
+        """Class indices."""
+        return [classes.index(label) for label in truths]
+
+    def augment(
+        self, images: Tensor, targets: list[int], generator: torch.Generator
+    ) -> tuple[Tensor, list[int]]:
+        """Shift by up to 8 % of the side and change the brightness; mirror half of the frames."""
+        n, _, size, _ = images.shape
+        reach = max(1, round(size * MAX_SHIFT))
+        padded = F.pad(images.float(), (reach,) * 4, mode="replicate")
+        offsets = torch.randint(0, 2 * reach + 1, (n, 2), generator=generator).tolist()
+        gains = torch.empty(n).uniform_(0.8, 1.2, generator=generator).tolist()
+        mirrored = (torch.rand(n, generator=generator) < 0.5).tolist()
+        changed = []
+        for image, (y, x), gain, mirror in zip(padded, offsets, gains, mirrored, strict=True):
+            crop = image[:, y : y + size, x : x + size] * gain
+            changed.append(crop.flip(-1) if mirror else crop)
+        return torch.stack(changed).clamp_(0, 255).to(torch.uint8), targets
+
+    def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
+        """Cross-entropy of logits (N, C)."""
+        labels = torch.tensor(targets, device=outputs.device)
+        return F.cross_entropy(outputs, labels, label_smoothing=LABEL_SMOOTHING)
+
+    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """Hinton, Vinyals and Dean 2015: divergence of softened distributions, scaled by T squared."""
+        student = F.log_softmax(outputs / TEMPERATURE, dim=1)
+        target = F.log_softmax(teacher / TEMPERATURE, dim=1)
+        return F.kl_div(student, target, log_target=True, reduction="batchmean") * TEMPERATURE**2
+
+    def answers(
+        self,
+        model: nn.Module,
+        outputs: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        min_score: float = 0.0,
+    ) -> list[ClassAnswer]:
+        """Most probable class of each frame."""
+        rows = outputs.float().softmax(dim=1).tolist()
+        best = [max(range(len(row)), key=row.__getitem__) for row in rows]
+        return [ClassAnswer(classes[i], row[i], tuple(row)) for i, row in zip(best, rows, strict=True)]
+
+    def score(
+        self,
+        answers: Sequence[ClassAnswer | None],
+        truths: Sequence[str],
+        classes: Sequence[str],
+        threshold: float = 0.0,
+    ) -> float:
+        """Balanced accuracy; None stands for no answer and is wrong."""
+        right: dict[str, list[bool]] = {}
+        for answer, truth in zip(answers, truths, strict=True):
+            right.setdefault(truth, []).append(answer is not None and answer.label == truth)
+        return sum(sum(hits) / len(hits) for hits in right.values()) / len(right) if right else 0.0
+
+    def choose_threshold(self, answers: Sequence[ClassAnswer], truths: Sequence[str]) -> float:
+        """Classification answers always, so there is nothing to choose."""
+        return 0.0
+
+    def truth_of(self, answer: ClassAnswer, threshold: float) -> str:
+        """The label."""
+        return answer.label
+
+    def chance(self, classes: Sequence[str]) -> float:
+        """Balanced accuracy of a constant answer."""
+        return 1 / len(classes)

@@ -1,0 +1,201 @@
+"""The workload file: the queries and cameras of one box, checked key by key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from models.errors import InputError
+from models.zoo import check_name
+
+Roi = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Camera:
+    """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own."""
+
+    id: str
+    source: str
+    fps: float | None
+
+
+@dataclass(frozen=True)
+class Query:
+    """One question on one camera, answered by one model. `accuracy_target` is a fraction of the original's."""
+
+    id: str
+    camera: str
+    task: str
+    classes: tuple[str, ...]
+    model: str
+    model_args: dict[str, Any] = field(hash=False)
+    input_size: int
+    weights: Path | None
+    init: Path | None
+    fps: float | None
+    sla_ms: float
+    roi: Roi | None
+    min_score: float
+    priority: int
+    data: Path | None
+    accuracy_target: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The queries and cameras of one box, with every path made absolute."""
+
+    name: str
+    accuracy_target: float
+    cameras: dict[str, Camera] = field(hash=False)
+    queries: tuple[Query, ...]
+    path: Path
+
+    def query(self, query_id: str) -> Query:
+        """The query of that id; InputError when there is none."""
+        for query in self.queries:
+            if query.id == query_id:
+                return query
+        known = ", ".join(query.id for query in self.queries)
+        raise InputError(self.path, f"there is no query '{query_id}'", f"the queries are: {known}", "queries")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class _CameraKeys(_Strict):
+    source: str | int
+    fps: Annotated[float, Field(gt=0)] | None = None
+
+
+class _QueryKeys(_Strict):
+    id: _Name
+    camera: str
+    task: Literal["classification", "detection"]
+    classes: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    model: str
+    model_args: dict[str, Any] = {}
+    input_size: Annotated[int, Field(ge=16, le=4096)]
+    weights: str | None = None
+    init: str | None = None
+    fps: Annotated[float, Field(gt=0)] | None = None
+    sla_ms: Annotated[float, Field(gt=0)] = 1000.0
+    roi: Roi | None = None
+    min_score: Annotated[float, Field(ge=0, le=1)] = 0.0
+    priority: Annotated[int, Field(ge=1)] = 1
+    data: str | None = None
+    accuracy_target: _Fraction | None = None
+
+
+class _WorkloadKeys(_Strict):
+    name: _Name
+    accuracy_target: _Fraction = 0.95
+    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
+    queries: Annotated[list[_QueryKeys], Field(min_length=1)]
+
+
+def load_workload(path: str | Path) -> Workload:
+    """Read a workload file; weights and footage need not exist yet.
+
+    Raises InputError, naming the file and the key, for anything that does not fit DESIGN's format.
+    """
+    path = Path(path)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(path, f"cannot be read: {error.strerror}", "give an existing workload file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(path, f"is not YAML: {' '.join(str(error).split())}", "mend the file") from error
+    if not isinstance(document, dict):
+        raise InputError(path, "is not a mapping", "start with `name:`, `cameras:` and `queries:`")
+    try:
+        keys = _WorkloadKeys.model_validate(document)
+    except ValidationError as error:
+        raise first_fault(path, error, document) from error
+    root = path.resolve().parent
+    cameras = {
+        camera_id: Camera(camera_id, _resolve_source(root, str(camera.source)), camera.fps)
+        for camera_id, camera in keys.cameras.items()
+    }
+    queries = tuple(_query(path, root, keys, index) for index in range(len(keys.queries)))
+    _check_unique(path, [query.id for query in queries])
+    for index, query in enumerate(queries):
+        if query.camera not in cameras:
+            known = ", ".join(cameras)
+            raise InputError(
+                path, f"no camera '{query.camera}'", f"use one of: {known}", f"queries[{index}].camera ({query.id})"
+            )
+    return Workload(keys.name, keys.accuracy_target, cameras, queries, path.resolve())
+
+
+def first_fault(path: Path, error: ValidationError, document: Any) -> InputError:
+    """The first fault pydantic found, as one line with a remedy."""
+    fault = error.errors()[0]
+    key = _key_of(fault["loc"], document)
+    if fault["type"] == "extra_forbidden":
+        return InputError(path, "unknown key", "remove it, or check its spelling against the documentation", key)
+    if fault["type"] == "missing":
+        return InputError(path, "this key is missing", "add it", key)
+    given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r})"
+    return InputError(path, f"{fault['msg'][0].lower()}{fault['msg'][1:]}{given}", "correct the value", key)
+
+
+def _key_of(location: Sequence[int | str], document: Any) -> str:
+    """`queries[2].roi (bridge-cars)`: where the fault is, and which query that is."""
+    text, node, owner = "", document, ""
+    for step in location:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+        try:
+            node = node[step]
+        except (KeyError, IndexError, TypeError):
+            node = None
+        if isinstance(node, dict) and isinstance(node.get("id"), str):
+            owner = f" ({node['id']})"
+    return text + owner
+
+
+def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
+    given = keys.queries[index]
+    where = f"queries[{index}]"
+    check_name(given.model, given.task, str(path), f"{where}.model ({given.id})")
+    if len(set(given.classes)) < len(given.classes):
+        raise InputError(path, "a class stands twice", "name each class once", f"{where}.classes ({given.id})")
+    if given.task == "classification" and len(given.classes) < 2:
+        remedy = "name at least two, for instance [empty, busy]"
+        raise InputError(path, "classification needs two classes or more", remedy, f"{where}.classes ({given.id})")
+    roi = given.roi
+    if roi is not None and not (0 <= roi[0] < roi[2] and 0 <= roi[1] < roi[3]):
+        raise InputError(path, f"{list(roi)} is empty or negative", "give [x0, y0, x1, y1]", f"{where}.roi ({given.id})")
+
+    def resolve(value: str | None) -> Path | None:
+        return None if value is None else (root / value).resolve()
+
+    return Query(
+        id=given.id, camera=given.camera, task=given.task, classes=tuple(given.classes), model=given.model,
+        model_args=given.model_args, input_size=given.input_size, weights=resolve(given.weights),
+        init=resolve(given.init), fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras
+                                                    else None),
+        sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),
+        accuracy_target=given.accuracy_target or keys.accuracy_target,
+    )  # fmt: skip
+
+
+def _resolve_source(root: Path, source: str) -> str:
+    return source if "://" in source or source.isdigit() else str((root / source).resolve())
+
+
+def _check_unique(path: Path, ids: list[str]) -> None:
+    for index, query_id in enumerate(ids):
+        if query_id in ids[:index]:
+            raise InputError(path, f"'{query_id}' stands twice", "give each query its own id", f"queries[{index}].id")
