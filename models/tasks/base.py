@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -73,10 +74,12 @@ class Task(Protocol):
         """Outputs as answers, one per frame; `sizes` = (width, height) of each frame before resizing."""
         ...
 
-    def score(
-        self, answers: Sequence[Any], truths: Sequence[Any], classes: Sequence[str], threshold: float = 0.0
-    ) -> float:
-        """The task's metric over these frames, 0..1."""
+    def tally(self, answer: Any, truth: Any, classes: Sequence[str], threshold: float = 0.0) -> np.ndarray:
+        """Counts of one frame, such that the counts of many frames add up; None stands for no answer."""
+        ...
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """The task's metric, 0..1, from summed counts."""
         ...
 
     def choose_threshold(self, answers: Sequence[Any], truths: Sequence[Any]) -> float:

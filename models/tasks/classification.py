@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -65,18 +66,20 @@ class Classification:
         best = [max(range(len(row)), key=row.__getitem__) for row in rows]
         return [ClassAnswer(classes[i], row[i], tuple(row)) for i, row in zip(best, rows, strict=True)]
 
-    def score(
-        self,
-        answers: Sequence[ClassAnswer | None],
-        truths: Sequence[str],
-        classes: Sequence[str],
-        threshold: float = 0.0,
-    ) -> float:
-        """Balanced accuracy; None stands for no answer and is wrong."""
-        right: dict[str, list[bool]] = {}
-        for answer, truth in zip(answers, truths, strict=True):
-            right.setdefault(truth, []).append(answer is not None and answer.label == truth)
-        return sum(sum(hits) / len(hits) for hits in right.values()) / len(right) if right else 0.0
+    def tally(
+        self, answer: ClassAnswer | None, truth: str, classes: Sequence[str], threshold: float = 0.0
+    ) -> np.ndarray:
+        """int64 (2, C): right answers and frames of each class; None stands for no answer and is wrong."""
+        counts = np.zeros((2, len(classes)), np.int64)
+        index = classes.index(truth)
+        counts[:, index] = (answer is not None and answer.label == truth, 1)
+        return counts
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """Balanced accuracy: the mean recall of the classes that occur."""
+        right, frames = total
+        seen = frames > 0
+        return float((right[seen] / frames[seen]).mean()) if seen.any() else 0.0
 
     def choose_threshold(self, answers: Sequence[ClassAnswer], truths: Sequence[str]) -> float:
         """Classification answers always, so there is nothing to choose."""
