@@ -1,0 +1,7 @@
+"""`python -m gemel`."""
+
+import sys
+
+from gemel.cli import main
+
+sys.exit(main())

@@ -1,0 +1,170 @@
+"""The command line: parses, calls one public function, prints.
+
+Exit codes: 0 done, 1 ran but the result falls short, 2 bad input, 130 interrupted. Everything heavy is
+imported by the command that needs it (`gemel.commands`), so that `gemel --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn, TextIO
+
+from models.errors import GemelError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+METHODS = ("wide", "gemel", "mainstream", "ceiling", "joint", "none")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argparse, but a usage error is one line, as every other error here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole grammar of the command line."""
+    parser = _Parser(
+        prog="gemel", description="Run more vision models on one edge box by sharing their weights."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, summary: str, into: Any = commands) -> argparse.ArgumentParser:
+        made = into.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        made.add_argument("--json", action="store_true", help="one JSON object on stdout, logs on stderr")
+        return made
+
+    def seed(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
+
+    def device(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--device",
+            default="orin-nano-8gb",
+            metavar="PROFILE",
+            help="device profile of the virtual clock (default orin-nano-8gb)",
+        )
+
+    made = command("demo", "the whole road on rendered camera clips: train, merge, run, report")
+    made.add_argument(
+        "--out", default="gemel-demo", metavar="DIR", help="where everything goes (default gemel-demo)"
+    )
+    device(made)
+    seed(made)
+
+    made = command("inspect", "models, bytes, groups of shareable layers and the ceiling of a workload")
+    made.add_argument("workload", metavar="WORKLOAD")
+    made.add_argument(
+        "--signature",
+        choices=("wide", "strict"),
+        default="wide",
+        help="what lets two layers share: weight shape alone, or every setting equal (the paper's)",
+    )
+
+    made = command("train", "train the originals that have no weights yet")
+    made.add_argument("workload", metavar="WORKLOAD")
+    made.add_argument("--query", action="append", metavar="ID", help="only this query (may be repeated)")
+
+    made = command("merge", "share weights between the queries' models and write a bundle")
+    made.add_argument("workload", metavar="WORKLOAD")
+    made.add_argument("-o", "--out", required=True, metavar="FILE", help="the bundle to write")
+    made.add_argument(
+        "--method", default="gemel", metavar="M", help=f"one of {', '.join(METHODS)} (default gemel)"
+    )
+    made.add_argument("--resume", action="store_true", help="go on from the last finished round")
+    seed(made)
+
+    bundle = commands.add_parser(
+        "bundle", help="look at and check bundles", description="Look at and check bundles."
+    )
+    actions = bundle.add_subparsers(dest="action", metavar="ACTION", required=True)
+    made = command("show", "what a bundle holds", actions)
+    made.add_argument("bundle", metavar="BUNDLE")
+    made = command("verify", "rehash every tensor and check every promise of the manifest", actions)
+    made.add_argument("bundle", metavar="BUNDLE")
+
+    made = command("run", "the edge daemon: cameras in, results out, under a memory budget")
+    made.add_argument("config", metavar="CONFIG")
+    made.add_argument("--check", action="store_true", help="check config, bundle and cameras, then stop")
+
+    made = command("eval", "offline and streaming accuracy of a bundle, with report.html and report.json")
+    made.add_argument("bundle", metavar="BUNDLE")
+    made.add_argument("workload", metavar="WORKLOAD")
+    made.add_argument("-o", "--out", required=True, metavar="DIR", help="folder of the report")
+    device(made)
+    made.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="streams drawn and averaged (default 3)"
+    )
+
+    made = command("simulate", "the box's own schedule on a virtual clock")
+    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
+    device(made)
+    made.add_argument(
+        "--memory",
+        default="min",
+        metavar="M",
+        help="min, 50%%, 75%%, all (of what the originals need), or a size such as 512MiB (default min)",
+    )
+    made.add_argument(
+        "--duration", type=float, default=60.0, metavar="S", help="simulated seconds (default 60)"
+    )
+    seed(made)
+    return parser
+
+
+def finite(value: Any) -> Any:
+    """`value` with what JSON cannot say (NaN, infinities) turned into null, tuples and sets into lists."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return [finite(item) for item in sorted(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _print(text: str, out: TextIO) -> None:
+    try:
+        print(text, file=out, flush=True)
+    except BrokenPipeError:  # the reader (head, less) has seen enough: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is returned, usage errors and --help leave through SystemExit."""
+    out = sys.stdout
+    try:
+        args = build_parser().parse_args(argv)
+        from gemel import commands
+
+        handler = getattr(commands, "_".join(filter(None, [args.command, getattr(args, "action", None)])))
+        # A library that prints must not spoil the one JSON object.
+        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+            outcome = handler(args)
+        _print(json.dumps(finite(outcome.result), allow_nan=False) if args.json else outcome.text, out)
+        return outcome.exit_code
+    except GemelError as error:
+        return _complain(error, error.exit_code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", EXIT_BAD_INPUT)
+    except KeyboardInterrupt:
+        return _complain("interrupted", EXIT_INTERRUPTED)
+
+
+def _complain(fault: object, exit_code: int) -> int:
+    print("gemel: " + " ".join(str(fault).split()), file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
