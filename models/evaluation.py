@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from models.data import Split
+from models.prepared import Prepared
 from models.tasks import Answer, Task, Truth, task_of
 from models.workload import Query
 from models.zoo import preprocess_of
@@ -49,21 +50,21 @@ class Evidence:
 
 
 @torch.inference_mode()
-def predict(model: nn.Module, query: Query, split: Split, batch: int = 32) -> list[Answer]:
+def predict(model: nn.Module, query: Query, split: Split | Prepared, batch: int = 32) -> list[Answer]:
     """The model's answer to each frame of the split, in order; boxes in pixels of the frame shown.
 
     Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later.
     """
+    prepared = split if isinstance(split, Prepared) else Prepared(query, split)
     task, preprocess = task_of(query.task), preprocess_of(query.model, query.input_size)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     answers: list[Answer] = []
-    for frames in _batches(split.frames, batch):
-        sizes = [(frame.shape[1], frame.shape[0]) for frame in frames]
-        images = torch.stack([preprocess.resize(frame) for frame in frames]).to(device)
-        outputs = model(preprocess.normalise(images))
-        answers += task.answers(model, outputs, sizes, query.classes)
+    for start in range(0, len(prepared), batch):
+        indices = range(start, min(start + batch, len(prepared)))
+        outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
+        answers += task.answers(model, outputs, prepared.sizes(indices), query.classes)
     model.train(was_training)
     return answers
 
@@ -108,20 +109,22 @@ def compare(
     low, high = (float(np.quantile(ratios, q)) for q in (0.025, 0.975))
     chance = task.chance(query.classes)
     ratio = _ratio(after, before)
-    worth = before >= chance + CHANCE_MARGIN if query.task == "classification" else before >= MIN_F1
     return Evidence(
         metric=task.metric, split=split.name, samples=len(split), units=len(units), original=before, merged=after,
         ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=(low, high),
-        met=ratio >= query.accuracy_target, certain=low >= query.accuracy_target, worth=worth,
+        met=ratio >= query.accuracy_target, certain=low >= query.accuracy_target,
+        worth=worth_keeping(query, before),
     )  # fmt: skip
+
+
+def worth_keeping(query: Query, reached: float) -> bool:
+    """Whether an original of this quality is evidence for anything."""
+    if query.task == "detection":
+        return reached >= MIN_F1
+    return reached >= task_of(query.task).chance(query.classes) + CHANCE_MARGIN
 
 
 def _ratio(part: float, whole: float) -> float:
     if whole <= 0:
         return 1.0 if part >= whole else 0.0
     return part / whole
-
-
-def _batches(frames: Sequence[np.ndarray], batch: int) -> Iterator[list[np.ndarray]]:
-    for start in range(0, len(frames), batch):
-        yield [frames[index] for index in range(start, min(start + batch, len(frames)))]

@@ -1,0 +1,153 @@
+"""From a workload of trained models to one bundle: search, judge on test, write."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from merger.checkpoint import Checkpoint
+from merger.method import METHODS, MergeOptions
+from merger.progress import Progress, silent
+from merger.workbench import Merged, Workbench
+from models.atomic import writing
+from models.bundle import BundleQuery, check_output, write_bundle
+from models.errors import InputError
+from models.evaluation import Evidence
+from models.layers import ceiling_bytes, layers_of_all, model_bytes, state_bytes
+from models.plan import tie
+from models.workload import Workload
+
+LOG_SUFFIX = ".log.jsonl"
+WORK_SUFFIX = ".work"
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """How one query came out: `original` and `merged` are its metric on test, `ratio` the one over the other."""
+
+    id: str
+    metric: str
+    original: float
+    merged: float
+    ratio: float
+    chance_corrected: float
+    ci95: tuple[float, float]
+    met: bool
+    certain: bool
+    worth: bool
+    residual_bytes: int
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What `gemel merge` reports. `work` = image passes x FLOPs; fractions are of the originals' bytes."""
+
+    method: str
+    bundle: str
+    bytes_before: int
+    bytes_after: int
+    saved_fraction: float
+    ceiling_fraction: float
+    seconds: float
+    work: float
+    queries: tuple[QueryResult, ...]
+
+    @property
+    def met(self) -> bool:
+        """Whether every query reaches its target on test."""
+        return all(query.met for query in self.queries)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values under DESIGN's keys."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+def merge(
+    workload: Workload,
+    out: str | Path,
+    method: str = "gemel",
+    resume: bool = False,
+    seed: int = 0,
+    progress: Progress = silent,
+    options: MergeOptions | None = None,
+) -> MergeReport:
+    """Merge a workload's models into one bundle at `out`, with the merge's log (JSON lines) beside it.
+
+    Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
+    `OUT.work`, from which `resume` goes on.
+    """
+    out, options = check_output(out), options or MergeOptions()
+    check_output(_beside(out, LOG_SUFFIX), overwrite=True)
+    if method not in METHODS:
+        raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
+    identity = {
+        "workload": _fingerprint(workload), "method": method, "seed": seed, "options": options.to_json(),
+    }  # fmt: skip
+    checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume)
+    started = time.monotonic() - checkpoint.seconds
+    torch.manual_seed(seed)
+    bench = Workbench(workload, seed, progress)
+    merged = METHODS[method](bench, options, checkpoint)
+    report = _ship(bench, merged, out, method, time.monotonic() - started)
+    with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in checkpoint.log).encode())
+    checkpoint.remove()
+    return report
+
+
+def _ship(bench: Workbench, merged: Merged, out: Path, method: str, seconds: float) -> MergeReport:
+    """Judge the merged models on test, write the bundle, and say what came of it."""
+    models = bench.models(bench.queries, merged.states)
+    tie(models, merged.plan)
+    records, results = [], []
+    work = bench.work.total
+    for query in bench.workload.queries:
+        evidence = bench.evidence(query.id, models[query.id])
+        bench.progress("test", query=query.id, **_scores(evidence))
+        threshold = bench.references[query.id].threshold if query.task == "detection" else None
+        records.append(BundleQuery.of(query, evidence.to_json(), threshold))
+        results.append(_result(query.id, evidence, state_bytes(models[query.id]) - model_bytes(query)))
+    ceiling = ceiling_bytes(bench.layers)
+    manifest = write_bundle(
+        out, models, records, workload=bench.workload.name, method=method, ceiling_bytes=ceiling
+    )  # fmt: skip
+    before, after = manifest.bytes.before, manifest.bytes.after
+    return MergeReport(
+        method, str(out), before, after, 1 - after / before, ceiling / before, seconds, work, tuple(results)
+    )
+
+
+def _scores(evidence: Evidence) -> dict[str, Any]:
+    keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
+    return {key: getattr(evidence, key) for key in keys}
+
+
+def _result(query: str, evidence: Evidence, residual_bytes: int) -> QueryResult:
+    shown = {field.name for field in dataclasses.fields(QueryResult)} - {"id", "residual_bytes"}
+    return QueryResult(id=query, residual_bytes=residual_bytes, **{key: getattr(evidence, key) for key in shown})
+
+
+def _fingerprint(workload: Workload) -> str:
+    """Changes with the workload file and with the weights it names."""
+    digest = hashlib.sha256(workload.path.read_bytes())
+    for query in workload.queries:
+        if query.weights is not None and query.weights.exists():
+            digest.update(query.weights.read_bytes())
+    return digest.hexdigest()
+
+
+def _beside(out: Path, suffix: str) -> Path:
+    return out.with_name(out.name + suffix)
+
+
+def ceiling_fraction(workload: Workload) -> float:
+    """The part of the originals' bytes that sharing every group would save."""
+    total = sum(model_bytes(query) for query in workload.queries)
+    return ceiling_bytes(layers_of_all(workload.queries)) / total

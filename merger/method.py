@@ -1,0 +1,45 @@
+"""What a method is: from a workbench to a sharing plan and the weights that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from merger.checkpoint import Checkpoint
+from merger.training import Recipe
+from merger.workbench import Merged, Workbench
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """Bounds of a merge, the same for every method.
+
+    `recipe` None means: batch, epochs and frames as `Recipe`, the rate chosen on val. `margin` is how far above its
+    target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
+    are not tried; a search that has run for `max_minutes` stops after its round.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    choose_rate: bool = True
+    margin: float = 0.5
+    min_saving: float = 0.0
+    max_minutes: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, to recognise the options of an interrupted merge."""
+        return {**{k: v for k, v in self.__dict__.items() if k != "recipe"}, "recipe": self.recipe.__dict__}
+
+
+Method = Callable[[Workbench, MergeOptions, Checkpoint], Merged]
+METHODS: dict[str, Method] = {}
+
+
+def method(name: str) -> Callable[[Method], Method]:
+    """Enter a method under the name the command line knows."""
+
+    def enter(function: Method) -> Method:
+        METHODS[name] = function
+        return function
+
+    return enter

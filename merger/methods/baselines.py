@@ -1,0 +1,42 @@
+"""The arms that search for nothing: `none`, `ceiling` and `joint`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from merger.attempt import train_while
+from merger.checkpoint import Checkpoint
+from merger.method import MergeOptions, method
+from merger.rate import choose_rate
+from merger.workbench import Merged, Workbench, snapshot
+from models.layers import groups
+from models.plan import SharingPlan
+
+
+@method("none")
+def none(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """The originals as they are."""
+    return Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+
+
+@method("ceiling")
+def ceiling(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Every group tied at once, norm statistics measured again, nothing retrained: the most that tying could save."""
+    plan = SharingPlan.of(groups(bench.layers))
+    models = bench.tied(plan, bench.queries)
+    return Merged(plan, {query: snapshot(model) for query, model in models.items()})
+
+
+@method("joint")
+def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
+    recipe = replace(options.recipe, seed=bench.seed)
+    if options.choose_rate:
+        recipe = replace(recipe, rate=choose_rate(bench, lambda: bench.models(bench.queries), recipe))
+    models = bench.models(bench.queries)
+    best = {query: (1.0, snapshot(model)) for query, model in bench.originals.items()}
+    for ratios in train_while(bench, models, recipe):
+        for query, ratio in ratios.items():
+            if ratio > best[query][0]:
+                best[query] = (ratio, snapshot(models[query]))
+    return Merged(SharingPlan(), {query: state for query, (_, state) in best.items()})

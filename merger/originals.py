@@ -1,0 +1,152 @@
+"""Training the originals: each query's own model, every layer free, until more training no longer helps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from merger.progress import Progress, silent
+from merger.training import Diverged, Recipe, Training, TrainingSet, Work
+from merger.workbench import State, default_device, snapshot
+from models.data import load_split
+from models.errors import GemelError, InputError
+from models.evaluation import predict, score, worth_keeping
+from models.norms import unfold_norms
+from models.prepared import Prepared
+from models.tasks import Truth, task_of
+from models.weights import load_matching, save_weights
+from models.workload import Query, Workload
+from models.zoo import build
+
+UNFOLDING_BATCHES = 4
+UNFOLDING_BATCH = 32
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How originals are trained: cycles of `recipe` until val gains less than `enough`, at most `max_cycles`."""
+
+    recipe: Recipe = Recipe(rate=1e-3, epochs=10, frames_per_epoch=1024)
+    enough: float = 0.005
+    max_cycles: int = 4
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One trained original: its metric on val and test, and the seconds it took."""
+
+    id: str
+    metric: str
+    val: float
+    test: float
+    seconds: float
+
+
+def train_originals(
+    workload: Workload,
+    query_ids: Collection[str] | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+    options: TrainOptions | None = None,
+) -> list[TrainResult]:
+    """Train the queries whose weights do not exist yet (or those named, again) and store their weights.
+
+    Each query's weights are written as soon as it is trained, so an interruption loses at most one query. Raises
+    InputError where data or labels are missing, or no `weights:` says where to put the result.
+    """
+    chosen = [workload.query(query) for query in query_ids] if query_ids else list(workload.queries)
+    waiting = [query for query in chosen if query_ids or query.weights is None or not query.weights.exists()]
+    for query in waiting:
+        if query.weights is None or query.weights.suffix != ".safetensors":
+            remedy = "name the .safetensors file that training shall write"
+            raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
+        if load_split(query, "train").truths is None:
+            raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
+    results = []
+    for index, query in enumerate(waiting):
+        order = workload.queries.index(query)
+        progress("query", query=query.id, index=index + 1, count=len(waiting))
+        results.append(_train(query, seed * len(workload.queries) + order, progress, options or TrainOptions()))
+    return results
+
+
+def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -> TrainResult:
+    started = time.monotonic()
+    splits = {name: Prepared(query, load_split(query, name)).load() for name in ("train", "val", "test")}
+    data = TrainingSet(query, splits["train"])
+    torch.manual_seed(seed)
+    model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+    model = model.to(default_device(), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if query.init is not None:
+        load_matching(model, query.init)
+        _unfold(model, data)
+    best: tuple[float, State] = (-1.0, snapshot(model))
+    for cycle in range(options.max_cycles):
+        recipe = replace(options.recipe, seed=seed + cycle)
+        if cycle:
+            model.load_state_dict(best[1])
+            recipe = replace(recipe, rate=recipe.rate / 2, epochs=max(1, recipe.epochs // 2))
+        reached = _cycle(query, model, data, splits["val"], recipe, progress, cycle)
+        gained, best = reached[0] - best[0], max(best, reached, key=lambda found: found[0])
+        if gained < options.enough:
+            break
+    model.load_state_dict(best[1])
+    test = _score(query, model, splits["test"], threshold=_threshold(query, model, splits["val"]))
+    assert query.weights is not None
+    query.weights.parent.mkdir(parents=True, exist_ok=True)
+    save_weights(query.weights, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
+    seconds = time.monotonic() - started
+    metric = task_of(query.task).metric
+    progress("original", query=query.id, metric=metric, val=best[0], test=test, seconds=seconds)
+    if not worth_keeping(query, test):
+        progress("warning", text=f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything")
+    return TrainResult(query.id, metric, best[0], test, seconds)
+
+
+def _cycle(
+    query: Query, model: nn.Module, data: TrainingSet, val: Prepared, recipe: Recipe, progress: Progress, cycle: int
+) -> tuple[float, State]:
+    """One annealed cycle; the best val score of its epochs and the state that reached it."""
+    training = Training({query.id: model}, {query.id: data}, recipe, Work())
+    best: tuple[float, State] = (-1.0, snapshot(model))
+    for epoch in range(recipe.epochs):
+        try:
+            loss = training.epoch()
+        except Diverged as error:
+            raise GemelError(f"{query.id}: training diverged; lower the rate with --rate (now {recipe.rate})") from error
+        if 2 * (epoch + 1) < recipe.epochs and epoch + 1 < recipe.epochs:
+            continue
+        reached = _score(query, model, val, threshold=_threshold(query, model, val))
+        progress("epoch", queries=[query.id], epoch=epoch + 1, epochs=recipe.epochs, cycle=cycle + 1, loss=loss,
+                 val=reached)  # fmt: skip
+        if reached > best[0]:
+            best = (reached, snapshot(model))
+    return best
+
+
+def _threshold(query: Query, model: nn.Module, val: Prepared) -> float:
+    return task_of(query.task).choose_threshold(predict(model, query, val), _labels(query, val))
+
+
+def _score(query: Query, model: nn.Module, prepared: Prepared, threshold: float) -> float:
+    answers = predict(model, query, prepared)
+    return score(task_of(query.task), answers, _labels(query, prepared), query.classes, threshold)
+
+
+def _labels(query: Query, prepared: Prepared) -> tuple[Truth, ...]:
+    if prepared.split.truths is None:
+        raise InputError(query.id, f"the split '{prepared.split.name}' has no labels", "label it", "data")
+    return prepared.split.truths
+
+
+def _unfold(model: nn.Module, data: TrainingSet) -> None:
+    """Make norms that start as identities agree with the data, so that training starts from what was loaded."""
+    device = next(model.parameters()).device
+    count = min(len(data), UNFOLDING_BATCHES * UNFOLDING_BATCH)
+    indices = torch.linspace(0, len(data) - 1, count).long().tolist()
+    chunks = [indices[start : start + UNFOLDING_BATCH] for start in range(0, count, UNFOLDING_BATCH)]
+    unfold_norms(model, [data.preprocess.normalise(data.prepared.batch(chunk)).to(device) for chunk in chunks])

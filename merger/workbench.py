@@ -1,0 +1,157 @@
+"""Everything a method works with: the originals, their frames, their scores, and how a merged model compares."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from merger.progress import Progress, silent
+from merger.training import Recipe, Training, TrainingSet, Work
+from models.data import load_split
+from models.errors import InputError
+from models.evaluation import Evidence, compare, predict, score, truths_of, worth_keeping
+from models.layers import Layer, layers_of_all
+from models.norms import calibrate_norms
+from models.plan import SharingPlan, tie
+from models.prepared import Prepared
+from models.tasks import Truth, task_of
+from models.weights import load_weights
+from models.workload import Query, Workload
+from models.zoo import build
+
+State = dict[str, Tensor]
+CALIBRATION_FRAMES = 256
+
+
+def default_device() -> torch.device:
+    """The GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A plan and the state of every query's model under it."""
+
+    plan: SharingPlan
+    states: Mapping[str, State]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an original reaches on val, the truth it is judged by, and the score from which its detections count."""
+
+    truths: Sequence[Truth]
+    threshold: float
+    score: float
+
+
+class Workbench:
+    """The originals of a workload, ready to be merged. Loading checks every weight file and decodes every frame."""
+
+    def __init__(
+        self, workload: Workload, seed: int = 0, progress: Progress = silent, device: torch.device | None = None
+    ) -> None:
+        self.workload, self.seed, self.progress = workload, seed, progress
+        self.device = device or default_device()
+        self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
+        self.layers: list[Layer] = layers_of_all(workload.queries)
+        self.work = Work()
+        self.originals = {query.id: self._original(query) for query in workload.queries}
+        self.test = {query.id: Prepared(query, load_split(query, "test")).load() for query in workload.queries}
+        self.train = {q.id: TrainingSet(q, Prepared(q, load_split(q, "train")).load()) for q in workload.queries}
+        self.val = {query.id: Prepared(query, load_split(query, "val")).load() for query in workload.queries}
+        self.references = {query.id: self._reference(query) for query in workload.queries}
+
+    def models(self, queries: Iterable[str], states: Mapping[str, State] | None = None) -> dict[str, nn.Module]:
+        """Fresh copies of these queries' models, with the weights of `states` where given, else the originals'."""
+        made = {}
+        for query in queries:
+            made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
+            if states is not None and query in states:
+                made[query].load_state_dict(states[query])
+        return made
+
+    def tied(
+        self, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State] | None = None
+    ) -> dict[str, nn.Module]:
+        """Fresh copies with the plan's sets tied and running statistics measured again."""
+        models = self.models(queries, states)
+        tie(models, plan)
+        for query, model in models.items():
+            if any(q == query for members in plan.shared for q, _ in members):
+                self.calibrate(query, model)
+        return models
+
+    def calibrate(self, query: str, model: nn.Module) -> None:
+        """Measure the running statistics of the norms again, on train frames."""
+        data = self.train[query]
+        count = min(len(data), CALIBRATION_FRAMES)
+        indices = torch.linspace(0, len(data) - 1, count).long().tolist()
+        size = 32
+        chunks = [indices[start : start + size] for start in range(0, count, size)]
+        batches = (data.preprocess.normalise(data.prepared.batch(chunk)).to(self.device) for chunk in chunks)
+        calibrate_norms(model, batches)
+        self.work.add(self.queries[query], count)
+
+    def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
+        """A joint training of these models with the originals as teachers."""
+        teachers = {query: self.originals[query] for query in models}
+        return Training(models, self.train, recipe, self.work, teachers)
+
+    def ratio(self, query: str, model: nn.Module) -> float:
+        """The model's metric on val over its original's."""
+        reference = self.references[query]
+        found = self.queries[query]
+        answers = predict(model, found, self.val[query])
+        self.work.add(found, len(self.val[query]))
+        reached = score(task_of(found.task), answers, reference.truths, found.classes, reference.threshold)
+        return reached / reference.score if reference.score > 0 else 0.0
+
+    def required(self, query: str, margin: float) -> float:
+        """The ratio on val from which a query is accepted: `margin` of the way from its target to 1."""
+        target = self.queries[query].accuracy_target
+        return target + margin * (1 - target)
+
+    def evidence(self, query: str, model: nn.Module) -> Evidence:
+        """Merged against original on test."""
+        found = self.queries[query]
+        before = predict(self.originals[query], found, self.test[query])
+        after = predict(model, found, self.test[query])
+        split = self.test[query].split
+        return compare(found, split, before, after, self.references[query].threshold, self.seed)
+
+    def _original(self, query: Query) -> nn.Module:
+        if query.weights is None:
+            raise InputError(self.workload.path, "no weights are named", "add `weights:`", f"queries.{query.id}")
+        if not query.weights.exists():
+            remedy = f"correct the path, or run `gemel train {_shown(self.workload.path)}`"
+            raise InputError(query.weights, f"does not exist (query {query.id})", remedy, "weights")
+        model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+        load_weights(query, model)
+        return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
+
+    def _reference(self, query: Query) -> Reference:
+        task, val = task_of(query.task), self.val[query.id]
+        answers = predict(self.originals[query.id], query, val)
+        labelled = val.split.truths
+        threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
+        truths = truths_of(query, val.split, answers, threshold)
+        reached = score(task, answers, truths, query.classes, threshold)
+        if not worth_keeping(query, reached):
+            text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
+            self.progress("warning", text=text)
+        return Reference(truths, threshold, reached)
+
+
+def snapshot(model: nn.Module) -> State:
+    """A copy of a model's state."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _shown(path: Path) -> str:
+    return path.name

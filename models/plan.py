@@ -1,0 +1,92 @@
+"""Sharing plans as plain values, and tying: making the members of a set use one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from models.errors import InputError
+from models.layers import Group, Layer
+
+Member = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """Which layers share one weight, and with which residual rank per query.
+
+    `shared` holds the sets, each of (query, layer path) members; `residuals` maps query -> layer path -> rank.
+    """
+
+    shared: tuple[tuple[Member, ...], ...] = ()
+    residuals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        seen: set[Member] = set()
+        for members in self.shared:
+            if len(members) < 2 or len({query for query, _ in members}) < len(members):
+                raise InputError("sharing plan", f"{members} is no set of layers of different queries", "", "shared")
+            if twice := seen.intersection(members):
+                raise InputError("sharing plan", f"{sorted(twice)} stands in two sets", "", "shared")
+            seen.update(members)
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> SharingPlan:
+        """The plan that shares these groups whole."""
+        return cls(tuple(group.members for group in groups))
+
+    def with_set(self, members: Iterable[Member]) -> SharingPlan:
+        """This plan with one more set; a set of fewer than two members changes nothing."""
+        members = tuple(members)
+        return SharingPlan((*self.shared, members), self.residuals) if len(members) > 1 else self
+
+    def tied_to(self, queries: Iterable[str]) -> set[str]:
+        """The queries that share a weight with these, directly or through others, and these themselves."""
+        reached = set(queries)
+        grown = True
+        while grown:
+            touched = {q for members in self.shared if reached & {q for q, _ in members} for q, _ in members}
+            grown = not touched <= reached
+            reached |= touched
+        return reached
+
+    def saved_bytes(self, layers: Iterable[Layer]) -> int:
+        """Bytes of the weights that sharing makes unnecessary (residuals are not counted here)."""
+        size = {(layer.query, layer.path): layer.bytes for layer in layers}
+        return sum(size[members[0]] * (len(members) - 1) for members in self.shared)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "shared": [[list(member) for member in members] for members in self.shared],
+            "residuals": {query: dict(ranks) for query, ranks in self.residuals.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SharingPlan:
+        """Inverse of `to_json`; InputError when the value is not a plan."""
+        try:
+            shared = tuple(tuple((str(q), str(path)) for q, path in members) for members in value["shared"])
+            residuals = {str(q): {str(p): int(r) for p, r in ranks.items()} for q, ranks in value["residuals"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError("sharing plan", f"is malformed: {error!r}", "write it with `to_json`") from error
+        return cls(shared, residuals)
+
+
+def tie(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:
+    """Make the members of each set use the first member's weight parameter; queries not given are left out."""
+    for members in plan.shared:
+        present = [(query, path) for query, path in members if query in models]
+        if not present:
+            continue
+        first, path = present[0]
+        weight = models[first].get_submodule(path).weight
+        for query, path in present[1:]:
+            layer = models[query].get_submodule(path)
+            assert isinstance(layer.weight, nn.Parameter)
+            if layer.weight.shape != weight.shape:
+                raise InputError("sharing plan", f"{query}: {path} has another shape than {members[0]}", "", "shared")
+            layer.weight = weight  # type: ignore[assignment]
