@@ -1,0 +1,125 @@
+"""What must hold between a bundle's manifest, its tensors and the architectures it names; each fault is
+one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from models.bundle.container import ALIGNMENT_BYTES, DTYPES, Entry, Header
+from models.bundle.manifest import BundleQuery, Manifest, shared_of
+from models.bundle.writer import count_bytes, load_order
+from models.residual import shapes
+
+
+def layout_problems(header: Header) -> Iterator[str]:
+    """Names, alignment and gap fillers."""
+    if header.data_start % ALIGNMENT_BYTES:
+        yield f"the data section starts at byte {header.data_start}, not at a multiple of {ALIGNMENT_BYTES}"
+    pads = 0
+    for name, entry in header.entries.items():
+        if entry.is_pad:
+            wanted = (f"pad.{pads}", "U8", (entry.nbytes,))
+            if (name, entry.dtype, entry.shape) != wanted or entry.nbytes >= ALIGNMENT_BYTES:
+                yield f"tensor {name[:80]!r} is no proper gap filler"
+            pads += 1
+        elif len(name) != 64 or not set(name) <= set("0123456789abcdef"):
+            yield f"tensor {name[:80]!r} is not named by its content"
+        elif entry.begin % ALIGNMENT_BYTES:
+            yield f"tensor {name} starts at byte {entry.begin}, not at a multiple of {ALIGNMENT_BYTES}"
+
+
+def manifest_problems(manifest: Manifest, header: Header) -> Iterator[str]:
+    """What the manifest says about tensors that the header does not bear out."""
+    entries = {name: entry for name, entry in header.entries.items() if not entry.is_pad}
+    missing = False
+    for query in manifest.queries:
+        for path, name in query.state().items():
+            if name not in entries:
+                missing = True
+                yield f"query {query.id}: tensor {name} of {path} is missing"
+    if missing:
+        return
+    for query in manifest.queries:
+        yield from _residual_problems(query, entries)
+    for name in entries.keys() - set(load_order(manifest.queries)):
+        yield f"tensor {name} belongs to no query"
+    if set(manifest.shared) != set(shared_of(manifest.queries)):
+        yield "`shared` does not list exactly the tensors that two or more queries use"
+    counted = count_bytes(
+        manifest.queries, {name: entry.nbytes for name, entry in entries.items()}, manifest.bytes.ceiling
+    )
+    if manifest.bytes != counted:
+        claimed = f"{manifest.bytes.before} before and {manifest.bytes.after} after"
+        yield f"`bytes` claims {claimed}; the tensors have {counted.before} and {counted.after}"
+    if manifest.bytes.ceiling > counted.before:
+        yield f"`bytes` claims that {manifest.bytes.ceiling} of {counted.before} bytes could be saved"
+
+
+def order_problems(manifest: Manifest, header: Header) -> Iterator[str]:
+    """Each sharing set and each query's private tensors must lie in one piece, or a load is many small
+    copies.
+    """
+    users: dict[str, set[str]] = {}
+    for query in manifest.queries:
+        for name in query.state().values():
+            users.setdefault(name, set()).add(query.id)
+    done: set[frozenset[str]] = set()
+    current: frozenset[str] = frozenset()
+    for name in header.entries:
+        who = frozenset(users.get(name, ()))
+        if not who or who == current:
+            continue
+        if who in done:
+            yield f"the tensors of {', '.join(sorted(who)[:5])} do not lie together, from {name} on"
+            return
+        done.add(who)
+        current = who
+
+
+def architecture_problems(
+    query: BundleQuery, model: nn.Module, entries: Mapping[str, Entry]
+) -> Iterator[str]:
+    """Paths, shapes, dtypes and residuals that do not fit the architecture; `model` may be on the meta
+    device.
+    """
+    state = model.state_dict()
+    where = f"query {query.id}"
+    for path in state.keys() - query.tensors.keys():
+        yield f"{where}: {query.model} needs {path}, which the bundle does not have"
+    for path in query.tensors.keys() - state.keys():
+        yield f"{where}: {query.model} has no {path}"
+    for path in query.tensors.keys() & state.keys():
+        entry, wanted = entries[query.tensors[path]], state[path]
+        if entry.shape != tuple(wanted.shape):
+            yield f"{where}: {path} has shape {entry.shape}, {query.model} needs {tuple(wanted.shape)}"
+        elif DTYPES[entry.dtype] != wanted.dtype:
+            yield f"{where}: {path} has dtype {entry.dtype}, {query.model} needs {wanted.dtype}"
+    layers = dict(model.named_modules())
+    for path, residual in query.residuals.items():
+        layer = layers.get(path)
+        if type(layer) not in (nn.Conv2d, nn.Linear):
+            yield f"{where}: {path} is no layer that can carry a residual"
+            continue
+        try:
+            shapes(layer, residual.rank)  # type: ignore[arg-type]
+        except ValueError as error:
+            yield f"{where}: {path}: {error}"
+
+
+def _residual_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterator[str]:
+    for layer, residual in query.residuals.items():
+        where = f"query {query.id}: the residual of {layer}"
+        weight = entries.get(query.tensors.get(f"{layer}.weight", ""))
+        if weight is None or len(weight.shape) not in (2, 4):
+            yield f"{where} stands beside no weight of a convolution or linear layer"
+            continue
+        a, b = entries[residual.a], entries[residual.b]
+        out, *inner = weight.shape
+        rank = residual.rank
+        if a.shape != (rank, *inner) or b.shape != (out, rank, *(1,) * (len(inner) - 1)):
+            yield f"{where}: a {a.shape} and b {b.shape} do not fit rank {rank} and weight {weight.shape}"
+        if not a.dtype == b.dtype == weight.dtype:
+            yield f"{where} has another dtype than the weight"

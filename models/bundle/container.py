@@ -1,0 +1,226 @@
+"""The safetensors container, written so that the order, the alignment and the seal of the tensors are ours.
+
+Layout: 8 bytes little-endian header length, the JSON header padded with spaces, the data section. The header
+is sealed: metadata key `gemel.digest` is the SHA-256 of the length bytes and the header with its own 64
+digits as zeros. Since tensor names are hashes of their content, the seal covers every tensor too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT_BYTES = 512
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+MAX_DIMENSIONS = 8
+DIGEST_KEY = "gemel.digest"
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+_OPENING = b'{"__metadata__":{"gemel.digest":"'
+_DIGEST_AT = 8 + len(_OPENING)
+_NO_DIGEST = "0" * 64
+
+
+class Fault(ValueError):
+    """What is wrong with the bytes of a container; the caller adds which file."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the container: safetensors dtype code, shape, and its bytes [begin, end) in the data
+    section.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor as stored."""
+        return self.end - self.begin
+
+    @property
+    def is_pad(self) -> bool:
+        """Whether this is a gap filler, which counts as nothing."""
+        return self.name.startswith("pad.")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a container holds: its tensors in file order, its metadata, and where the data section starts."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    data_start: int
+
+
+def tensor_name(dtype: str, shape: Sequence[int], data: Any) -> str:
+    """The content name of a tensor: SHA-256 hex of `F32[64,3,7,7]` (ASCII) followed by its bytes."""
+    digest = hashlib.sha256(f"{dtype}[{','.join(map(str, shape))}]".encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in row-major order, without a copy where it is already contiguous on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def place(sizes: Iterable[tuple[str, str, tuple[int, ...], int]]) -> list[Entry]:
+    """Lay tensors (name, dtype, shape, bytes) end to end in the order given, each at a multiple of 512
+    bytes.
+    """
+    entries: list[Entry] = []
+    at = pads = 0
+    for name, dtype, shape, nbytes in sizes:
+        gap = -at % ALIGNMENT_BYTES
+        if gap:
+            entries.append(Entry(f"pad.{pads}", "U8", (gap,), at, at + gap))
+            pads += 1
+            at += gap
+        entries.append(Entry(name, dtype, shape, at, at + nbytes))
+        at += nbytes
+    return entries
+
+
+def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
+    """The length bytes and the sealed header, padded so that the data section starts at a multiple of 512
+    bytes.
+    """
+    header: dict[str, Any] = {"__metadata__": {DIGEST_KEY: _NO_DIGEST, **metadata}}
+    for entry in entries:
+        offsets = [entry.begin, entry.end]
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
+    if len(text) > MAX_HEADER_BYTES:
+        raise Fault(f"the header would have {len(text)} bytes, more than {MAX_HEADER_BYTES}")
+    blank = len(text).to_bytes(8, "little") + text
+    digits = hashlib.sha256(blank).hexdigest().encode()
+    return blank[:_DIGEST_AT] + digits + blank[_DIGEST_AT + 64 :]
+
+
+def check_seal(head: bytes) -> None:
+    """Raise Fault unless the digest in the header matches the header; `head` includes the length bytes."""
+    if head[8:_DIGEST_AT] != _OPENING:
+        raise Fault("the header does not start with its digest")
+    blank = head[:_DIGEST_AT] + _NO_DIGEST.encode() + head[_DIGEST_AT + 64 :]
+    if hashlib.sha256(blank).hexdigest().encode() != head[_DIGEST_AT : _DIGEST_AT + 64]:
+        raise Fault("the header is damaged: its digest does not match")
+
+
+def parse_header(buffer: Any) -> Header:
+    """Read the header of an untrusted file of bytes (a mapping will do); nothing is allocated for its
+    tensors.
+
+    Raises Fault when a length, type, shape, dtype or offset is wrong, when tensors overlap or leave holes,
+    when the file is truncated or longer than its tensors, or when the seal is broken.
+    """
+    size = len(buffer)
+    if size < 10:
+        raise Fault(f"the file is truncated: {size} bytes")
+    length = int.from_bytes(buffer[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise Fault(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES}")
+    if 8 + length > size:
+        raise Fault(f"the file is truncated: {size} bytes, the header alone claims {length}")
+    head = bytes(buffer[: 8 + length])
+    document = loads_strict(head[8:].decode("utf-8", errors="replace"), "the header")
+    if not isinstance(document, dict):
+        raise Fault("the header is not a JSON object")
+    check_seal(head)
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise Fault("the header's metadata is not text by name")
+    entries = sorted(
+        (_entry(name, given) for name, given in document.items()), key=lambda e: (e.begin, e.end)
+    )
+    _check_contiguous(entries, size - 8 - length)
+    return Header({entry.name: entry for entry in entries}, metadata, 8 + length)
+
+
+def loads_strict(text: str, what: str) -> Any:
+    """json.loads for untrusted text: no key twice, no NaN, no endless nesting; raises Fault."""
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_finite_number, parse_float=_finite_number
+        )
+    except Fault as fault:
+        raise Fault(f"{what}: {fault}") from None
+    except RecursionError:
+        raise Fault(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise Fault(f"{what} is not JSON: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise Fault("a key stands twice")
+    return document
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise Fault(f"{text[:20]} is not a finite number")
+    return number
+
+
+def _entry(name: str, given: Any) -> Entry:
+    where = f"tensor {name[:80]!r}"
+    if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
+        raise Fault(f"{where} lacks dtype, shape or data_offsets, or has more")
+    dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Fault(f"{where} has the unknown dtype {str(dtype)[:20]!r}")
+    if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
+        raise Fault(f"{where} has no proper shape")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise Fault(f"{where} has no proper data_offsets")
+    if math.prod(shape) * DTYPES[dtype].itemsize != offsets[1] - offsets[0]:
+        raise Fault(f"{where}: shape {shape} of {dtype} and {offsets[1] - offsets[0]} bytes do not agree")
+    return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_contiguous(entries: Sequence[Entry], data_bytes: int) -> None:
+    if data_bytes == 0:
+        raise Fault("the file holds no data")
+    at = 0
+    for entry in entries:
+        if entry.begin != at:
+            problem = "overlaps the one before it" if entry.begin < at else "leaves a hole before it"
+            raise Fault(f"tensor {entry.name[:80]!r} {problem}")
+        at = entry.end
+    if at > data_bytes:
+        raise Fault(f"the file is truncated: its tensors take {at} bytes, {data_bytes} are there")
+    if at < data_bytes:
+        raise Fault(f"the file is longer than its tensors: {data_bytes - at} bytes too many")

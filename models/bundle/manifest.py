@@ -1,0 +1,228 @@
+"""The manifest of a bundle as values, and its strict reading from untrusted JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from models.bundle.container import Fault, loads_strict
+from models.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from models.workload import Query
+
+FORMAT = 1
+MANIFEST_KEY = "gemel.manifest"
+MAX_BYTES = 1 << 50
+RESIDUAL_A, RESIDUAL_B = "residual_a", "residual_b"
+
+Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ParameterPath = Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")]
+ModelName = Annotated[
+    str, Field(max_length=300, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$")
+]
+Count = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+@dataclass(frozen=True)
+class ByteCounts:
+    """Bytes of unique tensors: of the originals one by one, of the bundle, and what could have been saved
+    at most.
+    """
+
+    before: Count
+    after: Count
+    ceiling: Count
+
+
+@dataclass(frozen=True)
+class ResidualTensors:
+    """A residual's rank and the names of its tensors: the weight in use is shared + b.a."""
+
+    rank: Annotated[int, Field(ge=1, le=1 << 20)]
+    a: TensorName
+    b: TensorName
+
+
+class BundleEvidence(TypedDict):
+    """Accuracy on the test split as DESIGN names it; further plain keys (chance_corrected, map ...) may
+    stand beside.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    metric: Text
+    split: Text
+    samples: Count
+    original: float | None
+    merged: float | None
+    ratio: float | None
+    ci95: tuple[float | None, float | None] | None
+    certain: bool | None
+
+
+@dataclass(frozen=True)
+class BundleQuery:
+    """One query of a bundle: what it asks, how its model is built, which tensors it is bound to, how well it
+    does.
+
+    `tensors` maps state_dict keys of the plain architecture to tensor names, layer by layer; `residuals` maps
+    layer paths. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
+    (detection). `roi`, `min_score`, `priority` and `threshold` are ours beyond DESIGN, and optional when
+    read.
+    """
+
+    id: Id
+    camera: Id
+    task: Literal["classification", "detection"]
+    classes: Annotated[tuple[Text, ...], Field(min_length=1, max_length=100_000)]
+    model: ModelName
+    model_args: dict[str, JsonValue] = field(hash=False)
+    input_size: Annotated[int, Field(ge=1, le=4096)]
+    preprocess: Preprocess
+    fps: Annotated[float, Field(gt=0, le=1e6)] | None
+    sla_ms: Annotated[float, Field(gt=0, le=1e12)]
+    accuracy_target: Annotated[float, Field(gt=0, le=1)]
+    tensors: dict[ParameterPath, TensorName] = field(default_factory=dict, hash=False)
+    residuals: dict[ParameterPath, ResidualTensors] = field(default_factory=dict, hash=False)
+    evidence: BundleEvidence | None = field(default=None, hash=False)
+    roi: tuple[float, float, float, float] | None = None
+    min_score: Fraction = 0.0
+    priority: Annotated[int, Field(ge=1, le=1 << 31)] = 1
+    threshold: Fraction | None = None
+
+    @classmethod
+    def of(
+        cls,
+        query: Query,
+        evidence: Mapping[str, Any] | None = None,
+        threshold: float | None = None,
+    ) -> BundleQuery:
+        """The bundle's record of a workload's query; `write_bundle` fills in tensors and residuals.
+
+        `evidence` holds the keys of BundleEvidence; numbers that are not finite become null.
+        """
+        from models.zoo import preprocess_of
+
+        return cls(
+            id=query.id, camera=query.camera, task=query.task, classes=tuple(query.classes),  # type: ignore[arg-type]
+            model=query.model, model_args=dict(query.model_args), input_size=query.input_size,
+            preprocess=preprocess_of(query.model, query.input_size), fps=query.fps, sla_ms=query.sla_ms,
+            accuracy_target=query.accuracy_target, evidence=None if evidence is None else _finite(evidence),
+            roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
+        )  # fmt: skip
+
+    def state(self) -> dict[str, str]:
+        """Every state_dict key with residuals attached (`LAYER.residual_a`, `LAYER.residual_b`) -> tensor
+        name.
+        """
+        state: dict[str, str] = {}
+        waiting = dict(self.residuals)
+        for path, name in self.tensors.items():
+            state[path] = name
+            layer = path.rpartition(".")[0]
+            if path.endswith(".weight") and layer in waiting:
+                state.update(_residual_state(layer, waiting.pop(layer)))
+        for layer, residual in waiting.items():
+            state.update(_residual_state(layer, residual))
+        return state
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A tensor that two or more queries are bound to, and where: (query id, state_dict key)."""
+
+    tensor: TensorName
+    members: tuple[tuple[Id, ParameterPath], ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a bundle says about its tensors."""
+
+    format: Literal[1]
+    workload: Id
+    method: Id
+    bytes: ByteCounts
+    queries: Annotated[tuple[BundleQuery, ...], Field(min_length=1, max_length=100_000)]
+    shared: tuple[Shared, ...]
+
+    def to_json(self) -> str:
+        """The text that stands under `gemel.manifest`."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False, separators=(",", ":"))
+
+
+def shared_of(queries: tuple[BundleQuery, ...]) -> tuple[Shared, ...]:
+    """Which tensors two or more of the queries use, in order of first use."""
+    members: dict[str, list[tuple[str, str]]] = {}
+    for query in queries:
+        for path, name in query.state().items():
+            members.setdefault(name, []).append((query.id, path))
+    several = {name: tuple(who) for name, who in members.items() if len({query for query, _ in who}) > 1}
+    return tuple(Shared(name, who) for name, who in several.items())
+
+
+def parse_manifest(text: str) -> Manifest:
+    """Read an untrusted manifest; a type, range or format that does not fit raises Fault, naming the key."""
+    document = loads_strict(text, "the manifest")
+    if isinstance(document, dict) and document.get("format") != FORMAT:
+        given = str(document.get("format"))[:20]
+        raise Fault(f"unknown format {given!r}; this version reads format {FORMAT}")
+    try:
+        manifest = _ADAPTER.validate_json(text, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise Fault(f"{_key_of(fault['loc'])}: {fault['msg']}") from None
+    ids = [query.id for query in manifest.queries]
+    for index, query in enumerate(manifest.queries):
+        _check_query(query, f"queries[{index}] ({query.id})")
+        if query.id in ids[:index]:
+            raise Fault(f"queries[{index}].id: '{query.id}' stands twice")
+    return manifest
+
+
+def _check_query(query: BundleQuery, where: str) -> None:
+    """What a type alone cannot say."""
+    mean, std = query.preprocess.mean, query.preprocess.std
+    if query.preprocess.input_size != query.input_size:
+        raise Fault(f"{where}.preprocess: its input_size is not the query's")
+    if not all(math.isfinite(value) for value in (*mean, *std)) or min(std) <= 0:
+        raise Fault(f"{where}.preprocess: mean and std must be finite, std above zero")
+    if len(set(query.classes)) < len(query.classes):
+        raise Fault(f"{where}.classes: a class stands twice")
+    if query.roi is not None and not (0 <= query.roi[0] < query.roi[2] and 0 <= query.roi[1] < query.roi[3]):
+        raise Fault(f"{where}.roi: empty or negative")
+    if not query.tensors:
+        raise Fault(f"{where}.tensors: none")
+
+
+def _residual_state(layer: str, residual: ResidualTensors) -> dict[str, str]:
+    return {f"{layer}.{RESIDUAL_A}": residual.a, f"{layer}.{RESIDUAL_B}": residual.b}
+
+
+def _finite(value: Any) -> Any:
+    """Plain JSON of a value: numbers that are not finite become None."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    """`queries[2].sla_ms`, at most 200 characters of it."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return text.removeprefix(".")[:200] or "the manifest"
+
+
+_ADAPTER = TypeAdapter(Manifest)

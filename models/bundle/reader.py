@@ -1,0 +1,157 @@
+"""Opens a bundle: the file is mapped, checked, and seen as tensors without copying a byte."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import mmap
+import os
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.bundle.checks import architecture_problems, layout_problems, manifest_problems
+from models.bundle.container import DTYPES, Fault, Header, parse_header
+from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_manifest
+from models.errors import BundleError, InputError
+from models.residual import attach
+
+REMEDY = "copy or build the bundle again"
+
+
+class Bundle:
+    """An open bundle; its tensors are views of the mapped, read-only file.
+
+    Writing to a view, or training a module built without `copy`, faults: what ships is never changed.
+    """
+
+    def __init__(
+        self, path: Path, mapping: mmap.mmap, header: Header, manifest: Manifest, factories: Collection[str]
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.header = header
+        self.factories = frozenset(factories)
+        self.mapping = mapping
+        self._data = _view(mapping, header.data_start)
+        self._queries = {query.id: query for query in manifest.queries}
+
+    @property
+    def queries(self) -> tuple[BundleQuery, ...]:
+        """The queries in the order of the manifest."""
+        return self.manifest.queries
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the whole file; read once, when first asked for."""
+        return hashlib.sha256(self.mapping).hexdigest()
+
+    def query(self, query_id: str) -> BundleQuery:
+        """The query of this id; InputError when there is none."""
+        if query_id not in self._queries:
+            known = ", ".join(self._queries)
+            raise InputError(self.path, f"has no query '{query_id}'", f"it has: {known}")
+        return self._queries[query_id]
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of this name: a view of the mapped file, no copy."""
+        entry = self.header.entries[name]
+        return self._data[entry.begin : entry.end].view(DTYPES[entry.dtype]).view(entry.shape)
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the tensor of this name."""
+        return self.header.entries[name].nbytes
+
+    def names_in_order(self, query_id: str) -> tuple[str, ...]:
+        """The unique tensors of a query, residuals included, in file (load) order."""
+        needed = set(self.query(query_id).state().values())
+        return tuple(name for name in self.header.entries if name in needed)
+
+    def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
+        """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other
+        devices).
+
+        With `copy` the module has its own memory and may be trained. A model that is not in the zoo is
+        imported only when its name stands in the bundle's `factories`. Raises BundleError when the tensors
+        don't fit the architecture, before anything is allocated.
+        """
+        query = self.query(query_id)
+        model = architecture(query, self.factories, self.path)
+        for problem in architecture_problems(query, model, self.header.entries):
+            raise BundleError(self.path, problem, REMEDY)
+        for layer, residual in query.residuals.items():
+            attach(model.get_submodule(layer), residual.rank)
+        state = {path: self.tensor(name) for path, name in query.state().items()}
+        if copy:
+            state = {path: tensor.clone() for path, tensor in state.items()}
+        model.load_state_dict(state, strict=True, assign=True)
+        left = [name for name, tensor in model.named_buffers() if tensor.is_meta]
+        if left:
+            fault = f"{query.model} has buffers outside its state_dict: {left[0]}"
+            raise BundleError(self.path, fault, "register them as persistent")
+        return model.requires_grad_(copy).to(device).eval()
+
+
+def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
+    """Map a bundle read-only and check its header, seal and manifest before anything is allocated.
+
+    `factories` names the `package.module:factory` models that may be imported, from the local config. Raises
+    InputError when the file cannot be read and BundleError when it is no sound bundle; the contents of the
+    tensors are only checked by `verify_bundle`.
+    """
+    path = Path(path)
+    mapping = map_file(path)
+    try:
+        header, manifest = parse(mapping)
+        for problem in (*layout_problems(header), *manifest_problems(manifest, header)):
+            raise Fault(problem)
+    except Fault as fault:
+        raise BundleError(path, str(fault), REMEDY) from None
+    return Bundle(path, mapping, header, manifest, factories)
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """Map a file read-only; InputError when it cannot be read, BundleError when it is empty."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise BundleError(path, "the file is truncated: 0 bytes", REMEDY)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror or error}"
+        raise InputError(path, fault, "give the path of a bundle") from error
+
+
+def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:
+    """Header and manifest of a mapped bundle; raises Fault."""
+    header = parse_header(mapping)
+    if MANIFEST_KEY not in header.metadata:
+        raise Fault(f"it is a safetensors file but no bundle: metadata key {MANIFEST_KEY} is missing")
+    return header, parse_manifest(header.metadata[MANIFEST_KEY])
+
+
+def architecture(query: BundleQuery, factories: Collection[str], path: Path) -> nn.Module:
+    """The query's plain architecture on the meta device; BundleError when it may not or cannot be built."""
+    from models import zoo
+
+    if not zoo.is_zoo_name(query.model) and query.model not in factories:
+        remedy = "list it under `factories` in the local config if you trust it"
+        raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
+    try:
+        return zoo.build(
+            query.model, query.classes, query.model_args, query.input_size, query.task, "meta", factories
+        )
+    except Exception as error:  # a hostile manifest can make an architecture fail in any way
+        fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
+        raise BundleError(path, fault, REMEDY) from error
+
+
+def _view(mapping: mmap.mmap, start: int) -> Tensor:
+    """The data section as one uint8 tensor over the mapping."""
+    with warnings.catch_warnings():
+        # torch has no read-only tensors and warns; the operating system keeps the mapping read-only for us.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(mapping, dtype=torch.uint8, offset=start)
