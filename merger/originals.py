@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from merger.progress import Progress, silent
 from merger.training import Diverged, Recipe, Training, TrainingSet, Work
 from merger.workbench import State, default_device, snapshot
 from models.data import load_split
-from models.errors import GemelError, InputError
+from models.errors import InputError
 from models.evaluation import predict, score, worth_keeping
 from models.norms import unfold_norms
 from models.prepared import Prepared
@@ -30,7 +30,7 @@ UNFOLDING_BATCH = 32
 class TrainOptions:
     """How originals are trained: cycles of `recipe` until val gains less than `enough`, at most `max_cycles`."""
 
-    recipe: Recipe = Recipe(rate=1e-3, epochs=10, frames_per_epoch=1024)
+    recipe: Recipe = field(default_factory=lambda: Recipe(rate=1e-3, epochs=10, frames_per_epoch=1024))
     enough: float = 0.005
     max_cycles: int = 4
 
@@ -117,8 +117,9 @@ def _cycle(
         try:
             loss = training.epoch()
         except Diverged as error:
-            raise GemelError(f"{query.id}: training diverged; lower the rate with --rate (now {recipe.rate})") from error
-        if 2 * (epoch + 1) < recipe.epochs and epoch + 1 < recipe.epochs:
+            remedy = f"lower the rate with --rate (now {recipe.rate})"
+            raise InputError(query.id, "training diverged", remedy) from error
+        if 2 * (epoch + 1) < recipe.epochs:
             continue
         reached = _score(query, model, val, threshold=_threshold(query, model, val))
         progress("epoch", queries=[query.id], epoch=epoch + 1, epochs=recipe.epochs, cycle=cycle + 1, loss=loss,

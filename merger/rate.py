@@ -14,7 +14,7 @@ RATES = (2e-4, 5e-4, 1e-3)
 
 
 def choose_rate(bench: Workbench, make: Callable[[], Mapping[str, nn.Module]], recipe: Recipe) -> float:
-    """The candidate after whose one-epoch trial the queries' mean ratio on val is highest; `make` gives fresh models."""
+    """The candidate after whose one-epoch trial the mean ratio on val is highest; `make` gives fresh models."""
     reached = {}
     for rate in RATES:
         models = make()

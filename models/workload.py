@@ -176,7 +176,8 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         raise InputError(path, "classification needs two classes or more", remedy, f"{where}.classes ({given.id})")
     roi = given.roi
     if roi is not None and not (0 <= roi[0] < roi[2] and 0 <= roi[1] < roi[3]):
-        raise InputError(path, f"{list(roi)} is empty or negative", "give [x0, y0, x1, y1]", f"{where}.roi ({given.id})")
+        fault = f"{list(roi)} is empty or negative"
+        raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({given.id})")
 
     def resolve(value: str | None) -> Path | None:
         return None if value is None else (root / value).resolve()

@@ -10,6 +10,7 @@ from merger.attempt import Attempt, attempt
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
 from merger.rate import choose_rate
+from merger.training import Recipe
 from merger.workbench import Merged, Workbench
 from models.layers import Group, groups, model_bytes
 from models.plan import Member, SharingPlan
@@ -33,7 +34,8 @@ def gemel(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     started = time.monotonic() - checkpoint.seconds
     for index in range(checkpoint.rounds, len(queue)):
         if options.max_minutes is not None and time.monotonic() - started > options.max_minutes * 60:
-            bench.progress("warning", text=f"stopped after {options.max_minutes:g} minutes, {index} of {len(queue)} groups")
+            text = f"stopped after {options.max_minutes:g} minutes, {index} of {len(queue)} groups"
+            bench.progress("warning", text=text)
             break
         accepted, rows = _round(bench, accepted, queue, index, recipe, required)
         seconds = time.monotonic() - started
@@ -46,7 +48,7 @@ def gemel(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     return accepted
 
 
-def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queue: Sequence[Group]):
+def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queue: Sequence[Group]) -> Recipe:
     if checkpoint.rate is not None:
         return replace(options.recipe, rate=checkpoint.rate)
     if not options.choose_rate or not queue:
@@ -57,7 +59,12 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, que
 
 
 def _round(
-    bench: Workbench, accepted: Merged, queue: Sequence[Group], index: int, recipe, required: Mapping[str, float]
+    bench: Workbench,
+    accepted: Merged,
+    queue: Sequence[Group],
+    index: int,
+    recipe: Recipe,
+    required: Mapping[str, float],
 ) -> tuple[Merged, list[dict]]:
     """All attempts at one group; what is accepted afterwards, and a log row for each."""
     group = queue[index]
