@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import prepare_gti
 import prepare_junction
@@ -20,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 WORKLOADS = {"gti": prepare_gti.prepare, "junction": prepare_junction.prepare}
 
 
-def prepare(name: str, data: Path, out: Path) -> dict[str, object]:
+def prepare(name: str, data: Path, out: Path) -> dict[str, Any]:
     """Prepare one workload into `out`; returns the counts of every query, split and class."""
     say(f"{name}: {data} -> {out}")
     counts = WORKLOADS[name](data, out)

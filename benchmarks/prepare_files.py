@@ -17,9 +17,7 @@ Box = tuple[float, float, float, float]
 RULES = 1  # counted up when a rule changes, so that data prepared by older rules is made anew
 JPEG_QUALITY = 95
 STAMP = "prepared.json"
-DATA_LICENCES = (
-    "TfL footage: Powered by TfL Open Data. GTI Vehicle Image Database: research use, with citation."
-)
+DATA_LICENCES = "TfL footage: Powered by TfL Open Data. GTI Vehicle Image Database: research use, with citation."
 
 
 class PrepareError(Exception):
@@ -30,9 +28,7 @@ def data_folder(given: str | None, repository: Path) -> Path:
     """The folder of real footage: --data, else GEMEL_DATA, else ../shared/data beside the repository."""
     folder = Path(given or os.environ.get("GEMEL_DATA") or repository.parent / "shared" / "data")
     if not (folder / "MANIFEST.json").is_file():
-        raise PrepareError(
-            f"{folder}: no real footage here (no MANIFEST.json); give --data DIR or set GEMEL_DATA"
-        )
+        raise PrepareError(f"{folder}: no real footage here (no MANIFEST.json); give --data DIR or set GEMEL_DATA")
     return folder
 
 
@@ -63,9 +59,7 @@ def once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     counts = make(partial)
-    (partial / STAMP).write_text(
-        json.dumps({"rules": RULES, "counts": counts}, indent=1) + "\n", encoding="utf-8"
-    )
+    (partial / STAMP).write_text(json.dumps({"rules": RULES, "counts": counts}, indent=1) + "\n", encoding="utf-8")
     if target.exists():
         shutil.rmtree(target)
     partial.rename(target)
@@ -123,9 +117,7 @@ class CocoSplit:
         """One frame and its boxes (x0, y0, x1, y1), all of the first class, cut off at the frame's edge."""
         height, width = image.shape[:2]
         write_image(self.folder / "images" / f"{stem}.jpg", image)
-        self.images.append(
-            {"id": len(self.images) + 1, "file_name": f"{stem}.jpg", "width": width, "height": height}
-        )
+        self.images.append({"id": len(self.images) + 1, "file_name": f"{stem}.jpg", "width": width, "height": height})
         for x0, y0, x1, y1 in boxes:
             x0, y0, x1, y1 = max(0.0, x0), max(0.0, y0), min(float(width), x1), min(float(height), y1)
             if x1 - x0 < 1 or y1 - y0 < 1:

@@ -2,8 +2,8 @@
 
 Neighbouring crops of a list are near-duplicates, so each list is cut into 8 contiguous segments and each
 segment split 60/20/20 in time. The list of non-vehicles is dealt to the four views in contiguous parts, so no
-two queries see the same road. A segment of a view is a clip: its vehicles pass, then the road is empty, 5 crops
-a second.
+two queries see the same road. A segment of a view is a clip: its vehicles pass, then the road is empty, at 5
+crops a second.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def plan(lists: dict[str, list[str]]) -> dict[str, dict[str, str]]:
             raise PrepareError(f"the GTI pack holds no images of {folder}; fetch the data again")
     roads = splits.contiguous(lists["GTI"], [len(lists[folder]) for folder in VIEWS.values()])
     return {
-        view: _plan_view(view, lists[folder], road)
-        for (view, folder), road in zip(VIEWS.items(), roads, strict=True)
+        view: _plan_view(view, lists[folder], road) for (view, folder), road in zip(VIEWS.items(), roads, strict=True)
     }
 
 

@@ -1,9 +1,9 @@
 """The `junction` workload: London traffic cameras, 352x288, Powered by TfL Open Data.
 
 Camera a13 (625, A13/Woolwich Manor Way) has 23 clips of ten seconds on seven days. Its boxes are those of a
-machine teacher, score 0.27 and above, so an F1 here is agreement with that teacher: it leaves distant vehicles
-out, and at night most of the oncoming ones. Cameras 03601, 03604 and 06514 have one clip of ten seconds each
-with human boxes: split in time inside that clip, they prove little.
+machine teacher, score 0.27 and above, so an F1 here is agreement with that teacher: it leaves out distant
+vehicles, and at night most of the oncoming ones. Cameras 03601, 03604 and 06514 have one clip of ten seconds
+each with human boxes: split in time inside that clip, they prove little.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HUMAN_STEP = 2
 MS_PER_FRAME = 40  # every clip has 25 frames a second
 GAP_FRAMES = 10  # 0.4 s between two splits of one clip
 
-# No day is in two splits. The one evening (20170904: one busy clip, two at night) trains, so night is not tested;
-# quiet, middling and busy clips are in train and in test; 20170831 is an afternoon peak.
+# No day is in two splits. The one evening (20170904: one busy clip, two at night) trains, so night is not
+# tested; quiet, middling and busy clips are in train and in test; 20170831 is an afternoon peak.
 A13_DAYS = {
     "20170722": "train", "20170904": "train", "20170914": "train",
     "20170831": "val",
@@ -129,9 +129,7 @@ def _kinds(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
     for members in tracks.values():
         for row in members:
             wanted[row["frame"]].append(row)
-    counts: dict[str, Any] = {
-        split: {name: {"tracks": 0, "crops": 0} for name in classes} for split in splits.SPLITS
-    }
+    counts: dict[str, Any] = {split: {name: {"tracks": 0, "crops": 0} for name in classes} for split in splits.SPLITS}
     for track, members in tracks.items():
         counts[dealt[track]][members[0]["class"]]["tracks"] += 1
     for frame, image in frames_of(clip):

@@ -34,9 +34,7 @@ def contiguous(items: Sequence[Item], shares: Sequence[float]) -> list[list[Item
     return parts
 
 
-def in_time(
-    items: Sequence[Item], gap: int = 0, shares: Sequence[float] = (60, 20, 20)
-) -> dict[str, list[Item]]:
+def in_time(items: Sequence[Item], gap: int = 0, shares: Sequence[float] = (60, 20, 20)) -> dict[str, list[Item]]:
     """Train, val and test one after the other, leaving `gap` items out between two neighbours."""
     parts = contiguous(items, shares)
     return {split: part[(gap if number else 0) :] for number, (split, part) in enumerate(zip(SPLITS, parts))}

@@ -1,0 +1,31 @@
+# make demo | test | lint | real. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
+PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OUT ?= out
+
+.PHONY: demo test lint real venv
+
+demo: $(STAMP)  ## the whole road on rendered clips, within 5 minutes on 2 cores
+	$(BIN)/gemel demo --out $(OUT)/demo
+	@echo "report: $(OUT)/demo/report.html"
+
+test: $(STAMP)  ## every test; PYTEST_ARGS="-m 'not slow'" for the quick ones
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+real: $(STAMP)  ## both real workloads, end to end; can be interrupted and resumed; GEMEL_DATA names the footage
+	$(BIN)/python benchmarks/real.py $(REAL_ARGS)
+
+venv: $(STAMP)
+
+# Installed once, and again when what is needed changes. An environment made by hand is kept and completed.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

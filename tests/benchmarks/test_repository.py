@@ -1,0 +1,96 @@
+"""What the README promises exists: its commands in the Makefile, its files, and every package that is built."""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+
+def make_targets(repository: Path) -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_every_make_command_of_the_readme_exists(repository: Path):
+    asked = set(re.findall(r"\bmake ([a-z]+)", (repository / "README.md").read_text()))
+    assert {"demo", "test"} <= asked
+    assert asked <= make_targets(repository)
+
+
+def test_the_makefile_has_what_the_project_needs(repository: Path):
+    assert {"demo", "test", "lint", "real"} <= make_targets(repository)
+
+
+def test_every_gemel_command_of_the_readme_parses(repository: Path):
+    from gemel.cli import build_parser
+
+    text = (repository / "README.md").read_text()
+    commands = re.findall(r"(?:^    |`)gemel ([^#`\n]+)", text, re.MULTILINE)
+    assert {command.split()[0] for command in commands} >= {"merge", "run", "eval", "inspect", "train"}
+    for command in commands:
+        build_parser().parse_args(command.split())
+
+
+def test_every_local_link_of_the_readme_leads_somewhere(repository: Path):
+    links = re.findall(r"\]\(([^)#:]+)\)", (repository / "README.md").read_text())
+    missing = [link for link in links if not (repository / link).exists()]
+    assert links and not missing
+
+
+def test_ci_calls_the_test_command_of_the_readme(repository: Path):
+    script = repository / ".ci" / "run"
+    assert script.stat().st_mode & stat.S_IXUSR
+    assert re.search(r"^make test\b", script.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("made", "code", "said"),
+    [
+        ("@echo '===== 3 passed in 0.1s ====='", 0, "3 passed"),
+        ("@echo '===== 1 failed, 2 passed in 0.1s ====='; exit 1", 2, "1 failed"),
+        ("@echo 'could not install'; exit 1", 2, "before pytest could sum up"),
+        ("@echo 'nothing ran'", 1, "before pytest could sum up"),
+    ],
+)
+def test_ci_passes_on_what_pytest_says(repository: Path, tmp_path: Path, made: str, code: int, said: str):
+    (tmp_path / ".ci").mkdir()
+    script = tmp_path / ".ci" / "run"
+    script.write_text((repository / ".ci" / "run").read_text())
+    (tmp_path / "Makefile").write_text(f"test:\n\t{made}\n")
+    ended = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    assert said in (ended.stdout + ended.stderr).strip().splitlines()[-1]
+
+
+def test_every_package_of_the_house_is_built(repository: Path):
+    project = tomllib.loads((repository / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    for package in ("gemel", "merger", "edge_runtime", "models", "video_samples"):
+        assert f"{package}*" in patterns and (repository / package / "__init__.py").is_file()
+    assert project["project"]["scripts"]["gemel"] == "gemel.cli:main"
+
+
+def test_every_dependency_says_what_it_is_for(repository: Path):
+    text = (repository / "pyproject.toml").read_text()
+    project = tomllib.loads(text)["project"]
+    named = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    for name in named:
+        line = next(line for line in text.splitlines() if f'"{name}"' in line)
+        assert name.startswith("gemel[") or re.search(r"# \w+", line), name
+
+
+def test_every_dependency_is_held_by_the_constraints(repository: Path):
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    wanted = {re.split(r"[\[><=]", name)[0].lower() for name in named} - {"gemel"}
+    held = {
+        line.split("==")[0].lower()
+        for line in (repository / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    assert wanted <= held
