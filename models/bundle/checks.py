@@ -79,9 +79,7 @@ def order_problems(manifest: Manifest, header: Header) -> Iterator[str]:
         current = who
 
 
-def architecture_problems(
-    query: BundleQuery, model: nn.Module, entries: Mapping[str, Entry]
-) -> Iterator[str]:
+def architecture_problems(query: BundleQuery, model: nn.Module, entries: Mapping[str, Entry]) -> Iterator[str]:
     """Paths, shapes, dtypes and residuals that do not fit the architecture; `model` may be on the meta
     device.
     """

@@ -90,14 +90,14 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def place(sizes: Iterable[tuple[str, str, tuple[int, ...], int]]) -> list[Entry]:
-    """Lay tensors (name, dtype, shape, bytes) end to end in the order given, each at a multiple of 512
-    bytes.
+def place(sizes: Iterable[tuple[str, str, tuple[int, ...], int]], alignment: int = ALIGNMENT_BYTES) -> list[Entry]:
+    """Lay tensors (name, dtype, shape, bytes) end to end in the order given, each at a multiple of
+    `alignment`.
     """
     entries: list[Entry] = []
     at = pads = 0
     for name, dtype, shape, nbytes in sizes:
-        gap = -at % ALIGNMENT_BYTES
+        gap = -at % alignment
         if gap:
             entries.append(Entry(f"pad.{pads}", "U8", (gap,), at, at + gap))
             pads += 1
@@ -156,9 +156,7 @@ def parse_header(buffer: Any) -> Header:
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise Fault("the header's metadata is not text by name")
-    entries = sorted(
-        (_entry(name, given) for name, given in document.items()), key=lambda e: (e.begin, e.end)
-    )
+    entries = sorted((_entry(name, given) for name, given in document.items()), key=lambda e: (e.begin, e.end))
     _check_contiguous(entries, size - 8 - length)
     return Header({entry.name: entry for entry in entries}, metadata, 8 + length)
 

@@ -26,9 +26,7 @@ RESIDUAL_A, RESIDUAL_B = "residual_a", "residual_b"
 Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ParameterPath = Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$")]
-ModelName = Annotated[
-    str, Field(max_length=300, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$")
-]
+ModelName = Annotated[str, Field(max_length=300, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z_][A-Za-z0-9_]*)?$")]
 Count = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -202,12 +200,21 @@ def _check_query(query: BundleQuery, where: str) -> None:
         raise Fault(f"{where}.classes: a class stands twice")
     if query.roi is not None and not (0 <= query.roi[0] < query.roi[2] and 0 <= query.roi[1] < query.roi[3]):
         raise Fault(f"{where}.roi: empty or negative")
+    if ":" not in query.model and any(isinstance(_flat(value), dict | list) for value in query.model_args.values()):
+        raise Fault(f"{where}.model_args: only plain values and flat lists of them")
     if not query.tensors:
         raise Fault(f"{where}.tensors: none")
 
 
 def _residual_state(layer: str, residual: ResidualTensors) -> dict[str, str]:
     return {f"{layer}.{RESIDUAL_A}": residual.a, f"{layer}.{RESIDUAL_B}": residual.b}
+
+
+def _flat(value: Any) -> Any:
+    """A value, or the first item of a list that is not plain itself."""
+    if isinstance(value, list):
+        return next((item for item in value if isinstance(item, dict | list)), None)
+    return value
 
 
 def _finite(value: Any) -> Any:

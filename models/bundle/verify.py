@@ -51,9 +51,7 @@ def _problems(
     yield from _content_problems(view, header)
 
 
-def _architecture_problems(
-    path: Path, header: Header, manifest: Manifest, factories: Collection[str]
-) -> Iterator[str]:
+def _architecture_problems(path: Path, header: Header, manifest: Manifest, factories: Collection[str]) -> Iterator[str]:
     from models.zoo import is_zoo_name
 
     for query in manifest.queries:

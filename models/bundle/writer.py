@@ -63,9 +63,7 @@ def write_bundle(
     try:
         manifest = parse_manifest(text)  # what we write, we must be able to read
     except Fault as fault:
-        raise InputError(
-            path, f"this bundle could not be read again: {fault}", "change the workload"
-        ) from None
+        raise InputError(path, f"this bundle could not be read again: {fault}", "change the workload") from None
     entries = place(
         (name, CODES[tensors[name].dtype], tuple(tensors[name].shape), tensors[name].nbytes)
         for name in load_order(records)
