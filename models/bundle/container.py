@@ -127,7 +127,7 @@ def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> byte
 def check_seal(head: bytes) -> None:
     """Raise Fault unless the digest in the header matches the header; `head` includes the length bytes."""
     if head[8:_DIGEST_AT] != _OPENING:
-        raise Fault("the header does not start with its digest")
+        raise Fault("the header does not start with a bundle's digest: damaged, or no bundle at all")
     blank = head[:_DIGEST_AT] + _NO_DIGEST.encode() + head[_DIGEST_AT + 64 :]
     if hashlib.sha256(blank).hexdigest().encode() != head[_DIGEST_AT : _DIGEST_AT + 64]:
         raise Fault("the header is damaged: its digest does not match")
@@ -149,10 +149,10 @@ def parse_header(buffer: Any) -> Header:
     if 8 + length > size:
         raise Fault(f"the file is truncated: {size} bytes, the header alone claims {length}")
     head = bytes(buffer[: 8 + length])
+    check_seal(head)
     document = loads_strict(head[8:].decode("utf-8", errors="replace"), "the header")
     if not isinstance(document, dict):
         raise Fault("the header is not a JSON object")
-    check_seal(head)
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise Fault("the header's metadata is not text by name")

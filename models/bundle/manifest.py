@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from models.bundle.container import Fault, loads_strict
+from models.errors import InputError
 from models.preprocess import Preprocess
 
 if TYPE_CHECKING:
@@ -108,17 +109,25 @@ class BundleQuery:
     ) -> BundleQuery:
         """The bundle's record of a workload's query; `write_bundle` fills in tensors and residuals.
 
-        `evidence` holds the keys of BundleEvidence; numbers that are not finite become null.
+        `evidence` holds the keys of BundleEvidence; numbers that are not finite become null. Raises
+        InputError for a query that a manifest has no room for, so call it once before the work starts, too.
         """
         from models.zoo import preprocess_of
 
-        return cls(
+        record = cls(
             id=query.id, camera=query.camera, task=query.task, classes=tuple(query.classes),  # type: ignore[arg-type]
             model=query.model, model_args=dict(query.model_args), input_size=query.input_size,
             preprocess=preprocess_of(query.model, query.input_size), fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else _finite(evidence),
             roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
         )  # fmt: skip
+        try:
+            _QUERY.validate_json(json.dumps(dataclasses.asdict(record), allow_nan=False), strict=True)
+            _check_query(record, "")
+        except (ValueError, TypeError) as error:
+            fault = _first(error) if isinstance(error, ValidationError) else str(error).removeprefix(".")
+            raise InputError(f"query {query.id}", fault, "correct the workload") from error
+        return record
 
     def state(self) -> dict[str, str]:
         """Every state_dict key with residuals attached (`LAYER.residual_a`, `LAYER.residual_b`) -> tensor
@@ -177,13 +186,14 @@ def parse_manifest(text: str) -> Manifest:
         given = str(document.get("format"))[:20]
         raise Fault(f"unknown format {given!r}; this version reads format {FORMAT}")
     try:
-        manifest = _ADAPTER.validate_json(text, strict=True)
+        manifest = _MANIFEST.validate_json(text, strict=True)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise Fault(f"{_key_of(fault['loc'])}: {fault['msg']}") from None
+        raise Fault(_first(error)) from None
     ids = [query.id for query in manifest.queries]
     for index, query in enumerate(manifest.queries):
         _check_query(query, f"queries[{index}] ({query.id})")
+        if not query.tensors:
+            raise Fault(f"queries[{index}].tensors: none")
         if query.id in ids[:index]:
             raise Fault(f"queries[{index}].id: '{query.id}' stands twice")
     return manifest
@@ -202,8 +212,6 @@ def _check_query(query: BundleQuery, where: str) -> None:
         raise Fault(f"{where}.roi: empty or negative")
     if ":" not in query.model and any(isinstance(_flat(value), dict | list) for value in query.model_args.values()):
         raise Fault(f"{where}.model_args: only plain values and flat lists of them")
-    if not query.tensors:
-        raise Fault(f"{where}.tensors: none")
 
 
 def _residual_state(layer: str, residual: ResidualTensors) -> dict[str, str]:
@@ -226,10 +234,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _key_of(location: tuple[int | str, ...]) -> str:
-    """`queries[2].sla_ms`, at most 200 characters of it."""
-    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
-    return text.removeprefix(".")[:200] or "the manifest"
+def _first(error: ValidationError) -> str:
+    """`queries[2].sla_ms: what is wrong`, the first of several."""
+    fault = error.errors(include_url=False)[0]
+    key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in fault["loc"])
+    return f"{key.removeprefix('.')[:200] or 'the manifest'}: {fault['msg']}"
 
 
-_ADAPTER = TypeAdapter(Manifest)
+_MANIFEST = TypeAdapter(Manifest)
+_QUERY = TypeAdapter(BundleQuery)

@@ -115,6 +115,8 @@ def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
 
 def map_file(path: Path) -> mmap.mmap:
     """Map a file read-only; InputError when it cannot be read, BundleError when it is empty."""
+    if path.exists() and not path.is_file():
+        raise InputError(path, "is not a file", "give the path of a bundle")
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -129,7 +131,7 @@ def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:
     """Header and manifest of a mapped bundle; raises Fault."""
     header = parse_header(mapping)
     if MANIFEST_KEY not in header.metadata:
-        raise Fault(f"it is a safetensors file but no bundle: metadata key {MANIFEST_KEY} is missing")
+        raise Fault(f"metadata key {MANIFEST_KEY} is missing: it is no bundle")
     return header, parse_manifest(header.metadata[MANIFEST_KEY])
 
 
