@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
+from gemel.text import finite
 from models.errors import GemelError
 
 EXIT_BAD_INPUT = 2
@@ -31,9 +31,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole grammar of the command line."""
-    parser = _Parser(
-        prog="gemel", description="Run more vision models on one edge box by sharing their weights."
-    )
+    parser = _Parser(prog="gemel", description="Run more vision models on one edge box by sharing their weights.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(name: str, summary: str, into: Any = commands) -> argparse.ArgumentParser:
@@ -53,9 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
 
     made = command("demo", "the whole road on rendered camera clips: train, merge, run, report")
-    made.add_argument(
-        "--out", default="gemel-demo", metavar="DIR", help="where everything goes (default gemel-demo)"
-    )
+    made.add_argument("--out", default="gemel-demo", metavar="DIR", help="where everything goes (default gemel-demo)")
     device(made)
     seed(made)
 
@@ -70,20 +66,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     made = command("train", "train the originals that have no weights yet")
     made.add_argument("workload", metavar="WORKLOAD")
-    made.add_argument("--query", action="append", metavar="ID", help="only this query (may be repeated)")
+    made.add_argument("--query", action="append", metavar="ID", help="only this query, trained again (may be repeated)")
+    seed(made)
 
     made = command("merge", "share weights between the queries' models and write a bundle")
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("-o", "--out", required=True, metavar="FILE", help="the bundle to write")
-    made.add_argument(
-        "--method", default="gemel", metavar="M", help=f"one of {', '.join(METHODS)} (default gemel)"
-    )
+    made.add_argument("--method", default="gemel", metavar="M", help=f"one of {', '.join(METHODS)} (default gemel)")
     made.add_argument("--resume", action="store_true", help="go on from the last finished round")
     seed(made)
 
-    bundle = commands.add_parser(
-        "bundle", help="look at and check bundles", description="Look at and check bundles."
-    )
+    bundle = commands.add_parser("bundle", help="look at and check bundles", description="Look at and check bundles.")
     actions = bundle.add_subparsers(dest="action", metavar="ACTION", required=True)
     made = command("show", "what a bundle holds", actions)
     made.add_argument("bundle", metavar="BUNDLE")
@@ -99,9 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("-o", "--out", required=True, metavar="DIR", help="folder of the report")
     device(made)
-    made.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="streams drawn and averaged (default 3)"
-    )
+    made.add_argument("--seeds", type=int, default=3, metavar="N", help="streams drawn and averaged (default 3)")
 
     made = command("simulate", "the box's own schedule on a virtual clock")
     made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
@@ -112,24 +103,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="M",
         help="min, 50%%, 75%%, all (of what the originals need), or a size such as 512MiB (default min)",
     )
-    made.add_argument(
-        "--duration", type=float, default=60.0, metavar="S", help="simulated seconds (default 60)"
-    )
+    made.add_argument("--duration", type=float, default=60.0, metavar="S", help="simulated seconds (default 60)")
     seed(made)
     return parser
-
-
-def finite(value: Any) -> Any:
-    """`value` with what JSON cannot say (NaN, infinities) turned into null, tuples and sets into lists."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return [finite(item) for item in sorted(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _print(text: str, out: TextIO) -> None:

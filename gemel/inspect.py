@@ -54,10 +54,7 @@ class Inspection:
 
     def to_text(self) -> str:
         """The same for a terminal: the models, then the groups that save most."""
-        rows = [
-            (q["id"], q["model"], q["layers"], size(q["bytes"]), size(q["shareable_bytes"]))
-            for q in self.queries
-        ]
+        rows = [(q["id"], q["model"], q["layers"], size(q["bytes"]), size(q["shareable_bytes"])) for q in self.queries]
         shown = [
             (size(group.saved_bytes), size(group.bytes), group.signature, _members(group))
             for group in self.groups[:TEXT_GROUPS]

@@ -1,8 +1,8 @@
 """What a long command shows while it works: a live table on a terminal, plain lines elsewhere.
 
 The workers call `progress(event, **fields)` and know nothing of terminals. Fields with a meaning here:
-`query`, `saved_bytes`, `saved_fraction`, `ratio`, `ratios` {query: ratio}, `targets` {query: target}; any
-others are shown as they come.
+`query`, `ratio`, `met`, `ratios` {query: ratio}, `saved_bytes`, `ceiling_bytes`; any others are shown as they
+come. Events with one: `round`, `epoch` (frequent), `original` and `warning` (`merger.progress`).
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from gemel.text import duration, percent, size
+from gemel.text import duration, number, percent, size
+
+if TYPE_CHECKING:
+    from merger.progress import Progress
 
 REFRESH_PER_S = 4
 QUIET_S = 2.0
-
-
-class Progress(Protocol):
-    """A callback that is told what is going on."""
-
-    def __call__(self, event: str, /, **fields: Any) -> None: ...
-
-
-def silent(event: str, /, **fields: Any) -> None:
-    """Progress nobody watches."""
 
 
 def told(name: str, value: Any) -> str:
@@ -51,23 +44,21 @@ def _plain(value: Any) -> str:
 
 
 class Lines:
-    """One line per event; the same event about the same query at most every two seconds."""
+    """One line per event; epochs of the same query at most every two seconds."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._started = out, time.monotonic()
-        self._last: dict[tuple[str, Any], float] = {}
+        self._last_epoch = -QUIET_S
 
-    def __call__(self, event: str, /, **fields: Any) -> None:
-        now, key = time.monotonic(), (event, fields.get("query"))
-        if now - self._last.get(key, -QUIET_S) < QUIET_S:
-            return
-        self._last[key] = now
+    def __call__(self, event: str, **fields: Any) -> None:
+        now = time.monotonic()
+        if event == "epoch":
+            if now - self._last_epoch < QUIET_S:
+                return
+            self._last_epoch = now
         parts = [told(name, value) for name, value in fields.items() if value is not None]
-        print(
-            f"[{now - self._started:6.1f} s] {event}" + (": " if parts else "") + "; ".join(parts),
-            file=self._out,
-            flush=True,
-        )
+        line = f"[{now - self._started:6.1f} s] {event}" + (": " if parts else "") + "; ".join(parts)
+        print(line, file=self._out, flush=True)
 
 
 class Live:
@@ -78,25 +69,29 @@ class Live:
         from rich.live import Live as RichLive
 
         self._started = time.monotonic()
-        self._event, self._fields = "starting", {}
+        self._event = "starting"
+        self._fields: dict[str, Any] = {}
+        self._round: dict[str, Any] = {}
         self._saved = ""
-        self._ratios: dict[str, float] = {}
-        self._targets: dict[str, float] = {}
-        self.live = RichLive(
-            get_renderable=self.draw, console=Console(file=out), refresh_per_second=REFRESH_PER_S
-        )
+        self._scores: dict[str, tuple[str, str]] = {}
+        self.live = RichLive(get_renderable=self.draw, console=Console(file=out), refresh_per_second=REFRESH_PER_S)
 
-    def __call__(self, event: str, /, **fields: Any) -> None:
-        self._ratios.update(fields.pop("ratios", None) or {})
-        self._targets.update(fields.pop("targets", None) or {})
+    def __call__(self, event: str, **fields: Any) -> None:
+        if event == "warning":
+            self.live.console.print(f"warning: {fields.get('text')}", style="yellow", highlight=False)
+            return
+        ratios = dict(fields.pop("ratios", None) or {})
         if isinstance(fields.get("query"), str) and isinstance(fields.get("ratio"), (int, float)):
-            self._ratios[fields["query"]] = fields["ratio"]
-        saved = [
-            told(name, fields[name])
-            for name in ("saved_bytes", "saved_fraction")
-            if fields.get(name) is not None
-        ]
+            ratios[fields["query"]] = fields["ratio"]
+        met = fields.get("met")
+        style = {True: "green", False: "red"}.get(met, "") if isinstance(met, bool) else ""
+        self._scores |= {query: (f"{percent(ratio)} of the original", style) for query, ratio in ratios.items()}
+        if event == "original":
+            self._scores[fields["query"]] = (f"{fields['metric']} {number(fields['test'])} on test", "")
+        saved = [told(name, fields.pop(name)) for name in ("saved_bytes", "ceiling_bytes") if name in fields]
         self._saved = ", ".join(saved) or self._saved
+        if event == "round":
+            self._round = fields
         self._event, self._fields = event, fields
 
     def draw(self) -> Any:
@@ -106,30 +101,28 @@ class Live:
 
         grid = Table.grid(padding=(0, 2))
         grid.add_row("elapsed", duration(time.monotonic() - self._started))
-        shown = [
-            told(key, value)
-            for key, value in self._fields.items()
-            if value is not None and "saved" not in key
-        ]
-        grid.add_row("now", Text(f"{self._event}  " + "; ".join(shown)))
+        if self._round:
+            grid.add_row("round", Text(_line(self._round), overflow="ellipsis", no_wrap=True))
+        if self._fields is not self._round:
+            grid.add_row(Text(self._event), Text(_line(self._fields), overflow="ellipsis", no_wrap=True))
         if self._saved:
-            grid.add_row("saved", Text(self._saved))
-        for query, ratio in self._ratios.items():
-            target = self._targets.get(query)
-            met = target is not None and ratio >= target
-            style = "green" if met else "yellow" if target is not None else ""
-            against = "" if target is None else f" of the original (target {percent(target)})"
-            grid.add_row(Text(query), Text(percent(ratio) + against, style=style))
+            grid.add_row("bytes", Text(self._saved))
+        for query, (score, style) in self._scores.items():
+            grid.add_row(Text(query), Text(score, style=style))
         return grid
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return "; ".join(told(name, value) for name, value in fields.items() if value is not None)
 
 
 @contextmanager
 def shown_on(out: TextIO | None = None) -> Iterator[Progress]:
     """Progress on `out` (stderr when None): live on a terminal, lines elsewhere."""
-    out = out or sys.stderr
-    if not out.isatty():
-        yield Lines(out)
+    stream = out if out is not None else sys.stderr
+    if not stream.isatty():
+        yield Lines(stream)
         return
-    progress = Live(out)
+    progress = Live(stream)
     with progress.live:
         yield progress

@@ -125,9 +125,7 @@ def lay_stream(footage: Footage, rng: random.Random, until_s: float) -> Stream:
 def lay_streams(footage: Mapping[str, Footage], seed: int) -> dict[str, Stream]:
     """The streams of all queries for one seed; all go on until the longest has played once."""
     until_s = max((length_s(one) for one in footage.values()), default=0.0)
-    return {
-        query: lay_stream(one, random.Random(f"{seed}/{query}"), until_s) for query, one in footage.items()
-    }
+    return {query: lay_stream(one, random.Random(f"{seed}/{query}"), until_s) for query, one in footage.items()}
 
 
 def shown(stream: Stream, outcomes: Sequence[Outcome]) -> list[int | None]:
@@ -152,17 +150,3 @@ def shown(stream: Stream, outcomes: Sequence[Outcome]) -> list[int | None]:
         fresh = newest is not None and stream.plays[newest] == stream.plays[moment]
         standing.append(stream.frames[newest] if newest is not None and fresh else None)
     return standing
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of all values do not exceed; None when there are none."""
-    if not values:
-        return None
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, max(0, -int(-share * len(ranked) // 1) - 1))]
-
-
-def age_p95_ms(outcomes: Sequence[Outcome]) -> float | None:
-    """95th percentile of the age of the results when they were published, in milliseconds."""
-    ages = [1000 * (one.finished_at - one.captured_at) for one in outcomes if one.finished_at is not None]
-    return percentile(ages, 0.95)

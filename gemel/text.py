@@ -1,8 +1,10 @@
-"""Numbers and tables as people read them on a terminal."""
+"""Numbers and tables as people read them on a terminal, and values as JSON can hold them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -51,3 +53,16 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(headers), line(["-" * width for width in widths]), *(line(row) for row in cells)])
+
+
+def finite(value: Any) -> Any:
+    """`value` with what JSON cannot say (NaN, infinities) turned into null, tuples and sets into lists."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return [finite(item) for item in sorted(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

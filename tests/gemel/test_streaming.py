@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from gemel.streaming import (
     Footage,
     Stream,
-    age_p95_ms,
     lay_stream,
     lay_streams,
     length_s,
-    percentile,
     shown,
     thinned,
 )
@@ -104,13 +102,6 @@ def test_seeds_draw_different_streams_and_the_same_seed_the_same():
     footage = {"q": Footage(tuple("abcdef"), (0.0,) * 6, 2.0)}
     assert lay_streams(footage, 3) == lay_streams(footage, 3)
     assert lay_streams(footage, 3) != lay_streams(footage, 4)
-
-
-def test_age_is_from_capture_to_result_at_the_95th_percentile():
-    outcomes = [Done(i, i, i + 0.01 * (i + 1)) for i in range(100)] + [Done(100, 100, None)]
-    assert age_p95_ms(outcomes) == pytest.approx(950)
-    assert age_p95_ms([]) is None
-    assert percentile([3.0], 0.95) == 3.0
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,190 @@
+"""What each command does once its words are parsed: call one public function, and say how it came out."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gemel.progress import shown_on
+from gemel.text import duration, number, percent, size, table
+
+FELL_SHORT = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A command's result as JSON, as text for people, and its exit code."""
+
+    result: dict[str, Any]
+    text: str
+    exit_code: int = 0
+
+
+def inspect(args: argparse.Namespace) -> Outcome:
+    """`gemel inspect`."""
+    from gemel.inspect import inspect_workload
+
+    found = inspect_workload(args.workload, args.signature)
+    return Outcome(found.to_json(), found.to_text())
+
+
+def train(args: argparse.Namespace) -> Outcome:
+    """`gemel train`."""
+    from merger import train_originals
+    from models.workload import load_workload
+
+    with shown_on() as progress:
+        results = train_originals(load_workload(args.workload), args.query, seed=args.seed, progress=progress)
+    rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
+    text = table(("query", "metric", "val", "test", "time"), rows) if rows else "every query has its weights already"
+    return Outcome({"queries": [asdict(one) for one in results]}, text)
+
+
+def merge(args: argparse.Namespace) -> Outcome:
+    """`gemel merge`; falls short when a query misses its target on test."""
+    from merger import merge as merge_workload
+    from models.workload import load_workload
+
+    with shown_on() as progress:
+        report = merge_workload(
+            load_workload(args.workload), args.out, args.method, resume=args.resume, seed=args.seed, progress=progress
+        )
+    result = report.to_json()
+    text = "\n".join([
+        scores_text(result["queries"]),
+        "",
+        f"{report.bundle}: {size(report.bytes_before)} became {size(report.bytes_after)}, "
+        f"{percent(report.saved_fraction)} saved (ceiling {percent(report.ceiling_fraction)}), "
+        f"in {duration(report.seconds)}",
+    ])  # fmt: skip
+    return Outcome(result, text, 0 if report.met else FELL_SHORT)
+
+
+def scores_text(queries: list[dict[str, Any]]) -> str:
+    """Each query against its original, as a table."""
+    rows = [
+        (row["id"], row["metric"], number(row["original"]), number(row["merged"]), percent(row["ratio"]), verdict(row))
+        for row in queries
+    ]
+    return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """Whether a query keeps its target, and how far to trust that."""
+    if not row.get("worth", True):
+        return "no evidence: the original is too weak"
+    if not row["met"]:
+        return "missed"
+    return "met" if row["certain"] else "met, not certain"
+
+
+def bundle_show(args: argparse.Namespace) -> Outcome:
+    """`gemel bundle show`."""
+    from gemel.footprint import bytes_of, shared_of
+    from models.bundle import open_bundle
+
+    bundle = open_bundle(args.bundle)
+    counts = bytes_of(bundle)
+    rows = [
+        (row["query"], row["model"], size(row["before"]), size(row["private"]), size(row["shared_part"]),
+         size(row["residual"]), _evidence_text(query.evidence))
+        for row, query in zip(counts["queries"], bundle.queries, strict=True)
+    ]  # fmt: skip
+    manifest = bundle.manifest
+    result = {
+        "workload": manifest.workload,
+        "method": manifest.method,
+        "digest": bundle.digest,
+        "bytes": counts,
+        "queries": [
+            {"id": query.id, "camera": query.camera, "task": query.task, "classes": query.classes,
+             "model": query.model, "input_size": query.input_size, "fps": query.fps, "sla_ms": query.sla_ms,
+             "accuracy_target": query.accuracy_target, "evidence": query.evidence}
+            for query in bundle.queries
+        ],
+        "shared": shared_of(bundle),
+    }  # fmt: skip
+    text = "\n".join([
+        table(("query", "model", "original", "private", "its part shared", "residual", "against the original"), rows),
+        "",
+        f"{manifest.workload}, method {manifest.method}: {size(counts['before'])} became {size(counts['after'])}, "
+        f"{percent(counts['saved_fraction'])} saved (ceiling {percent(counts['ceiling_fraction'])}); "
+        f"{len(result['shared'])} shared weights",
+        f"SHA-256 {bundle.digest}",
+    ])  # fmt: skip
+    return Outcome(result, text)
+
+
+def _evidence_text(evidence: Any) -> str:
+    if evidence is None:
+        return "no evidence in the bundle"
+    return f"{number(evidence['original'])} -> {number(evidence['merged'])} {evidence['metric']}"
+
+
+def bundle_verify(args: argparse.Namespace) -> Outcome:
+    """`gemel bundle verify`; falls short when the bundle is refused."""
+    from models.bundle import verify_bundle
+
+    problems = verify_bundle(args.bundle)
+    text = "\n".join(f"{args.bundle}: {problem}" for problem in problems) or f"{args.bundle}: sound"
+    return Outcome({"ok": not problems, "problems": problems}, text, FELL_SHORT if problems else 0)
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    """`gemel run`."""
+    from gemel.box import run_box
+
+    return Outcome(*run_box(args.config, check=args.check))
+
+
+def eval(args: argparse.Namespace) -> Outcome:
+    """`gemel eval`; falls short when a query misses its target on test."""
+    from gemel.evaluation import REPORT_HTML, evaluate
+
+    with shown_on() as progress:
+        document = evaluate(args.bundle, args.workload, args.out, args.device, args.seeds, progress)
+    text = f"{evaluation_text(document)}\n\nreport: {args.out.rstrip('/')}/{REPORT_HTML}"
+    met = all(row["met"] for row in document["offline"])
+    return Outcome(document, text, 0 if met else FELL_SHORT)
+
+
+def evaluation_text(document: dict[str, Any]) -> str:
+    """Offline and streaming accuracy side by side, one line per query."""
+    memory = list(dict.fromkeys(row["memory"] for row in document["streaming"]))
+    streamed = {(row["query"], row["memory"], row["arm"]): row["accuracy"] for row in document["streaming"]}
+    rows = [
+        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), verdict(row))
+        + tuple(
+            f"{number(streamed[row['query'], setting, 'originals'], 2)} -> "
+            f"{number(streamed[row['query'], setting, 'merged'], 2)}"
+            for setting in memory
+        )
+        for row in document["offline"]
+    ]
+    settings = tuple(f"stream, {setting}" for setting in memory)
+    device = document["device"]
+    return "\n".join([
+        table(("query", "metric", "original", "merged", "target", *settings), rows),
+        "",
+        f"stream: originals -> merged under the same memory, {device['title']}, {device['clock']}"
+        + (" (modelled)" if device["modelled"] else ""),
+    ])  # fmt: skip
+
+
+def simulate(args: argparse.Namespace) -> Outcome:
+    """`gemel simulate`."""
+    from gemel.simulation import simulate_box
+
+    found = simulate_box(args.bundle, args.device, args.memory, args.duration, args.seed)
+    return Outcome(found.to_json(), found.to_text())
+
+
+def demo(args: argparse.Namespace) -> Outcome:
+    """`gemel demo`; falls short when a query misses its target on test."""
+    from gemel.demo import run_demo
+
+    with shown_on() as progress:
+        result = run_demo(args.out, args.device, args.seed, progress)
+    text = f"{result.to_text()}\n\nreport: {result.report}"
+    return Outcome(result.to_json(), text, 0 if result.met else FELL_SHORT)

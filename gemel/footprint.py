@@ -1,0 +1,65 @@
+"""Where a bundle's bytes lie: what each query brings, what is shared, what its models really take in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.bundle import Bundle
+
+
+def shared_of(bundle: Bundle) -> list[dict[str, Any]]:
+    """Every tensor that two or more queries use, with its size and who uses it where."""
+    return [
+        {
+            "tensor": one.tensor,
+            "bytes": bundle.nbytes(one.tensor),
+            "shape": list(bundle.tensor(one.tensor).shape),
+            "members": [list(member) for member in one.members],
+        }
+        for one in bundle.manifest.shared
+        if bundle.tensor(one.tensor).ndim > 1
+    ]
+
+
+def bytes_of(bundle: Bundle, originals: Mapping[str, int]) -> dict[str, Any]:
+    """Bytes before and after, in all and by query, and as found in memory once the models are built.
+
+    A tensor used by n queries counts 1/n for each (`shared_part`), so the parts of all queries add up to `after`.
+    """
+    users: dict[str, set[str]] = {}
+    for query in bundle.queries:
+        for name in query.state().values():
+            users.setdefault(name, set()).add(query.id)
+    rows = []
+    for query in bundle.queries:
+        residual = {name for one in query.residuals.values() for name in (one.a, one.b)}
+        plain = set(query.tensors.values()) - residual
+        rows.append({
+            "query": query.id,
+            "model": query.model,
+            "before": sum(bundle.nbytes(name) for name in set(query.tensors.values())),
+            "shared_part": sum(bundle.nbytes(name) / len(users[name]) for name in plain if len(users[name]) > 1),
+            "private": sum(bundle.nbytes(name) for name in plain if len(users[name]) == 1),
+            "residual": sum(bundle.nbytes(name) for name in residual),
+        })  # fmt: skip
+    counts = bundle.manifest.bytes
+    return {
+        "before": counts.before,
+        "after": counts.after,
+        "ceiling": counts.ceiling,
+        "saved_fraction": 1 - counts.after / counts.before,
+        "ceiling_fraction": counts.ceiling / counts.before,
+        "resident_before": sum(originals.values()),
+        "resident_after": resident_bytes(bundle),
+        "queries": rows,
+    }
+
+
+def resident_bytes(bundle: Bundle) -> int:
+    """Bytes of the unique memory behind all queries' models, built side by side."""
+    found: dict[int, int] = {}
+    for query in bundle.queries:
+        for tensor in bundle.build(query.id).state_dict().values():
+            found[tensor.data_ptr()] = tensor.nbytes
+    return sum(found.values())

@@ -1,0 +1,1 @@
+"""The report: one JSON document, one self-contained page."""

@@ -1,0 +1,63 @@
+"""The report as one self-contained HTML page, readable on a phone and in the dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from gemel.report import figures
+from gemel.text import number, percent, size
+
+SETS_SHOWN = 16
+
+
+def render(document: Mapping[str, Any], examples: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The page of a report document (`gemel.evaluation`); `examples` = {query, caption, jpeg as base64} each."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        size=size, percent=percent, percent0=_percent0, number=_short, words=_words, breakable=_breakable
+    )
+    here = files("gemel.report")
+    queries = [row["query"] for row in document["offline"]]
+    sets = figures.top_sets(document["shared"], queries)
+    return environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8")).render(
+        doc=document,
+        css=Markup(here.joinpath("style.css").read_text(encoding="utf-8")),
+        examples=examples,
+        queries=queries,
+        met=sum(row["met"] for row in document["offline"]),
+        certain=sum(row["certain"] for row in document["offline"]),
+        byte_rows=figures.byte_rows(document["bytes"]),
+        total_parts=figures.total_parts(document["bytes"]),
+        matrix=figures.sharing_matrix(document["shared"], queries),
+        sets=sets,
+        sets_shown=sets[:SETS_SHOWN],
+        ratios=figures.accuracy_axis(document["offline"]),
+        streaming=figures.streaming_panels(document["streaming"], document["offline"]),
+        timelines=[{**one, "rows": figures.timeline_rows(one)} for one in document["timeline"]],
+        percent0=_percent0,
+    )
+
+
+def _percent0(value: float) -> str:
+    return percent(value, 0)
+
+
+def _short(value: float | None) -> str:
+    return number(value, 2)
+
+
+def _words(name: str) -> str:
+    return {"f1": "F1", "shared_part": "shared", "private": "its own"}.get(name, name.replace("_", " "))
+
+
+def _breakable(name: str) -> Any:
+    """A name that may be broken after each hyphen, underscore or dot."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([-_.])", r"\1<wbr>", str(escape(name))))

@@ -1,0 +1,72 @@
+import copy
+
+import pytest
+
+QUERIES = {"bridge-cars": 0.80, "gate-people": 0.70, "square-busy": 0.93}
+MEMORY = {"min": 40_000_000, "50%": 60_000_000, "75%": 70_000_000}
+
+
+def _document():
+    """A small report document, complete in every key that `gemel eval` writes."""
+    offline = [
+        {
+            "query": query, "camera": query.split("-")[0], "task": "detection", "model": "resnet18",
+            "metric": "balanced_accuracy" if query == "square-busy" else "f1", "split": "test", "samples": 120,
+            "units": 6, "original": score, "merged": score * 0.98, "ratio": 0.98, "chance_corrected": 0.97,
+            "ci95": [0.94, 1.01], "target": 0.95, "met": True, "certain": False, "worth": True,
+        }
+        for query, score in QUERIES.items()
+    ]  # fmt: skip
+    streaming, ledger = [], []
+    for setting, (memory, nbytes) in enumerate(MEMORY.items()):
+        for arm, lost in (("merged", 0.10), ("originals", 0.35 - 0.1 * setting)):
+            for query, score in QUERIES.items():
+                by_seed = [score - lost - 0.01, score - lost, score - lost + 0.02]
+                streaming.append({
+                    "arm": arm, "memory": memory, "memory_bytes": nbytes, "query": query, "metric": "f1",
+                    "accuracy": sum(by_seed) / 3, "by_seed": by_seed, "spread": [min(by_seed), max(by_seed)],
+                    "answered": 0.9, "age_p95_ms": 80.0 if setting else None,
+                })  # fmt: skip
+                ledger.append({
+                    "arm": arm, "memory": memory, "query": query, "received": 100, "processed": 90, "late": 1,
+                    "failed": 0, "pending": 2, "dropped": {"deadline": 5, "replaced": 3},
+                })  # fmt: skip
+    counts = [
+        {"query": query, "model": "resnet18", "before": 40_000_000, "shared_part": 12_000_000,
+         "private": 2_000_000, "residual": 500_000 if query == "gate-people" else 0}
+        for query in QUERIES
+    ]  # fmt: skip
+    after = sum(row["shared_part"] + row["private"] + row["residual"] for row in counts)
+    timeline = [
+        {
+            "arm": arm, "memory": "min", "memory_bytes": MEMORY["min"], "from_s": 0.0, "to_s": 4.0,
+            "bytes_moved": 10**9, "swaps": 25,
+            "queries": [
+                {"query": query, "resident": [[index * 0.5, index + 2]], "runs": [[index * 0.5 + 0.2, index + 0.3]]}
+                for index, query in enumerate(QUERIES)
+            ],
+        }
+        for arm in ("originals", "merged")
+    ]  # fmt: skip
+    return {
+        "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z", "seeds": [0, 1, 2],
+        "bundle": {"file": "junction.gemel", "digest": "ab" * 32},
+        "device": {"name": "orin-nano-8gb", "title": "Jetson Orin Nano 8 GB", "modelled": True,
+                   "clock": "virtual clock", "sources": ["a data sheet"]},
+        "bytes": {"before": 120_000_000, "after": after, "ceiling": 80_000_000, "saved_fraction": 1 - after / 120e6,
+                  "ceiling_fraction": 80 / 120, "resident_before": 120_000_000, "resident_after": after,
+                  "queries": counts},
+        "shared": [
+            {"tensor": "0" * 64, "bytes": 9_000_000, "shape": [512, 512, 3, 3],
+             "members": [[query, "layer4.0.conv1.weight"] for query in QUERIES]},
+            {"tensor": "1" * 64, "bytes": 4_000_000, "shape": [256, 512, 3, 3],
+             "members": [[query, "layer3.0.conv1.weight"] for query in list(QUERIES)[:2]]},
+        ],
+        "offline": offline, "streaming": streaming, "ledger": ledger, "timeline": timeline,
+        "caveats": ["The device is modelled."],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def document():
+    return copy.deepcopy(_document())
