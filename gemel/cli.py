@@ -19,7 +19,7 @@ from models.errors import GemelError
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-METHODS = ("wide", "gemel", "mainstream", "ceiling", "joint", "none")
+METHODS = ("gemel", "ceiling", "joint", "none")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,9 +124,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         handler = getattr(commands, "_".join(filter(None, [args.command, getattr(args, "action", None)])))
         # A library that prints must not spoil the one JSON object.
-        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
+        with aside:
             outcome = handler(args)
-        _print(json.dumps(finite(outcome.result), allow_nan=False) if args.json else outcome.text, out)
+        if args.json:
+            _print(json.dumps(finite(outcome.result), allow_nan=False), out)
+        else:
+            _print(outcome.text, sys.stderr if outcome.aside else out)
         return outcome.exit_code
     except GemelError as error:
         return _complain(error, error.exit_code)

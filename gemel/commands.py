@@ -9,16 +9,17 @@ from typing import Any
 from gemel.progress import shown_on
 from gemel.text import duration, number, percent, size, table
 
-FELL_SHORT = 1
+FELL_SHORT, INTERRUPTED = 1, 130
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A command's result as JSON, as text for people, and its exit code."""
+    """A command's result as JSON, as text for people (`aside`: on stderr), and its exit code."""
 
     result: dict[str, Any]
     text: str
     exit_code: int = 0
+    aside: bool = False
 
 
 def inspect(args: argparse.Namespace) -> Outcome:
@@ -132,10 +133,36 @@ def bundle_verify(args: argparse.Namespace) -> Outcome:
 
 
 def run(args: argparse.Namespace) -> Outcome:
-    """`gemel run`."""
-    from gemel.box import run_box
+    """`gemel run`; what it did goes to stderr, since a sink may write its results to stdout."""
+    import logging
 
-    return Outcome(*run_box(args.config, check=args.check))
+    from edge_runtime.daemon import run as run_box
+
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
+    logging.getLogger("gemel.run").addFilter(lambda record: not record.getMessage().startswith("ledger: "))
+    summary = run_box(args.config, check=args.check)
+    if args.check:
+        fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
+        needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
+        text = f"{args.config}: sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}"
+        return Outcome(summary, text, aside=True)
+    interrupted = summary["stopped_by"] == "SIGINT"
+    return Outcome(summary, box_text(summary), INTERRUPTED if interrupted else 0, aside=True)
+
+
+def box_text(summary: dict[str, Any]) -> str:
+    """The ledger of a box as a table, and what was moved for it."""
+    rows = [
+        (row["query"], row["received"], row["processed"], row["late"], sum(row["dropped"].values()), row["failed"],
+         row["pending"])
+        for row in summary["ledger"]
+    ]  # fmt: skip
+    return "\n".join([
+        table(("query", "received", "processed", "of these late", "dropped", "failed", "pending"), rows),
+        "",
+        f"{duration(summary['seconds'])} until {summary['stopped_by']}: {size(summary['bytes_moved'])} moved in "
+        f"{summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
+    ])  # fmt: skip
 
 
 def eval(args: argparse.Namespace) -> Outcome:
@@ -153,15 +180,15 @@ def evaluation_text(document: dict[str, Any]) -> str:
     """Offline and streaming accuracy side by side, one line per query."""
     memory = list(dict.fromkeys(row["memory"] for row in document["streaming"]))
     streamed = {(row["query"], row["memory"], row["arm"]): row["accuracy"] for row in document["streaming"]}
+
+    def along(query: str, setting: str) -> str:
+        return " -> ".join(number(streamed[query, setting, arm], 2) for arm in ("originals", "merged"))
+
     rows = [
-        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), verdict(row))
-        + tuple(
-            f"{number(streamed[row['query'], setting, 'originals'], 2)} -> "
-            f"{number(streamed[row['query'], setting, 'merged'], 2)}"
-            for setting in memory
-        )
+        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), verdict(row),
+         *(along(row["query"], setting) for setting in memory))
         for row in document["offline"]
-    ]
+    ]  # fmt: skip
     settings = tuple(f"stream, {setting}" for setting in memory)
     device = document["device"]
     return "\n".join([

@@ -15,7 +15,7 @@ from edge_runtime.profiles import DeviceProfile, costs_for
 from edge_runtime.settings import memory_settings
 from gemel.arms import MERGED, ORIGINALS, Streamed, Tested, stream_arms
 from gemel.caveats import caveats
-from gemel.footprint import bytes_of, shared_of
+from gemel.footprint import bytes_of, resident_bytes, shared_of
 from gemel.report.frames import examples
 from gemel.report.page import render
 from gemel.simulation import costs_apart, profile_named
@@ -185,7 +185,11 @@ def _document(
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device,
         "seeds": seeds,
-        "bytes": bytes_of(bundle, {one.tested.query.id: one.original_bytes for one in judged}),
+        "bytes": {
+            **bytes_of(bundle),
+            "resident_before": sum(one.original_bytes for one in judged),
+            "resident_after": resident_bytes(bundle),
+        },
         "shared": shared_of(bundle),
         "offline": offline,
         "streaming": streamed.streaming,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from models.bundle import Bundle
@@ -22,8 +21,8 @@ def shared_of(bundle: Bundle) -> list[dict[str, Any]]:
     ]
 
 
-def bytes_of(bundle: Bundle, originals: Mapping[str, int]) -> dict[str, Any]:
-    """Bytes before and after, in all and by query, and as found in memory once the models are built.
+def bytes_of(bundle: Bundle) -> dict[str, Any]:
+    """Bytes before and after, in all and by query, as stored.
 
     A tensor used by n queries counts 1/n for each (`shared_part`), so the parts of all queries add up to `after`.
     """
@@ -50,8 +49,6 @@ def bytes_of(bundle: Bundle, originals: Mapping[str, int]) -> dict[str, Any]:
         "ceiling": counts.ceiling,
         "saved_fraction": 1 - counts.after / counts.before,
         "ceiling_fraction": counts.ceiling / counts.before,
-        "resident_before": sum(originals.values()),
-        "resident_after": resident_bytes(bundle),
         "queries": rows,
     }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from models.measure import flops
 from models.prepared import Prepared
@@ -128,20 +130,37 @@ class Training:
         model, data, recipe = self.models[query], self.sets[query], self.recipe
         indices = [next(self._orders[query]) for _ in range(min(recipe.batch, len(data)))]
         images, targets = data.batch(indices, self.generator)
-        images = images.to(next(model.parameters()).device, non_blocking=True)
-        outputs = model(images)
+        device = next(model.parameters()).device
+        images = images.to(device, non_blocking=True)
+        with autocast(model, device):
+            outputs = as_float32(model(images))
         self.work.add(data.query, len(indices) * (1 + BACKWARD_PASSES))
         teacher = self.teachers.get(query)
         if teacher is None:
             assert targets is not None, "without labels there must be a teacher"
             return data.task.loss(model, outputs, targets)
-        with torch.no_grad():
-            wanted = teacher(images)
+        with torch.no_grad(), autocast(teacher, device):
+            wanted = as_float32(teacher(images))
         self.work.add(data.query, len(indices))
         distilled = data.task.distill(model, outputs, wanted)
         if targets is None:
             return distilled
         return recipe.distill * distilled + (1 - recipe.distill) * data.task.loss(model, outputs, targets)
+
+
+def autocast(model: nn.Module, device: torch.device) -> torch.autocast:
+    """bfloat16 where it is faster: on a GPU, and on processors that multiply it, except for depthwise convolutions.
+
+    On such a processor it speeds ResNets up by about 1.5 and slows MobileNets down.
+    """
+    depthwise = any(isinstance(layer, nn.Conv2d) and layer.groups > 1 for layer in model.modules())
+    wanted = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not depthwise)
+    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+
+
+def as_float32(outputs: Any) -> Any:
+    """The tensors of a model's outputs as float32, for losses."""
+    return tree_map(lambda value: value.float() if isinstance(value, Tensor) else value, outputs)
 
 
 def _parameter_groups(models: Mapping[str, nn.Module], recipe: Recipe) -> list[dict]:

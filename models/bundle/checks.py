@@ -46,7 +46,8 @@ def manifest_problems(manifest: Manifest, header: Header) -> Iterator[str]:
         yield from _residual_problems(query, entries)
     for name in entries.keys() - set(load_order(manifest.queries)):
         yield f"tensor {name} belongs to no query"
-    if set(manifest.shared) != set(shared_of(manifest.queries)):
+    shared = shared_of(manifest.queries)
+    if len(manifest.shared) != len(shared) or set(manifest.shared) != set(shared):
         yield "`shared` does not list exactly the tensors that two or more queries use"
     counted = count_bytes(
         manifest.queries, {name: entry.nbytes for name, entry in entries.items()}, manifest.bytes.ceiling

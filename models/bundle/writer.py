@@ -59,6 +59,8 @@ def write_bundle(
         bytes=count_bytes(records, {name: tensor.nbytes for name, tensor in tensors.items()}, ceiling_bytes),
         queries=records, shared=shared_of(records),
     )  # fmt: skip
+    if ceiling_bytes > manifest.bytes.before:
+        raise ValueError(f"{ceiling_bytes} of {manifest.bytes.before} bytes cannot be saved")
     text = manifest.to_json()
     try:
         manifest = parse_manifest(text)  # what we write, we must be able to read
