@@ -1,0 +1,316 @@
+"""Every kind of damage and every lie is refused, with the reason, before anything is allocated or imported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from models.bundle import open_bundle, verify_bundle
+from models.bundle.container import Entry, encode_header, parse_header
+from models.errors import BundleError
+
+same_file = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def test_a_sound_bundle_has_no_problems(sample):
+    assert verify_bundle(sample.path) == []
+
+
+@same_file
+@given(data=st.data())
+def test_one_flipped_bit_anywhere_is_found(sample, data):
+    content = bytearray(sample.path.read_bytes())
+    position = data.draw(st.integers(0, len(content) - 1), "byte")
+    content[position] ^= 1 << data.draw(st.integers(0, 7), "bit")
+    assert problems_of(sample.path, content)
+
+
+@pytest.mark.parametrize("bit", [0, 5, 7])
+def test_a_flipped_bit_is_found_in_every_part_of_the_file(sample, bit):
+    content = sample.path.read_bytes()
+    header = parse_header(content)
+    tensor = next(entry for entry in header.entries.values() if not entry.is_pad)
+    pad = next(entry for entry in header.entries.values() if entry.is_pad)
+    digest = content.index(b"gemel.digest") + len(b'gemel.digest":"')
+    parts = {
+        "length": 0,
+        "top of length": 7,
+        "digest": digest + 10,
+        "manifest": content.index(b"bridge"),
+        "evidence": content.index(b"0.978"),
+        "offsets": content.index(b"data_offsets"),
+        "header padding": header.data_start - 1,
+        "tensor": header.data_start + tensor.begin,
+        "gap filler": header.data_start + pad.begin,
+        "last byte": len(content) - 1,
+    }
+    for part, position in parts.items():
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << bit
+        assert problems_of(sample.path, damaged), part
+
+
+@same_file
+@given(data=st.data())
+def test_a_truncated_file_is_refused_when_opened(sample, data):
+    content = sample.path.read_bytes()
+    assert problems_of(sample.path, content[: data.draw(st.integers(0, len(content) - 1), "bytes left")])
+    with pytest.raises(BundleError):
+        open_bundle(sample.path.with_name("damaged.gemel"))
+
+
+def test_bytes_after_the_last_tensor_are_refused(sample):
+    assert "longer than its tensors" in problems_of(sample.path, sample.path.read_bytes() + b"\0")[0]
+
+
+def test_a_missing_tensor_is_named_with_its_path(sample, rewrite):
+    name = sample.manifest.queries[0].tensors["fc.weight"]
+    rewrite(sample.path, lambda manifest, data, types: data.pop(name) and None)
+    assert verify_bundle(sample.path) == [f"query north: tensor {name} of fc.weight is missing"]
+    with pytest.raises(BundleError, match="is missing"):
+        open_bundle(sample.path)
+
+
+def test_a_tensor_that_nobody_uses_is_refused(sample, rewrite):
+    def add(manifest, data, types):
+        data["f" * 64], types["f" * 64] = bytes(4), ("F32", (1,))
+
+    rewrite(sample.path, add)
+    assert any("belongs to no query" in problem for problem in verify_bundle(sample.path))
+
+
+def test_a_tensor_replaced_under_its_name_is_found(sample, rewrite):
+    name = sample.manifest.queries[0].tensors["fc.weight"]
+    rewrite(sample.path, lambda manifest, data, types: data.update({name: bytes(len(data[name]))}))
+    assert verify_bundle(sample.path) == [f"tensor {name} is damaged: its bytes do not match its name"]
+
+
+def test_a_shape_that_does_not_fit_the_architecture_is_found(sample, rewrite):
+    name = sample.manifest.queries[0].tensors["fc.weight"]
+    rewrite(sample.path, lambda manifest, data, types: types.update({name: ("F32", (4, 4))}))
+    problems = verify_bundle(sample.path)
+    assert "query north: fc.weight has shape (4, 4), tiny_norm needs (2, 8)" in problems
+    assert any("do not match its name" in problem for problem in problems)
+
+
+def test_tensors_out_of_load_order_are_found(sample, rewrite):
+    def reverse_and_break(manifest, data, types):
+        order = list(data)
+        order.append(order.pop(0))
+        first = sorted(data, key=lambda name: (order.index(name) % 3, order.index(name)))
+        for name in first:
+            data[name] = data.pop(name)
+
+    rewrite(sample.path, reverse_and_break)
+    assert any("do not lie together" in problem for problem in verify_bundle(sample.path))
+
+
+LIES = {
+    "bytes before": (lambda m: m["bytes"].update(before=m["bytes"]["before"] + 1), "`bytes` claims"),
+    "bytes after": (lambda m: m["bytes"].update(after=0), "`bytes` claims"),
+    "ceiling above before": (lambda m: m["bytes"].update(ceiling=1 << 40), "could be saved"),
+    "absurd bytes": (lambda m: m["bytes"].update(before=1 << 60), "bytes.before"),
+    "negative bytes": (lambda m: m["bytes"].update(after=-1), "bytes.after"),
+    "format": (lambda m: m.update(format=2), "unknown format '2'"),
+    "no format": (lambda m: m.pop("format"), "unknown format 'None'"),
+    "no queries": (lambda m: m.update(queries=[]), "queries"),
+    "duplicate ids": (lambda m: m["queries"][1].update(id="north"), "'north' stands twice"),
+    "id of a path": (lambda m: m["queries"][0].update(id="../../etc/passwd"), "queries[0].id"),
+    "task": (lambda m: m["queries"][0].update(task="segmentation"), "queries[0].task"),
+    "input_size absurd": (lambda m: m["queries"][0].update(input_size=10**9), "queries[0].input_size"),
+    "input_size as text": (lambda m: m["queries"][0].update(input_size="16"), "queries[0].input_size"),
+    "input_size of preprocess": (lambda m: m["queries"][0]["preprocess"].update(input_size=17), "preprocess"),
+    "deviation zero": (lambda m: m["queries"][0]["preprocess"].update(std=[0, 1, 1]), "preprocess"),
+    "sla negative": (lambda m: m["queries"][0].update(sla_ms=-1), "queries[0].sla_ms"),
+    "roi empty": (lambda m: m["queries"][0].update(roi=[5, 5, 5, 9]), "roi"),
+    "classes twice": (lambda m: m["queries"][0].update(classes=["a", "a"]), "classes"),
+    "classes do not fit": (lambda m: m["queries"][0].update(classes=["a", "b", "c"]), "fc.weight has shape"),
+    "class missing": (lambda m: m["queries"][0].pop("classes"), "queries[0].classes"),
+    "model unknown": (lambda m: m["queries"][0].update(model="tiny_nothing"), "is not in the zoo"),
+    "model of another task": (lambda m: m["queries"][0].update(model="ssd300_vgg16"), "queries|query north"),
+    "model_args unknown": (lambda m: m["queries"][0].update(model_args={"no": 1}), "cannot be built"),
+    "model_args nested": (lambda m: m["queries"][0].update(model_args={"s": [[1, 16, 10**9, 1]]}), "model_args"),
+    "path unknown": (lambda m: m["queries"][2]["tensors"].update({"fc.scale": first(m, 2)}), "has no fc.scale"),
+    "path missing": (lambda m: m["queries"][2]["tensors"].pop("fc.bias"), "needs fc.bias"),
+    "path not a path": (lambda m: m["queries"][2]["tensors"].update({"../x": first(m, 2)}), "tensors"),
+    "name not a hash": (lambda m: m["queries"][2]["tensors"].update({"fc.bias": "pad.0"}), "tensors"),
+    "rank": (lambda m: m["queries"][2]["residuals"]["conv"].update(rank=3), "do not fit rank 3"),
+    "rank absurd": (lambda m: m["queries"][2]["residuals"]["conv"].update(rank=1 << 40), "rank"),
+    "rank zero": (lambda m: m["queries"][2]["residuals"]["conv"].update(rank=0), "rank"),
+    "residual of nothing": (
+        lambda m: m["queries"][2]["residuals"].update(pool=m["queries"][2]["residuals"]["conv"]),
+        "stands beside no weight",
+    ),
+    "shared lacks one": (lambda m: m["shared"].pop(), "`shared` does not list"),
+    "shared twice": (lambda m: m["shared"].append(m["shared"][0]), "`shared` does not list"),
+    "shared with others": (lambda m: m["shared"][0]["members"].pop(), "`shared` does not list"),
+    "evidence lacks its ratio": (lambda m: m["queries"][0]["evidence"].pop("ratio"), "evidence"),
+    "evidence of text": (lambda m: m["queries"][0]["evidence"].update(samples="many"), "evidence"),
+}
+
+
+def first(manifest, query: int) -> str:
+    """Some tensor name of a query."""
+    return next(iter(manifest["queries"][query]["tensors"].values()))
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_manifest_that_lies_is_refused(sample, rewrite, lie):
+    edit, reason = LIES[lie]
+    rewrite(sample.path, lambda manifest, data, types: edit(manifest) and None)
+    problems = verify_bundle(sample.path)
+    assert any(part in problem for problem in problems for part in reason.split("|")), problems
+
+
+def test_a_residual_beside_a_grouped_convolution_is_refused(sample, rewrite):
+    def move(manifest, data, types):
+        north, gate = manifest["queries"][0], manifest["queries"][2]
+        a, b = "a" * 64, "b" * 64
+        data[a], types[a] = bytes(2 * 9 * 4), ("F32", (2, 1, 3, 3))
+        data[b], types[b] = bytes(8 * 2 * 4), ("F32", (8, 2, 1, 1))
+        north["residuals"] = {"depthwise": {"rank": 2, "a": a, "b": b}}
+        assert gate["residuals"]
+
+    rewrite(sample.path, move)
+    assert "query north: depthwise: a convolution with 8 groups cannot carry a residual" in verify_bundle(sample.path)
+
+
+@pytest.mark.parametrize("model", ["os:system", "antigravity:geohash", "this:d"])
+def test_a_module_to_import_is_refused_and_not_imported(sample, rewrite, model):
+    rewrite(sample.path, lambda manifest, data, types: manifest["queries"][0].update(model=model))
+    module = model.partition(":")[0]
+    known = module in sys.modules
+    problems = verify_bundle(sample.path)
+    assert problems == [
+        f"query north: model '{model}' is not in the zoo; list it under `factories` in the local config if you trust it"
+    ]
+    assert (module in sys.modules) == known
+    assert verify_bundle(sample.path, factories=[model]) == []
+    assert (module in sys.modules) == known
+
+
+@pytest.mark.parametrize("length", [0, 1, 1 << 20, 99_999_999, 1 << 40, (1 << 64) - 1])
+def test_an_absurd_header_length_is_refused(sample, length):
+    assert problems_of(sample.path, length.to_bytes(8, "little") + sample.path.read_bytes()[8:])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"shape": [1 << 40, 1 << 40]}, "do not agree"),
+        ({"shape": [-1, 8]}, "no proper shape"),
+        ({"shape": [2.0, 8]}, "no proper shape"),
+        ({"shape": [1] * 2000}, "no proper shape"),
+        ({"dtype": "F4"}, "unknown dtype"),
+        ({"dtype": ["F32"]}, "unknown dtype"),
+        ({"data_offsets": [0, 1 << 62]}, "do not agree"),
+        ({"data_offsets": [512, 0]}, "no proper data_offsets"),
+        ({"data_offsets": [0]}, "no proper data_offsets"),
+        ({"extra": 1}, "or has more"),
+    ],
+)
+def test_a_header_that_lies_is_refused_at_once(sample, change, reason):
+    content = sample.path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    document = json.loads(content[8 : 8 + length])
+    name = sample.manifest.queries[0].tensors["fc.weight"]
+    document[name] |= change
+    started = time.perf_counter()
+    problems = problems_of(sample.path, sealed(document) + content[8 + length :])
+    assert reason in problems[0]
+    assert time.perf_counter() - started < 1
+
+
+def test_overlapping_tensors_and_holes_are_refused(sample):
+    content = sample.path.read_bytes()
+    header = parse_header(content)
+    text = header.metadata["gemel.manifest"]
+    entries = list(header.entries.values())
+    body = content[header.data_start :]
+    last = entries[-1]
+    for shift, reason in ((-4, "overlaps"), (4, "leaves a hole")):
+        moved = Entry(last.name, last.dtype, last.shape, last.begin + shift, last.end + shift)
+        damaged = encode_header([*entries[:-1], moved], {"gemel.manifest": text}) + body
+        assert reason in problems_of(sample.path, damaged)[0]
+
+
+def test_tensors_out_of_alignment_are_refused(sample):
+    content = sample.path.read_bytes()
+    header = parse_header(content)
+    kept = [entry for entry in header.entries.values() if not entry.is_pad]
+    at, entries, body = 0, [], b""
+    for entry in sorted(kept, key=lambda entry: -entry.nbytes):
+        entries.append(Entry(entry.name, entry.dtype, entry.shape, at, at + entry.nbytes))
+        body += content[header.data_start :][entry.begin : entry.end]
+        at += entry.nbytes
+    damaged = encode_header(entries, {"gemel.manifest": header.metadata["gemel.manifest"]}) + body
+    assert any("not at a multiple of 512" in problem for problem in problems_of(sample.path, damaged))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"format": 1}',
+        '{"format": 1, "format": 1}',
+        '{"format": NaN}',
+        "[" * 200_000,
+        "9" * 5000,
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(sample, text):
+    content = sample.path.read_bytes()
+    header = parse_header(content)
+    damaged = encode_header(header.entries.values(), {"gemel.manifest": text}) + content[header.data_start :]
+    assert len(problems_of(sample.path, damaged)) == 1
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@same_file
+@given(data=st.data())
+def test_any_value_anywhere_in_the_manifest_is_judged_not_stumbled_over(sample, data):
+    content = sample.path.read_bytes()
+    header = parse_header(content)
+    manifest = json.loads(header.metadata["gemel.manifest"])
+    node = manifest
+    while True:
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+        key = data.draw(st.sampled_from(keys), "key")
+        if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans(), "stop here"):
+            break
+        node = node[key]
+    node[key] = data.draw(json_values, "value")
+    damaged = encode_header(header.entries.values(), {"gemel.manifest": json.dumps(manifest)})
+    problems = problems_of(sample.path, damaged + content[header.data_start :])
+    assert all(isinstance(problem, str) and "\n" not in problem for problem in problems)
+
+
+def problems_of(path: Path, content: bytes | bytearray) -> list[str]:
+    """What is wrong with a file of these bytes, written beside the sound one."""
+    damaged = path.with_name("damaged.gemel")
+    damaged.write_bytes(content)
+    return verify_bundle(damaged)
+
+
+def sealed(document: dict) -> bytes:
+    """A header with any content and a valid seal."""
+    document["__metadata__"]["gemel.digest"] = "0" * 64
+    text = json.dumps(document, separators=(",", ":")).encode()
+    head = len(text).to_bytes(8, "little") + text
+    return head.replace(b"0" * 64, hashlib.sha256(head).hexdigest().encode(), 1)
