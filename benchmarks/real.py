@@ -28,6 +28,7 @@ WORKLOADS = ("gti", "junction")
 METHODS = ("none", "gemel", "ceiling", "joint")
 SHIPPED = "gemel"
 BOX_MEMORY = "50%"  # of the way from the largest original alone to all originals together
+RESULTS = "results.jsonl"
 FALLS_SHORT = 1  # a step that ran, but whose result misses a target: a figure like any other
 INTERRUPTED = 130
 Runner = Callable[[Sequence[str]], tuple[int, str]]
@@ -143,11 +144,13 @@ def run_box(steps: Steps, name: str, out: Path, workload: Path) -> None:
     config = out / "box.yaml"
     document = box_config(yaml.safe_load(workload.read_text(encoding="utf-8")), bundle_of(out, SHIPPED), budget, out)
     config.write_text(f"# The {name} box: written by benchmarks/real.py\n" + yaml.safe_dump(document, sort_keys=False))
+    if steps.result("run") is None:
+        (out / RESULTS).unlink(missing_ok=True)  # of a run that was interrupted: the sink appends
     steps.run("run", gemel("run", config))
 
 
 def box_config(workload: dict[str, Any], bundle: Path, budget: int, out: Path) -> dict[str, Any]:
-    """The box file of a workload: its cameras under the shipped bundle, results as JSON lines in OUT/results.jsonl."""
+    """The box file of a workload: its cameras under the shipped bundle, results as JSON lines beside it."""
     fps = {query["camera"]: query["fps"] for query in workload["queries"]}
     return {
         "bundle": str(bundle.relative_to(out)),
@@ -158,7 +161,7 @@ def box_config(workload: dict[str, Any], bundle: Path, budget: int, out: Path) -
             camera: {"source": keys["source"], "fps": keys.get("fps", fps[camera])}
             for camera, keys in workload["cameras"].items()
         },
-        "sinks": [{"jsonl": "results.jsonl"}],
+        "sinks": [{"kind": "jsonl", "path": RESULTS}],
     }
 
 

@@ -12,6 +12,8 @@ import real
 import real_tables
 import yaml
 
+from edge_runtime.config import load_config
+
 QUERIES = ("far-vehicle", "near-vehicle")
 
 
@@ -115,7 +117,9 @@ def test_a_bundle_without_figures_is_merged_again(tmp_path: Path):
 def test_the_box_plays_each_camera_in_the_budget(tmp_path: Path):
     real.run_workload("gti", tmp_path, tmp_path / "out", real.METHODS, Box())
     config = yaml.safe_load((tmp_path / "out" / "box.yaml").read_text())
+    assert load_config(tmp_path / "out" / "box.yaml").budget_bytes == 123456
     assert config["budget"] == 123456
+    assert config["sinks"] == [{"kind": "jsonl", "path": "results.jsonl"}]
     assert config["bundle"] == "bundles/gemel.safetensors"
     assert config["cameras"]["near"] == {"source": "clips/near.mp4", "fps": 5}
 
