@@ -1,0 +1,147 @@
+"""The sample workload: footage of three cameras, labelled frames cut from it, and the workload file."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import yaml
+
+from video_samples.clips import SCENES, Clip, join, read_frames, record, write_truth
+from video_samples.questions import QUESTIONS, Rect
+from video_samples.renderer import Truth
+
+WORKERS = 2
+JPEG_QUALITY = 95
+CAMERA_FPS, QUERY_FPS = 10, 5
+
+
+@dataclass(frozen=True)
+class SplitSize:
+    """How much footage a split gets per camera: clips, seconds each, frames a second, every how many is labelled."""
+
+    clips: int
+    seconds: float
+    fps: float
+    label_every: int
+
+
+SPLITS = {"train": SplitSize(8, 40.0, 1.0, 1), "val": SplitSize(3, 40.0, 1.0, 1), "test": SplitSize(3, 20.0, CAMERA_FPS, 5)}
+
+
+@dataclass(frozen=True)
+class _Job:
+    clip: Clip
+    split: str
+    label_every: int
+    out: Path
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What came of one clip: the truth of every frame, and detection frames (query, file name, width, height, boxes)."""
+
+    truths: list[list[Truth]]
+    annotated: list[tuple[str, str, int, int, list[Rect]]]
+
+
+def write_sample(out_dir: Path | str, seed: int = 0, splits: dict[str, SplitSize] | None = None, workers: int = WORKERS) -> Path:
+    """Renders the sample into `out_dir` and returns its workload file.
+
+    `footage/<unit>.mp4` and `.gt.jsonl` are the clips; a unit belongs to one split only. `clips/<camera>.mp4` plays the
+    test clips one after the other, for the box. `data/<query>` are labelled frames. The weights the workload file
+    names do not exist yet: training makes them. `out_dir` may exist; files of an earlier sample are overwritten.
+    """
+    out, splits = Path(out_dir), splits or SPLITS
+    for folder in ("footage", "clips"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    jobs = [
+        _Job(Clip(f"{camera}-{split}-{i + 1}", camera, _seed(seed, camera, split, i), size.seconds, size.fps), split,
+             size.label_every, out)
+        for split, size in splits.items() for camera in SCENES for i in range(size.clips)
+    ]  # fmt: skip
+    jobs.sort(key=lambda job: (-job.clip.frames, job.clip.camera))
+    if workers > 1:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
+            cuts = list(pool.map(_run, jobs))
+    else:
+        cuts = [_run(job) for job in jobs]
+    done = dict(zip(jobs, cuts))
+    _write_annotations(out, done)
+    for camera in SCENES:
+        played = [job for job in jobs if job.clip.camera == camera and job.split == "test"]
+        join([out / "footage" / f"{job.clip.unit}.mp4" for job in played], out / "clips" / f"{camera}.mp4")
+        write_truth(out / "clips" / f"{camera}.gt.jsonl", [frame for job in played for frame in done[job].truths])
+    return _write_workload(out)
+
+
+def _seed(seed: int, camera: str, split: str, index: int) -> int:
+    """A seed of its own for every clip."""
+    return ((seed * 3 + list(SCENES).index(camera)) * 3 + ("train", "val", "test").index(split)) * 1000 + index
+
+
+def _one_thread() -> None:
+    cv2.setNumThreads(1)
+
+
+def _run(job: _Job) -> _Cut:
+    """Records one clip, then cuts labelled frames from what a decoder makes of it."""
+    truths = record(job.clip, job.out / "footage")
+    annotated = []
+    questions = [question for question in QUESTIONS if question.camera == job.clip.camera]
+    for index, frame in enumerate(read_frames(job.out / "footage" / f"{job.clip.unit}.mp4")):
+        if index % job.label_every:
+            continue
+        name = f"{job.clip.unit}__{round(index * 1000 / job.clip.fps):06d}.jpg"
+        for question in questions:
+            x0, y0, x1, y1 = question.roi
+            folder = job.out / "data" / question.id / job.split
+            if question.zone is None:
+                annotated.append((question.id, name, x1 - x0, y1 - y0, question.boxes(truths[index])))
+                folder = folder / "images"
+            else:
+                label = question.label(truths[index])
+                if label is None:
+                    continue
+                folder = folder / label
+            folder.mkdir(parents=True, exist_ok=True)
+            crop = cv2.cvtColor(frame[y0:y1, x0:x1], cv2.COLOR_RGB2BGR)
+            cv2.imwrite(str(folder / name), crop, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return _Cut(truths, annotated)
+
+
+def _write_annotations(out: Path, done: dict[_Job, _Cut]) -> None:
+    """COCO files of the detection queries, one for each split."""
+    for question in (q for q in QUESTIONS if q.zone is None):
+        for split in {job.split for job in done}:
+            images, annotations = [], []
+            for job, cut in done.items():
+                for query, name, width, height, boxes in cut.annotated if job.split == split else ():
+                    if query != question.id:
+                        continue
+                    images.append({"id": len(images) + 1, "file_name": name, "width": width, "height": height})
+                    for x0, y0, x1, y1 in boxes:
+                        bbox = [round(v, 1) for v in (x0, y0, x1 - x0, y1 - y0)]
+                        annotations.append({"id": len(annotations) + 1, "image_id": len(images), "category_id": 1,
+                                            "bbox": bbox, "area": round(bbox[2] * bbox[3], 1), "iscrowd": 0})  # fmt: skip
+            document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": question.classes[0]}]}
+            (out / "data" / question.id / split / "annotations.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def _write_workload(out: Path) -> Path:
+    queries = [
+        {"id": q.id, "camera": q.camera, "task": q.task, "classes": list(q.classes), "model": q.model, "input_size": q.input_size,
+         "weights": f"weights/{q.id}.safetensors", "fps": QUERY_FPS, "sla_ms": q.sla_ms, "roi": list(q.roi), "data": f"data/{q.id}"}
+        for q in QUESTIONS
+    ]  # fmt: skip
+    document = {
+        "name": "sample", "accuracy_target": 0.95,
+        "cameras": {camera: {"source": f"clips/{camera}.mp4", "fps": CAMERA_FPS} for camera in SCENES}, "queries": queries,
+    }  # fmt: skip
+    path = out / "workload.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8")
+    return path
