@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+
+
+def _at_least_one(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return float(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -92,7 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("-o", "--out", required=True, metavar="DIR", help="folder of the report")
     device(made)
-    made.add_argument("--seeds", type=int, default=3, metavar="N", help="streams drawn and averaged (default 3)")
+    made.add_argument(
+        "--seeds", type=_at_least_one, default=3, metavar="N", help="streams drawn and averaged (default 3)"
+    )
 
     made = command("simulate", "the box's own schedule on a virtual clock")
     made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
@@ -103,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="M",
         help="min, 50%%, 75%%, all (of what the originals need), or a size such as 512MiB (default min)",
     )
-    made.add_argument("--duration", type=float, default=60.0, metavar="S", help="simulated seconds (default 60)")
+    made.add_argument("--duration", type=_positive, default=60.0, metavar="S", help="simulated seconds (default 60)")
     seed(made)
     return parser
 

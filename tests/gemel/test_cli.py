@@ -1,0 +1,220 @@
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemel import cli, commands
+from gemel.cli import main
+from gemel.commands import Outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "torchvision", "numpy", "cv2", "pydantic", "yaml", "jinja2", "matplotlib", "rich")
+WORKLOAD = """
+name: two
+cameras: {gate: {source: gate.mp4, fps: 5}}
+queries:
+  - {id: a, camera: gate, task: classification, classes: [x, y], model: mobilenet_v3_small, input_size: 32}
+  - {id: b, camera: gate, task: classification, classes: [x, y, z], model: mobilenet_v3_small, input_size: 32}
+"""
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "workload.yaml"
+    path.write_text(WORKLOAD)
+    return path
+
+
+def python(*words):
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def one_line(text):
+    lines = text.strip().splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys\nfrom gemel.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit as end: assert end.code == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    for command in ("demo", "inspect", "train", "merge", "bundle", "run", "eval", "simulate"):
+        assert f"    {command} " in done.stdout
+
+
+def commands_of(parser, words=()):
+    """Every command of the grammar, as the words that call it."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        return {words: parser}
+    return {key: one for name, sub in below[0].choices.items() for key, one in commands_of(sub, (*words, name)).items()}
+
+
+def test_every_command_takes_json_and_has_a_handler():
+    found = commands_of(cli.build_parser())
+    assert len(found) == 9
+    for words, parser in found.items():
+        assert any("--json" in action.option_strings for action in parser._actions), words
+        assert callable(getattr(commands, "_".join(words)))
+
+
+@pytest.mark.parametrize("words", [[], ["frobnicate"], ["merge"], ["merge", "w.yaml"], ["simulate", "w", "--seed", "x"],
+                                   ["bundle"], ["eval", "b", "w", "-o", "d", "--seeds", "0"],
+                                   ["simulate", "w", "--duration", "-1"]])  # fmt: skip
+def test_a_usage_error_is_one_line_and_exit_code_2(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == "" and one_line(said.err).startswith("gemel")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("input_size: 32", "input_size: 32, colour: red"), "colour"),
+        (("camera: gate, task", "camera: fence, task"), "fence"),
+        (("id: b", "id: a"), "stands twice"),
+        (("classes: [x, y],", "classes: [x],"), "classes"),
+        (("mobilenet_v3_small", "mobilenet_v9"), "mobilenet_v9"),
+        (("input_size: 32", "input_size: big"), "input_size"),
+        (("name: two", "name: [two"), "YAML"),
+    ],
+)
+def test_a_faulty_workload_is_one_line_that_names_file_and_fault(workload, capsys, change, named):
+    workload.write_text(WORKLOAD.replace(change[0], change[1], 1))
+    assert main(["inspect", str(workload), "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert str(workload) in one_line(said.err) and named in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "absent.yaml"],
+        ["train", "absent.yaml"],
+        ["merge", "absent.yaml", "-o", "b.gemel"],
+        ["bundle", "show", "absent.gemel"],
+        ["bundle", "verify", "absent.gemel"],
+        ["run", "absent.yaml"],
+        ["eval", "absent.gemel", "absent.yaml", "-o", "report"],
+        ["simulate", "absent.gemel"],
+        ["simulate", "absent.yaml", "--device", "toaster"],
+    ],
+)
+def test_a_missing_file_is_one_line_and_nothing_is_written(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and one_line(said.err).startswith("gemel: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_merging_without_weights_or_onto_a_file_that_exists_is_refused(workload, tmp_path, capsys):
+    assert main(["merge", str(workload), "-o", str(tmp_path / "b.gemel")]) == 2
+    assert "weights" in one_line(capsys.readouterr().err)
+    assert main(["merge", str(workload), "-o", str(workload)]) == 2
+    assert "exists already" in one_line(capsys.readouterr().err)
+    assert main(["merge", str(workload), "-o", str(tmp_path / "absent" / "b.gemel")]) == 2
+    assert "no directory" in one_line(capsys.readouterr().err)
+    assert main(["merge", str(workload), "-o", str(tmp_path / "b.gemel"), "--method", "magic"]) == 2
+    assert "magic" in one_line(capsys.readouterr().err)
+    assert [path.name for path in tmp_path.iterdir()] == ["workload.yaml"]
+
+
+def test_inspect_needs_neither_weights_nor_footage_and_keeps_its_promised_keys(workload, capsys):
+    assert main(["inspect", str(workload), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert {"queries", "total_bytes", "groups", "ceiling_fraction"} <= set(found)
+    assert {"id", "model", "layers", "bytes"} <= set(found["queries"][0])
+    assert {"signature", "bytes", "members", "saved_bytes"} <= set(found["groups"][0])
+    assert found["total_bytes"] == sum(query["bytes"] for query in found["queries"])
+    assert 0.4 < found["ceiling_fraction"] < 0.5  # two equal backbones; heads and norms stay private
+    assert found["ceiling_bytes"] == sum(group["saved_bytes"] for group in found["groups"])
+    assert main(["inspect", str(workload)]) == 0
+    assert "ceiling" in capsys.readouterr().out
+
+
+def answering(monkeypatch, behaviour):
+    monkeypatch.setattr(commands, "inspect", behaviour)
+    return main(["inspect", "any.yaml", "--json"])
+
+
+def test_exit_codes_of_what_can_happen(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    def full(_):
+        raise OSError(28, "No space left on device", "out/bundle")
+
+    assert answering(monkeypatch, lambda _: Outcome({"ok": False}, "", 1)) == 1
+    assert answering(monkeypatch, interrupted) == 130
+    assert answering(monkeypatch, full) == 2
+    assert "out/bundle: No space left on device" in capsys.readouterr().err
+
+
+def test_json_is_one_object_on_stdout_whatever_libraries_print(monkeypatch, capsys):
+    def chatty(_):
+        print("downloading ...")
+        return Outcome({"ratio": float("nan"), "ids": ("a", "b"), "infinite": float("inf")}, "")
+
+    assert answering(monkeypatch, chatty) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"ratio": None, "ids": ["a", "b"], "infinite": None}
+    assert "downloading" in said.err
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    script = (
+        "import sys; from gemel import commands; from gemel.commands import Outcome; from gemel.cli import main\n"
+        "commands.inspect = lambda args: Outcome({}, 'x' * 100000)\nsys.exit(main(['inspect', 'w']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_progress_is_plain_lines_where_nobody_watches(monkeypatch):
+    from gemel.progress import shown_on
+
+    out = io.StringIO()
+    with shown_on(out) as progress:
+        progress("round", round=1, rounds=7, saved_bytes=12_000_000, signature="conv2d")
+        for epoch in range(50):
+            progress("epoch", queries=["a"], epoch=epoch, ratios={"a": 0.5})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2, "fifty epochs within two seconds are one line"
+    assert "round 1" in lines[0] and "saved 12 MB" in lines[0] and "a 0.500" in lines[1]
+
+
+def test_progress_on_a_terminal_shows_bytes_saved_and_each_query_s_ratio(monkeypatch):
+    from rich.console import Console
+
+    from gemel.progress import Live
+
+    live = Live(io.StringIO())
+    live("round", round=2, rounds=7, signature="conv2d", saved_bytes=12_000_000, ceiling_bytes=20_000_000, seconds=3.0)
+    live("epoch", queries=["gate", "lane"], epoch=1, epochs=4, loss=0.5, ratios={"gate": 0.97, "lane": 0.91})
+    live("test", query="gate", metric="f1", original=0.8, merged=0.79, ratio=0.9875, met=True)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live.draw())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "12 MB" in text and "round 2" in text
+    assert "98.8 % of the original" in text and "91.0 % of the original" in text
