@@ -29,17 +29,15 @@ class Classification:
     def augment(
         self, images: Tensor, targets: list[int], generator: torch.Generator
     ) -> tuple[Tensor, list[int]]:
-        """Shift by up to 8 % of the side and change the brightness; mirror half of the frames."""
+        """Shift by up to 8 % of the side and change the brightness; no mirroring, since left may be a class."""
         n, _, size, _ = images.shape
         reach = max(1, round(size * MAX_SHIFT))
         padded = F.pad(images.float(), (reach,) * 4, mode="replicate")
         offsets = torch.randint(0, 2 * reach + 1, (n, 2), generator=generator).tolist()
         gains = torch.empty(n).uniform_(0.8, 1.2, generator=generator).tolist()
-        mirrored = (torch.rand(n, generator=generator) < 0.5).tolist()
         changed = []
-        for image, (y, x), gain, mirror in zip(padded, offsets, gains, mirrored, strict=True):
-            crop = image[:, y : y + size, x : x + size] * gain
-            changed.append(crop.flip(-1) if mirror else crop)
+        for image, (y, x), gain in zip(padded, offsets, gains, strict=True):
+            changed.append(image[:, y : y + size, x : x + size] * gain)
         return torch.stack(changed).clamp_(0, 255).to(torch.uint8), targets
 
     def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:

@@ -1,0 +1,31 @@
+"""A tiny workload with trained originals, made once for all tests of the merger."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tests.merger.tiny import write_workload
+
+from merger import Recipe, TrainOptions, train_originals
+from models.workload import Workload, load_workload
+
+torch.set_num_threads(1)
+QUICK = TrainOptions(Recipe(rate=3e-3, epochs=6, batch=16), max_cycles=1)
+
+
+@pytest.fixture(scope="session")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a workload of three queries whose originals are trained."""
+    folder = tmp_path_factory.mktemp("tiny")
+    train_originals(load_workload(write_workload(folder, queries=3)), options=QUICK)
+    return folder
+
+
+@pytest.fixture
+def workload(trained_folder: Path, tmp_path: Path) -> Workload:
+    """A copy of the trained workload that a test may damage."""
+    shutil.copytree(trained_folder, tmp_path / "tiny")
+    return load_workload(tmp_path / "tiny" / "workload.yaml")

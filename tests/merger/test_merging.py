@@ -1,0 +1,190 @@
+"""Merges of tiny real networks: what is promised is what the bundle holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.merger.tiny import write_random_weights, write_workload
+
+from merger import MergeOptions, Recipe, merge
+from merger.merging import ceiling_fraction
+from models.bundle import open_bundle, verify_bundle
+from models.data import load_split
+from models.errors import InputError
+from models.evaluation import predict, score
+from models.tasks import task_of
+from models.workload import Workload, load_workload
+
+QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), choose_rate=False)
+FACTORIES = ["tests.merger.tiny:tiny_net"]
+
+
+def test_gemel_saves_bytes_and_every_query_keeps_its_target(workload: Workload, tmp_path: Path) -> None:
+    events = []
+    report = merge(workload, tmp_path / "b.safetensors", options=QUICK, progress=lambda e, **f: events.append((e, f)))
+    assert 0 < report.saved_fraction <= ceiling_fraction(workload) + 0.01
+    assert report.met and all(query.ratio >= 0.95 for query in report.queries)
+    assert report.bytes_after == open_bundle(report.bundle).manifest.bytes.after < report.bytes_before
+    rounds = [fields for event, fields in events if event == "round"]
+    assert rounds and rounds[-1]["saved_bytes"] > 0 and set(rounds[-1]["ratios"]) <= {"q0", "q1", "q2"}
+    assert json.dumps(report.to_json())
+
+
+def test_what_the_report_says_is_what_the_bundle_answers(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", options=QUICK)
+    bundle = open_bundle(report.bundle, FACTORIES)
+    for result in report.queries:
+        query, test = workload.query(result.id), load_split(workload.query(result.id), "test")
+        answers = predict(bundle.build(result.id), query, test)
+        assert test.truths is not None
+        assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
+        assert bundle.query(result.id).evidence["ratio"] == pytest.approx(result.ratio)
+
+
+def test_shared_tensors_stand_once_and_are_used_by_all_their_members(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", options=QUICK)
+    assert verify_bundle(report.bundle, FACTORIES) == []
+    manifest = open_bundle(report.bundle).manifest
+    shared = [entry for entry in manifest.shared if any(path == "last.0.weight" for _, path in entry.members)]
+    assert len(shared) == 1 and len({query for query, _ in shared[0].members}) >= 2
+
+
+def test_none_changes_nothing(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", "none", options=QUICK)
+    assert report.work == 0 or report.work < 1e9
+    assert all(query.ratio == 1.0 and query.met for query in report.queries)
+    assert report.saved_fraction < 0.01
+
+
+def test_ceiling_saves_the_whole_ceiling(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", "ceiling", options=QUICK)
+    assert report.saved_fraction >= report.ceiling_fraction
+
+
+def test_joint_shares_nothing_and_does_not_get_worse_on_val(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", "joint", options=QUICK)
+    assert report.saved_fraction < 0.01
+    assert all(query.ratio > 0.9 for query in report.queries)
+
+
+def test_an_interrupted_merge_resumes_to_the_same_bundle(workload: Workload, tmp_path: Path) -> None:
+    straight = merge(workload, tmp_path / "straight.safetensors", options=QUICK)
+
+    def interrupt_after_first_round(event: str, **fields) -> None:
+        if event == "round":
+            raise KeyboardInterrupt
+
+    out = tmp_path / "resumed.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        merge(workload, out, options=QUICK, progress=interrupt_after_first_round)
+    assert not out.exists() and (tmp_path / "resumed.safetensors.work").is_dir()
+    with pytest.raises(InputError, match="interrupted merge; give --resume"):
+        merge(workload, out, options=QUICK)
+    rounds = []
+    resumed = merge(
+        workload, out, resume=True, options=QUICK,
+        progress=lambda event, **fields: rounds.append(fields["round"]) if event == "round" else None,
+    )  # fmt: skip
+    assert rounds[0] == 2
+    assert open_bundle(resumed.bundle).manifest.shared == open_bundle(straight.bundle).manifest.shared
+    assert not (tmp_path / "resumed.safetensors.work").exists()
+
+
+def test_a_resume_with_other_options_is_refused(workload: Workload, tmp_path: Path) -> None:
+    def interrupt(event: str, **fields) -> None:
+        if event == "round":
+            raise KeyboardInterrupt
+
+    out = tmp_path / "b.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        merge(workload, out, options=QUICK, progress=interrupt)
+    with pytest.raises(InputError, match="belongs to another merge \\(seed differ"):
+        merge(workload, out, resume=True, seed=1, options=QUICK)
+
+
+def test_a_signal_at_any_moment_leaves_no_bundle_and_a_folder_to_go_on_from(workload: Workload, tmp_path: Path) -> None:
+    out = tmp_path / "b.safetensors"
+    command = [sys.executable, "-m", "gemel", "merge", str(workload.path), "-o", str(out), "--json"]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode in (130, 0)
+    assert out.exists() == (process.returncode == 0)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda w: w.query("q0").weights.unlink(), "q0.safetensors: .*does not exist .query q0.; .*gemel train"),
+        (lambda w: (w.query("q1").data / "test" / "left").rename(w.query("q1").data / "l"), "no frames of class 'left'"),
+        (lambda w: next((w.query("q1").data / "val/left").iterdir()).write_bytes(b"no image"), "not an image that dec"),
+    ],
+    ids=["weights missing", "class missing", "image damaged"],
+)
+def test_bad_input_is_named_and_nothing_is_written(workload: Workload, tmp_path: Path, damage, message) -> None:
+    damage(workload)
+    out = tmp_path / "b.safetensors"
+    with pytest.raises(InputError, match=message):
+        merge(workload, out, options=QUICK)
+    assert list(tmp_path.iterdir()) == [tmp_path / "tiny"]
+
+
+def test_nan_weights_are_refused(workload: Workload, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = workload.query("q2").weights
+    state = load_file(path)
+    state["head.weight"][0, 0] = float("nan")
+    save_file(state, path)
+    with pytest.raises(InputError, match="head.weight"):
+        merge(workload, tmp_path / "b.safetensors", options=QUICK)
+
+
+def test_an_existing_output_is_refused_before_any_work(workload: Workload, tmp_path: Path) -> None:
+    out = tmp_path / "b.safetensors"
+    out.write_text("mine")
+    with pytest.raises(InputError, match="exists already"):
+        merge(workload, out, options=QUICK)
+    assert out.read_text() == "mine"
+
+
+def test_an_original_at_chance_is_called_no_evidence(tmp_path: Path) -> None:
+    path = write_workload(tmp_path / "w", queries=2, frames=40)
+    write_random_weights(path)
+    warnings = []
+    report = merge(
+        load_workload(path), tmp_path / "b.safetensors", "none",
+        progress=lambda event, **fields: warnings.append(fields["text"]) if event == "warning" else None,
+    )  # fmt: skip
+    assert not report.queries[0].worth
+    assert any("no evidence" in text for text in warnings)
+
+
+def test_unlabelled_frames_are_enough(workload: Workload, tmp_path: Path) -> None:
+    """Without labels the originals are teacher and reference."""
+    for query in workload.queries:
+        frames = sorted(query.data.glob("*/*/*.png"))
+        flat = query.data.with_name(f"{query.id}-flat")
+        flat.mkdir()
+        for index, frame in enumerate(frames):
+            frame.rename(flat / f"clip{index % 6}__{index * 200:06d}.png")
+    text = workload.path.read_text()
+    for query in workload.queries:
+        text = text.replace(f"data/{query.id}", f"data/{query.id}-flat")
+    workload.path.write_text(text)
+    report = merge(load_workload(workload.path), tmp_path / "b.safetensors", options=QUICK)
+    assert report.saved_fraction > 0
+    assert all(query.original == 1.0 for query in report.queries)
+
+

@@ -1,0 +1,68 @@
+"""The training loop: shared parameters once, work counted, divergence seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from merger.training import Diverged, Recipe, forward_flops
+from merger.workbench import Workbench
+from models.layers import groups
+from models.plan import SharingPlan, tie
+from models.workload import Workload
+
+
+@pytest.fixture
+def bench(workload: Workload) -> Workbench:
+    return Workbench(workload)
+
+
+def test_a_shared_parameter_stands_once_in_the_optimiser(bench: Workbench) -> None:
+    plan = SharingPlan.of(groups(bench.layers))
+    models = bench.models(bench.queries)
+    apart = sum(len(list(model.parameters())) for model in models.values())
+    tie(models, plan)
+    training = bench.training(models, Recipe())
+    listed = [id(p) for group in training.optimiser.param_groups for p in group["params"]]
+    assert len(listed) == len(set(listed)) == apart - sum(len(members) - 1 for members in plan.shared)
+
+
+def test_tied_layers_stay_equal_and_private_ones_part(bench: Workbench) -> None:
+    plan = SharingPlan.of(groups(bench.layers))
+    models = bench.tied(plan, ["q0", "q2"])
+    bench.training(models, Recipe(rate=1e-3, epochs=1)).epoch()
+    first, third = models["q0"].state_dict(), models["q2"].state_dict()
+    assert torch.equal(first["body.0.weight"], third["body.0.weight"])
+    assert not torch.equal(first["body.0.weight"], bench.originals["q0"].state_dict()["body.0.weight"])
+    assert not torch.equal(first["body.1.weight"], third["body.1.weight"])
+    assert not torch.equal(first["head.weight"], third["head.weight"])
+
+
+def test_originals_are_left_as_they_are(bench: Workbench) -> None:
+    before = {name: t.clone() for name, t in bench.originals["q0"].state_dict().items()}
+    models = bench.tied(SharingPlan.of(groups(bench.layers)), bench.queries)
+    bench.training(models, Recipe(rate=1e-3, epochs=1)).epoch()
+    assert all(torch.equal(before[name], t) for name, t in bench.originals["q0"].state_dict().items())
+
+
+def test_work_counts_forward_backward_and_teacher(bench: Workbench) -> None:
+    models = bench.models(["q0"])
+    bench.work.total = 0.0
+    bench.training(models, Recipe(epochs=1, batch=10, frames_per_epoch=20)).epoch()
+    assert bench.work.total == 20 * (1 + 2 + 1) * forward_flops(bench.queries["q0"])
+
+
+def test_the_same_seed_gives_the_same_step(bench: Workbench) -> None:
+    losses = []
+    for _ in range(2):
+        training = bench.training(bench.models(["q0", "q1"]), Recipe(epochs=1, seed=3))
+        losses.append(training.epoch())
+    assert losses[0] == losses[1]
+
+
+def test_a_loss_that_is_no_number_is_reported(bench: Workbench) -> None:
+    models = bench.models(["q0"])
+    with torch.no_grad():
+        models["q0"].head.weight.fill_(float("nan"))
+    with pytest.raises(Diverged, match="q0"):
+        bench.training(models, Recipe(epochs=1)).epoch()

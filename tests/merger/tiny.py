@@ -1,0 +1,84 @@
+"""Small networks and made-up frames on which real merges take seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+
+SIZE = 24
+
+
+class TinyNet(nn.Module):
+    """Three convolutions with norms and a head; `extra` puts one more convolution before the last."""
+
+    def __init__(self, num_classes: int, width: int = 16, extra: bool = False) -> None:
+        super().__init__()
+        self.stem = _block(3, width, 2)
+        self.body = _block(width, 2 * width, 2)
+        self.extra = _block(2 * width, 2 * width, 1) if extra else nn.Identity()
+        self.last = _block(2 * width, 4 * width, 2)
+        self.head = nn.Linear(4 * width * (SIZE // 8) ** 2, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3, S, S) -> (N, C)."""
+        x = self.last(self.extra(self.body(self.stem(x))))
+        return self.head(x.flatten(1))
+
+
+def _block(channels: int, out: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+
+
+def tiny_net(num_classes: int, **model_args) -> nn.Module:
+    """The factory that workloads of the tests name."""
+    return TinyNet(num_classes, **model_args)
+
+
+def write_workload(folder: Path, queries: int = 2, frames: int = 60, seed: int = 0, **keys) -> Path:
+    """A workload of classification queries (bright square left or right, each on its own background)."""
+    random = np.random.default_rng(seed)
+    documents = []
+    for index in range(queries):
+        query = f"q{index}"
+        background = random.integers(0, 120, 3)
+        for split, count in (("train", frames), ("val", frames // 2), ("test", frames // 2)):
+            for label in ("left", "right"):
+                for frame in range(count // 2):
+                    path = folder / "data" / query / split / label / f"clip{frame % 6}__{frame * 200:06d}{label}.png"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    cv2.imwrite(str(path), _frame(random, background, label))
+        documents.append({
+            "id": query, "camera": "c", "task": "classification", "classes": ["left", "right"],
+            "model": "tests.merger.tiny:tiny_net", "model_args": {"extra": index % 2 == 1}, "input_size": SIZE,
+            "data": f"data/{query}", "weights": f"weights/{query}.safetensors", **keys,
+        })  # fmt: skip
+    path = folder / "workload.yaml"
+    workload = {"name": "tiny", "cameras": {"c": {"source": "none.mp4", "fps": 5}}, "queries": documents}
+    path.write_text(yaml.safe_dump(workload))
+    return path
+
+
+def _frame(random: np.random.Generator, background: np.ndarray, label: str) -> np.ndarray:
+    image = np.clip(background + random.normal(0, 12, (32, 32, 3)), 0, 255)
+    y, x = random.integers(4, 20), random.integers(1, 7) + (16 if label == "right" else 0)
+    image[y : y + 8, x : x + 8] = random.integers(160, 255, 3)
+    return image.astype(np.uint8)
+
+
+def write_random_weights(path: Path) -> None:
+    """Weights for every query of a workload without training: for tests that need files, not answers."""
+    from models.weights import save_weights
+    from models.workload import load_workload
+    from models.zoo import build
+
+    for index, query in enumerate(load_workload(path).queries):
+        torch.manual_seed(index)
+        model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+        assert query.weights is not None
+        query.weights.parent.mkdir(parents=True, exist_ok=True)
+        save_weights(query.weights, model.state_dict())
