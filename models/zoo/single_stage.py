@@ -86,12 +86,12 @@ def spread(scales: Sequence[float], maps: int) -> list[float]:
     Raises ValueError when the scales do not rise or their count fits neither form.
     """
     values = [float(scale) for scale in scales]
-    if len(values) == 2 and maps > 1:
-        low, high = values
-        values = [low * (high / low) ** (step / maps) for step in range(maps + 1)]
-    if len(values) != maps + 1 or values[0] <= 0 or values != sorted(values):
+    if len(values) not in (2, maps + 1) or values[0] <= 0 or values != sorted(values):
         raise ValueError(f"scales must be 2 or {maps + 1} rising numbers above 0, not {list(scales)}")
-    return values
+    if len(values) == maps + 1:
+        return values
+    low, high = values
+    return [low * (high / low) ** (step / maps) for step in range(maps + 1)]
 
 
 def _fractions(generator: DefaultBoxGenerator, input_size: int, grids: Sequence[tuple[int, int]]) -> Tensor:

@@ -20,8 +20,7 @@ from models.zoo.single_stage import SingleStage, map_shapes, single_stage, sprea
 SCALES = (0.06, 0.5)
 """Default boxes as fractions of the frame's side: vehicles of 12 to 120 pixels on a 352x288 traffic camera."""
 ASPECT_RATIOS = (2.0,)
-NORM = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.03)
-"""The norm of torchvision's SSDLite."""
+NORM = partial(nn.BatchNorm2d, eps=1e-3)
 
 
 class MobileNetV2Maps(nn.Module):

@@ -1,0 +1,132 @@
+"""F1 and mAP on cases small enough to count by hand."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.tasks.average_precision import mean_average_precision
+from models.tasks.base import Boxes, DetectionAnswer
+from models.tasks.f1 import NO_THRESHOLD, best_threshold, box_iou, f1_of, match_frames
+
+HERE = (0.0, 0.0, 10.0, 10.0)
+NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
+FAR = (50.0, 50.0, 60.0, 60.0)
+HALF = (0.0, 0.0, 10.0, 5.0)  # IoU 0.5 with HERE
+LESS = (0.0, 0.0, 10.0, 4.9)
+
+
+def answer(*rows: tuple[str, float, tuple[float, float, float, float]]) -> DetectionAnswer:
+    names, scores, boxes = zip(*rows)
+    return DetectionAnswer(names, scores, boxes)
+
+
+def test_iou_of_known_boxes():
+    table = box_iou(np.array([HERE, FAR]), np.array([NEAR, HALF, (5.0, 0.0, 15.0, 10.0)]))
+    np.testing.assert_allclose(table, [[0.8, 0.5, 1 / 3], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("case", "answers", "truths", "expected"),
+    [
+        ("found", [answer(("car", 0.9, NEAR))], [Boxes(("car",), (HERE,))], 1.0),
+        ("IoU of exactly one half counts", [answer(("car", 0.9, HALF))], [Boxes(("car",), (HERE,))], 1.0),
+        ("less does not", [answer(("car", 0.9, LESS))], [Boxes(("car",), (HERE,))], 0.0),
+        ("another class is no hit", [answer(("bus", 0.9, HERE))], [Boxes(("car",), (HERE,))], 0.0),
+        (
+            "a second box on one object is a false alarm",
+            [answer(("car", 0.9, NEAR), ("car", 0.8, HERE))],
+            [Boxes(("car",), (HERE,))],
+            2 / 3,
+        ),
+        ("no answer misses everything", [None], [Boxes(("car", "car"), (HERE, FAR))], 0.0),
+        ("nothing there, nothing said", [DetectionAnswer()], [Boxes()], 1.0),
+        ("nothing there, something said", [answer(("car", 0.9, HERE))], [Boxes()], 0.0),
+        (
+            "micro over classes and frames",
+            [answer(("car", 0.9, HERE), ("bus", 0.8, FAR)), answer(("bus", 0.3, HERE))],
+            [Boxes(("car", "bus"), (HERE, HERE)), Boxes(("bus",), (HERE,))],
+            4 / 6,
+        ),
+    ],
+)
+def test_f1_counted_by_hand(case, answers, truths, expected):
+    assert f1_of(match_frames(answers, truths).counts()) == pytest.approx(expected), case
+
+
+def test_the_better_score_takes_the_object_even_if_it_fits_worse():
+    matches = match_frames([answer(("car", 0.5, HERE), ("car", 0.9, HALF))], [Boxes(("car",), (HERE,))])
+    assert matches.counts(0.7).tolist() == [[1, 1, 1]]
+    assert matches.counts(0.0).tolist() == [[1, 2, 1]]
+
+
+def test_threshold_parts_hits_from_false_alarms():
+    answers = [answer(("car", 0.9, HERE), ("car", 0.6, FAR)), answer(("car", 0.8, HERE), ("car", 0.3, FAR))]
+    truths = [Boxes(("car",), (HERE,)), Boxes(("car",), (HERE,))]
+    threshold = best_threshold(match_frames(answers, truths))
+    assert 0.6 < threshold < 0.8
+    assert f1_of(match_frames(answers, truths).counts(threshold)) == 1.0
+    assert best_threshold(match_frames([None], truths[:1])) == NO_THRESHOLD
+
+
+_boxes = st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(4, 20), st.integers(4, 20)).map(
+    lambda b: (float(b[0]), float(b[1]), float(b[0] + b[2]), float(b[1] + b[3]))
+)
+_names = st.sampled_from(["car", "bus"])
+_scores = st.sampled_from([0.1, 0.2, 0.35, 0.5, 0.5, 0.8])
+_answers = st.lists(st.tuples(_names, _scores, _boxes), max_size=8).map(
+    lambda rows: answer(*rows) if rows else DetectionAnswer()
+)
+_truths = st.lists(st.tuples(_names, _boxes), max_size=6).map(
+    lambda rows: Boxes(tuple(name for name, _ in rows), tuple(box for _, box in rows))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_answers, _truths), min_size=1, max_size=4))
+def test_the_chosen_threshold_is_the_best_there_is_and_frames_add_up(frames):
+    answers, truths = zip(*frames)
+    matches = match_frames(answers, truths)
+    best = f1_of(matches.counts(best_threshold(matches)))
+    for threshold in (0.05, 0.15, 0.3, 0.4, 0.6):
+        alone = [match_frames([a], [t]).counts(threshold)[0] for a, t in frames]
+        assert f1_of(matches.counts(threshold)) == pytest.approx(f1_of(np.array(alone)))
+        if matches.hits.any():
+            assert f1_of(matches.counts(threshold)) <= best + 1e-12
+
+
+def test_three_hundred_crowded_frames_take_less_than_a_second():
+    random = np.random.default_rng(0)
+
+    def crowd() -> tuple:
+        corners = random.uniform(0, 300, (30, 2))
+        return tuple(tuple(row) for row in np.hstack([corners, corners + 25]))
+
+    truths = [Boxes(("car",) * 30, crowd()) for _ in range(300)]
+    answers = [DetectionAnswer(t.classes, tuple(random.uniform(size=30)), t.boxes) for t in truths]
+    start = time.perf_counter()
+    assert f1_of(match_frames(answers, truths).counts()) == 1.0
+    assert time.perf_counter() - start < 1
+
+
+def test_map_of_known_cases():
+    truths = [Boxes(("car", "bus"), (HERE, FAR)), Boxes(("car",), (FAR,))]
+    perfect = [answer(("car", 0.9, HERE), ("bus", 0.8, FAR)), answer(("car", 0.7, FAR))]
+    assert mean_average_precision(perfect, truths, ["car", "bus"]) == pytest.approx({"map": 1.0, "map50": 1.0})
+    half = [answer(("car", 0.9, NEAR)), None]
+    found = mean_average_precision(half, truths, ["car"])
+    # One of two cars: precision 1 up to a recall of 0.5, which is 51 of COCO's 101 points; IoU 0.8 passes 7 of 10.
+    assert found["map50"] == pytest.approx(51 / 101)
+    assert found["map"] == pytest.approx(51 / 101 * 0.7, abs=0.06)
+    assert mean_average_precision([None, None], truths, ["car"]) == {"map": 0.0, "map50": 0.0}
+    assert np.isnan(mean_average_precision(half, [Boxes(), Boxes()], ["car"])["map"])
+    assert mean_average_precision([None], [Boxes(("dog",), (HERE,))], ["car"])["map"] != 0
+
+
+def test_map_prints_nothing(capsys):
+    mean_average_precision([answer(("car", 0.9, HERE))], [Boxes(("car",), (HERE,))], ["car"])
+    assert capsys.readouterr().out == ""
