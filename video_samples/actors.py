@@ -27,7 +27,7 @@ CARGO: tuple[tuple[Colour, Colour, Colour], ...] = (  # cab, cargo box, stripe
 BUS_PAINTS: tuple[tuple[Colour, Colour], ...] = (((206, 36, 40), (240, 236, 228)), ((214, 44, 38), (250, 220, 120)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Actor:
     """One object at one moment: ground position in metres, heading in radians from x towards y, distance gone."""
 

@@ -9,10 +9,12 @@ import cv2
 import numpy as np
 
 from video_samples.pen import Light, Pen
-from video_samples.textures import FACADE_PIXELS_PER_M, PIXELS_PER_M, FacadeStyle, GroundMap, mottle, paint_facade
+from video_samples.textures import (
+    FACADE_PIXELS_PER_M, LIGHT_PIXELS_PER_M, PIXELS_PER_M, FacadeStyle, GroundMap, mottle, paint_facade,
+)  # fmt: skip
 from video_samples.view import NEAR_M, View
 
-SHADOW_FACTOR = np.array([0.50, 0.53, 0.60])  # what skylight alone leaves of a sunlit surface
+SHADOW_FACTOR = (0.50, 0.53, 0.60)  # what skylight alone leaves of a sunlit surface
 WET_BLUR = (7, 61)  # canvas pixels over which a wet road smears what it mirrors
 
 
@@ -74,19 +76,29 @@ def paint_backdrop(
     rng = np.random.default_rng(seed)
     width, height = view.canvas_size
     sky = _sky(view, light, rng)
-    lit_map, shaded_map = _lit_ground(ground, light, rng)
     plane = view.plane_homography(np.zeros(3), np.array([1.0, 0, 0]), np.array([0, 1.0, 0]))
-    to_plane = np.array([[1 / PIXELS_PER_M, 0, ground.x0], [0, -1 / PIXELS_PER_M, ground.y1], [0, 0, 1.0]])
-    horizon = int(np.clip(height / 2 + view.focal * 2 * np.tan(np.radians(view.pitch)), 0, height)) + 4
-    canvases = []
-    for plan in (lit_map, shaded_map):
-        canvas = sky.copy()
-        warped = _warp_smooth(plan, plane @ to_plane, (width, height))
-        inside = _warp_smooth(np.full(plan.shape[:2], 255, np.uint8), plane @ to_plane, (width, height))
-        inside[:horizon] = 0
-        cv2.copyTo(warped, inside, canvas)
-        canvases.append(canvas)
-    lit, shaded = canvases
+
+    def seen(plan: np.ndarray, per_metre: int, smooth: bool = False) -> np.ndarray:
+        to_plane = np.array([[1 / per_metre, 0, ground.x0], [0, -1 / per_metre, ground.y1], [0, 0, 1.0]])
+        if smooth:
+            return _warp_smooth(plan, plane @ to_plane, (width, height))
+        return cv2.warpPerspective(plan, plane @ to_plane, (width, height), flags=cv2.INTER_LINEAR)
+
+    inside = seen(np.full(ground.materials.shape, 255, np.uint8), PIXELS_PER_M)
+    inside[: int(np.clip(height / 2 + view.intrinsics[0, 0] * np.tan(np.radians(view.pitch)), 0, height)) + 4] = 0
+    plain = seen(ground.textured(rng), PIXELS_PER_M, smooth=True).astype(np.float32)
+    if light.night:
+        bright = plain * (0.72 * np.asarray(light.ambient, np.float32) + 0.9 * np.minimum(seen(ground.light, LIGHT_PIXELS_PER_M), 1.6))
+        dark = bright * 0.6
+    else:
+        bright = plain * light.factors(np.array([[0, 0, 1.0]]))[0].astype(np.float32)
+        dark = bright * np.asarray(SHADOW_FACTOR, np.float32)
+        soft = cv2.merge([seen(cv2.GaussianBlur(ground.shade, (7, 7), 0), PIXELS_PER_M).astype(np.float32) / 255] * 3)
+        bright += (dark - bright) * soft
+    lit, shaded = sky.copy(), sky
+    for canvas, plan in ((lit, bright), (shaded, dark)):
+        cv2.copyTo(np.clip(plan, 0, 255).astype(np.uint8), inside, canvas)
+    bare = lit.copy()
     road = inside.copy()
     mirror = np.zeros_like(lit)
     for house in sorted(houses, key=lambda h: -_distance(view, (h.x0 + h.x1) / 2, (h.y0 + h.y1) / 2)):
@@ -99,7 +111,7 @@ def paint_backdrop(
         shaded = np.clip(shaded + wet * 0.5, 0, 255).astype(np.uint8)
     for sprite in sprites:
         sprite.stamp(lit)
-    standing = cv2.absdiff(lit, canvases[0]).max(axis=2) > 0 if not light.night else road == 0
+    standing = cv2.absdiff(lit, bare).max(axis=2) > 0 if not light.night else road == 0
     shaded[standing] = lit[standing]
     return Backdrop(lit, shaded)
 
@@ -117,30 +129,18 @@ def _distance(view: View, x: float, y: float) -> float:
 
 def _sky(view: View, light: Light, rng: np.random.Generator) -> np.ndarray:
     width, height = view.canvas_size
-    ramp = np.linspace(0, 1, height, dtype=np.float32)[:, None, None] ** 0.8
+    ramp = np.linspace(0, 1, height // 2, dtype=np.float32)[:, None, None] ** 0.8
     if light.night:
         low, high = np.array([58, 46, 52], np.float32), np.array([12, 14, 26], np.float32)
     else:
         low, high = np.array([226, 234, 240], np.float32), np.array([104, 158, 214], np.float32)
-    sky = np.repeat(high + (low - high) * np.minimum(ramp * 3.2, 1), width, axis=1)
-    clouds = mottle(rng, (height, width), 150) + 0.6 * mottle(rng, (height, width), 60) + 0.3 * mottle(rng, (height, width), 24)
+    sky = high + (low - high) * np.minimum(ramp * 3.2, 1)
+    shape = (height // 2, width // 2)
+    clouds = mottle(rng, shape, 75) + 0.6 * mottle(rng, shape, 30) + 0.3 * mottle(rng, shape, 12)
     cover = np.clip(clouds * 0.45 + 0.1, 0, 1)[..., None]
     cloud = np.array([246, 246, 248], np.float32) if not light.night else np.array([44, 38, 44], np.float32)
-    return np.clip(sky * (1 - cover) + cloud * cover, 0, 255).astype(np.uint8)
-
-
-def _lit_ground(ground: GroundMap, light: Light, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    plain = ground.textured(rng).astype(np.float32)
-    if light.night:
-        wet = plain * 0.9
-        lamp_light = np.minimum(ground.light, 1.6)
-        lit = wet * (np.asarray(light.ambient, np.float32) * 0.8 + lamp_light)
-        return np.clip(lit, 0, 255).astype(np.uint8), np.clip(lit * 0.6, 0, 255).astype(np.uint8)
-    bright = plain * light.factors(np.array([[0, 0, 1.0]]))[0].astype(np.float32)
-    dark = bright * SHADOW_FACTOR.astype(np.float32)
-    soft = cv2.GaussianBlur(ground.shade, (9, 9), 0).astype(np.float32)[..., None] / 255
-    lit = bright * (1 - soft) + dark * soft
-    return np.clip(lit, 0, 255).astype(np.uint8), np.clip(dark, 0, 255).astype(np.uint8)
+    painted = np.clip(sky * (1 - cover) + cloud * cover, 0, 255).astype(np.uint8)
+    return cv2.resize(painted, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
 def _draw_house(lit, mirror, road, house: House, view: View, light: Light, rng: np.random.Generator) -> None:

@@ -23,7 +23,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "junction-night": lambda: junction(night=True),
     "square": square,
 }
-QUALITY_CRF, KEYFRAME_EVERY = 21, 20
+QUALITY_CRF, KEYFRAME_EVERY = 23, 50
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Recorder:
         command = [
             imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y",
             "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", str(fps), "-i", "-",
-            "-c:v", "libx264", "-preset", "veryfast", "-crf", str(QUALITY_CRF), "-pix_fmt", "yuv420p", "-bf", "0",
+            "-c:v", "libx264", "-preset", "superfast", "-crf", str(QUALITY_CRF), "-pix_fmt", "yuv420p", "-bf", "0",
             "-g", str(KEYFRAME_EVERY), "-threads", "1", "-fflags", "+bitexact", "-flags:v", "+bitexact",
             "-movflags", "+faststart", str(path),
         ]  # fmt: skip

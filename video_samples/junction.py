@@ -35,7 +35,7 @@ LAMP_HEIGHT = 6.6
 
 
 def _ground() -> GroundMap:
-    g = GroundMap(-75, -16, 45, 92, (96, 96, 100), ASPHALT)
+    g = GroundMap(-64, -14, 36, 92, (96, 96, 100), ASPHALT)
     kerb, stone, white = (168, 166, 160), (158, 150, 142), (226, 226, 220)
     g.rect(-75, ROAD_FAR, 45, 92, stone, PAVING)
     g.tiles(-75, ROAD_FAR, 45, 24, 0.9, (142, 136, 128))
@@ -176,7 +176,7 @@ def junction(night: bool) -> Scene:
 def _world(seed: int, night: bool) -> World:
     """Traffic of one clip; where in the signal cycle it begins follows from the seed."""
     rng = np.random.default_rng([seed, 77])
-    signals = Signals([Phase("main", 15.0 if night else 9.0), Phase("side", 4.5), Phase("walk", 4.0)], 3.0, float(rng.uniform(0, 33)))
+    signals = Signals([Phase("main", 18.0 if night else 9.0), Phase("side", 4.5), Phase("walk", 4.0)], 3.0, float(rng.uniform(0, 33)))
     straight = {
         name: make_path(name, name, name, "main", [(-75, y), (45, y)] if name[0] == "E" else [(45, y), (-75, y)],
                         (STOP_E if name[0] == "E" else STOP_W, y), (45, y) if name[0] == "E" else (-75, y))
@@ -193,23 +193,23 @@ def _world(seed: int, night: bool) -> World:
                      (STOP_E, 1.75), (-6.5, 1.75))
     cycle = make_path("cycle", "cycle", "cycle", "main", [(-75, -1.0), (45, -1.0)], (STOP_E, -1.0), (45, -1.0))
     mixed = {"car": 0.74, "truck": 0.26}
-    calm = 1.9 if night else 1.0
+    calm = 3.0 if night else 1.0
     flows = [
         Flow(straight["E1"], {"car": 0.8, "truck": 0.12, "bus": 0.08}, 9.0 * calm), Flow(straight["E2"], mixed, 8.5),
         Flow(straight["W1"], mixed, 13.0), Flow(straight["W2"], mixed, 8.5), Flow(bus, {"bus": 1.0}, 27.0),
-        Flow(right, {"car": 1.0}, 17.0), Flow(left, {"car": 0.8, "truck": 0.2}, 17.0), Flow(into, {"car": 1.0}, 17.0),
+        Flow(right, {"car": 1.0}, 17.0), Flow(left, {"car": 0.8, "truck": 0.2}, 17.0), Flow(into, {"car": 1.0}, 17.0 * calm),
         Flow(cycle, {"bicycle": 1.0}, 11.0 if not night else 24.0),
     ]  # fmt: skip
     thin = 1.0 if not night else 2.4
     zw, ze, zs = (sum(z) / 2 for z in (ZEBRA_WEST, ZEBRA_EAST, ZEBRA_SIDE))
     routes = [
-        Route(((-60, 19.6), (40, 19.6)), 9 * thin, spread=0.9), Route(((-60, -4.2), (-8, -4.2), (-8.6, -15)), 16 * thin),
-        Route(((40, -4.2), (8, -4.4), (8.0, -15)), 16 * thin), Route(((-1.5, 85), (-0.5, 22), (-20, 19.8), (-60, 19.8)), 9 * thin),
-        Route(((2, 80), (1.0, 22), (18, 19.4), (40, 19.4)), 9 * thin),
-        Route(((-30, -4), (zw, -2.9), (zw, 14.9), (zw, 19), (-60, 19.6)), 9 * thin, wait_at=(1,)),
-        Route(((30, 19.4), (ze, 15.0), (ze, -3.0), (9, -6), (9, -16)), 9 * thin, wait_at=(1,)),
-        Route(((0, 60), (-2, 20), (zw, 14.9), (zw, -2.9), (-30, -4.2)), 10 * thin, wait_at=(2,)),
+        Route(((-60, 19.6), (40, 19.6)), 13 * thin, spread=0.9), Route(((-60, -4.2), (-8, -4.2), (-8.6, -15)), 16 * thin),
+        Route(((40, -4.2), (8, -4.4), (8.0, -15)), 16 * thin), Route(((-1.5, 76), (-0.5, 22), (-20, 19.8), (-60, 19.8)), 13 * thin),
+        Route(((2, 80), (1.0, 22), (18, 19.4), (40, 19.4)), 13 * thin),
+        Route(((-30, -4), (zw, -2.9), (zw, 14.9), (zw, 19), (-60, 19.6)), 13 * thin, wait_at=(1,)),
+        Route(((30, 19.4), (ze, 15.0), (ze, -3.0), (9, -6), (9, -16)), 13 * thin, wait_at=(1,)),
+        Route(((0, 60), (-2, 20), (zw, 14.9), (zw, -2.9), (-30, -4.2)), 13 * thin, wait_at=(2,)),
         Route(((-16, -5), (-4.6, zs), (4.6, zs), (20, -5)), 12 * thin, wait_at=(1,)),
         Route(((-45, 19.8), (-21, 18.1), (-45, 19.6)), 16 * thin, linger={1: (8, 20)}, spread=1.6),
     ]  # fmt: skip
-    return World(seed, flows, routes, signals, dwell_s=(9.0, 13.0), warm_up_s=26.0 + float(rng.uniform(0, 12)))
+    return World(seed, flows, routes, signals, dwell_s=(6.0, 9.0), warm_up_s=26.0 + float(rng.uniform(0, 12)))

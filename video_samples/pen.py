@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -54,7 +55,6 @@ class Pen:
     light: Light
     canvas: np.ndarray
     mask: np.ndarray | None = None
-    extent: list[np.ndarray] = field(default_factory=list)
 
     def fill(self, pixels: np.ndarray, colour) -> None:
         """A convex polygon in canvas pixels (N, 2)."""
@@ -86,10 +86,15 @@ class Pen:
 
     def disc(self, centre, radius: float, colour) -> None:
         """A ball of that radius in metres."""
-        pixels, depth = self.view.project(np.asarray([centre], np.float64))
-        if depth[0] > NEAR_M:
-            size = max(1, round(radius * self.view.pixels_per_metre(float(depth[0])) * SUBPIXEL))
-            at = (round(float(pixels[0, 0]) * SUBPIXEL), round(float(pixels[0, 1]) * SUBPIXEL))
+        self.discs(np.asarray([centre], np.float64), np.array([radius]), np.asarray([colour], np.float64))
+
+    def discs(self, centres: np.ndarray, radii: np.ndarray, colours: np.ndarray) -> None:
+        """Balls, drawn in the order given: centres (N, 3) and radii (N,) in metres, colours (N, 3)."""
+        pixels, depth = self.view.project(centres)
+        if depth.min() <= NEAR_M:
+            return
+        sizes = np.maximum(np.round(radii * self.view.intrinsics[0, 0] / depth * SUBPIXEL), 1).astype(int).tolist()
+        for at, size, colour in zip(np.round(pixels * SUBPIXEL).astype(int).tolist(), sizes, colours.tolist()):
             cv2.circle(self.canvas, at, size, colour, -1, 8, SUBPIXEL_BITS)
             if self.mask is not None:
                 cv2.circle(self.mask, at, size, 255, -1, 8, SUBPIXEL_BITS)
@@ -120,13 +125,12 @@ class Pen:
         if self.view.eye[2] > z1:
             self.poly([(x + radius * np.cos(t), y + radius * np.sin(t), z1) for t in angles], colour, (0, 0, 1))
 
-    def solid(self, solid: Solid, body: np.ndarray, heading: float, braking: bool) -> tuple[np.ndarray, list[LampSeen]]:
-        """A vehicle whose vertices lie at `body` (V, 3); returns their canvas pixels and the lamps that face the camera."""
-        pixels, depth = self.view.project(body)
-        if depth.min() <= NEAR_M:
-            return np.empty((0, 2)), []
+    def solid(
+        self, solid: Solid, pixels: np.ndarray, depth: np.ndarray, place: tuple[float, float], heading: float, braking: bool
+    ) -> list[LampSeen]:
+        """A vehicle at `place` whose vertices project to these pixels; returns the lamps that face the camera."""
         rotation = _rotation(heading)
-        offset = body[0] - solid.vertices[0] @ rotation.T
+        offset = np.array([*place, 0.0])
         normals, centres = solid.normals @ rotation.T, solid.centres @ rotation.T + offset
         facing = np.einsum("ij,ij->i", self.view.eye - centres, normals) > 0
         colours = np.minimum(solid.colours * self.light.factors(normals), 255)
@@ -142,7 +146,7 @@ class Pen:
                     lamps.append(LampSeen((float(at[0]), float(at[1])), float(depth[solid.faces[i][0]]), kind,
                                           tuple(centres[i].tolist()), heading))
             cv2.fillConvexPoly(self.canvas, fixed[solid.faces[i]], colour, 8, SUBPIXEL_BITS)
-        return pixels, lamps
+        return lamps
 
     def _lamp_colour(self, kind: int, shaded: list[float], own: np.ndarray, braking: bool) -> list[float]:
         if kind == TAIL and braking:
@@ -156,21 +160,23 @@ class Pen:
         warm = (236.0, 212.0, 160.0) if tuple(own) != (252.0, 176.0, 40.0) else (255.0, 170.0, 40.0)
         return list(warm) if kind == GLOW and tuple(own) != GLASS else [150.0, 140.0, 112.0]
 
-    def figure(self, outfit: Outfit, figure: Figure, body: np.ndarray) -> np.ndarray:
-        """A person or cyclist whose limb ends lie at `body` (2N, 3); returns canvas pixels whose hull is the silhouette."""
-        pixels, depth = self.view.project(body)
-        if depth.min() <= NEAR_M:
-            return np.empty((0, 2))
+    def figure(self, outfit: Outfit, figure: Figure, pixels: np.ndarray, depth: np.ndarray) -> np.ndarray:
+        """A person or cyclist whose limbs' starts, then ends, project to these pixels; returns the outline's points."""
         count = len(figure.widths)
-        scale = self.view.pixels_per_metre(float(depth[0])) * body[:, 2].max() / 1.7
-        thickness = np.maximum(np.round(figure.widths * scale), 1).astype(int)
-        lit = np.minimum(outfit.palette * self.light.factors(np.array([[0.0, -0.8, 0.6]]))[0], 255).tolist()
-        ends = np.round(pixels * SUBPIXEL).astype(int).tolist()
+        scale = self.view.pixels_per_metre(float(depth[0])) * outfit.height / 1.75
+        thickness = np.maximum(figure.widths * scale + 0.5, 1).astype(int)
+        lit = _lit_palette(outfit, self.light)
+        ends = (pixels * SUBPIXEL + 0.5).astype(int).tolist()
         wide, roles = thickness.tolist(), figure.roles.tolist()
         for i in np.argsort(-(depth[:count] + depth[count:])).tolist():
             cv2.line(self.canvas, ends[i], ends[count + i], lit[roles[i]], wide[i], 8, SUBPIXEL_BITS)
         half = np.concatenate([thickness, thickness])[:, None] / 2
         return np.concatenate([pixels - half, pixels + half])
+
+
+@lru_cache(maxsize=4096)
+def _lit_palette(outfit: Outfit, light: Light) -> list[list[float]]:
+    return np.minimum(outfit.palette * light.factors(np.array([[0.0, -0.8, 0.6]]))[0], 255).tolist()
 
 
 def _rotation(heading: float) -> np.ndarray:

@@ -28,15 +28,14 @@ def tree(x: float, y: float, height: float, seed: int, leaf: Colour = (70, 112, 
         direction = rng.standard_normal((520, 3))
         direction /= np.linalg.norm(direction, axis=1, keepdims=True)
         at = direction * (rng.uniform(0.25, 1.0, (520, 1)) ** 0.5) * np.array([radius, radius, radius * 1.08])
-        order = np.argsort(at @ (pen.view.eye - np.array([x, y, crown_z])))
-        towards = np.asarray(pen.light.direction)
-        for i in order:
-            p = at[i]
-            bright = 0.62 + 0.42 * float(p @ towards) / radius + rng.normal(0, 0.09)
-            if pen.light.night:
-                bright = (0.36 - 0.22 * float(p[2]) / radius + rng.normal(0, 0.05)) * 0.8
-            colour = tuple(float(np.clip(c * bright * 1.25, 0, 255)) for c in leaf)
-            pen.disc((x + p[0], y + p[1], crown_z + p[2]), float(rng.uniform(0.16, 0.34)) * height / 7, colour)
+        sizes = rng.uniform(0.16, 0.34, len(at)) * height / 7
+        if pen.light.night:
+            bright = (0.36 - 0.22 * at[:, 2] / radius + rng.normal(0, 0.05, len(at))) * 0.8
+        else:
+            bright = 0.62 + 0.42 * (at @ np.asarray(pen.light.direction)) / radius + rng.normal(0, 0.09, len(at))
+        colours = np.clip(np.asarray(leaf) * bright[:, None] * 1.25, 0, 255)
+        far_first = np.argsort(at @ (pen.view.eye - np.array([x, y, crown_z])))
+        pen.discs((at + np.array([x, y, crown_z]))[far_first], sizes[far_first], colours[far_first])
 
     return draw
 

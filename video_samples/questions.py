@@ -74,7 +74,7 @@ QUESTIONS = (
     Question("day-bus-stop", "junction-day", "resnet34", 96, ("empty", "bus"), ("bus",), (8, 98, 184, 186), 150,
              Zone((-27.0, 14.2, -17.0, 17.2), (-36.0, 12.9, -9.0, 17.2))),
     Question("night-lane", "junction-night", "resnet18", 96, ("clear", "busy"), VEHICLES, (0, 150, 160, 246), 100,
-             Zone((-18.5, 0.0, -11.0, 7.0), (-26.0, -0.5, -5.0, 7.4))),
+             Zone((-18.5, 0.0, -11.0, 7.0), (-24.0, -0.5, -7.0, 7.4))),
     Question("square-gate", "square", "resnet18", 96, ("empty", "people"), ("person",), (404, 110, 600, 222), 150,
              Zone((6.2, 8.2, 12.4, 16.0), (5.0, 7.2, 13.6, 19.0))),
 )  # fmt: skip

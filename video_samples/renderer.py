@@ -10,14 +10,16 @@ import numpy as np
 from video_samples.actors import Actor
 from video_samples.backdrop import Sprite
 from video_samples.night import add_lamps
+from video_samples.occlusion import ordered
 from video_samples.pen import LampSeen, Pen
 from video_samples.scene import Scene, World
 from video_samples.sensor import Sensor
 from video_samples.solids import Solid
-from video_samples.view import OVERSAMPLING
+from video_samples.view import NEAR_M, OVERSAMPLING
 
 MIN_VISIBLE, MIN_SIDE_PX = 0.40, 8.0  # objects more hidden or smaller than that are not part of the truth
-STANDING_ID = 255
+STANDING_ID = 255  # what sprites leave in the map of who is seen where
+FARTHEST_M = 75.0  # a person beyond that is a few pixels
 
 
 @dataclass(frozen=True)
@@ -56,28 +58,28 @@ class Renderer:
         """The present moment: RGB uint8 (H, W, 3) and what is in it."""
         scene, view = self.scene, self.scene.view
         canvas = self._canvas
-        actors = [actor for actor in self.world.actors() if self._near(actor)]
         np.copyto(canvas, scene.backdrop.lit)
-        self._cast_shadows(actors)
+        bodies = self._place(self.world.actors())
+        cv2.copyTo(scene.backdrop.shaded, self._shadow, canvas)
         pen = Pen(view, scene.light, canvas)
         self._ids[:] = 0
         drawn: dict[int, tuple[Actor, np.ndarray]] = {}
         lamps: list[tuple[int, LampSeen]] = []
-        for thing in _ordered(scene, actors, self._standing()):
+        for thing in ordered(view, list(bodies), self._standing()):
             if isinstance(thing, Sprite):
                 thing.stamp(canvas)
                 self._mark_sprite(thing)
                 continue
+            pixels, depth = bodies[thing]
+            ident = thing.track % (STANDING_ID - 1) + 1
             if isinstance(thing.look, Solid):
-                pixels, seen = pen.solid(thing.look, thing.body, thing.heading, thing.braking)
-            else:
-                pixels, seen = pen.figure(thing.look, thing.figure, thing.body), []
-            if len(pixels) and thing.track % 254 + 1 not in drawn:
-                hull = cv2.convexHull(pixels.astype(np.float32))[:, 0]
-                ident = thing.track % 254 + 1
-                cv2.fillConvexPoly(self._ids, np.round(hull * 8 / OVERSAMPLING).astype(np.int32), ident, 8, 3)
-                drawn[ident] = (thing, hull)
+                seen = pen.solid(thing.look, pixels, depth, (thing.x, thing.y), thing.heading, thing.braking)
                 lamps += [(ident, lamp) for lamp in seen]
+            else:
+                pixels = pen.figure(thing.look, thing.figure, pixels, depth)
+            hull = cv2.convexHull(pixels.astype(np.float32))[:, 0]
+            cv2.fillConvexPoly(self._ids, (hull * (8 / OVERSAMPLING)).astype(np.int32), ident, 8, 3)
+            drawn[ident] = (thing, hull)
         shift = self.sensor.shake()
         x, y = shift
         window = canvas[y : y + view.height * OVERSAMPLING, x : x + view.width * OVERSAMPLING]
@@ -86,12 +88,40 @@ class Renderer:
             frame = add_lamps(frame, scene, [lamp for ident, lamp in lamps if self._shows(ident, lamp)], shift)
         return self.sensor.develop(frame), self._truths(drawn, shift)
 
-    def _near(self, actor: Actor) -> bool:
-        """Whether any of it can be in the picture."""
+    def _place(self, actors: list[Actor]) -> dict[Actor, tuple[np.ndarray, np.ndarray]]:
+        """Canvas pixels and depths of the actors in view; their shadows are put on the shadow mask."""
+        light, view = self.scene.light, self.scene.view
+        self._shadow[:] = 0
+        near = [actor for actor, shown in zip(actors, self._in_view(actors)) if shown]
+        if not near:
+            return {}
+        points = np.concatenate([actor.body for actor in near])
+        push = np.zeros(2) if light.night else np.asarray(light.direction[:2]) / light.direction[2]
+        flat = points.copy()
+        flat[:, :2] -= points[:, 2:] * push
+        flat[:, 2] = 0.0
+        pixels, depth = view.project(points)
+        fallen, fallen_depth = view.project(flat)
+        fallen = (fallen * 8).astype(np.int32)
+        placed: dict[Actor, tuple[np.ndarray, np.ndarray]] = {}
+        end = 0
+        for actor in near:
+            start, end = end, end + len(actor.body)
+            if fallen_depth[start:end].min() > NEAR_M:
+                cv2.fillConvexPoly(self._shadow, cv2.convexHull(fallen[start:end]), 255, 8, 3)
+            if depth[start:end].min() > NEAR_M:
+                placed[actor] = (pixels[start:end], depth[start:end])
+        return placed
+
+    def _in_view(self, actors: list[Actor]) -> np.ndarray:
+        """Which actors can be in the picture and are not too far to be made out."""
         view = self.scene.view
-        (at,), (depth,) = view.project(np.array([[actor.x, actor.y, 1.0]]))
-        reach = (max(actor.half_size) + 2.0) * view.pixels_per_metre(float(depth))
-        return depth > 0 and -reach < at[0] < view.canvas_size[0] + reach
+        if not actors:
+            return np.zeros(0, bool)
+        at, depth = view.project(np.array([(actor.x, actor.y, 1.0) for actor in actors]))
+        reach = np.array([max(actor.half_size) + 2.0 for actor in actors]) * view.intrinsics[0, 0] / np.maximum(depth, 0.1)
+        size = view.canvas_size
+        return (depth > 0) & (depth < FARTHEST_M) & (at[:, 0] > -reach) & (at[:, 0] < size[0] + reach) & (at[:, 1] < size[1] + reach)
 
     def _standing(self) -> list[Sprite]:
         signals = self.world.signals
@@ -100,20 +130,6 @@ class Renderer:
         chosen = [sprite for (name, state), sprite in self.scene.signals.items()
                   if state == signals.state(name.rstrip("0123456789"), self.world.now)]
         return [*self.scene.standing, *chosen]
-
-    def _cast_shadows(self, actors: list[Actor]) -> None:
-        light, view = self.scene.light, self.scene.view
-        self._shadow[:] = 0
-        push = np.zeros(2) if light.night else np.asarray(light.direction[:2]) / light.direction[2]
-        for actor in actors:
-            points = actor.body
-            ground = np.zeros_like(points)
-            ground[:, :2] = points[:, :2] - points[:, 2:] * push
-            pixels, depth = view.project(ground)
-            if depth.min() > 1.0:
-                hull = cv2.convexHull(pixels.astype(np.float32))
-                cv2.fillConvexPoly(self._shadow, np.round(hull * 8).astype(np.int32), 255, 8, 3)
-        cv2.copyTo(self.scene.backdrop.shaded, self._shadow, self._canvas)
 
     def _mark_sprite(self, sprite: Sprite) -> None:
         small = sprite.mask[::OVERSAMPLING, ::OVERSAMPLING]
@@ -140,49 +156,3 @@ class Renderer:
             box = (round(x0, 1), round(y0, 1), round(x1, 1), round(y1, 1))
             truths.append(Truth(actor.track, actor.kind, box, round(visible, 3), (round(actor.x, 2), round(actor.y, 2))))
         return truths
-
-
-def _ordered(scene: Scene, actors: list[Actor], sprites: list[Sprite]) -> list[Actor | Sprite]:
-    """Far to near, so that nearer things cover farther ones; a long vehicle is judged by its sides, not its middle."""
-    eye, forward = scene.view.eye, scene.view.axes[2]
-
-    def depth(thing: Actor | Sprite) -> float:
-        return float((thing.x - eye[0]) * forward[0] + (thing.y - eye[1]) * forward[1])
-
-    ordered: list[Actor | Sprite] = []
-    for thing in sorted([*actors, *sprites], key=depth, reverse=True):
-        at = len(ordered)
-        while at > 0 and at > len(ordered) - 6 and _behind(thing, ordered[at - 1], eye):
-            at -= 1
-        ordered.insert(at, thing)
-    return ordered
-
-
-def _behind(a: Actor | Sprite, b: Actor | Sprite, eye: np.ndarray) -> bool:
-    """Whether a is certainly hidden by b where they overlap: it lies beyond a side of b that faces away from the camera."""
-    if isinstance(b, Sprite) or max(b.half_size) < 1.5:
-        if isinstance(a, Actor) and max(a.half_size) >= 1.5:
-            return _side_of(b, a, eye) > 0
-        return False
-    return _side_of(a, b, eye) < 0
-
-
-def _side_of(thing: Actor | Sprite, vehicle: Actor, eye: np.ndarray) -> int:
-    """-1 if `thing` is beyond the vehicle as seen from the eye, 1 if before it, 0 if neither is sure."""
-    c, s = np.cos(vehicle.heading), np.sin(vehicle.heading)
-    half = vehicle.half_size
-
-    def local(x: float, y: float) -> tuple[float, float]:
-        dx, dy = x - vehicle.x, y - vehicle.y
-        return dx * c + dy * s, -dx * s + dy * c
-
-    camera, place = local(float(eye[0]), float(eye[1])), local(thing.x, thing.y)
-    verdicts = []
-    for axis in (1, 0):
-        if abs(camera[axis]) > half[axis]:
-            towards = place[axis] * np.sign(camera[axis])
-            if towards > half[axis]:
-                return 1
-            if towards < -half[axis]:
-                verdicts.append(-1)
-    return -1 if verdicts else 0

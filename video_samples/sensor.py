@@ -10,7 +10,7 @@ import numpy as np
 from video_samples.scene import Scene
 from video_samples.view import MARGIN_PX
 
-NOISE_DAY, NOISE_NIGHT = 2.2, 4.0  # standard deviation of the noise, in grey levels
+NOISE_DAY, NOISE_NIGHT = 1.6, 2.8  # standard deviation of the noise, in grey levels
 SPARE_PX = 64  # noise and rain sheets are larger than the frame by this, so that a random cut of them is new each time
 
 

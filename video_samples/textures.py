@@ -9,7 +9,8 @@ import numpy as np
 
 from video_samples.figures import Colour
 
-PIXELS_PER_M = 20  # resolution of the ground map
+PIXELS_PER_M = 16  # resolution of the ground map
+LIGHT_PIXELS_PER_M = 4  # lamplight is soft
 ASPHALT, PAVING, GRASS, PAINT, SETTS = 1, 2, 3, 4, 5  # materials: what noise a place of the ground map gets
 FACADE_PIXELS_PER_M = 24
 
@@ -30,7 +31,8 @@ class GroundMap:
         self.colours = np.full((*shape, 3), colour, np.uint8)
         self.materials = np.full(shape, material, np.uint8)
         self.shade = np.zeros(shape, np.uint8)  # 255 where a static shadow lies
-        self.light = np.zeros((*shape, 3), np.float32)  # what lamps add by night
+        k = LIGHT_PIXELS_PER_M
+        self.light = np.zeros((round((y1 - y0) * k), round((x1 - x0) * k), 3), np.float32)  # of lamps, by night
 
     def pixel(self, points) -> np.ndarray:
         """Map pixels, in sixteenths, of ground points (N, 2)."""
@@ -67,16 +69,11 @@ class GroundMap:
 
     def pool(self, x: float, y: float, radius: float, colour: Colour) -> None:
         """The light of a lamp: falls off as a bell of that radius."""
-        reach = radius * 2.6
-        centre = ((x - self.x0) * PIXELS_PER_M, (self.y1 - y) * PIXELS_PER_M)
-        left, right = (int(np.clip(centre[0] + s * reach * PIXELS_PER_M, 0, self.light.shape[1])) for s in (-1, 1))
-        top, bottom = (int(np.clip(centre[1] + s * reach * PIXELS_PER_M, 0, self.light.shape[0])) for s in (-1, 1))
-        if left >= right or top >= bottom:
-            return
-        dx = (np.arange(left, right, dtype=np.float32) - centre[0]) / (radius * PIXELS_PER_M)
-        dy = (np.arange(top, bottom, dtype=np.float32) - centre[1]) / (radius * PIXELS_PER_M)
-        bell = np.exp(-0.5 * (dx[None, :] ** 2 + dy[:, None] ** 2))
-        self.light[top:bottom, left:right] += bell[..., None] * np.asarray(colour, np.float32)
+        k, (rows, columns) = LIGHT_PIXELS_PER_M, self.light.shape[:2]
+        dx = (np.arange(columns, dtype=np.float32) / k + self.x0 - x) / radius
+        dy = (self.y1 - np.arange(rows, dtype=np.float32) / k - y) / radius
+        bell = np.exp(-0.5 * dy**2)[:, None] * np.exp(-0.5 * dx**2)[None, :]
+        self.light += bell[..., None] * np.asarray(colour, np.float32)
 
     def tiles(self, x0: float, y0: float, x1: float, y1: float, size: float, colour: Colour) -> None:
         """Joints between paving stones."""
@@ -93,8 +90,17 @@ class GroundMap:
         strength = np.zeros((6, 3), np.float32)
         strength[ASPHALT], strength[PAVING], strength[GRASS] = (4, 4.5, 1.5), (3, 4, 2), (9, 6, 8)
         strength[PAINT], strength[SETTS] = (7, 4, 5), (7, 4, 3)
-        noise = sum(field * strength[:, i][self.materials] for i, field in enumerate((grain, blotch, patch)))
-        return np.clip(self.colours + np.asarray(noise)[..., None], 0, 255).astype(np.uint8)
+        noise = cv2.LUT(self.materials, _table(strength[:, 0])) * grain
+        noise += cv2.LUT(self.materials, _table(strength[:, 1])) * blotch
+        noise += cv2.LUT(self.materials, _table(strength[:, 2])) * patch
+        more, less = (cv2.merge([cv2.convertScaleAbs(cv2.max(sign * noise, 0))] * 3) for sign in (1.0, -1.0))
+        return cv2.subtract(cv2.add(self.colours, more), less)
+
+
+def _table(values: np.ndarray) -> np.ndarray:
+    table = np.zeros(256, np.float32)
+    table[: len(values)] = values
+    return table
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,16 @@ class Traffic:
             if now >= self.next_arrival[i] and self._room(flow.path):
                 self._arrive(flow)
                 self.next_arrival[i] = now + flow.every_s * (0.45 + self.rng.exponential(0.55))
+        entering: dict[str, list[Mover]] = {}
+        leaving: dict[str, list[Mover]] = {}
         for mover in self.movers:
-            mover.acceleration = self._acceleration(mover, now)
+            if mover.s < mover.path.fork_m + mover.half + 2:
+                entering.setdefault(mover.path.entry, []).append(mover)
+            if mover.s > mover.path.stop_m:
+                leaving.setdefault(mover.path.leave, []).append(mover)
+        for mover in self.movers:
+            gap, speed = _ahead(mover, entering.get(mover.path.entry, []), leaving.get(mover.path.leave, []))
+            mover.acceleration = self._acceleration(mover, now, gap, speed)
         for mover in self.movers:
             mover.speed = max(0.0, mover.speed + mover.acceleration * STEP_S)
             mover.s += mover.speed * STEP_S
@@ -151,18 +159,8 @@ class Traffic:
         dwell = float(self.rng.uniform(*self.dwell_s)) if flow.path.halt_m is not None else 0.0
         self.movers.append(Mover(track, kind, look, flow.path, 0.0, cruise * 0.8, cruise, half, dwell))
 
-    def _acceleration(self, mover: Mover, now: float) -> float:
-        gap, speed_ahead = 1e3, mover.cruise
-        for other in self.movers:
-            if other is mover:
-                continue
-            distance = None
-            if other.path.entry == mover.path.entry and other.s > mover.s and other.s < other.path.fork_m + other.half + 2:
-                distance = other.s - mover.s
-            elif other.path.leave == mover.path.leave and mover.s > mover.path.stop_m - 1 and other.s > other.path.stop_m:
-                distance = (mover.path.length - mover.s) - (other.path.length - other.s)
-            if distance is not None and 0 < distance and distance - mover.half - other.half < gap:
-                gap, speed_ahead = distance - mover.half - other.half, other.speed
+    def _acceleration(self, mover: Mover, now: float, gap: float, speed_ahead: float) -> float:
+        """The intelligent driver model (Treiber, Hennecke, Helbing 2000); signals and bus stops count as standing cars."""
         line = mover.path.stop_m - mover.s - mover.half
         if line > -0.5 and not self.green(mover.path.phase, now):
             if line > mover.speed**2 / (2 * 6.0) and line - 0.4 < gap:
@@ -178,3 +176,19 @@ class Traffic:
         wanted = MIN_GAP_M + max(0.0, mover.speed * HEADWAY_S + mover.speed * closing / (2 * (ACCELERATION * BRAKING) ** 0.5))
         acceleration = ACCELERATION * (1 - (mover.speed / cruise) ** 4 - (wanted / gap) ** 2)
         return max(-7.0, min(ACCELERATION, acceleration))
+
+
+def _ahead(mover: Mover, entering: list[Mover], leaving: list[Mover]) -> tuple[float, float]:
+    """Gap in metres to the next mover on the same lane, and its speed."""
+    gap, speed = 1e3, mover.cruise
+    for other in entering:
+        between = other.s - mover.s - mover.half - other.half
+        if other.s > mover.s and between < gap:
+            gap, speed = between, other.speed
+    if mover.s > mover.path.stop_m - 1:
+        left = mover.path.length - mover.s
+        for other in leaving:
+            distance = left - (other.path.length - other.s)
+            if distance > 0 and distance - mover.half - other.half < gap:
+                gap, speed = distance - mover.half - other.half, other.speed
+    return gap, speed
