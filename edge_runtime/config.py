@@ -1,0 +1,153 @@
+"""The box config: YAML at the edge, checked key by key, frozen values inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edge_runtime.settings import parse_memory
+from models.errors import InputError
+from models.workload import first_fault
+
+_KNOWN_ENGINES = ("compiled", "onnx")
+_KNOWN_SINKS = ("mqtt", "http", "webhook")
+
+
+@dataclass(frozen=True, slots=True)
+class CameraConfig:
+    """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own."""
+
+    id: str
+    source: str
+    fps: float | None
+    loop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    """One sink of kind jsonl: the absolute path that lines are appended to, None for stdout."""
+
+    kind: str
+    path: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoxConfig:
+    """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` is torch."""
+
+    path: Path
+    bundle: Path
+    budget_bytes: int
+    device: str
+    engine: str
+    cameras: dict[str, CameraConfig]
+    sinks: tuple[SinkConfig, ...]
+    spool: Path | None
+    factories: tuple[str, ...]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+
+
+class _CameraKeys(_Strict):
+    source: str | int
+    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
+    decoder: str = "auto"
+    loop: bool = False
+
+
+class _SinkKeys(_Strict):
+    kind: str
+    path: str = "-"
+
+
+class _BoxKeys(_Strict):
+    bundle: str
+    budget: str | int
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: str = "auto"
+    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
+    sinks: Annotated[list[_SinkKeys], Field(min_length=1)] = [_SinkKeys(kind="jsonl")]
+    http: Any = None
+    public_key: Any = None
+    spool: str | None = None
+    factories: list[_Factory] = []
+
+
+def load_config(path: str | Path) -> BoxConfig:
+    """Read a box config. Paths are relative to the file.
+
+    Raises InputError, naming the file and the key, for an unknown key, a wrong value, a size that is none, a device
+    this machine lacks, and for keys whose feature is not built yet: they are refused, never ignored.
+    """
+    path = Path(path)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(path, f"cannot be read: {error.strerror}", "give an existing box config") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(path, f"is not YAML: {' '.join(str(error).split())}", "mend the file") from error
+    if not isinstance(document, dict):
+        raise InputError(path, "is not a mapping", "start with `bundle:`, `budget:` and `cameras:`")
+    try:
+        keys = _BoxKeys.model_validate(document)
+    except ValidationError as error:
+        raise first_fault(path, error, document) from error
+    _refuse_unbuilt(path, keys)
+    root = path.resolve().parent
+    cameras = {camera_id: CameraConfig(camera_id, _source(root, given.source), given.fps, given.loop)
+               for camera_id, given in keys.cameras.items()}
+    sinks = tuple(SinkConfig(sink.kind, None if sink.path == "-" else root / sink.path) for sink in keys.sinks)
+    spool = None if keys.spool is None else root / keys.spool
+    if spool is not None and not spool.is_dir():
+        raise InputError(path, f"there is no directory {spool}", "create it", "spool")
+    return BoxConfig(path, root / keys.bundle, parse_memory(keys.budget, str(path), "budget"),
+                     _device(path, keys.device), "torch", cameras, sinks, spool, tuple(keys.factories))
+
+
+def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
+    """One clear line for each thing the config may name one day and that does nothing today."""
+    if keys.engine not in ("auto", "torch"):
+        built = keys.engine in _KNOWN_ENGINES
+        fault = f"the engine '{keys.engine}' is not built yet" if built else f"unknown engine '{keys.engine}'"
+        raise InputError(path, fault, "use auto or torch", "engine")
+    for index, sink in enumerate(keys.sinks):
+        if sink.kind != "jsonl":
+            known = sink.kind in _KNOWN_SINKS
+            fault = f"sinks of kind '{sink.kind}' are not built yet" if known else f"unknown kind '{sink.kind}'"
+            raise InputError(path, fault, "use jsonl", f"sinks[{index}].kind")
+    for name, camera in keys.cameras.items():
+        if camera.decoder not in ("auto", "opencv"):
+            fault = f"the decoder '{camera.decoder}' is not built yet"
+            raise InputError(path, fault, "use auto or opencv", f"cameras.{name}.decoder")
+    if keys.http is not None:
+        raise InputError(path, "the HTTP service is not built yet", "remove this key", "http")
+    if keys.public_key is not None:
+        fault = "signatures are not checked yet, so this key would promise what nobody does"
+        raise InputError(path, fault, "remove it", "public_key")
+
+
+def _device(path: Path, device: str) -> str:
+    if device == "cpu":
+        return device
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "cuda":
+        raise InputError(path, "this machine has no CUDA device that torch can use", "use auto or cpu", "device")
+    return "cpu"
+
+
+def _source(root: Path, source: str | int) -> str:
+    text = str(source)
+    return text if "://" in text or text.isdigit() else str(root / text)

@@ -1,0 +1,233 @@
+"""The edge daemon: cameras, mailboxes, schedule, memory, engines and results of one box, wired together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_runtime.arena import Arena
+from edge_runtime.cameras import Camera
+from edge_runtime.config import BoxConfig, load_config
+from edge_runtime.costs import Costs, QueryCost
+from edge_runtime.engine import TorchEngine
+from edge_runtime.executor import Executor, unfit
+from edge_runtime.ledger import Ledger
+from edge_runtime.mailbox import Mailboxes
+from edge_runtime.results import JsonLines
+from edge_runtime.schedule import share_order
+from edge_runtime.sources import probe
+from models.atomic import writing
+from models.bundle import Bundle, open_bundle, verify_bundle
+from models.errors import BundleError, InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IDLE_S = 0.1
+CAMERA_PATIENCE_S = 2.0
+LEDGER_FILE = "ledger.json"
+# Before anything is measured: a rate that no copy reaches.
+UNKNOWN_COPY_BYTES_PER_S = 1e12
+CAMERAS_ENDED, ASKED = "cameras ended", "asked to stop"
+
+log = logging.getLogger("gemel.run")
+
+
+def run(config_path: str | Path, check: bool = False, stop: threading.Event | None = None) -> dict[str, Any]:
+    """Run the box until its cameras have ended, `stop` is set, or SIGINT or SIGTERM comes; returns the summary.
+
+    The summary holds the ledger per query, the bytes moved and swaps while serving (those of the warm-up apart),
+    the most bytes resident and used, and why the box stopped; it is also logged and written to
+    `SPOOL/ledger.json`. With `check` everything is validated, cameras and the fit included, nothing runs, and the
+    summary says what would. Raises InputError (one line: file, key, fault, remedy) before anything is allocated
+    when the config, the bundle or a camera is faulty or when a query does not fit the budget even alone.
+    """
+    config = load_config(config_path)
+    bundle = _open(config)
+    _check_cameras(config, bundle)
+    frames = {camera: probe(one.source, str(config.path), f"cameras.{camera}.source")
+              for camera, one in config.cameras.items() if any(query.camera == camera for query in bundle.queries)}
+    _check_regions(config, bundle, frames)
+    engines = {query.id: TorchEngine(bundle, query.id, config.device) for query in bundle.queries}
+    costs = _costs(bundle, engines)
+    _check_fit(config, costs)
+    summary = _plan(config, bundle, costs)
+    if check:
+        return {"ok": True, **summary}
+    stopping = stop or threading.Event()
+    with contextlib.ExitStack() as closing:
+        reasons = closing.enter_context(_signals(stopping))
+        sinks = [closing.enter_context(contextlib.closing(JsonLines(sink.path))) for sink in config.sinks]
+        summary |= _serve(config, bundle, engines, costs, frames, sinks, stopping)
+        summary["stopped_by"] = reasons[0] if reasons else summary["stopped_by"]
+    log.info("ledger: %s", json.dumps(summary))
+    if config.spool is not None:
+        with writing(config.spool / LEDGER_FILE, overwrite=True) as file:
+            file.write(json.dumps(summary, indent=2).encode())
+    return summary
+
+
+def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, TorchEngine], costs: Costs,
+           frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event) -> dict[str, Any]:
+    overhead = _private_bytes()
+    arena = _allocate(config, bundle, costs)
+    ledger = Ledger(costs.queries)
+    mailboxes = Mailboxes(costs.queries, ledger)
+    executor = Executor(arena, engines, costs, config.budget_bytes, share_order(costs), mailboxes, ledger, sinks,
+                        bundle.digest)
+    executor.warm_up({query.id: frames[query.camera] for query in bundle.queries})
+    warm_up = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
+    cameras = _cameras(config, bundle, mailboxes)
+    log.info("running %d queries on %d cameras, order of turns: %s", len(engines), len(cameras), executor.order)
+    started = time.monotonic()
+    for camera in cameras:
+        camera.start()
+    try:
+        _loop(executor, cameras, stopping)
+    finally:
+        for camera in cameras:
+            camera.stop()
+        left = [camera.id for camera in cameras if not camera.join(CAMERA_PATIENCE_S)]
+    if left:
+        log.warning("these cameras did not stop in time: %s", ", ".join(left))
+    return {
+        "seconds": round(time.monotonic() - started, 3),
+        "stopped_by": ASKED if stopping.is_set() else CAMERAS_ENDED,
+        "bytes_moved": arena.bytes_moved - warm_up["bytes_moved"], "swaps": arena.swaps - warm_up["swaps"],
+        "warm_up": warm_up, "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
+        "max_resident_bytes": arena.max_resident_bytes, "max_used_bytes": executor.max_used_bytes,
+        "overhead_bytes": overhead, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
+        "queries": executor.to_json(), "cameras": [camera.to_json() for camera in cameras],
+        "balanced": ledger.balanced, "ledger": ledger.to_json(),
+    }  # fmt: skip
+
+
+def _loop(executor: Executor, cameras: list[Camera], stopping: threading.Event) -> None:
+    """Work until asked to stop, or until all cameras have ended and nothing waits."""
+    while not stopping.is_set():
+        over = not any(camera.alive for camera in cameras)
+        if executor.step():
+            continue
+        if over and not executor.mailboxes.pending():
+            return
+        executor.mailboxes.wait(IDLE_S)
+
+
+def _open(config: BoxConfig) -> Bundle:
+    problems = verify_bundle(config.bundle, config.factories)
+    if problems:
+        raise BundleError(config.bundle, problems[0], "copy or build the bundle again")
+    return open_bundle(config.bundle, config.factories)
+
+
+def _check_cameras(config: BoxConfig, bundle: Bundle) -> None:
+    for query in bundle.queries:
+        if query.camera not in config.cameras:
+            fault = f"query '{query.id}' of the bundle needs a camera '{query.camera}'"
+            raise InputError(config.path, fault, f"add `{query.camera}: {{source: ...}}`", "cameras")
+    for camera in config.cameras.keys() - {query.camera for query in bundle.queries}:
+        log.warning("camera %s is not opened: no query of the bundle uses it", camera)
+
+
+def _check_regions(config: BoxConfig, bundle: Bundle, frames: Mapping[str, np.ndarray]) -> None:
+    for query in bundle.queries:
+        height, width = frames[query.camera].shape[:2]
+        if query.roi is not None and (round(query.roi[0]) >= width or round(query.roi[1]) >= height):
+            fault = f"query '{query.id}' looks at {list(query.roi)}, outside frames of {width}x{height} pixels"
+            raise InputError(config.path, fault, "give the camera it was made for", f"cameras.{query.camera}.source")
+
+
+def _costs(bundle: Bundle, engines: dict[str, TorchEngine]) -> Costs:
+    """What is known before anything ran: bytes and deadlines; times are learned in the warm-up."""
+    queries = {query.id: QueryCost(bundle.names_in_order(query.id), 0.0, engines[query.id].workspace_bytes,
+                                   query.sla_ms / 1000) for query in bundle.queries}
+    names = {name for cost in queries.values() for name in cost.tensors}
+    return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)
+
+
+def _check_fit(config: BoxConfig, costs: Costs) -> None:
+    too_large = unfit(costs, config.budget_bytes)
+    if too_large:
+        query = max(too_large, key=costs.alone_bytes)
+        weights, workspace = costs.weights_bytes(query), costs.queries[query].workspace_bytes
+        fault = (f"query '{query}' alone needs {weights + workspace} bytes ({weights} of weights, {workspace} of "
+                 f"workspace), the budget is {config.budget_bytes}")
+        raise InputError(config.path, fault, f"give at least {weights + workspace}", "budget")
+
+
+def _plan(config: BoxConfig, bundle: Bundle, costs: Costs) -> dict[str, Any]:
+    """What is known before the start: what is needed, and whether all of it can stay resident."""
+    all_weights = costs.resident_bytes(costs.tensor_bytes.keys())
+    largest = max(cost.workspace_bytes for cost in costs.queries.values())
+    return {
+        "bundle": str(bundle.path), "digest": bundle.digest, "device": config.device, "engine": config.engine,
+        "budget_bytes": config.budget_bytes, "weights_bytes": all_weights, "workspace_bytes": largest,
+        "fits": all_weights + largest <= config.budget_bytes,
+        "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)),
+    }  # fmt: skip
+
+
+def _arena_bytes(costs: Costs, budget_bytes: int) -> int:
+    """Room for all weights, or for as many as the budget leaves beside the smallest workspace.
+
+    A query with a larger workspace runs with less resident; the schedule sees to that.
+    """
+    smallest = min(cost.workspace_bytes for cost in costs.queries.values())
+    return min(costs.resident_bytes(costs.tensor_bytes.keys()), budget_bytes - smallest)
+
+
+def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs) -> Arena:
+    size = _arena_bytes(costs, config.budget_bytes)
+    try:
+        return Arena(bundle.tensor, size, config.device)
+    except (RuntimeError, MemoryError) as error:
+        fault = f"the device {config.device} has no {size} bytes for weights"
+        raise InputError(config.path, fault, "give a smaller budget", "budget") from error
+
+
+def _cameras(config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes) -> list[Camera]:
+    cameras = []
+    for one in config.cameras.values():
+        queries = {query.id: query.fps for query in bundle.queries if query.camera == one.id}
+        if queries:
+            cameras.append(Camera(one.id, one.source, one.fps, queries, mailboxes.put, one.loop,
+                                  ended=mailboxes.nudge))
+    return cameras
+
+
+@contextlib.contextmanager
+def _signals(stopping: threading.Event) -> Iterator[list[str]]:
+    """Let SIGINT and SIGTERM set `stopping`, and note which came; only possible in the main thread."""
+    reasons: list[str] = []
+
+    def note(number: int, _: object) -> None:
+        reasons.append(signal.Signals(number).name)
+        stopping.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield reasons
+        return
+    before: dict[int, Callable[..., Any] | int | None] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, note)
+        yield reasons
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _private_bytes() -> int | None:
+    """Memory of this process that is not a mapped file, as far as the system tells."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return None

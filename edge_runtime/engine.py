@@ -1,0 +1,92 @@
+"""Engines: an architecture without weights, bound to tensors of the arena before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.bundle import Bundle
+from models.measure import workspace_bytes
+from models.tasks import Answer, DetectionAnswer, task_of
+
+ENGINES = ("torch",)
+
+
+class TorchEngine:
+    """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
+
+    The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Outputs
+    are bit-equal to those of the module that `Bundle.build` makes. Raises BundleError when the bundle's tensors
+    don't fit the architecture.
+    """
+
+    name = "torch"
+
+    def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
+        self.query = bundle.query(query_id)
+        self.device = torch.device(device)
+        self._task = task_of(self.query.task)
+        self._model = bundle.build(query_id).to("meta")
+        self.workspace_bytes = workspace_bytes(self._model, self.query.input_size)
+        self._slots = [_Slot(self._model, path, name) for path, name in self.query.state().items()]
+
+    def bind(self, tensor_of: Callable[[str], Tensor]) -> None:
+        """Point every parameter and buffer at the tensor of its name; those already there are left alone."""
+        for slot in self._slots:
+            slot.set(tensor_of(slot.name))
+
+    @torch.inference_mode()
+    def outputs(self, frames: Sequence[np.ndarray]) -> Any:
+        """What the network returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
+        prepare = self.query.preprocess
+        batch = torch.stack([prepare.resize(self._crop(frame)) for frame in frames]).to(self.device)
+        return self._model(prepare.normalise(batch))
+
+    @torch.inference_mode()
+    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
+        """One answer per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
+
+        Where the query sets no `min_score`, the threshold chosen on val takes its place.
+        """
+        sizes = [self._crop(frame).shape[1::-1] for frame in frames]
+        least = self.query.min_score or self.query.threshold or 0.0
+        answers = self._task.answers(self._model, self.outputs(frames), sizes, self.query.classes, least)
+        return [self._uncrop(answer) for answer in answers]
+
+    def _crop(self, frame: np.ndarray) -> np.ndarray:
+        if self.query.roi is None:
+            return frame
+        x0, y0, x1, y1 = (round(edge) for edge in self.query.roi)
+        cropped = frame[y0:y1, x0:x1]
+        if not cropped.size:
+            height, width = frame.shape[:2]
+            raise ValueError(f"roi {list(self.query.roi)} lies outside a frame of {width}x{height} pixels")
+        return cropped
+
+    def _uncrop(self, answer: Answer) -> Answer:
+        if self.query.roi is None or not isinstance(answer, DetectionAnswer):
+            return answer
+        dx, dy = round(self.query.roi[0]), round(self.query.roi[1])
+        boxes = tuple((x0 + dx, y0 + dy, x1 + dx, y1 + dy) for x0, y0, x1, y1 in answer.boxes)
+        return DetectionAnswer(answer.classes, answer.scores, boxes)
+
+
+class _Slot:
+    """One parameter or buffer of a module, and the name of the tensor it takes."""
+
+    def __init__(self, model: nn.Module, path: str, name: str) -> None:
+        owner, _, self._attribute = path.rpartition(".")
+        module = model.get_submodule(owner)
+        self._is_parameter = self._attribute in module._parameters
+        self._where: dict[str, Any] = module._parameters if self._is_parameter else module._buffers
+        self._bound: Tensor | None = None
+        self.name = name
+
+    def set(self, tensor: Tensor) -> None:
+        if tensor is not self._bound:
+            self._where[self._attribute] = nn.Parameter(tensor, False) if self._is_parameter else tensor
+            self._bound = tensor

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from edge_runtime.config import load_config
+from models.errors import InputError
+from tests.edge_runtime.tiny import write_config
+
+
+def test_a_config_becomes_values_with_absolute_paths(tmp_path):
+    (tmp_path / "spool").mkdir()
+    cameras = {"left": {"source": "left.mp4", "loop": True}, "net": {"source": "rtsp://box/1", "fps": 5},
+               "usb": {"source": 0, "decoder": "opencv"}}
+    config = load_config(write_config(tmp_path, budget="1MiB", cameras=cameras, spool="spool", device="auto",
+                                      engine="torch", sinks=[{"kind": "jsonl"}, {"kind": "jsonl", "path": "r"}]))
+    assert (config.bundle, config.spool) == (tmp_path / "tiny.safetensors", tmp_path / "spool")
+    assert (config.budget_bytes, config.engine) == (2**20, "torch") and config.device in ("cpu", "cuda")
+    assert [(c.source, c.fps, c.loop) for c in config.cameras.values()] == [
+        (str(tmp_path / "left.mp4"), None, True), ("rtsp://box/1", 5, False), ("0", None, False)]
+    assert [sink.path for sink in config.sinks] == [None, tmp_path / "r"]
+
+
+def test_without_sinks_results_go_to_stdout(tmp_path):
+    assert load_config(write_config(tmp_path, sinks=None)).sinks[0].path is None
+
+
+@pytest.mark.parametrize(("keys", "key", "fault"), [
+    ({"budgets": 1}, "budgets", "unknown key"),
+    ({"cameras": {"left": {"source": "x", "rate": 3}}}, "cameras.left.rate", "unknown key"),
+    ({"bundle": None}, "bundle", "this key is missing"),
+    ({"budget": None}, "budget", "this key is missing"),
+    ({"budget": "lots"}, "budget", "'lots' is not a size"),
+    ({"cameras": {}}, "cameras", "at least 1"),
+    ({"cameras": {"left": {"source": "x", "fps": 0}}}, "cameras.left.fps", "greater than 0"),
+    ({"device": "tpu"}, "device", "'cpu'"),
+    ({"engine": "onnx"}, "engine", "'onnx' is not built yet"),
+    ({"engine": "compiled"}, "engine", "'compiled' is not built yet"),
+    ({"engine": "steam"}, "engine", "unknown engine 'steam'"),
+    ({"sinks": [{"kind": "mqtt"}]}, "sinks[0].kind", "'mqtt' are not built yet"),
+    ({"sinks": [{"kind": "fax"}]}, "sinks[0].kind", "unknown kind 'fax'"),
+    ({"http": {"bind": "127.0.0.1:8080"}}, "http", "not built yet"),
+    ({"public_key": "k.pem"}, "public_key", "not checked yet"),
+    ({"cameras": {"left": {"source": "x", "decoder": "nvdec"}}}, "cameras.left.decoder", "'nvdec' is not built yet"),
+    ({"spool": "nowhere"}, "spool", "there is no directory"),
+    ({"factories": ["os.system"]}, "factories[0]", "pattern"),
+])  # fmt: skip
+def test_a_faulty_key_is_refused_in_one_line_with_file_key_fault_and_remedy(tmp_path, keys, key, fault):
+    path = write_config(tmp_path, **keys)
+    with pytest.raises(InputError) as error:
+        load_config(path)
+    text = str(error.value)
+    assert text.startswith(f"{path}: {key}: ") and fault in text and "; " in text and "\n" not in text
+
+
+@pytest.mark.parametrize(("text", "fault"), [("- a\n- b\n", "is not a mapping"), ("a: [", "is not YAML"),
+                                             ("", "is not a mapping")])
+def test_a_file_that_is_no_config_is_refused(tmp_path, text, fault):
+    path = tmp_path / "box.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=fault):
+        load_config(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_config(tmp_path / "absent.yaml")
+
+
+def test_a_device_this_machine_lacks_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert load_config(write_config(tmp_path, device="auto")).device == "cpu"
+    with pytest.raises(InputError, match="device: this machine has no CUDA device"):
+        load_config(write_config(tmp_path, device="cuda"))

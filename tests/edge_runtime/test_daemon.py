@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from edge_runtime.daemon import run
+from edge_runtime.engine import TorchEngine
+from models.errors import BundleError, InputError
+from models.tasks import ClassAnswer, task_of
+from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
+
+RECORD = {"query", "camera", "frame", "captured_at", "finished_at", "age_ms", "late", "bundle", "label", "score"}
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory):
+    """A folder with a bundle, a clip of 12 frames and a folder of 10, one second each."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("box")
+    tiny_bundle(folder / "tiny.safetensors")
+    write_clip(folder / "left.mp4", 12)
+    write_folder(folder / "right", 10)
+    return folder
+
+
+def decoded(path: Path) -> np.ndarray:
+    image = cv2.imread(str(path))
+    assert image is not None
+    return image
+
+
+def frames_of(source: Path):
+    if source.is_dir():
+        return [decoded(path)[..., ::-1].copy() for path in sorted(source.iterdir())]
+    capture, frames = cv2.VideoCapture(str(source)), []
+    while (read := capture.read())[0]:
+        frames.append(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
+    return frames
+
+
+def least_budget(box: Path) -> int:
+    return run(write_config(box), check=True)["least_budget_bytes"]
+
+
+def test_a_box_with_room_for_one_query_at_a_time_answers_as_the_unswapped_models_do(box, caplog):
+    caplog.set_level(logging.INFO, "gemel.run")
+    (box / "spool").mkdir()
+    budget = least_budget(box)
+    summary = run(write_config(box, budget=budget, spool="spool", sinks=[{"kind": "jsonl", "path": "one.jsonl"}]))
+    bundle = tiny_bundle(box / "again.safetensors")
+    sources = {"left": frames_of(box / "left.mp4"), "right": frames_of(box / "right")}
+    records = [json.loads(line) for line in (box / "one.jsonl").read_text().splitlines()]
+    for record in records:
+        assert set(record) == RECORD and record["bundle"] == bundle.digest[:12]
+        assert record["age_ms"] == pytest.approx(1000 * (record["finished_at"] - record["captured_at"]), abs=0.01)
+        asked = bundle.query(record["query"])
+        frame = sources[asked.camera][record["frame"]]
+        if asked.roi is not None:
+            x0, y0, x1, y1 = map(int, asked.roi)
+            frame = frame[y0:y1, x0:x1]
+        with torch.inference_mode():
+            batch = asked.preprocess.normalise(torch.stack([asked.preprocess.resize(frame)]))
+            outputs = bundle.build(asked.id)(batch)
+        answer = task_of("classification").answers(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
+        assert isinstance(answer, ClassAnswer)
+        assert (record["label"], record["score"]) == (answer.label, answer.score)
+    assert summary["balanced"] and summary["stopped_by"] == "cameras ended" and not summary["fits"]
+    assert summary["max_used_bytes"] <= budget < summary["weights_bytes"] + summary["workspace_bytes"]
+    assert summary["swaps"] >= 3 and summary["bytes_moved"] > 0 and summary["warm_up"]["bytes_moved"] > 0
+    received = {"gate": 12, "yard": 10, "road": 6}
+    for account in summary["ledger"]:
+        assert account["received"] == received[account["query"]] and account["processed"] >= 1
+        assert account["processed"] == sum(record["query"] == account["query"] for record in records)
+        assert account["failed"] == account["pending"] == 0
+    assert json.loads((box / "spool" / "ledger.json").read_text()) == json.loads(json.dumps(summary))
+    assert '"balanced": true' in caplog.text
+
+
+def test_with_room_for_all_nothing_moves_after_the_warm_up(box, capsys):
+    summary = run(write_config(box, sinks=None))
+    assert summary["fits"] and (summary["bytes_moved"], summary["swaps"], summary["compactions"]) == (0, 0, 0)
+    weights = sum(entry.nbytes for entry in tiny_bundle(box / "w.safetensors").header.entries.values()
+                  if not entry.is_pad)
+    assert summary["warm_up"] == {"bytes_moved": weights, "swaps": 3}
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == sum(account["processed"] for account in summary["ledger"])
+    assert all(set(json.loads(line)) == RECORD for line in lines)
+
+
+def test_check_says_what_would_run_and_writes_nothing(box):
+    before = sorted(box.iterdir())
+    summary = run(write_config(box, sinks=[{"kind": "jsonl", "path": "never.jsonl"}]), check=True)
+    assert summary["ok"] and summary["fits"] and summary["device"] == "cpu"
+    assert set(before) | {box / "box.yaml"} == set(box.iterdir())
+
+
+def test_a_budget_below_the_largest_query_alone_is_refused_and_says_how_much_is_needed(box):
+    least = least_budget(box)
+    path = write_config(box, budget=least - 1)
+    with pytest.raises(InputError, match=rf"^{path}: budget: query '\w+' alone needs {least} bytes .*at least {least}"):
+        run(path)
+    assert run(write_config(box, budget=least), check=True)["ok"]
+
+
+def test_a_missing_camera_a_dead_source_and_a_region_outside_the_frame_are_refused(box, tmp_path):
+    with pytest.raises(InputError, match="needs a camera 'right'"):
+        run(write_config(box, cameras={"left": {"source": "left.mp4"}}), check=True)
+    with pytest.raises(InputError, match=r"cameras.right.source: there is no .*absent"):
+        run(write_config(box, cameras={"left": {"source": "left.mp4"}, "right": {"source": "absent"}}), check=True)
+    small = tmp_path / "small"
+    small.mkdir()
+    cv2.imwrite(str(small / "0.png"), decoded(box / "right" / "000.png")[:4, :4])
+    with pytest.raises(InputError, match=r"'yard' looks at .* outside frames of 4x4"):
+        run(write_config(box, cameras={"left": {"source": "left.mp4"}, "right": {"source": str(small)}}))
+
+
+def test_a_damaged_bundle_or_one_with_a_foreign_factory_is_refused(box, tmp_path):
+    cameras = {"left": {"source": str(box / "left.mp4")}, "right": {"source": str(box / "right")}}
+    data = bytearray((box / "tiny.safetensors").read_bytes())
+    data[-40] ^= 1
+    (tmp_path / "tiny.safetensors").write_bytes(data)
+    with pytest.raises(BundleError, match="is damaged"):
+        run(write_config(tmp_path, cameras=cameras))
+    with pytest.raises(BundleError, match="not in the zoo"):
+        run(write_config(box, factories=None))
+    with pytest.raises(InputError, match="cannot be read"):
+        run(write_config(box, bundle="absent.safetensors"))
+
+
+def test_a_sink_that_cannot_be_written_is_refused(box):
+    with pytest.raises(InputError, match="cannot be written"):
+        run(write_config(box, sinks=[{"kind": "jsonl", "path": "no/where.jsonl"}]))
+
+
+LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
+
+
+def test_a_box_stops_when_asked_with_the_ledger_written(box):
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    timer.start()
+    summary = run(write_config(box, cameras=LOOPING, sinks=[{"kind": "jsonl", "path": "stop.jsonl"}]), stop=stop)
+    assert summary["balanced"] and summary["stopped_by"] == "asked to stop"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_stop_the_box_cleanly_and_are_handled_as_before_afterwards(box, number, monkeypatch):
+    before = signal.getsignal(number)
+    outputs, answered = TorchEngine.run, []
+
+    def interrupt(engine, frames):
+        answered.append(engine)
+        if len(answered) == 12:
+            os.kill(os.getpid(), number)
+        return outputs(engine, frames)
+
+    monkeypatch.setattr(TorchEngine, "run", interrupt)
+    summary = run(write_config(box, cameras=LOOPING, sinks=[{"kind": "jsonl", "path": "signal.jsonl"}]))
+    assert summary["balanced"] and summary["stopped_by"] == number.name
+    assert signal.getsignal(number) is before
+
+
+def test_a_query_that_fails_is_counted_told_once_and_the_others_go_on(box, monkeypatch, caplog):
+    outputs, runs = TorchEngine.run, []
+
+    def fail(engine, frames):
+        runs.append(engine.query.id)
+        if engine.query.id == "gate" and runs.count("gate") > 3:
+            raise RuntimeError("broken")
+        return outputs(engine, frames)
+
+    monkeypatch.setattr(TorchEngine, "run", fail)
+    summary = run(write_config(box, sinks=[{"kind": "jsonl", "path": "fail.jsonl"}]))
+    gate, yard, _ = summary["ledger"]
+    assert summary["balanced"] and gate["failed"] > 0 and gate["processed"] == 0 and yard["processed"] > 0
+    assert summary["queries"][0]["last_failure"] == "RuntimeError: broken"
+    assert caplog.text.count("query gate failed") == 1
+
+
+def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_path, caplog):
+    from models.bundle import write_bundle
+
+    write_bundle(tmp_path / "tiny.safetensors", {"gate": trained_looking(1)}, [query("gate", "left", sla_ms=1e-3)],
+                 workload="tiny", method="none", ceiling_bytes=0)
+    summary = run(write_config(tmp_path, cameras={"left": {"source": str(box / "left.mp4")}}))
+    assert summary["ledger"][0]["dropped"] == {"deadline": 12} and summary["balanced"]
+    assert "its frames will be dropped" in caplog.text
