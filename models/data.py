@@ -209,6 +209,10 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
     video.release()
     if not encoded:
         raise InputError(path, "is not a video with frames", "give a video that decodes", "data")
-    return [lambda data=data: cv2.cvtColor(cv2.imdecode(data, 1), cv2.COLOR_BGR2RGB) for data in encoded], tuple(
-        times_s
-    )
+    return [lambda data=data: _decode(data) for data in encoded], tuple(times_s)
+
+
+def _decode(encoded: np.ndarray) -> np.ndarray:
+    image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    assert image is not None
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

@@ -157,7 +157,7 @@ def _key_of(location: Sequence[int | str], document: Any) -> str:
     for step in location:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
         try:
-            node = node[step]
+            node = node[step]  # type: ignore[index]
         except (KeyError, IndexError, TypeError):
             node = None
         if isinstance(node, dict) and isinstance(node.get("id"), str):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.merger.tiny import write_workload
 
 from merger import Recipe, TrainOptions, train_originals
 from models.workload import Workload, load_workload
+from tests.merger.tiny import write_workload
 
 torch.set_num_threads(1)
 QUICK = TrainOptions(Recipe(rate=3e-3, epochs=6, batch=16), max_cycles=1)

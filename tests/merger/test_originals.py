@@ -7,12 +7,12 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.merger.conftest import QUICK
-from tests.merger.tiny import write_workload
 
 from merger import train_originals
 from models.errors import InputError
 from models.workload import Workload, load_workload
+from tests.merger.conftest import QUICK
+from tests.merger.tiny import write_workload
 
 
 def test_trained_originals_answer_well_and_are_stored(workload: Workload) -> None:
@@ -55,5 +55,5 @@ def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_pa
 def test_weights_that_are_no_safetensors_path_cannot_be_written(tmp_path) -> None:
     path = write_workload(tmp_path, queries=1)
     path.write_text(path.read_text().replace("weights/q0.safetensors", "weights/q0.pt"))
-    with pytest.raises(InputError, match="name the .safetensors file"):
+    with pytest.raises(InputError, match=r"name the \.safetensors file"):
         train_originals(load_workload(path), options=QUICK)

@@ -1,0 +1,71 @@
+"""Sharing plans as values, and what tying does to models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from models.errors import InputError
+from models.plan import SharingPlan, tie
+
+A, B, C = ("a", "conv"), ("b", "conv"), ("c", "other")
+
+
+def test_a_plan_survives_json() -> None:
+    plan = SharingPlan(((A, B),), {"a": {"conv": 4}})
+    assert SharingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize("shared", [((A,),), ((A, ("a", "x")),), ((A, B), (B, C))])
+def test_sets_of_one_of_one_query_or_overlapping_are_refused(shared) -> None:
+    with pytest.raises(InputError, match="sharing plan"):
+        SharingPlan(shared)
+
+
+@pytest.mark.parametrize("value", [{}, {"shared": 1, "residuals": {}}, {"shared": [[["a"]]], "residuals": {}}])
+def test_malformed_json_is_refused(value) -> None:
+    with pytest.raises(InputError, match="malformed"):
+        SharingPlan.from_json(value)
+
+
+def test_tied_to_follows_chains() -> None:
+    plan = SharingPlan(((A, B), (("b", "x"), ("c", "x")), (("d", "y"), ("e", "y"))))
+    assert plan.tied_to(["a"]) == {"a", "b", "c"}
+    assert plan.tied_to(["d"]) == {"d", "e"}
+    assert plan.tied_to(["z"]) == {"z"}
+
+
+def _models() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {query: _named(nn.Conv2d(2, 2, 1)) for query in "ab"}
+
+
+def _named(layer: nn.Module) -> nn.Module:
+    holder = nn.Module()
+    holder.add_module("conv", layer)
+    return holder
+
+
+def test_tied_layers_use_one_parameter_and_private_biases() -> None:
+    models = _models()
+    tie(models, SharingPlan(((A, B),)))
+    first, second = (models[query].get_submodule("conv") for query in "ab")
+    assert first.weight is second.weight
+    assert first.bias is not second.bias
+
+
+def test_queries_that_are_not_given_are_left_out() -> None:
+    models = {"b": _models()["b"]}
+    before = models["b"].conv.weight
+    tie(models, SharingPlan(((A, B),)))
+    assert models["b"].conv.weight is before
+
+
+def test_unequal_shapes_are_refused() -> None:
+    models = _models()
+    models["b"] = _named(nn.Conv2d(2, 3, 1))
+    with pytest.raises(InputError, match="another shape"):
+        tie(models, SharingPlan(((A, B),)))

@@ -1,0 +1,98 @@
+"""Workload files: what is read, and that every fault is one line naming file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from models.errors import InputError
+from models.workload import load_workload
+
+
+def _document() -> dict:
+    return {
+        "name": "junction",
+        "cameras": {"bridge": {"source": "clips/bridge.mp4", "fps": 10}, "gate": {"source": "rtsp://host/gate"}},
+        "queries": [
+            {"id": "cars", "camera": "bridge", "task": "classification", "classes": ["none", "car"],
+             "model": "resnet18", "input_size": 64, "weights": "weights/cars.safetensors", "data": "data/cars"},
+            {"id": "people", "camera": "gate", "task": "detection", "classes": ["person"],
+             "model": "ssdlite320_mobilenet_v3_large", "input_size": 320, "fps": 5, "roi": [0, 10, 50, 60],
+             "accuracy_target": 0.9},
+        ],
+    }  # fmt: skip
+
+
+def _write(folder: Path, document: object) -> Path:
+    path = folder / "workload.yaml"
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return path
+
+
+def test_defaults_and_paths_are_resolved(tmp_path: Path) -> None:
+    workload = load_workload(_write(tmp_path, _document()))
+    cars, people = workload.queries
+    assert cars.weights == tmp_path / "weights/cars.safetensors" and cars.data == tmp_path / "data/cars"
+    assert (cars.accuracy_target, people.accuracy_target) == (0.95, 0.9)
+    assert (cars.fps, people.fps) == (10, 5)
+    assert workload.cameras["bridge"].source == str(tmp_path / "clips/bridge.mp4")
+    assert workload.cameras["gate"].source == "rtsp://host/gate"
+    assert workload.query("people") is people
+
+
+def _set(*steps):
+    *path, key, value = steps
+
+    def change(document: dict) -> None:
+        node = document
+        for step in path:
+            node = node[step]
+        node[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "fault"),
+    [
+        (_set("colour", "red"), "colour", "unknown key"),
+        (_set("queries", 0, "threshold", 1), "queries[0].threshold (cars)", "unknown key"),
+        (_set("cameras", "bridge", "zoom", 1), "cameras.bridge.zoom", "unknown key"),
+        (lambda d: d["queries"][1].pop("model"), "queries[1].model (people)", "this key is missing"),
+        (_set("queries", 1, "camera", "moon"), "queries[1].camera (people)", "no camera 'moon'; use one of: bridge"),
+        (_set("queries", 1, "id", "cars"), "queries[1].id", "'cars' stands twice"),
+        (_set("queries", 0, "task", "tracking"), "queries[0].task (cars)", "tracking"),
+        (_set("queries", 0, "model", "resnet19"), "queries[0].model (cars)", "did you mean resnet18"),
+        (_set("queries", 0, "model", "ssd300_vgg16"), "queries[0].model (cars)", "does detection, not classification"),
+        (_set("queries", 0, "classes", []), "queries[0].classes (cars)", "at least 1 item"),
+        (_set("queries", 0, "classes", ["car"]), "queries[0].classes (cars)", "needs two classes"),
+        (_set("queries", 0, "classes", ["car", "car"]), "queries[0].classes (cars)", "stands twice"),
+        (_set("queries", 0, "sla_ms", -1), "queries[0].sla_ms (cars)", "greater than 0"),
+        (_set("queries", 1, "roi", [50, 10, 0, 60]), "queries[1].roi (people)", "empty or negative"),
+        (_set("accuracy_target", 1.5), "accuracy_target", "less than or equal to 1"),
+        (_set("queries", []), "queries", "at least 1 item"),
+        (_set("queries", 0, "id", "../x"), "queries[0].id", "should match pattern"),
+    ],
+)
+def test_a_fault_names_file_key_and_remedy(tmp_path: Path, change, key: str, fault: str) -> None:
+    document = _document()
+    change(document)
+    path = _write(tmp_path, document)
+    with pytest.raises(InputError) as caught:
+        load_workload(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: {key}") and fault in message and "\n" not in message
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "", "name: \x00"])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match=r"workload\.yaml: is not"):
+        load_workload(_write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"absent\.yaml: cannot be read"):
+        load_workload(tmp_path / "absent.yaml")
