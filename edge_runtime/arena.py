@@ -27,7 +27,8 @@ class Arena:
         self._stored = stored
         self.device = torch.device(device)
         self.residency = Residency(capacity_bytes)
-        self._memory = torch.empty(self.residency.capacity_bytes, dtype=torch.uint8, device=self.device)
+        # Written to, so that the memory is really there and the first loads do not pay for it.
+        self._memory = torch.empty(self.residency.capacity_bytes, dtype=torch.uint8, device=self.device).zero_()
         self._views: dict[str, Tensor] = {}
         self.bytes_moved = self.swaps = self.compactions = self.compacted_bytes = self.max_resident_bytes = 0
 

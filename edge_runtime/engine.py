@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.bundle import Bundle
+from models.bundle import Bundle, BundleQuery
 from models.measure import workspace_bytes
 from models.tasks import Answer, DetectionAnswer, task_of
 
-ENGINES = ("torch",)
+
+class Engine(Protocol):
+    """What runs one query: bind its tensors, then run it on frames."""
+
+    query: BundleQuery
+    workspace_bytes: int
+
+    def bind(self, tensor_of: Callable[[str], Tensor]) -> None:
+        """Use the tensors that `tensor_of` gives by content name from now on."""
+        ...
+
+    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
+        """One answer per RGB frame (H, W, 3); boxes in pixels of the whole frame."""
+        ...
 
 
 class TorchEngine:
@@ -23,8 +36,6 @@ class TorchEngine:
     are bit-equal to those of the module that `Bundle.build` makes. Raises BundleError when the bundle's tensors
     don't fit the architecture.
     """
-
-    name = "torch"
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
         self.query = bundle.query(query_id)

@@ -6,14 +6,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs
-from edge_runtime.engine import TorchEngine
+from edge_runtime.engine import Engine
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Mailboxes
 from edge_runtime.results import JsonLines, record_of
@@ -22,6 +22,8 @@ from edge_runtime.simulator import age_p95_ms
 
 # Weight of the newest measurement in a running average of costs.
 NEWEST_SHARE = 0.2
+# How much a run time is lowered for each frame that it cost.
+DOUBT_SHARE = 0.05
 # Loads smaller than this say more about the latency than about the rate of copying.
 RATE_FROM_BYTES = 2**20
 AGES_KEPT = 10_000
@@ -38,7 +40,7 @@ class Executor:
     goes into every result. Call it from one thread.
     """
 
-    def __init__(self, arena: Arena, engines: Mapping[str, TorchEngine], costs: Costs, budget_bytes: int,
+    def __init__(self, arena: Arena, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int,
                  order: Sequence[str], mailboxes: Mailboxes, ledger: Ledger, sinks: Sequence[JsonLines], digest: str,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.arena, self.engines, self.costs, self.budget_bytes, self.order = arena, engines, costs, budget_bytes, order
@@ -102,13 +104,16 @@ class Executor:
         self.costs = self.costs.with_measured(query, run_s, copy_rate)
 
     def _doubt(self, query: str) -> None:
-        """Move a run time that cost a frame back towards the best one seen.
+        """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
 
-        A query believed too slow is not run, and what is not run is not measured: one stall must not be for ever.
+        A query believed too slow is not run, and what is not run is not measured: a stall, during the warm-up too,
+        must not be for ever. A query that is too slow indeed is tried again from time to time, and publishes late.
         """
-        known = self.costs.queries[query].run_s
-        best = self._best.get(query, known)
-        self.costs = self.costs.with_measured(query, _average(known, best), self.costs.copy_bytes_per_s)
+        cost = self.costs.queries[query]
+        best = self._best.get(query, cost.run_s)
+        target = min(cost.run_s, best if best <= cost.sla_s else cost.sla_s / 2)
+        lower = _average(cost.run_s, target, DOUBT_SHARE)
+        self.costs = self.costs.with_measured(query, lower, self.costs.copy_bytes_per_s)
 
     def _timed(self, query: str, image: np.ndarray) -> float:
         start = self.clock()
@@ -158,10 +163,10 @@ class Executor:
         self._failures[query] = text
 
 
-def _average(known: float, measured: float) -> float:
-    return known + NEWEST_SHARE * (measured - known)
+def _average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:
+    return known + share * (measured - known)
 
 
-def unfit(costs: Costs, budget_bytes: int) -> Iterable[str]:
+def unfit(costs: Costs, budget_bytes: int) -> list[str]:
     """The queries that could not run even alone within the budget."""
     return [query for query in costs.queries if costs.alone_bytes(query) > budget_bytes]

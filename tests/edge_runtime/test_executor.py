@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from edge_runtime.arena import Arena
+from edge_runtime.costs import Costs, QueryCost
+from edge_runtime.executor import Executor, unfit
+from edge_runtime.ledger import Ledger
+from edge_runtime.mailbox import Frame, Mailboxes
+from models.tasks import ClassAnswer
+from tests.edge_runtime.tiny import query
+
+IMAGE = np.zeros((2, 2, 3), np.uint8)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowEngine:
+    """Takes the next of `seconds` for each run; the last for ever."""
+
+    workspace_bytes = 0
+
+    def __init__(self, query_id: str, clock: Clock, seconds: list[float]) -> None:
+        self.query, self.clock, self.seconds, self.runs = query(query_id, "left", sla_ms=100.0), clock, seconds, 0
+
+    def bind(self, tensor_of) -> None:
+        self.bound = tensor_of(self.query.id)
+
+    def run(self, frames) -> list:
+        self.runs += 1
+        self.clock.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
+        return [ClassAnswer("a", 1.0, (1.0,))]
+
+
+def one_query(seconds: list[float]) -> tuple[Executor, SlowEngine, Clock]:
+    clock = Clock()
+    engine = SlowEngine("q", clock, seconds)
+    costs = Costs({"q": QueryCost(("q",), 0.0, 0, 0.1)}, {"q": 400}, 1e12)
+    ledger = Ledger(["q"])
+    arena = Arena({"q": torch.arange(100, dtype=torch.int32)}.__getitem__, 1024)
+    executor = Executor(arena, {"q": engine}, costs, 1024, ("q",), Mailboxes(["q"], ledger), ledger, [], "d", clock)
+    executor.warm_up({"q": IMAGE})
+    return executor, engine, clock
+
+
+def feed(executor: Executor, clock: Clock, frames: int) -> list[bool]:
+    """One fresh frame and one step after another; whether each was run."""
+    ran = []
+    for index in range(frames):
+        executor.mailboxes.put("q", Frame(index, clock.now, 0.0, IMAGE))
+        ran.append(executor.step())
+        clock.now += 0.001
+    return ran
+
+
+def test_the_warm_up_learns_the_best_run_but_the_first():
+    executor, engine, _ = one_query([1.0, 0.03, 0.02, 0.5])
+    assert engine.runs == 3
+    assert executor.costs.queries["q"].run_s == pytest.approx(0.02)
+    assert executor.arena.residency.resident == {"q"} and torch.equal(engine.bound, torch.arange(100))
+
+
+def test_run_times_follow_what_is_measured():
+    executor, _, clock = one_query([0.02, 0.02, 0.02, 0.04])
+    assert all(feed(executor, clock, 30))
+    assert executor.costs.queries["q"].run_s == pytest.approx(0.04, rel=0.01)
+    assert executor.to_json()[0]["age_p95_ms"] == pytest.approx(40)
+
+
+@pytest.mark.parametrize("stalls", [[0.02, 0.02, 0.02, 5.0, 0.02], [5.0, 5.0, 5.0, 0.02]])
+def test_a_stall_while_serving_or_in_the_warm_up_is_not_for_ever(stalls):
+    executor, _, clock = one_query(stalls)
+    ran = feed(executor, clock, 300)
+    assert not all(ran[:50]) and all(ran[-30:])
+    assert executor.ledger.balanced
+
+
+def test_a_query_too_slow_for_its_deadline_is_tried_now_and_then_and_is_late():
+    executor, _, clock = one_query([0.15])
+    feed(executor, clock, 200)
+    account = executor.ledger.to_json()[0]
+    assert 3 < account["processed"] == account["late"] < 60
+    assert account["dropped"] == {"deadline": 200 - account["processed"]}
+
+
+def test_queries_that_fit_not_even_alone_are_named():
+    costs = Costs({"a": QueryCost(("t",), 0.0, 100, 1.0), "b": QueryCost(("t",), 0.0, 0, 1.0)}, {"t": 512}, 1.0)
+    assert unfit(costs, 612) == [] and unfit(costs, 611) == ["a"] and unfit(costs, 511) == ["a", "b"]
