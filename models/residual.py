@@ -74,9 +74,7 @@ def shapes(layer: nn.Conv2d | nn.Linear, rank: int) -> tuple[tuple[int, ...], tu
     out, inner = layer.weight.shape[0], tuple(layer.weight.shape[1:])
     most = min(out, layer.weight[0].numel())
     if not 1 <= rank <= most:
-        raise ValueError(
-            f"rank {rank} does not fit a weight of shape {tuple(layer.weight.shape)} (1 to {most})"
-        )
+        raise ValueError(f"rank {rank} does not fit a weight of shape {tuple(layer.weight.shape)} (1 to {most})")
     return (rank, *inner), (out, rank, *(1,) * (len(inner) - 1))
 
 

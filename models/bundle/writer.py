@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 from torch import Tensor, nn
 
 from models.atomic import check_output, writing
-from models.bundle.container import CODES, Fault, encode_header, place, raw_bytes, tensor_name
+from models.bundle.container import CODES, Entry, Fault, encode_header, place, raw_bytes, tensor_name
 from models.bundle.manifest import (
     FORMAT,
     MANIFEST_KEY,
@@ -27,6 +30,7 @@ from models.errors import InputError
 from models.residual import residual_layers
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
+_MAX_WAITING_BYTES = 256 << 20  # tensors held for hashing: with models on a GPU each is a copy
 
 
 def write_bundle(
@@ -51,30 +55,57 @@ def write_bundle(
     states = {query.id: models[query.id].state_dict() for query in queries}
     if len(states) < len(queries) or set(states) != set(models):
         raise ValueError(f"models {sorted(models)} and queries {[query.id for query in queries]} differ")
-    names = _names_of(tensor for state in states.values() for tensor in state.values())
-    records = tuple(_bind(query, models[query.id], states[query.id], names) for query in queries)
-    tensors = {names[_identity(tensor)]: tensor for state in states.values() for tensor in state.values()}
-    manifest = Manifest(
-        format=FORMAT, workload=workload, method=method,
-        bytes=count_bytes(records, {name: tensor.nbytes for name, tensor in tensors.items()}, ceiling_bytes),
-        queries=records, shared=shared_of(records),
-    )  # fmt: skip
-    if ceiling_bytes > manifest.bytes.before:
-        raise ValueError(f"{ceiling_bytes} of {manifest.bytes.before} bytes cannot be saved")
-    text = manifest.to_json()
+    stand_ins = _stand_ins(tensor for state in states.values() for tensor in state.values())
+    tensors = {stand_ins[_identity(tensor)]: tensor for state in states.values() for tensor in state.values()}
+    records = [_bind(query, models[query.id], states[query.id], stand_ins) for query in queries]
+    sizes = [(name, CODES[tensors[name].dtype], tuple(tensors[name].shape), tensors[name].nbytes)
+             for name in load_order(records)]  # fmt: skip
+    entries = place(sizes)
+
+    def manifest_with(names: Mapping[str, str]) -> Manifest:
+        named = tuple(_renamed(query, names) for query in records)
+        counts = count_bytes(named, {names[name]: nbytes for name, _, _, nbytes in sizes}, ceiling_bytes)
+        return Manifest(FORMAT, workload, method, counts, named, shared_of(named))
+
+    draft = manifest_with({name: name for name in tensors}).to_json()
     try:
-        manifest = parse_manifest(text)  # what we write, we must be able to read
+        if parse_manifest(draft).bytes.before < ceiling_bytes:
+            raise ValueError(f"{ceiling_bytes} bytes cannot be saved: there are fewer")
     except Fault as fault:
         raise InputError(path, f"this bundle could not be read again: {fault}", "change the workload") from None
-    entries = place(
-        (name, CODES[tensors[name].dtype], tuple(tensors[name].shape), tensors[name].nbytes)
-        for name in load_order(records)
-    )
+    head_bytes = len(encode_header(entries, {MANIFEST_KEY: draft}))
     with writing(path, overwrite) as file:
-        file.write(encode_header(entries, {MANIFEST_KEY: text}))
+        file.write(bytes(head_bytes))
+        names = _write_tensors(file, entries, tensors)
+        text = manifest_with(names).to_json()
+        named = [entry if entry.is_pad else dataclasses.replace(entry, name=names[entry.name]) for entry in entries]
+        file.seek(0)
+        if file.write(encode_header(named, {MANIFEST_KEY: text})) != head_bytes:
+            raise AssertionError("the header's length depends on the tensors' names")
+    return parse_manifest(text)
+
+
+def _write_tensors(file: BinaryIO, entries: Sequence[Entry], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write tensors and gaps in order while other threads hash them; returns stand-in -> content name."""
+    waiting: deque[tuple[Entry, Future[str]]] = deque()
+    waiting_bytes = 0
+    names: dict[str, str] = {}
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
         for entry in entries:
-            file.write(bytes(entry.nbytes) if entry.is_pad else raw_bytes(tensors[entry.name]))
-    return manifest
+            if entry.is_pad:
+                file.write(bytes(entry.nbytes))
+                continue
+            data = raw_bytes(tensors[entry.name])
+            waiting.append((entry, pool.submit(tensor_name, entry.dtype, entry.shape, data)))
+            file.write(data)
+            waiting_bytes += entry.nbytes
+            while waiting_bytes > _MAX_WAITING_BYTES and len(waiting) > 1:
+                done, future = waiting.popleft()
+                names[done.name] = future.result()
+                waiting_bytes -= done.nbytes
+        file.flush()
+        os.fdatasync(file.fileno())  # the disk works while the last tensors are hashed
+        return names | {entry.name: future.result() for entry, future in waiting}
 
 
 def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
@@ -115,14 +146,39 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _names_of(tensors: Iterable[Tensor]) -> dict[tuple[object, ...], str]:
+def _stand_ins(tensors: Iterable[Tensor]) -> dict[tuple[object, ...], str]:
+    """Identity -> a stand-in of 64 digits, the same for equal contents.
+
+    With stand-ins the whole layout is known before anything is hashed, so that hashing and writing overlap.
+    Only tensors that begin alike are compared in full.
+    """
     unique = {_identity(tensor): tensor for tensor in tensors}
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        return dict(zip(unique, pool.map(_name_of, unique.values()), strict=True))
+    alike: dict[tuple[object, ...], list[tuple[object, ...]]] = {}
+    for identity, tensor in unique.items():
+        first_row = tensor[0] if tensor.ndim > 1 and len(tensor) else tensor
+        alike.setdefault((tensor.dtype, tensor.shape, bytes(raw_bytes(first_row))), []).append(identity)
+    contents: dict[object, str] = {}
+    stand_ins: dict[tuple[object, ...], str] = {}
+    for identities in alike.values():
+        for identity in identities:
+            content = _name_of(unique[identity]) if len(identities) > 1 else identity
+            stand_ins[identity] = contents.setdefault(content, f"{len(contents):064d}")
+    return stand_ins
 
 
 def _name_of(tensor: Tensor) -> str:
     return tensor_name(CODES[tensor.dtype], tensor.shape, raw_bytes(tensor))
+
+
+def _renamed(query: BundleQuery, names: Mapping[str, str]) -> BundleQuery:
+    return dataclasses.replace(
+        query,
+        tensors={path: names[name] for path, name in query.tensors.items()},
+        residuals={
+            layer: dataclasses.replace(residual, a=names[residual.a], b=names[residual.b])
+            for layer, residual in query.residuals.items()
+        },
+    )
 
 
 def _bind(

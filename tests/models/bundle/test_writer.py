@@ -9,7 +9,6 @@ import itertools
 import os
 import resource
 import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +54,17 @@ def test_equal_tensors_are_stored_once(sample, tmp_path, writer):
     manifest = writer(tmp_path / "twins.gemel", twin, records)
     assert manifest.bytes.before == 2 * manifest.bytes.after
     assert len(manifest.shared) == len(set(manifest.queries[0].tensors.values()))
+
+
+def test_tensors_that_only_begin_alike_are_kept_apart(tmp_path, tied, writer):
+    models, queries = tied()
+    with torch.no_grad():
+        models["south"].fc.weight.copy_(models["north"].fc.weight)
+        models["south"].fc.weight[-1, -1] += 1
+    manifest = writer(tmp_path / "b.gemel", models, queries)
+    names = {query.id: query.tensors for query in manifest.queries}
+    assert names["north"]["fc.weight"] != names["south"]["fc.weight"]
+    assert verify_bundle(tmp_path / "b.gemel") == []
 
 
 def test_equal_bytes_of_another_shape_or_dtype_are_another_tensor(tmp_path, tied, writer):
@@ -160,7 +170,7 @@ def test_a_dangling_link_counts_as_existing(tmp_path):
 
 def test_an_interruption_while_writing_leaves_nothing(tmp_path, tied, writer, monkeypatch):
     models, queries = tied()
-    interrupt_the_third_write(monkeypatch)
+    interrupt_the_third_write(monkeypatch, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         writer(tmp_path / "b.gemel", models, queries)
     assert list(tmp_path.iterdir()) == []
@@ -168,7 +178,7 @@ def test_an_interruption_while_writing_leaves_nothing(tmp_path, tied, writer, mo
 
 def test_an_interruption_while_overwriting_leaves_the_old_bundle(sample, monkeypatch):
     before = sample.path.read_bytes()
-    interrupt_the_third_write(monkeypatch)
+    interrupt_the_third_write(monkeypatch, sample.path.parent)
     with pytest.raises(KeyboardInterrupt):
         write_again(sample, overwrite=True)
     assert sample.path.read_bytes() == before
@@ -224,12 +234,12 @@ def write_again(sample, path: Path | None = None, **others):
     )
 
 
-def interrupt_the_third_write(monkeypatch) -> None:
-    """Send this process the signal of Ctrl-C when the third tensor is about to be written (hashing uses threads)."""
+def interrupt_the_third_write(monkeypatch, folder: Path) -> None:
+    """Send this process the signal of Ctrl-C when the third tensor is about to be written."""
     raw_bytes, writes = bundle_writer.raw_bytes, itertools.count(1)
 
     def interrupted(tensor):
-        if threading.current_thread() is threading.main_thread() and next(writes) == 3:
+        if any(folder.glob(".*.tmp")) and next(writes) == 3:
             signal.raise_signal(signal.SIGINT)
         return raw_bytes(tensor)
 

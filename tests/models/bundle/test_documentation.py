@@ -1,0 +1,31 @@
+"""The code in docs/bundle.md does what it says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from models import zoo
+from models.bundle import open_bundle
+from models.residual import attach
+
+
+def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(tmp_path, repository, sample, writer):
+    original = zoo.build("mobilenet_v3_small", ("car", "none")).eval()
+    nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
+    path = tmp_path / "one.gemel"
+    writer(path, {"north": original}, [replace(sample.queries[0], model="mobilenet_v3_small", residuals={})])
+
+    page = (repository / "docs" / "bundle.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(code) == 1
+    names: dict[str, Any] = {"path": path}
+    exec(code[0], names)
+    frames = torch.randn(1, 3, 64, 64)
+    theirs = names["model"].eval()(frames)
+    torch.testing.assert_close(theirs, original(frames), atol=1e-4, rtol=1e-4)
+    assert torch.equal(open_bundle(path).build("north")(frames), original(frames))
