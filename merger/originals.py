@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from models.errors import InputError
 from models.evaluation import predict, score, worth_keeping
 from models.norms import unfold_norms
 from models.prepared import Prepared
-from models.tasks import Truth, task_of
+from models.tasks import task_of
 from models.weights import load_matching, save_weights
 from models.workload import Query, Workload
 from models.zoo import build
@@ -28,11 +28,27 @@ UNFOLDING_BATCH = 32
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How originals are trained: cycles of `recipe` until val gains less than `enough`, at most `max_cycles`."""
+    """How originals are trained: annealed cycles until val gains less than `enough`, at most `max_cycles`.
 
-    recipe: Recipe = field(default_factory=lambda: Recipe(rate=1e-3, epochs=10, frames_per_epoch=1024))
+    The first cycle shows the model about `passes` frames, in `min_epochs` to `max_epochs` epochs; each further one
+    starts from the best state so far, at half the rate and half as long. Only the second half of a cycle is judged.
+    """
+
+    rate: float = 1e-3
+    batch: int = 16
+    passes: int = 4000
+    min_epochs: int = 4
+    max_epochs: int = 25
     enough: float = 0.005
-    max_cycles: int = 4
+    max_cycles: int = 3
+
+    def recipe(self, frames: int, cycle: int, seed: int) -> Recipe:
+        """The recipe of one cycle over a train split of so many frames."""
+        epochs = min(self.max_epochs, max(self.min_epochs, round(self.passes / frames)))
+        if cycle:
+            epochs = max(2, epochs // 2)
+        rate = self.rate if cycle == 0 else self.rate / 2
+        return Recipe(rate, epochs, self.batch, frames_per_epoch=frames, seed=seed + cycle)
 
 
 @dataclass(frozen=True)
@@ -86,16 +102,15 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
         _unfold(model, data)
     best: tuple[float, State] = (-1.0, snapshot(model))
     for cycle in range(options.max_cycles):
-        recipe = replace(options.recipe, seed=seed + cycle)
-        if cycle:
-            model.load_state_dict(best[1])
-            recipe = replace(recipe, rate=recipe.rate / 2, epochs=max(1, recipe.epochs // 2))
+        model.load_state_dict(best[1])
+        recipe = options.recipe(len(data), cycle, seed)
         reached = _cycle(query, model, data, splits["val"], recipe, progress, cycle)
         gained, best = reached[0] - best[0], max(best, reached, key=lambda found: found[0])
         if gained < options.enough:
             break
     model.load_state_dict(best[1])
-    test = _score(query, model, splits["test"], threshold=_threshold(query, model, splits["val"]))
+    _, threshold = _judge(query, model, splits["val"])
+    test, _ = _judge(query, model, splits["test"], threshold)
     assert query.weights is not None
     query.weights.parent.mkdir(parents=True, exist_ok=True)
     save_weights(query.weights, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
@@ -121,7 +136,7 @@ def _cycle(
             raise InputError(query.id, "training diverged", remedy) from error
         if 2 * (epoch + 1) < recipe.epochs:
             continue
-        reached = _score(query, model, val, threshold=_threshold(query, model, val))
+        reached, _ = _judge(query, model, val)
         progress("epoch", queries=[query.id], epoch=epoch + 1, epochs=recipe.epochs, cycle=cycle + 1, loss=loss,
                  val=reached)  # fmt: skip
         if reached > best[0]:
@@ -129,19 +144,15 @@ def _cycle(
     return best
 
 
-def _threshold(query: Query, model: nn.Module, val: Prepared) -> float:
-    return task_of(query.task).choose_threshold(predict(model, query, val), _labels(query, val))
-
-
-def _score(query: Query, model: nn.Module, prepared: Prepared, threshold: float) -> float:
-    answers = predict(model, query, prepared)
-    return score(task_of(query.task), answers, _labels(query, prepared), query.classes, threshold)
-
-
-def _labels(query: Query, prepared: Prepared) -> tuple[Truth, ...]:
-    if prepared.split.truths is None:
+def _judge(query: Query, model: nn.Module, prepared: Prepared, threshold: float | None = None) -> tuple[float, float]:
+    """The metric and the score threshold it holds for, chosen on these frames where none is given."""
+    task, truths = task_of(query.task), prepared.split.truths
+    if truths is None:
         raise InputError(query.id, f"the split '{prepared.split.name}' has no labels", "label it", "data")
-    return prepared.split.truths
+    answers = predict(model, query, prepared)
+    if threshold is None:
+        threshold = task.choose_threshold(answers, truths)
+    return score(task, answers, truths, query.classes, threshold), threshold
 
 
 def _unfold(model: nn.Module, data: TrainingSet) -> None:

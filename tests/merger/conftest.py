@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from merger import Recipe, TrainOptions, train_originals
+from merger import TrainOptions, train_originals
 from models.workload import Workload, load_workload
 from tests.merger.tiny import write_workload
 
 torch.set_num_threads(1)
-QUICK = TrainOptions(Recipe(rate=3e-3, epochs=6, batch=16), max_cycles=1)
+QUICK = TrainOptions(rate=3e-3, passes=360, max_cycles=1)
 
 
 @pytest.fixture(scope="session")
