@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ SHIPPED = "gemel"
 BOX_MEMORY = "50%"  # of the way from the largest original alone to all originals together
 RESULTS = "results.jsonl"
 FALLS_SHORT = 1  # a step that ran, but whose result misses a target: a figure like any other
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 Runner = Callable[[Sequence[str]], tuple[int, str]]
 
 
@@ -42,6 +43,14 @@ class StepFailed(Exception):
         self.code = code
 
 
+class Terminated(Exception):
+    """SIGTERM came: the running step is ended too."""
+
+
+def _on_sigterm(number: int, frame: object) -> None:
+    raise Terminated
+
+
 def call(command: Sequence[str]) -> tuple[int, str]:
     """Run a command in the repository's root; its progress goes to the terminal, its JSON comes back."""
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
@@ -49,6 +58,10 @@ def call(command: Sequence[str]) -> tuple[int, str]:
         out, _ = process.communicate()
     except KeyboardInterrupt:
         process.wait()  # it got the same signal and stores what it has
+        raise
+    except Terminated:
+        process.terminate()
+        process.wait()
         raise
     return process.returncode, out
 
@@ -180,6 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     out = Path(given.out).resolve()
     done: dict[str, Steps] = {}
+    signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         data = data_folder(given.data, REPOSITORY).resolve()
         for name in names:
@@ -190,9 +204,9 @@ def main(arguments: list[str] | None = None) -> int:
     except StepFailed as error:
         say(f"error: {error}")
         return error.code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as error:
         say("interrupted; `make real` goes on from here")
-        return INTERRUPTED
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     text = "\n".join(tables(name, steps.folder) for name, steps in done.items())
     (out / "figures.md").write_text(text, encoding="utf-8")
     print(text)

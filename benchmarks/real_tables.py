@@ -66,7 +66,7 @@ def _methods(found: dict[str, Any]) -> str:
                 r["bytes_after"] / MIB,
                 r["saved_fraction"],
                 r["saved_fraction"] / ceiling if ceiling else None,
-                f"{sum(q['met'] for q in r['queries'])} of {len(r['queries'])}",
+                f"{sum(q['met'] and q.get('worth', True) for q in r['queries'])} of {len(r['queries'])}",
                 min(ratios, default=None),
                 float(r["work"]),
                 round(r["seconds"]),
@@ -78,9 +78,10 @@ def _methods(found: dict[str, Any]) -> str:
 
 def _queries(found: dict[str, Any]) -> str:
     step = found.get("merge-gemel")
-    keys = ("id", "metric", "original", "merged", "ratio", "met", "certain")
-    rows = [[q[key] for key in keys] for q in step["result"]["queries"]] if step else []
-    return table("Queries under `gemel`, on test", ("query", *keys[1:]), rows)
+    keys = ("id", "metric", "original", "merged", "ratio", "chance_corrected", "met", "certain", "worth")
+    heads = ("query", *keys[1:5], "chance-corrected", "met", "certain", "original is evidence")
+    rows = [[q.get(key) for key in keys] for q in step["result"]["queries"]] if step else []
+    return table("Queries under `gemel`, on test", heads, rows)
 
 
 def _streaming(found: dict[str, Any]) -> str:
@@ -103,7 +104,8 @@ def _streaming(found: dict[str, Any]) -> str:
         for (arm, memory), members in arms.items()
     ]
     heads = ("arm", "memory", "MiB", "mean accuracy", "worst query", "worst age p95 (ms)")
-    return table("Streaming accuracy, virtual clock", heads, rows)
+    device = step["result"].get("device", {}).get("title", "a device profile")
+    return table(f"Streaming accuracy, virtual clock: {device}", heads, rows)
 
 
 def _box(found: dict[str, Any]) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +52,7 @@ class Box:
             return {"queries": [{"id": words[-2], "metric": "f1", "val": 0.9, "test": 0.8, "seconds": 3.0}]}
         if words[0] == "merge":
             query = {"metric": "f1", "original": 0.8, "merged": 0.79, "ratio": 0.9875, "met": True, "certain": False}
+            query |= {"chance_corrected": 0.9, "worth": words[words.index("--method") + 1] == "gemel"}
             return {
                 "method": words[words.index("--method") + 1], "bytes_before": 2**21, "bytes_after": 2**20,
                 "saved_fraction": 0.5, "ceiling_fraction": 0.6, "seconds": 9.0, "work": 1e15,
@@ -138,7 +143,8 @@ def test_the_tables_hold_the_figures(tmp_path: Path):
     text = real_tables.tables("gti", steps.folder)
     assert "| far-vehicle | f1 | 0.900 | 0.800 | 3 |" in text
     assert "| gemel | 2.000 | 1.000 | 0.500 | 0.833 | 2 of 2 | 0.988 | 1e+15 | 9 |" in text
-    assert "| near-vehicle | f1 | 0.800 | 0.790 | 0.988 | yes | no |" in text
+    assert "| near-vehicle | f1 | 0.800 | 0.790 | 0.988 | 0.900 | yes | no | yes |" in text
+    assert "| joint | 2.000 | 1.000 | 0.500 | 0.833 | 0 of 2 |" in text  # met, but by originals worth nothing
     assert "| originals | min | 1.000 | 0.500 | 0.500 | 90.000 |" in text
     assert "| far-vehicle | 5 | 3 | 0 | 0 | 0 | 2 |" in text
     assert sys.executable not in text
@@ -156,3 +162,24 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys):
     assert real.main(["gti", "--methods", "gemel", "--out", str(tmp_path)]) == 2
     assert real.main(["gti", "--data", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "MANIFEST.json" in capsys.readouterr().err
+
+
+def test_a_terminated_run_ends_its_step_too(tmp_path: Path):
+    """SIGTERM to the driver alone: the command it waits for must not go on by itself."""
+    witness = tmp_path / "child"
+    child = f"import os, pathlib, time; pathlib.Path({str(witness)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    code = (
+        f"import signal, sys; sys.path.insert(0, {str(real.REPOSITORY / 'benchmarks')!r})\n"
+        f"import real\nreal.WORKLOADS = ('gti',)\n"
+        f"real.data_folder = lambda given, repository: repository\n"
+        f"real.run_workload = lambda *given: real.call([sys.executable, '-c', {child!r}])\n"
+        f"sys.exit(real.main(['gti', '--out', {str(tmp_path)!r}]))"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    while driver.poll() is None and not (witness.is_file() and witness.read_text()):
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGTERM)
+    _, said = driver.communicate(timeout=30)
+    assert driver.returncode == real.TERMINATED and "goes on from here" in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(witness.read_text()), 0)
