@@ -7,9 +7,8 @@ OUT ?= out
 
 .PHONY: demo test lint real venv
 
-demo: $(STAMP)  ## the whole road on rendered clips, within 5 minutes on 2 cores
+demo: $(STAMP)  ## the whole road on rendered clips, within 5 minutes on 2 cores; ends with where the report is
 	$(BIN)/gemel demo --out $(OUT)/demo
-	@echo "report: $(OUT)/demo/report.html"
 
 test: $(STAMP)  ## every test; PYTEST_ARGS="-m 'not slow'" for the quick ones
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
