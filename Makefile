@@ -24,7 +24,7 @@ venv: $(STAMP)
 
 # Installed once, and again when what is needed changes. An environment made by hand is kept and completed.
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || { PYTHON=$(PYTHON) .ci/system-packages && $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
