@@ -4,4 +4,5 @@ import sys
 
 from gemel.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # worker processes import this file again
+    sys.exit(main())

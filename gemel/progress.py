@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 REFRESH_PER_S = 4
 QUIET_S = 2.0
+COUNTED = ("members", "kept")
+HIDDEN = ("work", "diverged")
 
 
 def told(name: str, value: Any) -> str:
     """One field as text: bytes, shares and times in their own units."""
+    if name in COUNTED and isinstance(value, (list, tuple)):
+        return f"{name} {len(value)}"
     if isinstance(value, Mapping):
         return f"{name} " + ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
     if name.endswith("bytes") and isinstance(value, (int, float)):
@@ -56,9 +60,7 @@ class Lines:
             if now - self._last_epoch < QUIET_S:
                 return
             self._last_epoch = now
-        parts = [told(name, value) for name, value in fields.items() if value is not None]
-        line = f"[{now - self._started:6.1f} s] {event}" + (": " if parts else "") + "; ".join(parts)
-        print(line, file=self._out, flush=True)
+        print(f"[{now - self._started:6.1f} s] {event}: {_line(fields)}", file=self._out, flush=True)
 
 
 class Live:
@@ -113,7 +115,8 @@ class Live:
 
 
 def _line(fields: dict[str, Any]) -> str:
-    return "; ".join(told(name, value) for name, value in fields.items() if value is not None)
+    shown = {name: value for name, value in fields.items() if value is not None and name not in HIDDEN}
+    return "; ".join(told(name, value) for name, value in shown.items())
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 import copy
 
+import cv2
+import numpy as np
 import pytest
 
 QUERIES = {"bridge-cars": 0.80, "gate-people": 0.70, "square-busy": 0.93}
@@ -70,3 +72,46 @@ def _document():
 @pytest.fixture
 def document():
     return copy.deepcopy(_document())
+
+
+WORKLOAD = """
+name: tiny
+accuracy_target: 0.9
+cameras: {gate: {source: gate.mp4, fps: 5}}
+queries:
+"""
+QUERY = """
+  - {{id: {id}, camera: gate, task: classification, classes: [empty, busy], model: mobilenet_v3_small,
+     input_size: 32, sla_ms: 500, weights: weights/{id}.safetensors, data: data}}
+"""
+
+
+def _frames(folder, rng):
+    for label, level in (("empty", 40), ("busy", 200)):
+        (folder / label).mkdir(parents=True)
+        for index in range(8):
+            frame = rng.integers(0, 50, (24, 32, 3), dtype=np.uint8) + np.uint8(level)
+            name = f"clip{index % 2}{label[0]}__{index * 200:06d}.png"
+            cv2.imwrite(str(folder / label / name), frame)
+
+
+def _clip(path, rng, frames=30):
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 5.0, (32, 24))
+    for _ in range(frames):
+        writer.write(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8))
+    writer.release()
+
+
+@pytest.fixture(scope="session")
+def write_tiny():
+    """A function that writes footage and workload of two small classifiers into a folder; no weights yet."""
+
+    def write(root, seed=0):
+        for split in ("train", "val", "test"):
+            _frames(root / "data" / split, np.random.default_rng(seed + len(split)))
+        _clip(root / "gate.mp4", np.random.default_rng(seed))
+        path = root / "workload.yaml"
+        path.write_text(WORKLOAD + QUERY.format(id="a") + QUERY.format(id="b"))
+        return path
+
+    return write

@@ -2,8 +2,6 @@ import json
 import random
 import re
 
-import cv2
-import numpy as np
 import pytest
 import torch
 
@@ -17,37 +15,14 @@ from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build
 
-WORKLOAD = """
-name: tiny
-accuracy_target: 0.9
-cameras: {gate: {source: gate.mp4, fps: 5}}
-queries:
-"""
-QUERY = """
-  - {{id: {id}, camera: gate, task: classification, classes: [empty, busy], model: mobilenet_v3_small,
-     input_size: 32, sla_ms: 500, weights: weights/{id}.safetensors, data: data}}
-"""
-
-
-def _frames(folder, rng):
-    for label, level in (("empty", 40), ("busy", 200)):
-        (folder / label).mkdir(parents=True)
-        for index in range(8):
-            frame = rng.integers(0, 50, (24, 32, 3), dtype=np.uint8) + np.uint8(level)
-            name = f"clip{index % 2}{label[0]}__{index * 200:06d}.png"
-            cv2.imwrite(str(folder / label / name), frame)
-
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
+def tiny(tmp_path_factory, write_tiny):
     """A workload of two small classifiers with random weights, and a bundle in which they share half of them."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("tiny")
-    (root / "workload.yaml").write_text(WORKLOAD + QUERY.format(id="a") + QUERY.format(id="b"))
-    for split in ("train", "val", "test"):
-        _frames(root / "data" / split, np.random.default_rng(len(split)))
-    workload = load_workload(root / "workload.yaml")
+    workload = load_workload(write_tiny(root))
     (root / "weights").mkdir()
     models = {}
     for query in workload.queries:
@@ -113,7 +88,7 @@ def test_the_page_stands_alone(tiny, evaluated):
 
 def test_a_bundle_of_another_workload_is_refused_and_nothing_is_written(tiny, tmp_path):
     other = tmp_path / "other.yaml"
-    other.write_text(WORKLOAD + QUERY.format(id="c"))
+    other.write_text((tiny / "workload.yaml").read_text().replace("id: b", "id: c"))
     with pytest.raises(InputError, match="does not hold the queries"):
         evaluate(tiny / "tiny.gemel", other, tmp_path / "report")
     assert not (tmp_path / "report").exists()

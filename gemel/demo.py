@@ -1,0 +1,148 @@
+"""`gemel demo`: the whole road on rendered camera clips, from footage to a report that can be looked at."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edge_runtime import daemon
+from edge_runtime.settings import memory_settings
+from gemel.evaluation import REPORT_HTML, evaluate
+from gemel.simulation import costs_apart, profile_named
+from gemel.text import duration, finite, percent
+from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
+from merger.progress import Progress, silent
+from models.atomic import writing
+from models.errors import InputError
+from models.workload import Workload, load_workload
+from video_samples.sample import write_sample
+
+# Bounds that keep the whole within five minutes on two cores; `gemel train` and `gemel merge` try harder.
+TRAINING = TrainOptions(passes=2000, max_cycles=1)
+MERGING = MergeOptions(recipe=Recipe(rate=1e-3, epochs=4, frames_per_epoch=384), choose_rate=False, max_minutes=1.5)
+BOX_S = 10.0
+BOX_MEMORY = "50%"
+IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.gemel", "box.yaml", "results.jsonl"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found: `merged` as `gemel merge`, `evaluated` as `gemel eval`, `box` as `gemel run`."""
+
+    report: Path
+    merged: dict[str, Any]
+    evaluated: dict[str, Any]
+    box: dict[str, Any]
+    seconds: float
+
+    @property
+    def met(self) -> bool:
+        """Whether every query keeps its accuracy target on test."""
+        return all(query["met"] for query in self.merged["queries"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `gemel demo --json`."""
+        keys = ("bundle", "saved_fraction", "ceiling_fraction", "queries")
+        return {
+            **{key: self.merged[key] for key in keys},
+            "report": str(self.report),
+            "streaming": self.evaluated["streaming"],
+            "device": self.evaluated["device"],
+            "box": self.box,
+            "seconds": self.seconds,
+        }
+
+    def to_text(self) -> str:
+        """The same for a terminal."""
+        from gemel.commands import box_text, evaluation_text
+
+        return "\n".join([
+            evaluation_text(self.evaluated),
+            f"bytes saved: {percent(self.merged['saved_fraction'])} "
+            f"(ceiling {percent(self.merged['ceiling_fraction'])})",
+            "",
+            "the box, on this machine:",
+            box_text(self.box),
+            "",
+            f"{duration(self.seconds)} in all",
+        ])  # fmt: skip
+
+
+def run_demo(out: str | Path, device: str = "orin-nano-8gb", seed: int = 0, progress: Progress = silent) -> Demo:
+    """Render clips, train originals, merge them, run the box for some seconds, evaluate and report, all in `out`.
+
+    A demo that was interrupted goes on after its last finished step. Raises InputError when `out` holds something
+    else, or cannot be written.
+    """
+    started, out = time.monotonic(), Path(out)
+    profile_named(device)
+    _claim(out, seed)
+    progress("step", doing="render the camera clips")
+    path = out / "workload.yaml"
+    workload = load_workload(path if path.exists() else write_sample(out, seed))
+    progress("step", doing="train the originals")
+    train_originals(workload, seed=seed, progress=progress, options=TRAINING)
+    progress("step", doing="merge them")
+    merged = _merged(workload, out, seed, progress)
+    progress("step", doing=f"run the box for {BOX_S:.0f} s")
+    box = _box(workload, out, device)
+    progress("step", doing="evaluate")
+    evaluated = evaluate(out / BUNDLE, path, out, device, progress=progress)
+    return Demo(out / REPORT_HTML, merged, evaluated, box, round(time.monotonic() - started, 1))
+
+
+def _claim(out: Path, seed: int) -> None:
+    """Make the folder this demo's own; one that holds anything else is refused."""
+    identity = {"demo": "sample", "seed": seed}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(out, f"cannot be made: {error.strerror}", "choose another folder", "--out") from error
+    mark = out / IDENTITY
+    if not mark.exists():
+        if any(out.iterdir()):
+            raise InputError(out, "holds other files", "choose a new or empty folder", "--out")
+        with writing(mark) as file:
+            file.write(json.dumps(identity).encode())
+    elif json.loads(mark.read_text(encoding="utf-8")) != identity:
+        raise InputError(out, "holds a demo of another seed", "choose another folder", "--out")
+
+
+def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dict[str, Any]:
+    """The merge's report, from the step before an interruption where there is one."""
+    kept = out / MERGED
+    if not kept.exists():
+        (out / BUNDLE).unlink(missing_ok=True)  # written, but its figures were not kept
+        report = merge(
+            workload, out / BUNDLE, "gemel", resume=True, seed=seed, progress=progress, options=MERGING
+        ).to_json()
+        with writing(kept) as file:
+            file.write(json.dumps(finite(report)).encode())
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def _box(workload: Workload, out: Path, device: str) -> dict[str, Any]:
+    """The real daemon on this machine over the sample clips, in a budget that the originals would not fit."""
+    budget = memory_settings(costs_apart(profile_named(device), workload.queries))[BOX_MEMORY]
+    config = {
+        "bundle": BUNDLE,
+        "budget": budget,
+        "cameras": {camera.id: {"source": camera.source, "fps": camera.fps} for camera in workload.cameras.values()},
+        "sinks": [{"kind": "jsonl", "path": RESULTS}],
+    }
+    (out / RESULTS).unlink(missing_ok=True)
+    with writing(out / BOX, overwrite=True) as file:
+        file.write(yaml.safe_dump(config, sort_keys=False).encode())
+    stop = threading.Event()
+    timer = threading.Timer(BOX_S, stop.set)
+    timer.start()
+    try:
+        return daemon.run(out / BOX, stop=stop)
+    finally:
+        timer.cancel()

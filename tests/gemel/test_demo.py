@@ -1,0 +1,58 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemel import demo
+from gemel.cli import main
+from gemel.demo import run_demo
+from models.errors import InputError
+
+
+@pytest.fixture
+def quick(monkeypatch, write_tiny):
+    """The demo over tiny footage, with hardly any training; everything else is as always."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(demo, "write_sample", write_tiny)
+    recipe = replace(demo.MERGING.recipe, epochs=1, frames_per_epoch=16)
+    monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, passes=16, min_epochs=1))
+    monkeypatch.setattr(demo, "MERGING", replace(demo.MERGING, recipe=recipe, max_minutes=0.0))
+    monkeypatch.setattr(demo, "BOX_S", 1.0)
+
+
+def test_the_demo_walks_the_whole_road_and_keeps_its_promised_keys(quick, tmp_path, capsys):
+    out = tmp_path / "demo"
+    code = main(["demo", "--out", str(out), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert {"bundle", "report", "saved_fraction", "ceiling_fraction", "queries", "streaming"} <= set(said)
+    assert code == (0 if all(query["met"] for query in said["queries"]) else 1)
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    for row in said["box"]["ledger"]:
+        assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values())
+    assert (out / "results.jsonl").exists()
+
+
+def test_an_interrupted_demo_goes_on_after_its_last_finished_step(quick, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(demo, "evaluate", interrupted)
+        assert main(["demo", "--out", str(tmp_path)]) == 130
+    for step in ("write_sample", "merge"):
+        monkeypatch.setattr(demo, step, interrupted)
+    assert run_demo(tmp_path).report.exists()
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "holds other files" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_demo_of_another_seed_is_not_mixed_in(tmp_path):
+    demo._claim(tmp_path, seed=0)
+    with pytest.raises(InputError, match="another seed"):
+        demo._claim(tmp_path, seed=1)
