@@ -177,7 +177,8 @@ def _plan(config: BoxConfig, bundle: Bundle, costs: Costs) -> dict[str, Any]:
 def _arena_bytes(costs: Costs, budget_bytes: int) -> int:
     """Room for all weights, or for as many as the budget leaves beside the smallest workspace.
 
-    A query with a larger workspace runs with less resident; the schedule sees to that.
+    A query with a larger workspace runs with less resident; the schedule sees to that. The arena keeps its size all
+    the same, so the process can hold more than the budget by up to the difference between the workspaces.
     """
     smallest = min(cost.workspace_bytes for cost in costs.queries.values())
     return min(costs.resident_bytes(costs.tensor_bytes.keys()), budget_bytes - smallest)
