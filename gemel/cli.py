@@ -55,6 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
     def seed(made: argparse.ArgumentParser) -> None:
         made.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
 
+    def number(made: argparse.ArgumentParser, name: str, kind: type, help: str) -> None:
+        made.add_argument(name, type=kind, metavar="N", help=help)
+
     def device(made: argparse.ArgumentParser) -> None:
         made.add_argument(
             "--device",
@@ -80,6 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
     made = command("train", "train the originals that have no weights yet")
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("--query", action="append", metavar="ID", help="only this query, trained again (may be repeated)")
+    number(made, "--passes", int, "frames shown in the first cycle (default 4000)")
+    number(made, "--rate", float, "AdamW's peak learning rate (default 0.001)")
+    number(made, "--cycles", int, "cycles of training at most (default 3)")
     seed(made)
 
     made = command("merge", "share weights between the queries' models and write a bundle")
@@ -87,6 +93,12 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("-o", "--out", required=True, metavar="FILE", help="the bundle to write")
     made.add_argument("--method", default="gemel", metavar="M", help=f"one of {', '.join(METHODS)} (default gemel)")
     made.add_argument("--resume", action="store_true", help="go on from the last finished round")
+    number(made, "--epochs", int, "epochs of one attempt at most (default 4)")
+    number(made, "--frames-per-epoch", int, "frames of a query in one epoch at most (default 512)")
+    number(made, "--rate", float, "AdamW's peak learning rate (default: chosen on val)")
+    number(made, "--margin", float, "how far above its target a query must come on val, 0 to 1 (default 0.5)")
+    number(made, "--min-saving", float, "leave out groups that save less than this part of all bytes (default 0)")
+    number(made, "--max-minutes", float, "start no more rounds after this time (default: no limit)")
     seed(made)
 
     bundle = commands.add_parser("bundle", help="look at and check bundles", description="Look at and check bundles.")

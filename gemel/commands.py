@@ -32,11 +32,12 @@ def inspect(args: argparse.Namespace) -> Outcome:
 
 def train(args: argparse.Namespace) -> Outcome:
     """`gemel train`."""
-    from merger import train_originals
+    from merger import TrainOptions, train_originals
     from models.workload import load_workload
 
+    options = TrainOptions(**_given(passes=args.passes, rate=args.rate, max_cycles=args.cycles))
     with shown_on() as progress:
-        results = train_originals(load_workload(args.workload), args.query, seed=args.seed, progress=progress)
+        results = train_originals(load_workload(args.workload), args.query, args.seed, progress, options)
     rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
     text = table(("query", "metric", "val", "test", "time"), rows) if rows else "every query has its weights already"
     return Outcome({"queries": [asdict(one) for one in results]}, text)
@@ -44,12 +45,16 @@ def train(args: argparse.Namespace) -> Outcome:
 
 def merge(args: argparse.Namespace) -> Outcome:
     """`gemel merge`; falls short when a query misses its target on test."""
+    from merger import MergeOptions, Recipe
     from merger import merge as merge_workload
     from models.workload import load_workload
 
+    recipe = Recipe(**_given(epochs=args.epochs, frames_per_epoch=args.frames_per_epoch, rate=args.rate))
+    bounds = _given(margin=args.margin, min_saving=args.min_saving, max_minutes=args.max_minutes)
+    options = MergeOptions(recipe, choose_rate=args.rate is None, **bounds)
     with shown_on() as progress:
         report = merge_workload(
-            load_workload(args.workload), args.out, args.method, resume=args.resume, seed=args.seed, progress=progress
+            load_workload(args.workload), args.out, args.method, args.resume, args.seed, progress, options
         )
     result = report.to_json()
     text = "\n".join([
@@ -60,6 +65,11 @@ def merge(args: argparse.Namespace) -> Outcome:
         f"in {duration(report.seconds)}",
     ])  # fmt: skip
     return Outcome(result, text, 0 if report.met else FELL_SHORT)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that stand on the command line."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def scores_text(queries: list[dict[str, Any]]) -> str:

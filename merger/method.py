@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from merger.checkpoint import Checkpoint
-from merger.training import Recipe
+from merger.training import Recipe, check
 from merger.workbench import Merged, Workbench
 
 
@@ -25,6 +25,10 @@ class MergeOptions:
     margin: float = 0.5
     min_saving: float = 0.0
     max_minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
+        check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, to recognise the options of an interrupted merge."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from merger.progress import Progress, silent
-from merger.training import Diverged, Recipe, Training, TrainingSet, Work
+from merger.training import Diverged, Recipe, Training, TrainingSet, Work, check
 from merger.workbench import State, default_device, snapshot
 from models.data import load_split
 from models.errors import InputError
@@ -41,6 +41,10 @@ class TrainOptions:
     max_epochs: int = 25
     enough: float = 0.005
     max_cycles: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "batch", "passes", "max_cycles"):
+            check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
 
     def recipe(self, frames: int, cycle: int, seed: int) -> Recipe:
         """The recipe of one cycle over a train split of so many frames."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from models.errors import InputError
 from models.measure import flops
 from models.prepared import Prepared
 from models.tasks import task_of
@@ -41,6 +42,18 @@ class Recipe:
     distill: float = 0.5
     weight_decay: float = 1e-2
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = {"rate": self.rate, "epochs": self.epochs, "batch": self.batch, "frames": self.frames_per_epoch}
+        for name, value in positive.items():
+            check(name, value > 0, value, "give a number above 0")
+        check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
+
+
+def check(name: str, sound: bool, value: float, remedy: str) -> None:
+    """Raise InputError when an option's value is not sound."""
+    if not sound:
+        raise InputError("options", f"{value:g} makes no sense", remedy, name)
 
 
 class TrainingSet:
