@@ -7,24 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from video_samples import solids
-from video_samples.figures import Colour, Figure, Outfit, posture
+from video_samples.figures import Figure, Outfit, posture
 from video_samples.solids import Solid
 
 CLASSES = ("car", "bus", "truck", "bicycle", "person")
 VEHICLES = ("car", "bus", "truck")
-
-CAR_PAINTS: tuple[Colour, ...] = (
-    (196, 30, 34), (28, 84, 176), (236, 236, 234), (206, 208, 212), (150, 154, 160), (40, 42, 46),
-    (226, 190, 40), (36, 120, 84), (120, 40, 60), (80, 130, 186), (222, 120, 40),
-)  # fmt: skip
-CARGO: tuple[tuple[Colour, Colour, Colour], ...] = (  # cab, cargo box, stripe
-    ((230, 230, 228), (238, 238, 236), (40, 110, 190)),
-    ((30, 84, 150), (226, 228, 230), (30, 84, 150)),
-    ((220, 140, 30), (240, 236, 226), (220, 140, 30)),
-    ((60, 120, 70), (208, 214, 204), (60, 120, 70)),
-)
-BUS_PAINTS: tuple[tuple[Colour, Colour], ...] = (((206, 36, 40), (240, 236, 228)), ((214, 44, 38), (250, 220, 120)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,23 +43,12 @@ class Actor:
 
     @cached_property
     def body(self) -> np.ndarray:
-        """Points in world axes whose hull is the body: a vehicle's vertices, or the starts and then the ends of limbs."""
+        """Points in world axes whose hull is the body: a vehicle's vertices, or the starts, then ends, of limbs."""
         if isinstance(self.look, Solid):
             own = self.look.vertices
         else:
             own = np.concatenate([self.figure.starts, self.figure.ends]) * (self.look.height / 1.75)
         c, s = np.cos(self.heading), np.sin(self.heading)
-        return np.stack([self.x + own[:, 0] * c - own[:, 1] * s, self.y + own[:, 0] * s + own[:, 1] * c, own[:, 2]], axis=1)
-
-
-def _pick(rng: np.random.Generator, options: tuple):
-    return options[int(rng.integers(len(options)))]
-
-
-def random_vehicle(kind: str, rng: np.random.Generator) -> Solid:
-    """A car, bus or truck in one of its paints."""
-    if kind == "bus":
-        return solids.bus(*_pick(rng, BUS_PAINTS))
-    if kind == "truck":
-        return solids.truck(*_pick(rng, CARGO))
-    return solids.car(_pick(rng, CAR_PAINTS), estate=bool(rng.random() < 0.4), taxi=bool(rng.random() < 0.08))
+        return np.stack(
+            [self.x + own[:, 0] * c - own[:, 1] * s, self.y + own[:, 0] * s + own[:, 1] * c, own[:, 2]], axis=1
+        )

@@ -10,12 +10,18 @@ import numpy as np
 
 from video_samples.pen import Light, Pen
 from video_samples.textures import (
-    FACADE_PIXELS_PER_M, LIGHT_PIXELS_PER_M, PIXELS_PER_M, FacadeStyle, GroundMap, mottle, paint_facade,
-)  # fmt: skip
+    FACADE_PIXELS_PER_M,
+    LIGHT_PIXELS_PER_M,
+    PIXELS_PER_M,
+    FacadeStyle,
+    GroundMap,
+    mottle,
+    paint_facade,
+)
 from video_samples.view import NEAR_M, View
 
 SHADOW_FACTOR = (0.50, 0.53, 0.60)  # what skylight alone leaves of a sunlit surface
-WET_BLUR = (7, 61)  # canvas pixels over which a wet road smears what it mirrors
+WET_BLUR = (9, 91)  # canvas pixels over which a wet road smears what it mirrors
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,9 @@ def paint_backdrop(
     inside[: int(np.clip(height / 2 + view.intrinsics[0, 0] * np.tan(np.radians(view.pitch)), 0, height)) + 4] = 0
     plain = seen(ground.textured(rng), PIXELS_PER_M, smooth=True).astype(np.float32)
     if light.night:
-        bright = plain * (0.72 * np.asarray(light.ambient, np.float32) + 0.9 * np.minimum(seen(ground.light, LIGHT_PIXELS_PER_M), 1.6))
+        bright = plain * (
+            0.5 * np.asarray(light.ambient, np.float32) + 0.85 * np.minimum(seen(ground.light, LIGHT_PIXELS_PER_M), 1.6)
+        )
         dark = bright * 0.6
     else:
         bright = plain * light.factors(np.array([[0, 0, 1.0]]))[0].astype(np.float32)
@@ -105,7 +113,8 @@ def paint_backdrop(
         _draw_house(lit, mirror, road, house, view, light, rng)
     if light.night:
         smeared = cv2.GaussianBlur(mirror, WET_BLUR, 0)
-        ripple = np.clip(0.40 + 0.13 * mottle(rng, (height, width), 5), 0, 1)[..., None]
+        waves = cv2.resize(mottle(rng, (height, width // 5), 4), (width, height), interpolation=cv2.INTER_LINEAR)
+        ripple = np.clip(0.30 + 0.10 * waves, 0, 1)[..., None]
         wet = np.where(road[..., None] > 0, smeared * ripple, 0)
         lit = np.clip(lit + wet, 0, 255).astype(np.uint8)
         shaded = np.clip(shaded + wet * 0.5, 0, 255).astype(np.uint8)
@@ -151,7 +160,9 @@ def _draw_house(lit, mirror, road, house: House, view: View, light: Light, rng: 
         ((x0, y1), (x0, y0), (-1, 0, 0)),
     ]
     seen = [w for w in walls if (view.eye[0] - w[0][0]) * w[2][0] + (view.eye[1] - w[0][1]) * w[2][1] > 0]
-    for start, end, normal in sorted(seen, key=lambda w: -_distance(view, (w[0][0] + w[1][0]) / 2, (w[0][1] + w[1][1]) / 2)):
+    for start, end, normal in sorted(
+        seen, key=lambda w: -_distance(view, (w[0][0] + w[1][0]) / 2, (w[0][1] + w[1][1]) / 2)
+    ):
         width_m = float(np.hypot(end[0] - start[0], end[1] - start[1]))
         facade = paint_facade(rng, width_m, house.style)
         factor = light.factors(np.array([normal], np.float64))[0].astype(np.float32)
@@ -172,8 +183,11 @@ def _draw_house(lit, mirror, road, house: House, view: View, light: Light, rng: 
         pen = Pen(view, light, lit)
         slate = (104, 74, 62) if not light.night else (40, 32, 34)
         tilt = np.array([0, -house.roof, (y1 - y0) / 2])
-        pen.poly([(x0 - 0.3, y0 - 0.3, z), (x1 + 0.3, y0 - 0.3, z), (x1 - 1.2, middle, ridge), (x0 + 1.2, middle, ridge)],
-                 slate, tuple(tilt / np.linalg.norm(tilt)))
+        pen.poly(
+            [(x0 - 0.3, y0 - 0.3, z), (x1 + 0.3, y0 - 0.3, z), (x1 - 1.2, middle, ridge), (x0 + 1.2, middle, ridge)],
+            slate,
+            tuple(tilt / np.linalg.norm(tilt)),
+        )
         for cx in np.linspace(x0 + 2.5, x1 - 2.5, max(2, int((x1 - x0) / 8))):
             pen.box((cx - 0.4, middle - 0.4, ridge - 1.0), (cx + 0.4, middle + 0.4, ridge + 1.0), (120, 84, 70))
 
@@ -183,7 +197,9 @@ def _hang(canvas, texture, origin, along, up, view: View, road) -> None:
     rows, columns = texture.shape[:2]
     k = FACADE_PIXELS_PER_M
     size = (columns / k, rows / k)
-    corners = np.stack([origin, origin + along * size[0], origin + along * size[0] + up * size[1], origin + up * size[1]])
+    corners = np.stack(
+        [origin, origin + along * size[0], origin + along * size[0] + up * size[1], origin + up * size[1]]
+    )
     pixels, depth = view.project(corners)
     if depth.min() <= NEAR_M:
         return

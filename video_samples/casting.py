@@ -30,7 +30,10 @@ def cast(clip: Clip) -> Clip:
                 answers[question.id][question.label(seen)] += 1
             for _ in range(round(LOOK_EVERY_S / STEP_S)):
                 world.step()
-        shares = [answers[q.id][q.classes[1]] / max(1, answers[q.id][q.classes[0]] + answers[q.id][q.classes[1]]) for q in questions]
+        shares = [
+            answers[q.id][q.classes[1]] / max(1, answers[q.id][q.classes[0]] + answers[q.id][q.classes[1]])
+            for q in questions
+        ]
         off = max((abs(share - 0.5) for share in shares), default=0.0)
         if off < least:
             best, least = Clip(clip.unit, clip.camera, candidate, clip.seconds, clip.fps), off

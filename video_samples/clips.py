@@ -57,12 +57,42 @@ class Recorder:
 
     def __init__(self, path: Path, size: tuple[int, int], fps: float) -> None:
         command = [
-            imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y",
-            "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", str(fps), "-i", "-",
-            "-c:v", "libx264", "-preset", "superfast", "-crf", str(QUALITY_CRF), "-pix_fmt", "yuv420p", "-bf", "0",
-            "-g", str(KEYFRAME_EVERY), "-threads", "1", "-fflags", "+bitexact", "-flags:v", "+bitexact",
-            "-movflags", "+faststart", str(path),
-        ]  # fmt: skip
+            imageio_ffmpeg.get_ffmpeg_exe(),
+            "-v",
+            "error",
+            "-y",
+            "-f",
+            "rawvideo",
+            "-pix_fmt",
+            "rgb24",
+            "-s",
+            f"{size[0]}x{size[1]}",
+            "-r",
+            str(fps),
+            "-i",
+            "-",
+            "-c:v",
+            "libx264",
+            "-preset",
+            "superfast",
+            "-crf",
+            str(QUALITY_CRF),
+            "-pix_fmt",
+            "yuv420p",
+            "-bf",
+            "0",
+            "-g",
+            str(KEYFRAME_EVERY),
+            "-threads",
+            "1",
+            "-fflags",
+            "+bitexact",
+            "-flags:v",
+            "+bitexact",
+            "-movflags",
+            "+faststart",
+            str(path),
+        ]
         self.path = path
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -96,7 +126,13 @@ def write_truth(path: Path, truths: Sequence[Sequence[Truth]]) -> None:
         for index, objects in enumerate(truths):
             for one in objects:
                 if one.counts:
-                    row = {"frame": index, "track": one.track, "class": one.kind, "box": one.box, "visible": one.visible}
+                    row = {
+                        "frame": index,
+                        "track": one.track,
+                        "class": one.kind,
+                        "box": one.box,
+                        "visible": one.visible,
+                    }
                     file.write(json.dumps(row) + "\n")
 
 
@@ -104,8 +140,25 @@ def join(sources: Sequence[Path], target: Path) -> None:
     """Puts clips of one camera behind each other without encoding again."""
     listing = target.with_suffix(".txt")
     listing.write_text("".join(f"file '{path.resolve()}'\n" for path in sources), encoding="utf-8")
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", "-f", "concat", "-safe", "0", "-i", str(listing),
-               "-c", "copy", "-fflags", "+bitexact", "-movflags", "+faststart", str(target)]  # fmt: skip
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-y",
+        "-f",
+        "concat",
+        "-safe",
+        "0",
+        "-i",
+        str(listing),
+        "-c",
+        "copy",
+        "-fflags",
+        "+bitexact",
+        "-movflags",
+        "+faststart",
+        str(target),
+    ]
     subprocess.run(command, check=True)
     listing.unlink()
 

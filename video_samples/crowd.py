@@ -47,7 +47,9 @@ class Walker:
     standing: bool = False
 
     def actor(self) -> Actor:
-        return Actor(self.track, self.kind, self.x, self.y, self.heading, self.gone_m, self.look, standing=self.standing)
+        return Actor(
+            self.track, self.kind, self.x, self.y, self.heading, self.gone_m, self.look, standing=self.standing
+        )
 
 
 @dataclass
@@ -79,14 +81,17 @@ class Crowd:
 
     def _arrive(self, route: Route) -> None:
         offset = self.rng.uniform(-route.spread, route.spread, 2)
-        points = [(x + float(offset[0] + self.rng.normal(0, 0.15)), y + float(offset[1] + self.rng.normal(0, 0.15)))
-                  for x, y in route.points]
+        points = [
+            (x + float(offset[0] + self.rng.normal(0, 0.15)), y + float(offset[1] + self.rng.normal(0, 0.15)))
+            for x, y in route.points
+        ]
         if self.rng.random() < 0.5 and not route.wait_at and not route.linger:
             points.reverse()
         heading = float(np.arctan2(points[1][1] - points[0][1], points[1][0] - points[0][0]))
         speed = float(self.rng.uniform(1.15, 1.65)) if route.kind == "person" else float(self.rng.uniform(2.8, 4.2))
-        self.walkers.append(Walker(self.new_track(), route.kind, random_outfit(self.rng), points, route, speed,
-                                   *points[0], heading))
+        self.walkers.append(
+            Walker(self.new_track(), route.kind, random_outfit(self.rng), points, route, speed, *points[0], heading)
+        )
 
     def _advance(self, walker: Walker, now: float) -> None:
         walker.standing = False

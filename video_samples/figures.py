@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,9 +13,18 @@ Colour = tuple[float, float, float]
 SKIN: tuple[Colour, ...] = ((233, 190, 160), (214, 164, 130), (172, 120, 88), (120, 80, 58), (92, 60, 46))
 HAIR: tuple[Colour, ...] = ((36, 28, 24), (70, 46, 30), (120, 84, 48), (196, 160, 96), (150, 146, 142))
 TOPS: tuple[Colour, ...] = (
-    (196, 40, 44), (34, 76, 160), (236, 232, 222), (40, 44, 50), (226, 176, 40), (54, 128, 76),
-    (134, 62, 136), (224, 116, 48), (90, 160, 196), (150, 120, 92), (220, 120, 150),
-)  # fmt: skip
+    (196, 40, 44),
+    (34, 76, 160),
+    (236, 232, 222),
+    (40, 44, 50),
+    (226, 176, 40),
+    (54, 128, 76),
+    (134, 62, 136),
+    (224, 116, 48),
+    (90, 160, 196),
+    (150, 120, 92),
+    (220, 120, 150),
+)
 TROUSERS: tuple[Colour, ...] = ((40, 46, 66), (28, 28, 32), (92, 84, 70), (66, 84, 116), (150, 138, 116), (86, 60, 48))
 BIKES: tuple[Colour, ...] = ((190, 36, 40), (30, 90, 170), (34, 34, 38), (40, 130, 90), (230, 160, 40))
 STRIDE_M = 1.45  # ground covered in one full cycle of both legs
@@ -54,9 +64,16 @@ def random_outfit(rng: np.random.Generator) -> Outfit:
         return palette[int(rng.integers(len(palette)))]
 
     return Outfit(
-        pick(SKIN), pick(HAIR), pick(TOPS), pick(TROUSERS), float(rng.uniform(1.58, 1.9)), pick(TOPS),
-        bool(rng.random() < 0.35), bool(rng.random() < 0.25), pick(BIKES),
-    )  # fmt: skip
+        pick(SKIN),
+        pick(HAIR),
+        pick(TOPS),
+        pick(TROUSERS),
+        float(rng.uniform(1.58, 1.9)),
+        pick(TOPS),
+        bool(rng.random() < 0.35),
+        bool(rng.random() < 0.25),
+        pick(BIKES),
+    )
 
 
 @dataclass(frozen=True)
@@ -79,6 +96,10 @@ class _Limbs:
     def build(self) -> Figure:
         rows = np.asarray(self.rows, np.float64)
         return Figure(rows[:, :3], rows[:, 3:6], rows[:, 6], rows[:, 7].astype(int))
+
+
+def _by(point: np.ndarray, x: float, y: float, z: float) -> np.ndarray:
+    return point + np.array([x, y, z])
 
 
 def posture(outfit: Outfit, kind: str, gone_m: float, standing: bool) -> Figure:
@@ -134,28 +155,28 @@ def _cyclist(step: int, bag: bool) -> Figure:
     hubs = (np.array([-0.52, 0, 0.34]), np.array([0.56, 0, 0.34]))
     for hub in hubs:
         rim = np.stack([hub[0] + 0.33 * np.cos(angles), np.zeros(15), 0.34 + 0.33 * np.sin(angles)], axis=1)
-        for a, b in zip(rim[:-1], rim[1:]):
+        for a, b in pairwise(rim):
             limbs.add(a, b, 0.055, TYRE_)
     pedal, seat, head = np.array([-0.04, 0, 0.30]), np.array([-0.20, 0, 0.92]), np.array([0.42, 0, 0.92])
     for a, b in ((hubs[0], pedal), (pedal, seat), (pedal, head), (seat, head), (hubs[0], seat), (head, hubs[1])):
         limbs.add(a, b, 0.06, FRAME_)
-    limbs.add(seat + [-0.1, 0, 0.05], seat + [0.1, 0, 0.05], 0.09, SHOE_)
+    limbs.add(_by(seat, -0.1, 0, 0.05), _by(seat, 0.1, 0, 0.05), 0.09, SHOE_)
     bar = head + np.array([0.02, 0, 0.12])
-    limbs.add(bar + [0, 0.26, 0], bar + [0, -0.26, 0], 0.05, METAL_)
+    limbs.add(_by(bar, 0, 0.26, 0), _by(bar, 0, -0.26, 0), 0.05, METAL_)
     hip = seat + np.array([-0.04, 0, 0.10])
     neck = hip + np.array([0.34, 0, 0.50])
     for side, offset in ((1, 0.0), (-1, np.pi)):
         foot = pedal + np.array([0.17 * np.cos(crank + offset), side * 0.12, 0.17 * np.sin(crank + offset)])
         knee = (hip + foot) / 2 + np.array([0.22, side * 0.03, 0.08])
         role = LEG_ if side > 0 else FAR_LEG_
-        limbs.add(hip + [0, side * 0.09, 0], knee, 0.17, role)
+        limbs.add(_by(hip, 0, side * 0.09, 0), knee, 0.17, role)
         limbs.add(knee, foot, 0.13, role)
-        limbs.add(foot, foot + [0.12, 0, 0], 0.09, SHOE_)
-    limbs.add(hip, neck - [0.05, 0, 0.06], 0.34, TOP_)
+        limbs.add(foot, _by(foot, 0.12, 0, 0), 0.09, SHOE_)
+    limbs.add(hip, _by(neck, -0.05, 0, -0.06), 0.34, TOP_)
     for side in (1, -1):
-        limbs.add(neck + [0, side * 0.16, -0.05], bar + [0, side * 0.22, 0.03], 0.11, SLEEVE_)
+        limbs.add(_by(neck, 0, side * 0.16, -0.05), _by(bar, 0, side * 0.22, 0.03), 0.11, SLEEVE_)
     if bag:
-        limbs.add(hip + [-0.08, 0, 0.22], neck + [-0.2, 0, -0.05], 0.26, BAG_)
-    limbs.add(neck + [0.08, 0, 0.14], neck + [0.09, 0, 0.18], 0.20, SKIN_)
-    limbs.add(neck + [0.05, 0, 0.22], neck + [0.08, 0, 0.23], 0.22, FRAME_)
+        limbs.add(_by(hip, -0.08, 0, 0.22), _by(neck, -0.2, 0, -0.05), 0.26, BAG_)
+    limbs.add(_by(neck, 0.08, 0, 0.14), _by(neck, 0.09, 0, 0.18), 0.20, SKIN_)
+    limbs.add(_by(neck, 0.05, 0, 0.22), _by(neck, 0.08, 0, 0.23), 0.22, FRAME_)
     return limbs.build()

@@ -8,7 +8,6 @@ import numpy as np
 from video_samples.pen import LampSeen
 from video_samples.scene import Scene
 from video_samples.solids import HEAD
-from video_samples.view import MARGIN_PX, OVERSAMPLING
 
 GLOW_SCALE = 2  # the light layer has this many frame pixels per pixel: light is soft
 BEAM_STEPS = ((13.0, 2.6, 0.34), (9.0, 1.8, 0.6), (5.0, 1.1, 1.0))  # reach and half width in metres, strength
@@ -29,15 +28,25 @@ def add_lamps(frame: np.ndarray, scene: Scene, lamps: list[LampSeen], shift: tup
         for lamp in heads:
             x, y, _ = lamp.position
             c, s = np.cos(lamp.heading), np.sin(lamp.heading)
-            corners = [(x + c * d - s * w, y + s * d + c * w, 0.0) for d, w in ((0.6, 0.5), (reach, half), (reach, -half), (0.6, -0.5))]
+            corners = [
+                (x + c * d - s * w, y + s * d + c * w, 0.0)
+                for d, w in ((0.6, 0.5), (reach, half), (reach, -half), (0.6, -0.5))
+            ]
             at, depth = pixel(corners)
             if depth.min() > 2:
-                cv2.fillConvexPoly(beams, np.round(at).astype(np.int32), (74 * strength, 68 * strength, 52 * strength))
+                cv2.fillConvexPoly(beams, np.round(at).astype(np.int32), (92 * strength, 85 * strength, 64 * strength))
     for lamp in lamps:
         head = lamp.kind == HEAD
         colour = (255, 244, 214) if head else (230, 26, 18)
-        (ends, _), scale = pixel([(lamp.position[0], lamp.position[1], 0.0), (lamp.position[0], lamp.position[1],
-                                   -lamp.position[2] * (3.4 if head else 2.2))]), 30.0 / lamp.depth
+        (ends, _), scale = (
+            pixel(
+                [
+                    (lamp.position[0], lamp.position[1], 0.0),
+                    (lamp.position[0], lamp.position[1], -lamp.position[2] * (3.4 if head else 2.2)),
+                ]
+            ),
+            30.0 / lamp.depth,
+        )
         a, b = np.round(ends).astype(int)
         faint = tuple(v * (0.75 if head else 0.6) for v in colour)
         cv2.line(streaks, (int(a[0]), int(a[1])), (int(b[0]), int(b[1])), faint, max(1, round(2.4 * scale)))

@@ -126,7 +126,13 @@ class Pen:
             self.poly([(x + radius * np.cos(t), y + radius * np.sin(t), z1) for t in angles], colour, (0, 0, 1))
 
     def solid(
-        self, solid: Solid, pixels: np.ndarray, depth: np.ndarray, place: tuple[float, float], heading: float, braking: bool
+        self,
+        solid: Solid,
+        pixels: np.ndarray,
+        depth: np.ndarray,
+        place: tuple[float, float],
+        heading: float,
+        braking: bool,
     ) -> list[LampSeen]:
         """A vehicle at `place` whose vertices project to these pixels; returns the lamps that face the camera."""
         rotation = _rotation(heading)
@@ -143,8 +149,15 @@ class Pen:
                 colour = self._lamp_colour(kind, colour, solid.colours[i], braking)
                 if kind in (HEAD, TAIL):
                     at = pixels[solid.faces[i]].mean(axis=0)
-                    lamps.append(LampSeen((float(at[0]), float(at[1])), float(depth[solid.faces[i][0]]), kind,
-                                          tuple(centres[i].tolist()), heading))
+                    lamps.append(
+                        LampSeen(
+                            (float(at[0]), float(at[1])),
+                            float(depth[solid.faces[i][0]]),
+                            kind,
+                            tuple(centres[i].tolist()),
+                            heading,
+                        )
+                    )
             cv2.fillConvexPoly(self.canvas, fixed[solid.faces[i]], colour, 8, SUBPIXEL_BITS)
         return lamps
 

@@ -24,11 +24,16 @@ def tree(x: float, y: float, height: float, seed: int, leaf: Colour = (70, 112, 
         pen.line((x, y, 0), (x, y, crown_z), 0.26 * height / 7, trunk)
         for _ in range(5):
             a = rng.uniform(0, 2 * np.pi)
-            pen.line((x, y, height * 0.38), (x + radius * 0.6 * np.cos(a), y + radius * 0.6 * np.sin(a), crown_z), 0.13, trunk)
-        direction = rng.standard_normal((520, 3))
+            pen.line(
+                (x, y, height * 0.38),
+                (x + radius * 0.6 * np.cos(a), y + radius * 0.6 * np.sin(a), crown_z),
+                0.13,
+                trunk,
+            )
+        direction = rng.standard_normal((900, 3))
         direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-        at = direction * (rng.uniform(0.25, 1.0, (520, 1)) ** 0.5) * np.array([radius, radius, radius * 1.08])
-        sizes = rng.uniform(0.16, 0.34, len(at)) * height / 7
+        at = direction * (rng.uniform(0.25, 1.0, (900, 1)) ** 0.5) * np.array([radius, radius, radius * 1.08])
+        sizes = rng.uniform(0.10, 0.25, len(at)) * height / 7
         if pen.light.night:
             bright = (0.36 - 0.22 * at[:, 2] / radius + rng.normal(0, 0.05, len(at))) * 0.8
         else:
@@ -69,7 +74,10 @@ def signal(x: float, y: float, state: str, facing: tuple[float, float], height: 
         away = np.array([facing[0], facing[1], 0.0])
         across = np.array([-facing[1], facing[0], 0.0])
         middle = np.array([x, y, height]) + away * 0.18
-        plate = [middle + across * (0.24 * sx) + np.array([0, 0, 0.55 * sz]) for sx, sz in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+        plate = [
+            middle + across * (0.24 * sx) + np.array([0, 0, 0.55 * sz])
+            for sx, sz in ((-1, -1), (1, -1), (1, 1), (-1, 1))
+        ]
         pen.poly(plate, (22, 24, 26))
         if float((pen.view.eye - middle) @ away) > 0:
             for colour, dz in zip(BULBS[state], (0.36, 0.0, -0.36)):
@@ -89,9 +97,24 @@ def shelter(x0: float, x1: float, y: float) -> Draw:
             pen.line((x, y, 0), (x, y, 2.45), 0.09, pen.light.on(METAL))
         pen.box((x0 + 0.5, y - 0.5, 0.42), (x1 - 1.8, y - 0.1, 0.52), (140, 96, 60))
         poster = (250, 226, 120) if night else (228, 190, 70)
-        pen.poly([(x1 - 1.3, y - 0.05, 0.5), (x1 - 0.1, y - 0.05, 0.5), (x1 - 0.1, y - 0.05, 2.2), (x1 - 1.3, y - 0.05, 2.2)], poster)
-        pen.poly([(x1 - 1.1, y - 0.06, 0.9), (x1 - 0.3, y - 0.06, 0.9), (x1 - 0.3, y - 0.06, 1.6), (x1 - 1.1, y - 0.06, 1.6)],
-                 (190, 60, 60))
+        pen.poly(
+            [
+                (x1 - 1.3, y - 0.05, 0.5),
+                (x1 - 0.1, y - 0.05, 0.5),
+                (x1 - 0.1, y - 0.05, 2.2),
+                (x1 - 1.3, y - 0.05, 2.2),
+            ],
+            poster,
+        )
+        pen.poly(
+            [
+                (x1 - 1.1, y - 0.06, 0.9),
+                (x1 - 0.3, y - 0.06, 0.9),
+                (x1 - 0.3, y - 0.06, 1.6),
+                (x1 - 1.1, y - 0.06, 1.6),
+            ],
+            (190, 60, 60),
+        )
         pen.box((x0 - 0.3, y - 1.4, 2.42), (x1 + 0.3, y + 0.2, 2.58), (86, 96, 100))
 
     return draw
@@ -138,8 +161,12 @@ def fountain(x: float, y: float, radius: float) -> Draw:
             t = np.linspace(0, 1, 8)
             reach, rise = radius * 0.62 * t, 2.75 + 1.2 * t - 3.2 * t**2
             for i in range(7):
-                pen.line((x + reach[i] * np.cos(a), y + reach[i] * np.sin(a), rise[i]),
-                         (x + reach[i + 1] * np.cos(a), y + reach[i + 1] * np.sin(a), rise[i + 1]), 0.07, (226, 238, 244))
+                pen.line(
+                    (x + reach[i] * np.cos(a), y + reach[i] * np.sin(a), rise[i]),
+                    (x + reach[i + 1] * np.cos(a), y + reach[i + 1] * np.sin(a), rise[i + 1]),
+                    0.07,
+                    (226, 238, 244),
+                )
 
     return draw
 
@@ -159,8 +186,15 @@ def gate(x0: float, x1: float, y: float, height: float = 4.6) -> Draw:
             pen.poly([*low, (low[1][0], y, height + 0.05), (low[0][0], y, height + 0.05)], (198, 172, 138), (0, -1, 0))
         pen.box((x0 - 0.2, y - 0.1, height), (x1 + 0.2, y + thick + 0.1, height + 0.75), (206, 182, 148))
         pen.box((x0 - 0.35, y - 0.2, height + 0.75), (x1 + 0.35, y + thick + 0.2, height + 0.95), (186, 160, 126))
-        pen.poly([(middle - 1.3, y - 0.12, height + 0.12), (middle + 1.3, y - 0.12, height + 0.12),
-                  (middle + 1.3, y - 0.12, height + 0.62), (middle - 1.3, y - 0.12, height + 0.62)], (92, 70, 52))
+        pen.poly(
+            [
+                (middle - 1.3, y - 0.12, height + 0.12),
+                (middle + 1.3, y - 0.12, height + 0.12),
+                (middle + 1.3, y - 0.12, height + 0.62),
+                (middle - 1.3, y - 0.12, height + 0.62),
+            ],
+            (92, 70, 52),
+        )
 
     return draw
 
@@ -183,7 +217,11 @@ def cafe_table(x: float, y: float, colour: Colour) -> Draw:
     def draw(pen: Pen) -> None:
         for dx in (-0.8, 0.6):
             pen.box((x + dx, y - 0.2, 0.0), (x + dx + 0.32, y + 0.2, 0.46), (120, 90, 66))
-            pen.box((x + dx + (0 if dx < 0 else 0.27), y - 0.2, 0.46), (x + dx + (0.05 if dx < 0 else 0.32), y + 0.2, 0.9), (120, 90, 66))
+            pen.box(
+                (x + dx + (0 if dx < 0 else 0.27), y - 0.2, 0.46),
+                (x + dx + (0.05 if dx < 0 else 0.32), y + 0.2, 0.9),
+                (120, 90, 66),
+            )
         pen.cylinder(x, y, 0.42, 0.68, 0.74, (230, 226, 216))
         pen.line((x, y, 0), (x, y, 2.5), 0.07, (220, 216, 206))
         angles = np.linspace(0, 2 * np.pi, 9)

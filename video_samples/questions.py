@@ -65,16 +65,45 @@ class Question:
                 cut = (max(x0, self.roi[0]), max(y0, self.roi[1]), min(x1, self.roi[2]), min(y1, self.roi[3]))
                 width, height = cut[2] - cut[0], cut[3] - cut[1]
                 if width > 0 and height > 0 and width * height >= MIN_INSIDE * (x1 - x0) * (y1 - y0):
-                    found.append((cut[0] - self.roi[0], cut[1] - self.roi[1], cut[2] - self.roi[0], cut[3] - self.roi[1]))
+                    found.append(
+                        (cut[0] - self.roi[0], cut[1] - self.roi[1], cut[2] - self.roi[0], cut[3] - self.roi[1])
+                    )
         return found
 
 
 QUESTIONS = (
     Question("day-vehicles", "junction-day", "ssd_resnet18", 192, ("vehicle",), VEHICLES, (0, 104, 640, 360), 200),
-    Question("day-bus-stop", "junction-day", "resnet34", 96, ("empty", "bus"), ("bus",), (8, 98, 184, 186), 150,
-             Zone((-27.0, 14.2, -17.0, 17.2), (-36.0, 12.9, -9.0, 17.2))),
-    Question("night-lane", "junction-night", "resnet18", 96, ("clear", "busy"), VEHICLES, (0, 150, 160, 246), 100,
-             Zone((-18.5, 0.0, -11.0, 7.0), (-24.0, -0.5, -7.0, 7.4))),
-    Question("square-gate", "square", "resnet18", 96, ("empty", "people"), ("person",), (404, 110, 600, 222), 150,
-             Zone((6.2, 8.2, 12.4, 16.0), (5.0, 7.2, 13.6, 19.0))),
-)  # fmt: skip
+    Question(
+        "day-bus-stop",
+        "junction-day",
+        "resnet34",
+        96,
+        ("empty", "bus"),
+        ("bus",),
+        (8, 98, 184, 186),
+        150,
+        Zone((-27.0, 14.2, -17.0, 17.2), (-36.0, 12.9, -9.0, 17.2)),
+    ),
+    Question(
+        "night-lane",
+        "junction-night",
+        "resnet18",
+        96,
+        ("clear", "busy"),
+        VEHICLES,
+        (0, 150, 160, 246),
+        100,
+        Zone((-18.5, 0.0, -11.0, 7.0), (-24.0, -0.5, -7.0, 7.4)),
+    ),
+    Question(
+        "square-gate",
+        "square",
+        "resnet18",
+        96,
+        ("empty", "people"),
+        ("person",),
+        (404, 110, 600, 222),
+        150,
+        Zone((6.2, 8.2, 12.4, 16.0), (5.0, 7.2, 13.6, 19.0)),
+    ),
+)

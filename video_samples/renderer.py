@@ -119,16 +119,27 @@ class Renderer:
         if not actors:
             return np.zeros(0, bool)
         at, depth = view.project(np.array([(actor.x, actor.y, 1.0) for actor in actors]))
-        reach = np.array([max(actor.half_size) + 2.0 for actor in actors]) * view.intrinsics[0, 0] / np.maximum(depth, 0.1)
+        reach = (
+            np.array([max(actor.half_size) + 2.0 for actor in actors]) * view.intrinsics[0, 0] / np.maximum(depth, 0.1)
+        )
         size = view.canvas_size
-        return (depth > 0) & (depth < FARTHEST_M) & (at[:, 0] > -reach) & (at[:, 0] < size[0] + reach) & (at[:, 1] < size[1] + reach)
+        return (
+            (depth > 0)
+            & (depth < FARTHEST_M)
+            & (at[:, 0] > -reach)
+            & (at[:, 0] < size[0] + reach)
+            & (at[:, 1] < size[1] + reach)
+        )
 
     def _standing(self) -> list[Sprite]:
         signals = self.world.signals
         if signals is None:
             return list(self.scene.standing)
-        chosen = [sprite for (name, state), sprite in self.scene.signals.items()
-                  if state == signals.state(name.rstrip("0123456789"), self.world.now)]
+        chosen = [
+            sprite
+            for (name, state), sprite in self.scene.signals.items()
+            if state == signals.state(name.rstrip("0123456789"), self.world.now)
+        ]
         return [*self.scene.standing, *chosen]
 
     def _mark_sprite(self, sprite: Sprite) -> None:
@@ -154,5 +165,7 @@ class Renderer:
             corners = view.to_frame(np.stack([hull.min(axis=0), hull.max(axis=0)]), shift)
             (x0, y0), (x1, y1) = np.clip(corners, 0, (view.width, view.height)).tolist()
             box = (round(x0, 1), round(y0, 1), round(x1, 1), round(y1, 1))
-            truths.append(Truth(actor.track, actor.kind, box, round(visible, 3), (round(actor.x, 2), round(actor.y, 2))))
+            truths.append(
+                Truth(actor.track, actor.kind, box, round(visible, 3), (round(actor.x, 2), round(actor.y, 2)))
+            )
         return truths

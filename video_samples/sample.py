@@ -48,13 +48,15 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What came of one clip: the truth of every frame, and detection frames (query, file name, width, height, boxes)."""
+    """The truth of every frame of a clip, and its detection frames (query, file name, width, height, boxes)."""
 
     truths: list[list[Truth]]
     annotated: list[tuple[str, str, int, int, list[Rect]]]
 
 
-def write_sample(out_dir: Path | str, seed: int = 0, splits: dict[str, SplitSize] | None = None, workers: int = WORKERS) -> Path:
+def write_sample(
+    out_dir: Path | str, seed: int = 0, splits: dict[str, SplitSize] | None = None, workers: int = WORKERS
+) -> Path:
     """Renders the sample into `out_dir` and returns its workload file.
 
     `footage/<unit>.mp4` and `.gt.jsonl` are the clips; a unit belongs to one split only. `clips/<camera>.mp4` plays the
@@ -65,10 +67,16 @@ def write_sample(out_dir: Path | str, seed: int = 0, splits: dict[str, SplitSize
     for folder in ("footage", "clips"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     jobs = [
-        _Job(Clip(f"{camera}-{split}-{i + 1}", camera, _seed(seed, camera, split, i), size.seconds, size.fps), split,
-             size.label_every, out)
-        for split, size in splits.items() for camera in SCENES for i in range(size.clips)
-    ]  # fmt: skip
+        _Job(
+            Clip(f"{camera}-{split}-{i + 1}", camera, _seed(seed, camera, split, i), size.seconds, size.fps),
+            split,
+            size.label_every,
+            out,
+        )
+        for split, size in splits.items()
+        for camera in SCENES
+        for i in range(size.clips)
+    ]
     jobs.sort(key=lambda job: -job.clip.frames)
     if workers > 1:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
@@ -131,22 +139,47 @@ def _write_annotations(out: Path, done: dict[_Job, _Cut]) -> None:
                     images.append({"id": len(images) + 1, "file_name": name, "width": width, "height": height})
                     for x0, y0, x1, y1 in boxes:
                         bbox = [round(v, 1) for v in (x0, y0, x1 - x0, y1 - y0)]
-                        annotations.append({"id": len(annotations) + 1, "image_id": len(images), "category_id": 1,
-                                            "bbox": bbox, "area": round(bbox[2] * bbox[3], 1), "iscrowd": 0})  # fmt: skip
-            document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": question.classes[0]}]}
+                        annotations.append(
+                            {
+                                "id": len(annotations) + 1,
+                                "image_id": len(images),
+                                "category_id": 1,
+                                "bbox": bbox,
+                                "area": round(bbox[2] * bbox[3], 1),
+                                "iscrowd": 0,
+                            }
+                        )
+            document = {
+                "images": images,
+                "annotations": annotations,
+                "categories": [{"id": 1, "name": question.classes[0]}],
+            }
             (out / "data" / question.id / split / "annotations.json").write_text(json.dumps(document), encoding="utf-8")
 
 
 def _write_workload(out: Path) -> Path:
     queries = [
-        {"id": q.id, "camera": q.camera, "task": q.task, "classes": list(q.classes), "model": q.model, "input_size": q.input_size,
-         "weights": f"weights/{q.id}.safetensors", "fps": QUERY_FPS, "sla_ms": q.sla_ms, "roi": list(q.roi), "data": f"data/{q.id}"}
+        {
+            "id": q.id,
+            "camera": q.camera,
+            "task": q.task,
+            "classes": list(q.classes),
+            "model": q.model,
+            "input_size": q.input_size,
+            "weights": f"weights/{q.id}.safetensors",
+            "fps": QUERY_FPS,
+            "sla_ms": q.sla_ms,
+            "roi": list(q.roi),
+            "data": f"data/{q.id}",
+        }
         for q in QUESTIONS
-    ]  # fmt: skip
+    ]
     document = {
-        "name": "sample", "accuracy_target": 0.95,
-        "cameras": {camera: {"source": f"clips/{camera}.mp4", "fps": CAMERA_FPS} for camera in SCENES}, "queries": queries,
-    }  # fmt: skip
+        "name": "sample",
+        "accuracy_target": 0.95,
+        "cameras": {camera: {"source": f"clips/{camera}.mp4", "fps": CAMERA_FPS} for camera in SCENES},
+        "queries": queries,
+    }
     path = out / "workload.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8")
     return path

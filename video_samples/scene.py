@@ -70,8 +70,15 @@ class Signals:
 class World:
     """Traffic and people of one clip, advanced in steps of `STEP_S`."""
 
-    def __init__(self, seed: int, flows: Sequence[Flow], routes: Sequence[Route], signals: Signals | None,
-                 dwell_s: tuple[float, float] = (7.0, 12.0), warm_up_s: float = WARM_UP_S) -> None:
+    def __init__(
+        self,
+        seed: int,
+        flows: Sequence[Flow],
+        routes: Sequence[Route],
+        signals: Signals | None,
+        dwell_s: tuple[float, float] = (7.0, 12.0),
+        warm_up_s: float = WARM_UP_S,
+    ) -> None:
         rng = np.random.default_rng(seed)
         tracks = count(1)
 

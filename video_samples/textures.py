@@ -76,11 +76,13 @@ class GroundMap:
         self.light += bell[..., None] * np.asarray(colour, np.float32)
 
     def tiles(self, x0: float, y0: float, x1: float, y1: float, size: float, colour: Colour) -> None:
-        """Joints between paving stones."""
-        for x in np.arange(x0, x1, size):
-            self.stroke([(x, y0), (x, y1)], 0.05, colour, PAVING)
-        for y in np.arange(y0, y1, size):
-            self.stroke([(x0, y), (x1, y)], 0.05, colour, PAVING)
+        """Joints between paving stones, wherever the rectangle is paved."""
+        joints = np.zeros_like(self.materials)
+        lines = [[(x, y0), (x, y1)] for x in np.arange(x0, x1, size)] + [
+            [(x0, y), (x1, y)] for y in np.arange(y0, y1, size)
+        ]
+        cv2.polylines(joints, [self.pixel(line) for line in lines], False, 1, 1, 8, 4)
+        self.colours[(joints > 0) & np.isin(self.materials, (PAVING, SETTS))] = colour
 
     def textured(self, rng: np.random.Generator) -> np.ndarray:
         """The map with grain and stains by material, uint8."""
@@ -93,7 +95,7 @@ class GroundMap:
         noise = cv2.LUT(self.materials, _table(strength[:, 0])) * grain
         noise += cv2.LUT(self.materials, _table(strength[:, 1])) * blotch
         noise += cv2.LUT(self.materials, _table(strength[:, 2])) * patch
-        more, less = (cv2.merge([cv2.convertScaleAbs(cv2.max(sign * noise, 0))] * 3) for sign in (1.0, -1.0))
+        more, less = (cv2.merge([cv2.convertScaleAbs(np.maximum(sign * noise, 0))] * 3) for sign in (1.0, -1.0))
         return cv2.subtract(cv2.add(self.colours, more), less)
 
 

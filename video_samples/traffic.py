@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from video_samples.actors import Actor, random_vehicle
+from video_samples.actors import Actor
 from video_samples.figures import Outfit, random_outfit
 from video_samples.solids import Solid
+from video_samples.vehicles import random_vehicle
 
 STEP_S = 0.1
 POINT_M = 0.25  # spacing of the points of a path
 MIN_GAP_M, HEADWAY_S = 1.8, 1.1
 ACCELERATION, BRAKING = 2.2, 3.0  # m/s2, comfortable
+HARD_BRAKING = 6.0  # m/s2; who cannot stop at the line with that drives on
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,17 @@ def make_path(name: str, entry: str, leave: str, phase: str, corners, stop, fork
         return float(np.argmin(np.linalg.norm(points - np.asarray(place), axis=1))) * POINT_M
 
     stop_m = along(stop)
-    return Path(name, entry, leave, phase, points, np.arctan2(step[:, 1], step[:, 0]), stop_m,
-                along(fork) if fork is not None else stop_m, along(halt) if halt is not None else None)
+    return Path(
+        name,
+        entry,
+        leave,
+        phase,
+        points,
+        np.arctan2(step[:, 1], step[:, 0]),
+        stop_m,
+        along(fork) if fork is not None else stop_m,
+        along(halt) if halt is not None else None,
+    )
 
 
 def arc(centre, radius: float, start_deg: float, end_deg: float) -> list[tuple[float, float]]:
@@ -89,7 +100,9 @@ class Mover:
 
     def actor(self) -> Actor:
         x, y, heading = self.path.at(self.s)
-        return Actor(self.track, self.kind, x, y, heading, self.s, self.look, self.acceleration < -0.6 or self.speed < 0.2)
+        return Actor(
+            self.track, self.kind, x, y, heading, self.s, self.look, self.acceleration < -0.6 or self.speed < 0.2
+        )
 
 
 @dataclass(frozen=True)
@@ -160,20 +173,22 @@ class Traffic:
         self.movers.append(Mover(track, kind, look, flow.path, 0.0, cruise * 0.8, cruise, half, dwell))
 
     def _acceleration(self, mover: Mover, now: float, gap: float, speed_ahead: float) -> float:
-        """The intelligent driver model (Treiber, Hennecke, Helbing 2000); signals and bus stops count as standing cars."""
+        """The intelligent driver model (Treiber et al. 2000); a red signal or a bus stop counts as a standing car."""
         line = mover.path.stop_m - mover.s - mover.half
-        if line > -0.5 and not self.green(mover.path.phase, now):
-            if line > mover.speed**2 / (2 * 6.0) and line - 0.4 < gap:
-                gap, speed_ahead = line - 0.4 + MIN_GAP_M, 0.0
+        can_stop = line > -0.5 and line > mover.speed**2 / (2 * HARD_BRAKING)
+        if can_stop and line - 0.4 < gap and not self.green(mover.path.phase, now):
+            gap, speed_ahead = line - 0.4 + MIN_GAP_M, 0.0
         if mover.path.halt_m is not None and mover.dwell_s > 0:
             halt = mover.path.halt_m - mover.s
             if halt + MIN_GAP_M < gap:
                 gap, speed_ahead = halt + MIN_GAP_M, 0.0
-        cruise = mover.cruise * (0.5 if mover.path.entry != mover.path.leave and mover.s > mover.path.stop_m - 12
-                                 and mover.s < mover.path.fork_m + 14 else 1.0)
+        turning = mover.path.entry != mover.path.leave and mover.path.stop_m - 12 < mover.s < mover.path.fork_m + 14
+        cruise = mover.cruise * (0.5 if turning else 1.0)
         gap = max(gap, 0.1)
         closing = mover.speed - speed_ahead
-        wanted = MIN_GAP_M + max(0.0, mover.speed * HEADWAY_S + mover.speed * closing / (2 * (ACCELERATION * BRAKING) ** 0.5))
+        wanted = MIN_GAP_M + max(
+            0.0, mover.speed * HEADWAY_S + mover.speed * closing / (2 * (ACCELERATION * BRAKING) ** 0.5)
+        )
         acceleration = ACCELERATION * (1 - (mover.speed / cruise) ** 4 - (wanted / gap) ** 2)
         return max(-7.0, min(ACCELERATION, acceleration))
 
