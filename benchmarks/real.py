@@ -30,6 +30,10 @@ METHODS = ("none", "gemel", "ceiling", "joint")
 SHIPPED = "gemel"
 BOX_MEMORY = "50%"  # of the way from the largest original alone to all originals together
 RESULTS = "results.jsonl"
+BOUNDS = {  # what keeps both workloads within two hours on two cores
+    "gti": ("--epochs", "6", "--frames-per-epoch", "256", "--min-saving", "0.005", "--max-minutes", "12"),
+    "junction": ("--epochs", "4", "--frames-per-epoch", "128", "--min-saving", "0.01", "--max-minutes", "25"),
+}
 FALLS_SHORT = 1  # a step that ran, but whose result misses a target: a figure like any other
 INTERRUPTED, TERMINATED = 130, 143
 Runner = Callable[[Sequence[str]], tuple[int, str]]
@@ -132,7 +136,7 @@ def run_workload(name: str, data: Path, out: Path, methods: Sequence[str], runne
     for query in queries:
         steps.run(f"train-{query['id']}", gemel("train", workload, "--query", query["id"]))
     for method in sorted(methods, key=lambda method: method not in ("none", SHIPPED)):
-        merge(steps, workload, bundle_of(out, method), method)
+        merge(steps, workload, bundle_of(out, method), method, BOUNDS[name])
         if method == SHIPPED:
             run_box(steps, name, out, workload)
             report = gemel("eval", bundle_of(out, SHIPPED), workload, "-o", out / "report")
@@ -140,12 +144,12 @@ def run_workload(name: str, data: Path, out: Path, methods: Sequence[str], runne
     return steps
 
 
-def merge(steps: Steps, workload: Path, bundle: Path, method: str) -> None:
+def merge(steps: Steps, workload: Path, bundle: Path, method: str, bounds: Sequence[str]) -> None:
     """Merge by one method and verify the bundle; an interrupted merge goes on from its last round."""
     bundle.parent.mkdir(parents=True, exist_ok=True)
     if steps.result(f"merge-{method}") is None:
         bundle.unlink(missing_ok=True)  # written, but its figures were not kept
-    steps.run(f"merge-{method}", gemel("merge", workload, "-o", bundle, "--method", method, "--resume"))
+    steps.run(f"merge-{method}", gemel("merge", workload, "-o", bundle, "--method", method, "--resume", *bounds))
     steps.run(f"verify-{method}", gemel("bundle", "verify", bundle))
 
 
