@@ -30,6 +30,7 @@ from models.errors import InputError
 from models.residual import residual_layers
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
+_PUSH_BYTES = 32 << 20
 _MAX_WAITING_BYTES = 256 << 20  # tensors held for hashing: with models on a GPU each is a copy
 
 
@@ -86,25 +87,32 @@ def write_bundle(
 
 
 def _write_tensors(file: BinaryIO, entries: Sequence[Entry], tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Write tensors and gaps in order while other threads hash them; returns stand-in -> content name."""
+    """Write tensors and gaps in order while other threads hash them and push them to the disk.
+
+    Returns stand-in -> content name, once everything is on the disk.
+    """
     waiting: deque[tuple[Entry, Future[str]]] = deque()
-    waiting_bytes = 0
+    waiting_bytes = unpushed = 0
     names: dict[str, str] = {}
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+    with ThreadPoolExecutor(_HASH_THREADS) as hashing, ThreadPoolExecutor(1) as pushing:
+        pushed = pushing.submit(int)
         for entry in entries:
-            if entry.is_pad:
-                file.write(bytes(entry.nbytes))
-                continue
-            data = raw_bytes(tensors[entry.name])
-            waiting.append((entry, pool.submit(tensor_name, entry.dtype, entry.shape, data)))
-            file.write(data)
-            waiting_bytes += entry.nbytes
+            data = memoryview(bytes(entry.nbytes)) if entry.is_pad else raw_bytes(tensors[entry.name])
+            if not entry.is_pad:
+                waiting.append((entry, hashing.submit(tensor_name, entry.dtype, entry.shape, data)))
+                waiting_bytes += entry.nbytes
+            for start in range(0, len(data), _PUSH_BYTES):
+                unpushed += file.write(data[start : start + _PUSH_BYTES])
+                if unpushed >= _PUSH_BYTES and pushed.done():
+                    pushed.result()
+                    pushed, unpushed = pushing.submit(os.fdatasync, file.fileno()), 0
             while waiting_bytes > _MAX_WAITING_BYTES and len(waiting) > 1:
                 done, future = waiting.popleft()
                 names[done.name] = future.result()
                 waiting_bytes -= done.nbytes
+        pushed.result()
         file.flush()
-        os.fdatasync(file.fileno())  # the disk works while the last tensors are hashed
+        os.fdatasync(file.fileno())
         return names | {entry.name: future.result() for entry, future in waiting}
 
 
