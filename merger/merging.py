@@ -90,6 +90,8 @@ def merge(
     identity = {
         "workload": _fingerprint(workload), "method": method, "seed": seed, "options": options.to_json(),
     }  # fmt: skip
+    for query in workload.queries:
+        BundleQuery.of(query)  # refuses what a manifest has no room for, before hours of work
     checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume)
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
