@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "junction-night": lambda: junction(night=True),
     "square": square,
 }
-QUALITY_CRF, KEYFRAME_EVERY = 23, 50
+QUALITY_CRF, KEYFRAME_EVERY = 26, 50
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Recorder:
             "-f",
             "rawvideo",
             "-pix_fmt",
-            "rgb24",
+            "yuv420p",
             "-s",
             f"{size[0]}x{size[1]}",
             "-r",
@@ -97,25 +98,41 @@ class Recorder:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def add(self, frame: np.ndarray) -> None:
+        """Appends a frame; OSError with the encoder's own words when it has given up."""
         assert self._process.stdin is not None
-        self._process.stdin.write(frame.tobytes())
+        try:
+            self._process.stdin.write(cv2.cvtColor(frame, cv2.COLOR_RGB2YUV_I420).tobytes())
+        except BrokenPipeError:
+            self.close()
 
     def close(self) -> None:
         """Ends the file; OSError with the encoder's own words when it failed."""
-        _, errors = self._process.communicate()
-        if self._process.returncode:
-            raise OSError(f"{self.path}: the encoder failed: {errors.decode(errors='replace').strip()}")
+        assert self._process.stdin is not None and self._process.stderr is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        words = self._process.stderr.read().decode(errors="replace").strip()
+        if self._process.wait():
+            raise OSError(f"{self.path}: the encoder failed: {words}")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._process.kill()
+            self._process.communicate()
 
 
 def record(clip: Clip, folder: Path) -> list[list[Truth]]:
     """Renders a clip to `folder/<unit>.mp4` and `<unit>.gt.jsonl`; returns every object of every frame."""
     view = SCENES[clip.camera]().view
-    recorder = Recorder(folder / f"{clip.unit}.mp4", (view.width, view.height), clip.fps)
     truths = []
-    for frame, objects in render(clip):
-        recorder.add(frame)
-        truths.append(objects)
-    recorder.close()
+    with Recorder(folder / f"{clip.unit}.mp4", (view.width, view.height), clip.fps) as recorder:
+        for frame, objects in render(clip):
+            recorder.add(frame)
+            truths.append(objects)
     write_truth(folder / f"{clip.unit}.gt.jsonl", truths)
     return truths
 
@@ -163,12 +180,12 @@ def join(sources: Sequence[Path], target: Path) -> None:
     listing.unlink()
 
 
-def read_frames(path: Path) -> Iterator[np.ndarray]:
-    """The decoded frames of a clip, uint8 RGB."""
+def read_frames(path: Path, every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
+    """Index and picture, uint8 RGB, of every n-th frame as a decoder sees it."""
     video = cv2.VideoCapture(str(path))
-    while True:
-        decoded, frame = video.read()
-        if not decoded:
-            break
-        yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+    index = 0
+    while video.grab():
+        if index % every == 0:
+            yield index, cv2.cvtColor(video.retrieve()[1], cv2.COLOR_BGR2RGB)
+        index += 1
     video.release()

@@ -13,9 +13,8 @@ from video_samples.traffic import Flow, arc, make_path
 def start_world(seed: int, night: bool) -> World:
     """Traffic of one clip; where in the signal cycle it begins follows from the seed."""
     rng = np.random.default_rng([seed, 77])
-    signals = Signals(
-        [Phase("main", 18.0 if night else 9.0), Phase("side", 4.5), Phase("walk", 4.0)], 3.0, float(rng.uniform(0, 33))
-    )
+    phases = [Phase("main", 18.0 if night else 9.0), Phase("side", 4.5), Phase("walk", 3.0, clear_s=7.0)]
+    signals = Signals(phases, float(rng.uniform(0, 38)))
     straight = {
         name: make_path(
             name,

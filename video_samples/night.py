@@ -10,11 +10,21 @@ from video_samples.scene import Scene
 from video_samples.solids import HEAD
 
 GLOW_SCALE = 2  # the light layer has this many frame pixels per pixel: light is soft
-BEAM_STEPS = ((13.0, 2.6, 0.34), (9.0, 1.8, 0.6), (5.0, 1.1, 1.0))  # reach and half width in metres, strength
+BEAM_COLOUR = (78.0, 72.0, 54.0)
+BEAM_STEPS = ((12.0, 2.6, 0.34), (8.5, 1.9, 0.6), (5.0, 1.3, 1.0))  # reach and half width in metres, strength
 
 
-def add_lamps(frame: np.ndarray, scene: Scene, lamps: list[LampSeen], shift: tuple[int, int]) -> np.ndarray:
-    """The frame with the light of the visible vehicle lamps and the street lamps added."""
+def add_lamps(
+    frame: np.ndarray,
+    scene: Scene,
+    lamps: list[LampSeen],
+    noses: list[tuple[float, float, float]],
+    shift: tuple[int, int],
+) -> np.ndarray:
+    """The frame with light added: vehicle lamps that show, beams before vehicles, street lamps.
+
+    `noses` are x, y and heading of every vehicle's front.
+    """
     view = scene.view
     size = (view.width // GLOW_SCALE, view.height // GLOW_SCALE)
     beams, streaks, glow = (np.zeros((size[1], size[0], 3), np.uint8) for _ in range(3))
@@ -23,18 +33,13 @@ def add_lamps(frame: np.ndarray, scene: Scene, lamps: list[LampSeen], shift: tup
         at, depth = view.project(np.asarray(points, np.float64))
         return view.to_frame(at, shift) / GLOW_SCALE, depth
 
-    heads = [lamp for lamp in lamps if lamp.kind == HEAD]
     for reach, half, strength in BEAM_STEPS:
-        for lamp in heads:
-            x, y, _ = lamp.position
-            c, s = np.cos(lamp.heading), np.sin(lamp.heading)
-            corners = [
-                (x + c * d - s * w, y + s * d + c * w, 0.0)
-                for d, w in ((0.6, 0.5), (reach, half), (reach, -half), (0.6, -0.5))
-            ]
-            at, depth = pixel(corners)
+        for x, y, heading in noses:
+            c, s = np.cos(heading), np.sin(heading)
+            wedge = ((0.2, 0.7), (reach, half), (reach, -half), (0.2, -0.7))
+            at, depth = pixel([(x + c * ahead - s * aside, y + s * ahead + c * aside, 0.0) for ahead, aside in wedge])
             if depth.min() > 2:
-                cv2.fillConvexPoly(beams, np.round(at).astype(np.int32), (92 * strength, 85 * strength, 64 * strength))
+                cv2.fillConvexPoly(beams, np.round(at).astype(np.int32), tuple(v * strength for v in BEAM_COLOUR))
     for lamp in lamps:
         head = lamp.kind == HEAD
         colour = (255, 244, 214) if head else (230, 26, 18)

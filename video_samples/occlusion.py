@@ -29,7 +29,7 @@ def ordered(view: View, actors: list[Actor], sprites: list[Sprite]) -> list[Acto
 
 
 def _behind(a: Actor | Sprite, b: Actor | Sprite, eye: np.ndarray) -> bool:
-    """Whether b certainly covers a where they overlap: a lies beyond a side of b that faces the camera."""
+    """Whether b certainly covers a where they overlap: a lies on b's far side."""
     if isinstance(b, Sprite) or max(b.half_size) < LONG_M:
         if isinstance(a, Actor) and max(a.half_size) >= LONG_M:
             return _side_of(b, a, eye) > 0

@@ -85,7 +85,10 @@ class Renderer:
         window = canvas[y : y + view.height * OVERSAMPLING, x : x + view.width * OVERSAMPLING]
         frame = cv2.resize(window, (view.width, view.height), interpolation=cv2.INTER_AREA)
         if scene.light.night:
-            frame = add_lamps(frame, scene, [lamp for ident, lamp in lamps if self._shows(ident, lamp)], shift)
+            shown = [lamp for ident, lamp in lamps if self._shows(ident, lamp)]
+            frame = add_lamps(
+                frame, scene, shown, [_nose(actor) for actor in bodies if isinstance(actor.look, Solid)], shift
+            )
         return self.sensor.develop(frame), self._truths(drawn, shift)
 
     def _place(self, actors: list[Actor]) -> dict[Actor, tuple[np.ndarray, np.ndarray]]:
@@ -169,3 +172,8 @@ class Renderer:
                 Truth(actor.track, actor.kind, box, round(visible, 3), (round(actor.x, 2), round(actor.y, 2)))
             )
         return truths
+
+
+def _nose(actor: Actor) -> tuple[float, float, float]:
+    half = actor.half_size[0]
+    return actor.x + half * np.cos(actor.heading), actor.y + half * np.sin(actor.heading), actor.heading

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
+import signal
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from video_samples.questions import QUESTIONS, Rect
 from video_samples.renderer import Truth
 
 WORKERS = 2
+WORKLOAD = "workload.yaml"
 JPEG_QUALITY = 92
 CAMERA_FPS, QUERY_FPS = 10, 5
 
@@ -61,11 +64,14 @@ def write_sample(
 
     `footage/<unit>.mp4` and `.gt.jsonl` are the clips; a unit belongs to one split only. `clips/<camera>.mp4` plays the
     test clips one after the other, for the box. `data/<query>` are labelled frames. The weights the workload file
-    names do not exist yet: training makes them. `out_dir` may exist; files of an earlier sample are overwritten.
+    names do not exist yet: training makes them. Files of an earlier sample in `out_dir` are replaced; the workload
+    file comes last, so a sample without one is not complete. OSError when something cannot be written.
     """
     out, splits = Path(out_dir), splits or SPLITS
-    for folder in ("footage", "clips"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
+    (out / WORKLOAD).unlink(missing_ok=True)
+    for folder in ("footage", "clips", *(f"data/{question.id}" for question in QUESTIONS)):
+        shutil.rmtree(out / folder, ignore_errors=True)
+        (out / folder).mkdir(parents=True)
     jobs = [
         _Job(
             Clip(f"{camera}-{split}-{i + 1}", camera, _seed(seed, camera, split, i), size.seconds, size.fps),
@@ -78,11 +84,7 @@ def write_sample(
         for i in range(size.clips)
     ]
     jobs.sort(key=lambda job: -job.clip.frames)
-    if workers > 1:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
-            cuts = list(pool.map(_run, jobs))
-    else:
-        cuts = [_run(job) for job in jobs]
+    cuts = _in_processes(jobs, workers) if workers > 1 else [_run(job) for job in jobs]
     done = dict(zip(jobs, cuts))
     _write_annotations(out, done)
     for camera in SCENES:
@@ -97,8 +99,18 @@ def _seed(seed: int, camera: str, split: str, index: int) -> int:
     return ((seed * 3 + list(SCENES).index(camera)) * 3 + ("train", "val", "test").index(split)) * 10_000 + index * 100
 
 
-def _one_thread() -> None:
+def _in_processes(jobs: list[_Job], workers: int) -> list[_Cut]:
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
+    try:
+        return list(pool.map(_run, jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _quiet_worker() -> None:
+    """One thread for each worker; Ctrl-C is the parent's to handle."""
     cv2.setNumThreads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run(job: _Job) -> _Cut:
@@ -106,9 +118,7 @@ def _run(job: _Job) -> _Cut:
     truths = record(cast(job.clip), job.out / "footage")
     annotated = []
     questions = [question for question in QUESTIONS if question.camera == job.clip.camera]
-    for index, frame in enumerate(read_frames(job.out / "footage" / f"{job.clip.unit}.mp4")):
-        if index % job.label_every:
-            continue
+    for index, frame in read_frames(job.out / "footage" / f"{job.clip.unit}.mp4", job.label_every):
         name = f"{job.clip.unit}__{round(index * 1000 / job.clip.fps):06d}.jpg"
         for question in questions:
             x0, y0, x1, y1 = question.roi
@@ -180,6 +190,6 @@ def _write_workload(out: Path) -> Path:
         "cameras": {camera: {"source": f"clips/{camera}.mp4", "fps": CAMERA_FPS} for camera in SCENES},
         "queries": queries,
     }
-    path = out / "workload.yaml"
+    path = out / WORKLOAD
     path.write_text(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8")
     return path

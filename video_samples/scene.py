@@ -15,6 +15,7 @@ from video_samples.pen import Light
 from video_samples.traffic import STEP_S, Flow, Traffic
 from video_samples.view import View
 
+AMBER_S = 1.6
 WARM_UP_S = 26.0  # the world runs this long before the first frame, so that the picture is already busy
 
 
@@ -35,18 +36,19 @@ class Scene:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of the signal cycle: what is green, for how long."""
+    """One stretch of the signal cycle: what is green, for how long, and how long all is red after it."""
 
     name: str
     seconds: float
+    clear_s: float = 3.0
 
 
 class Signals:
-    """A fixed cycle of phases; between two phases everything is red for a while."""
+    """A fixed cycle of phases."""
 
-    def __init__(self, phases: Sequence[Phase], clear_s: float, offset_s: float) -> None:
-        self.phases, self.clear_s, self.offset_s = phases, clear_s, offset_s
-        self.cycle_s = sum(p.seconds + clear_s for p in phases)
+    def __init__(self, phases: Sequence[Phase], offset_s: float) -> None:
+        self.phases, self.offset_s = phases, offset_s
+        self.cycle_s = sum(phase.seconds + phase.clear_s for phase in phases)
 
     def state(self, name: str, now: float) -> str:
         """red, amber or green of a phase at that time."""
@@ -55,9 +57,9 @@ class Signals:
             if phase.name == name:
                 if at < phase.seconds:
                     return "green"
-                if at < phase.seconds + min(self.clear_s, 1.6):
+                if at < phase.seconds + AMBER_S:
                     return "amber"
-            at -= phase.seconds + self.clear_s
+            at -= phase.seconds + phase.clear_s
             if at < 0:
                 break
         return "red"
