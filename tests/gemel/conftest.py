@@ -95,7 +95,7 @@ def _frames(folder, rng):
             cv2.imwrite(str(folder / label / name), frame)
 
 
-def _clip(path, rng, frames=30):
+def _clip(path, rng, frames=15):
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 5.0, (32, 24))
     for _ in range(frames):
         writer.write(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8))

@@ -1,0 +1,82 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemel.cli import main
+from models.bundle import BundleQuery, write_bundle
+from models.workload import load_workload
+from models.zoo import build
+
+ROOT = Path(__file__).resolve().parents[2]
+BOX = """
+bundle: tiny.gemel
+budget: {budget}
+device: cpu
+cameras: {{gate: {{source: gate.mp4, fps: 5, loop: {loop}}}}}
+sinks: [{{kind: jsonl, path: {sink}}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory, write_tiny):
+    """A folder with a bundle of two classifiers and the clip of their camera."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("box")
+    queries = load_workload(write_tiny(root)).queries
+    models = {query.id: build(query.model, query.classes, {}, query.input_size, query.task) for query in queries}
+    records = [BundleQuery.of(query) for query in queries]
+    write_bundle(root / "tiny.gemel", models, records, workload="tiny", method="none", ceiling_bytes=0)
+    return root
+
+
+def write_config(box, budget="64MiB", loop="false", sink="results.jsonl"):
+    path = box / f"box-{loop}.yaml"
+    path.write_text(BOX.format(budget=budget, loop=loop, sink=sink))
+    return path
+
+
+def test_check_says_what_would_run_and_runs_nothing(box, capsys):
+    assert main(["run", str(write_config(box)), "--check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert not (box / "results.jsonl").exists()
+
+
+def test_a_budget_too_small_for_a_query_alone_is_bad_input(box, capsys):
+    assert main(["run", str(write_config(box, budget="1MiB"))]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("gemel: ") and "budget" in error
+
+
+def test_results_go_to_stdout_alone_and_what_it_did_to_stderr(box):
+    command = [sys.executable, "-m", "gemel", "run", str(write_config(box, sink='"-"'))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert results and all({"query", "camera", "captured_at", "label"} <= set(result) for result in results)
+    assert "until cameras ended" in done.stderr
+
+
+def test_an_interrupted_box_ends_with_a_ledger_that_adds_up_and_exit_code_130(box):
+    results = box / "looped.jsonl"
+    command = [sys.executable, "-m", "gemel", "run", str(write_config(box, loop="true", sink=results.name)), "--json"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (results.exists() and results.read_text().count("\n") >= 3) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, error
+    summary = json.loads(out)
+    assert summary["balanced"] is True
+    for row in summary["ledger"]:
+        assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values()) > 0
