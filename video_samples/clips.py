@@ -120,9 +120,9 @@ class Recorder:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self.close()
-        else:
+        elif self._process.poll() is None:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
 
 
 def record(clip: Clip, folder: Path) -> list[list[Truth]]:
