@@ -20,7 +20,7 @@ def tables(name: str, steps: Path) -> str:
         _originals(found),
         _methods(found),
         _queries(found),
-        _streaming(found),
+        *(_streaming(step) for name, step in found.items() if name.startswith("eval-")),
         _box(found),
         _commands(found),
     ]
@@ -84,10 +84,7 @@ def _queries(found: dict[str, Any]) -> str:
     return table("Queries under `gemel`, on test", heads, rows)
 
 
-def _streaming(found: dict[str, Any]) -> str:
-    step = found.get("eval")
-    if step is None:
-        return ""
+def _streaming(step: dict[str, Any]) -> str:
     arms: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in step["result"]["streaming"]:
         arms.setdefault((row["arm"], row["memory"]), []).append(row)
