@@ -31,11 +31,12 @@ class Tested:
 
 @dataclass(frozen=True)
 class Streamed:
-    """The rows of `gemel eval` that come from the clock: `streaming`, `ledger`, and `timeline` at the least memory."""
+    """The rows of `gemel eval` that come from the clock; `timeline` is at the least memory."""
 
     streaming: list[dict[str, Any]]
     ledger: list[dict[str, Any]]
     timeline: list[dict[str, Any]]
+    swapping: list[dict[str, Any]]
 
 
 def stream_arms(
@@ -52,7 +53,7 @@ def stream_arms(
     """
     streams = {seed: lay_streams({one.query.id: one.footage for one in tested}, seed) for seed in seeds}
     scorers = {(arm, one.query.id): _Scorer(one, arm) for arm in costs for one in tested}
-    result = Streamed([], [], [])
+    result = Streamed([], [], [], [])
     for setting, nbytes in memory.items():
         for arm, cost in costs.items():
             tell("stream", arm=arm, memory=setting, memory_bytes=nbytes)
@@ -66,7 +67,9 @@ def stream_arms(
                 query = one.query.id
                 runs = [(streams[seed][query], found.get(query, [])) for seed, found in outcomes.items()]
                 result.streaming.append({**where, **_row(one, scorers[arm, query], runs)})
-            result.ledger.extend({**where, **row} for row in summed(list(played.values())))
+            ledger = summed(list(played.values()))
+            result.ledger.extend({**where, **row} for row in ledger)
+            result.swapping.append({**where, **_swapping(ledger, played.values())})
             if nbytes == min(memory.values()):
                 result.timeline.append({**where, **timeline(next(iter(played.values())), cost)})
     return result
@@ -130,6 +133,15 @@ def summed(simulations: Sequence[Simulation]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def _swapping(ledger: Sequence[Mapping[str, Any]], simulations: Iterable[Simulation]) -> dict[str, int]:
+    return {
+        "received": sum(row["received"] for row in ledger),
+        "processed": sum(row["processed"] for row in ledger),
+        "bytes_moved": sum(simulation.bytes_moved for simulation in simulations),
+        "swaps": sum(simulation.swaps for simulation in simulations),
+    }
+
+
 def timeline(simulation: Simulation, costs: Costs, window_s: float = TIMELINE_S) -> dict[str, Any]:
     """When each query was resident (all its tensors) and when it ran, in spans of seconds from the first frame on."""
     start = min((frame.captured_at for frame in simulation.frames), default=0.0)
@@ -157,7 +169,5 @@ def timeline(simulation: Simulation, costs: Costs, window_s: float = TIMELINE_S)
     return {
         "from_s": start,
         "to_s": end,
-        "bytes_moved": simulation.bytes_moved,
-        "swaps": simulation.swaps,
         "queries": [{"query": query, "resident": spans[query], "runs": runs[query]} for query in costs.queries],
     }

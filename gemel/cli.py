@@ -58,17 +58,17 @@ def build_parser() -> argparse.ArgumentParser:
     def number(made: argparse.ArgumentParser, name: str, kind: type, help: str) -> None:
         made.add_argument(name, type=kind, metavar="N", help=help)
 
-    def device(made: argparse.ArgumentParser) -> None:
+    def device(made: argparse.ArgumentParser, default: str = "orin-nano-8gb") -> None:
         made.add_argument(
             "--device",
-            default="orin-nano-8gb",
+            default=default,
             metavar="PROFILE",
-            help="device profile of the virtual clock (default orin-nano-8gb)",
+            help=f"device profile of the virtual clock (default {default})",
         )
 
     made = command("demo", "the whole road on rendered camera clips: train, merge, run, report")
     made.add_argument("--out", default="gemel-demo", metavar="DIR", help="where everything goes (default gemel-demo)")
-    device(made)
+    device(made, "jetson-nano")  # four small models do not press anything larger
     seed(made)
 
     made = command("inspect", "models, bytes, groups of shareable layers and the ceiling of a workload")

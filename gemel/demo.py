@@ -24,9 +24,12 @@ from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 
 # Bounds that keep the whole within five minutes on two cores; `gemel train` and `gemel merge` try harder.
-TRAINING = TrainOptions(passes=2000, max_cycles=1)
-MERGING = MergeOptions(recipe=Recipe(rate=1e-3, epochs=4, frames_per_epoch=384), choose_rate=False, max_minutes=1.5)
-BOX_S = 10.0
+TRAINING = {
+    "classification": TrainOptions(passes=1000, max_cycles=1),
+    "detection": TrainOptions(passes=2000, max_cycles=1),
+}
+MERGING = MergeOptions(recipe=Recipe(rate=5e-4, epochs=3, frames_per_epoch=128), choose_rate=False, max_minutes=1.5)
+BOX_S = 12.0
 BOX_MEMORY = "50%"
 IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.gemel", "box.yaml", "results.jsonl"
 
@@ -74,7 +77,7 @@ class Demo:
         ])  # fmt: skip
 
 
-def run_demo(out: str | Path, device: str = "orin-nano-8gb", seed: int = 0, progress: Progress = silent) -> Demo:
+def run_demo(out: str | Path, device: str = "jetson-nano", seed: int = 0, progress: Progress = silent) -> Demo:
     """Render clips, train originals, merge them, run the box for some seconds, evaluate and report, all in `out`.
 
     A demo that was interrupted goes on after its last finished step. Raises InputError when `out` holds something
@@ -87,7 +90,10 @@ def run_demo(out: str | Path, device: str = "orin-nano-8gb", seed: int = 0, prog
     path = out / "workload.yaml"
     workload = load_workload(path if path.exists() else write_sample(out, seed))
     progress("step", doing="train the originals")
-    train_originals(workload, seed=seed, progress=progress, options=TRAINING)
+    for task, options in TRAINING.items():
+        waiting = [q.id for q in workload.queries if q.task == task and q.weights and not q.weights.exists()]
+        if waiting:
+            train_originals(workload, waiting, seed, progress, options)
     progress("step", doing="merge them")
     merged = _merged(workload, out, seed, progress)
     progress("step", doing=f"run the box for {BOX_S:.0f} s")

@@ -19,7 +19,7 @@ from gemel.footprint import bytes_of, resident_bytes, shared_of
 from gemel.report.frames import examples
 from gemel.report.page import render
 from gemel.simulation import costs_apart, profile_named
-from gemel.streaming import Footage
+from gemel.streaming import Footage, frame_interval_s
 from gemel.text import finite
 from merger.progress import Progress, silent
 from models.atomic import writing
@@ -48,7 +48,7 @@ class _Judged:
     extra: dict[str, float]
     labelled: bool
     original_bytes: int
-    pictures: list[dict[str, str]]
+    pictures: list[dict[str, Any]]
 
 
 def evaluate(
@@ -167,6 +167,7 @@ def _document(
             **one.extra,
             "target": one.tested.query.accuracy_target,
             "threshold": one.tested.threshold,
+            "label_interval_s": frame_interval_s(one.tested.footage),
         }
         for one in judged
     ]
@@ -194,6 +195,7 @@ def _document(
         "offline": offline,
         "streaming": streamed.streaming,
         "ledger": streamed.ledger,
+        "swapping": streamed.swapping,
         "timeline": streamed.timeline,
-        "caveats": caveats(offline, device, unlabelled, seeds),
+        "caveats": caveats(offline, streamed.swapping, device, unlabelled, len(seeds)),
     }

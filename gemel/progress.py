@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REFRESH_PER_S = 4
 QUIET_S = 2.0
 COUNTED = ("members", "kept")
+SIGNATURES = ("group", "signature")
 HIDDEN = ("work", "diverged")
 
 
@@ -28,6 +29,8 @@ def told(name: str, value: Any) -> str:
     """One field as text: bytes, shares and times in their own units."""
     if name in COUNTED and isinstance(value, (list, tuple)):
         return f"{name} {len(value)}"
+    if name in SIGNATURES and isinstance(value, str):
+        return " ".join(value.split()[:2])
     if isinstance(value, Mapping):
         return f"{name} " + ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
     if name.endswith("bytes") and isinstance(value, (int, float)):

@@ -149,6 +149,18 @@ def _mean_rows(streaming: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return means
 
 
+def swapping_rows(swapping: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Per memory setting and arm, the share of frames processed and the bytes moved for each of them."""
+    rows: dict[str, dict[str, Any]] = {}
+    for one in swapping:
+        row = rows.setdefault(one["memory"], {"memory": one["memory"], "bytes": one["memory_bytes"]})
+        row[one["arm"]] = {
+            "processed": one["processed"] / max(1, one["received"]),
+            "moved": one["bytes_moved"] / max(1, one["processed"]),
+        }
+    return list(rows.values())
+
+
 def timeline_rows(timeline: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Per query, when its weights were resident and when it ran, in per cent of the window."""
     start, length = timeline["from_s"], max(timeline["to_s"] - timeline["from_s"], 1e-9)

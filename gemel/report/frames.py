@@ -14,10 +14,10 @@ from models.data import Split
 from models.tasks import Boxes, ClassAnswer, DetectionAnswer
 from models.workload import Query
 
-PANEL_WIDTH, TILE, STRIP, GAP = 480, 160, 22, 8
-TILES, TILES_A_ROW = 8, 4
+PANEL_WIDTH, TILE, STRIP, GAP = 640, 200, 24, 8
+TILES, TILES_A_ROW = 6, 3
 DETECTION_FRAMES = 2
-JPEG_QUALITY = 82
+JPEG_QUALITY = 80
 # RGB, as in the page: originals orange, merged blue, truth white.
 ORIGINAL, MERGED, TRUTH = (240, 163, 74), (122, 165, 255), (255, 255, 255)
 GOOD, BAD, PAPER, INK = (94, 203, 140), (255, 120, 110), (27, 29, 33), (236, 236, 234)
@@ -31,27 +31,31 @@ def examples(
     merged: Sequence[Any],
     threshold: float,
     seed: int = 0,
-) -> list[dict[str, str]]:
-    """Pictures of a few test frames drawn from the seed: {query, caption, jpeg as base64} each.
+) -> list[dict[str, Any]]:
+    """Pictures of a few test frames drawn from the seed: {query, caption, pictures: jpegs as base64} each.
 
-    Detection: frames with something in them, the original's boxes on the left and the merged model's on the
-    right, the truth in thin white. Classification: one sheet of frames with what each model said.
+    Detection: frames with something in them, one picture with the original's boxes and one with the merged
+    model's, the truth in thin white. Classification: one sheet of frames with what each model said.
     """
     rng = random.Random(f"{seed}/{query.id}/frames")
     if query.task == "classification":
         chosen = sorted(rng.sample(range(len(split)), min(TILES, len(split))))
         sheet = _sheet([_tile(split.frames[i], truths[i], original[i], merged[i]) for i in chosen])
-        return [{"query": query.id, "caption": _sheet_caption(chosen, truths, original, merged), "jpeg": _jpeg(sheet)}]
+        caption = _sheet_caption(chosen, truths, original, merged)
+        return [{"query": query.id, "caption": caption, "pictures": [_jpeg(sheet)]}]
     filled = [index for index in range(len(split)) if truths[index].boxes] or list(range(len(split)))
     found = []
     for index in sorted(rng.sample(filled, min(DETECTION_FRAMES, len(filled)))):
-        before, after = (_kept(side[index], threshold) for side in (original, merged))
-        caption = (
-            f"{split.units[index]} at {split.times_s[index]:.1f} s: {len(truths[index].boxes)} in truth, "
-            f"{len(before.boxes)} by the original (left), {len(after.boxes)} merged (right)"
-        )
-        picture = _pair(split.frames[index], truths[index], before, after, several=len(query.classes) > 1)
-        found.append({"query": query.id, "caption": caption, "jpeg": _jpeg(picture)})
+        sides = [("original", ORIGINAL, _kept(original[index], threshold))]
+        sides += [("merged", MERGED, _kept(merged[index], threshold))]
+        counts = ", ".join(f"{len(answer.boxes)} {name}" for name, _, answer in sides)
+        where = f"{split.units[index]} at {split.times_s[index]:.1f} s"
+        pictures = [
+            _jpeg(_drawn(split.frames[index], truths[index], answer, name, colour, several=len(query.classes) > 1))
+            for name, colour, answer in sides
+        ]
+        caption = f"{where}: {len(truths[index].boxes)} in truth (white), {counts}"
+        found.append({"query": query.id, "caption": caption, "pictures": pictures})
     return found
 
 
@@ -62,39 +66,31 @@ def _kept(answer: DetectionAnswer, threshold: float) -> DetectionAnswer:
     return DetectionAnswer(classes, scores, tuple(answer.boxes[index] for index in kept))
 
 
-def _pair(
-    frame: np.ndarray, truth: Boxes, before: DetectionAnswer, after: DetectionAnswer, several: bool
+def _drawn(
+    frame: np.ndarray, truth: Boxes, answer: DetectionAnswer, name: str, colour: tuple[int, int, int], several: bool
 ) -> np.ndarray:
-    """uint8 RGB: two panels of one frame, side by side."""
+    """uint8 RGB: a frame with the boxes of one model, and the truth."""
     scale = PANEL_WIDTH / frame.shape[1]
-    shown = cv2.resize(frame, (PANEL_WIDTH, round(frame.shape[0] * scale)), interpolation=cv2.INTER_CUBIC)
-    panels = []
-    for answer, colour, name in ((before, ORIGINAL, "original"), (after, MERGED, "merged")):
-        panel = shown.copy()
-        for box in truth.boxes:
-            _box(panel, box, scale, TRUTH, 1)
-        for label, score, box in zip(answer.classes, answer.scores, answer.boxes, strict=True):
-            _box(panel, box, scale, colour, 2)
-            text = f"{label} {score:.2f}" if several else f"{score:.2f}"
-            _text(panel, text, (round(box[0] * scale), max(11, round(box[1] * scale) - 3)), colour, 0.4)
-        _text(panel, name, (8, panel.shape[0] - 10), colour, 0.55)
-        panels += [panel, np.full((panel.shape[0], GAP, 3), PAPER, np.uint8)]
-    return np.hstack(panels[:-1])
+    panel = cv2.resize(frame, (PANEL_WIDTH, round(frame.shape[0] * scale)), interpolation=cv2.INTER_CUBIC)
+    for label, box in zip(answer.classes, answer.boxes, strict=True):
+        _box(panel, box, scale, colour, 2)
+        if several:
+            _text(panel, label, (round(box[0] * scale), max(12, round(box[1] * scale) - 4)), colour, 0.45)
+    for box in truth.boxes:
+        _box(panel, box, scale, TRUTH, 1)
+    _text(panel, name, (10, panel.shape[0] - 12), colour, 0.7)
+    return panel
 
 
 def _tile(frame: np.ndarray, truth: str, before: ClassAnswer, after: ClassAnswer) -> np.ndarray:
-    """uint8 RGB: a frame fitted into a square, and two lines of answers below, green where right."""
-    tile = np.full((TILE + 2 * STRIP, TILE, 3), PAPER, np.uint8)
-    scale = TILE / max(frame.shape[:2])
-    width, height = (max(1, round(side * scale)) for side in (frame.shape[1], frame.shape[0]))
-    fitted = cv2.resize(frame, (width, height), interpolation=cv2.INTER_CUBIC)
-    top, left = (TILE - height) // 2, (TILE - width) // 2
-    tile[top : top + height, left : left + width] = fitted
-    for line, (name, answer) in enumerate((("orig", before), ("merged", after))):
-        y = TILE + line * STRIP + 16
-        _text(tile, name, (2, y), ORIGINAL if line == 0 else MERGED, 0.4, outline=False)
-        text = f"{answer.label} {answer.score:.2f}"
-        _text(tile, text, (52, y), GOOD if answer.label == truth else BAD, 0.38, outline=False)
+    """uint8 RGB: a frame as wide as a tile, and two lines of answers below, green where right."""
+    height = min(2 * TILE, max(1, round(frame.shape[0] * TILE / frame.shape[1])))
+    tile = np.full((height + 2 * STRIP, TILE, 3), PAPER, np.uint8)
+    tile[:height] = cv2.resize(frame, (TILE, height), interpolation=cv2.INTER_CUBIC)
+    for line, (name, answer) in enumerate((("original", before), ("merged", after))):
+        y = height + line * STRIP + 17
+        _text(tile, name, (4, y), ORIGINAL if line == 0 else MERGED, 0.45, outline=False)
+        _text(tile, answer.label, (78, y), GOOD if answer.label == truth else BAD, 0.5, outline=False)
     return tile
 
 
@@ -102,11 +98,11 @@ def _sheet(tiles: Sequence[np.ndarray]) -> np.ndarray:
     """uint8 RGB: tiles in rows."""
     columns = min(TILES_A_ROW, len(tiles))
     rows = -(-len(tiles) // columns)
-    height, width = tiles[0].shape[:2]
+    height, width = max(tile.shape[0] for tile in tiles), TILE
     sheet = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), PAPER, np.uint8)
     for index, tile in enumerate(tiles):
         y, x = (index // columns) * (height + GAP), (index % columns) * (width + GAP)
-        sheet[y : y + height, x : x + width] = tile
+        sheet[y : y + tile.shape[0], x : x + width] = tile
     return sheet
 
 
@@ -126,8 +122,8 @@ def _text(
     panel: np.ndarray, text: str, at: tuple[int, int], colour: tuple[int, int, int], size: float, outline: bool = True
 ) -> None:
     if outline:
-        cv2.putText(panel, text, at, cv2.FONT_HERSHEY_SIMPLEX, size, PAPER, 3, cv2.LINE_AA)
-    cv2.putText(panel, text, at, cv2.FONT_HERSHEY_SIMPLEX, size, colour, 1, cv2.LINE_AA)
+        cv2.putText(panel, text, at, cv2.FONT_HERSHEY_SIMPLEX, size, PAPER, 5, cv2.LINE_AA)
+    cv2.putText(panel, text, at, cv2.FONT_HERSHEY_SIMPLEX, size, colour, 2 if outline else 1, cv2.LINE_AA)
 
 
 def _jpeg(picture: np.ndarray) -> str:

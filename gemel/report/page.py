@@ -14,7 +14,7 @@ SETS_SHOWN = 16
 
 
 def render(document: Mapping[str, Any], examples: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The page of a report document (`gemel.evaluation`); `examples` = {query, caption, jpeg as base64} each."""
+    """The page of a report document (`gemel.evaluation`); `examples` = {query, caption, pictures} each."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -38,6 +38,7 @@ def render(document: Mapping[str, Any], examples: Sequence[Mapping[str, Any]] = 
         sets=sets,
         sets_shown=sets[:SETS_SHOWN],
         ratios=figures.accuracy_axis(document["offline"]),
+        swapping=figures.swapping_rows(document["swapping"]),
         streaming=figures.streaming_panels(document["streaming"], document["offline"]),
         timelines=[{**one, "rows": figures.timeline_rows(one)} for one in document["timeline"]],
         percent0=_percent0,

@@ -33,6 +33,12 @@ def _document():
                     "arm": arm, "memory": memory, "query": query, "received": 100, "processed": 90, "late": 1,
                     "failed": 0, "pending": 2, "dropped": {"deadline": 5, "replaced": 3},
                 })  # fmt: skip
+    swapping = [
+        {"arm": arm, "memory": memory, "memory_bytes": nbytes, "received": 300, "processed": processed,
+         "bytes_moved": 10**9, "swaps": 25}
+        for memory, nbytes in MEMORY.items()
+        for arm, processed in (("originals", 120), ("merged", 270))
+    ]  # fmt: skip
     counts = [
         {"query": query, "model": "resnet18", "before": 40_000_000, "shared_part": 12_000_000,
          "private": 2_000_000, "residual": 500_000 if query == "gate-people" else 0}
@@ -42,7 +48,6 @@ def _document():
     timeline = [
         {
             "arm": arm, "memory": "min", "memory_bytes": MEMORY["min"], "from_s": 0.0, "to_s": 4.0,
-            "bytes_moved": 10**9, "swaps": 25,
             "queries": [
                 {"query": query, "resident": [[index * 0.5, index + 2]], "runs": [[index * 0.5 + 0.2, index + 0.3]]}
                 for index, query in enumerate(QUERIES)
@@ -64,7 +69,7 @@ def _document():
             {"tensor": "1" * 64, "bytes": 4_000_000, "shape": [256, 512, 3, 3],
              "members": [[query, "layer3.0.conv1.weight"] for query in list(QUERIES)[:2]]},
         ],
-        "offline": offline, "streaming": streaming, "ledger": ledger, "timeline": timeline,
+        "offline": offline, "streaming": streaming, "ledger": ledger, "timeline": timeline, "swapping": swapping,
         "caveats": ["The device is modelled."],
     }  # fmt: skip
 

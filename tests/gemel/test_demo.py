@@ -16,7 +16,8 @@ def quick(monkeypatch, write_tiny):
     torch.set_num_threads(1)
     monkeypatch.setattr(demo, "write_sample", write_tiny)
     recipe = replace(demo.MERGING.recipe, epochs=1, frames_per_epoch=16)
-    monkeypatch.setattr(demo, "TRAINING", replace(demo.TRAINING, passes=16, min_epochs=1))
+    short = {task: replace(options, passes=16, min_epochs=1) for task, options in demo.TRAINING.items()}
+    monkeypatch.setattr(demo, "TRAINING", short)
     monkeypatch.setattr(demo, "MERGING", replace(demo.MERGING, recipe=recipe, max_minutes=0.0))
     monkeypatch.setattr(demo, "BOX_S", 1.0)
 
