@@ -87,7 +87,7 @@ queries:
 """
 QUERY = """
   - {{id: {id}, camera: gate, task: classification, classes: [empty, busy], model: mobilenet_v3_small,
-     input_size: 32, sla_ms: 500, weights: weights/{id}.safetensors, data: data}}
+     input_size: 32, sla_ms: 10000, weights: weights/{id}.safetensors, data: data}}
 """
 
 

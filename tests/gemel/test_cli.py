@@ -31,7 +31,7 @@ def workload(tmp_path):
 
 
 def python(*words):
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
 def one_line(text):
@@ -185,7 +185,7 @@ def test_a_reader_that_stops_early_is_no_error():
         "commands.inspect = lambda args: Outcome({}, 'x' * 100000)\nsys.exit(main(['inspect', 'w']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-c", script], cwd=ROOT, stdout=write, stderr=subprocess.PIPE, timeout=240, check=False
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")

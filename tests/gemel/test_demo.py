@@ -41,9 +41,12 @@ def test_an_interrupted_demo_goes_on_after_its_last_finished_step(quick, tmp_pat
     with monkeypatch.context() as broken:
         broken.setattr(demo, "evaluate", interrupted)
         assert main(["demo", "--out", str(tmp_path)]) == 130
-    for step in ("write_sample", "merge"):
+    for step in ("write_sample", "train_originals", "merge"):
         monkeypatch.setattr(demo, step, interrupted)
-    assert run_demo(tmp_path).report.exists()
+    evaluated = []
+    monkeypatch.setattr(demo, "evaluate", lambda *words, **_: evaluated.append(words) or {"streaming": []})
+    assert run_demo(tmp_path).merged["queries"]
+    assert evaluated[0][0] == tmp_path / demo.BUNDLE
 
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path, capsys):
