@@ -98,8 +98,9 @@ def merge(
     bench = Workbench(workload, seed, progress)
     merged = METHODS[method](bench, options, checkpoint)
     report = _ship(bench, merged, out, method, time.monotonic() - started)
-    with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in checkpoint.log).encode())
+    if checkpoint.log:
+        with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
+            file.write("".join(json.dumps(row) + "\n" for row in checkpoint.log).encode())
     checkpoint.remove()
     return report
 
