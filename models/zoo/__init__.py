@@ -67,8 +67,9 @@ def build(
             factory = _foreign_factory(model)
         try:
             module = factory(width, input_size=input_size, **(model_args or {}))
-        except TypeError as error:
-            raise InputError(model, f"cannot be built: {error}", "check model_args", "model_args") from error
+        except (TypeError, ValueError) as error:
+            remedy = "check model_args and input_size"
+            raise InputError(model, f"cannot be built: {error}", remedy, "model_args") from error
     if not isinstance(module, nn.Module):
         raise InputError(model, f"the factory returned {type(module).__name__}", "it must return a torch nn.Module")
     return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -80,9 +81,13 @@ def _accepted(queries, plan=None):
 REQUIRED = dict.fromkeys("abcd", 0.95)
 
 
+def _try(bench: Any, accepted: Merged, members: list, epochs: int) -> Any:
+    return attempt(bench, accepted, members, Recipe(epochs=epochs), REQUIRED)
+
+
 def test_success_ends_the_attempt_at_once() -> None:
     bench = FakeBench([{"a": 0.5, "b": 0.5}, {"a": 0.96, "b": 0.97}, {"a": 0.0, "b": 0.0}])
-    tried = attempt(bench, _accepted("ab"), [A, B], Recipe(epochs=5), REQUIRED)
+    tried = _try(bench, _accepted("ab"), [A, B], epochs=5)
     assert tried.kept == (A, B) and tried.epochs == 1
     assert tried.merged.plan.shared == ((A, B),)
     assert torch.equal(tried.merged.states["a"]["conv.weight"], tried.merged.states["b"]["conv.weight"])
@@ -90,13 +95,13 @@ def test_success_ends_the_attempt_at_once() -> None:
 
 def test_no_training_where_tying_alone_holds() -> None:
     bench = FakeBench([{"a": 0.99, "b": 1.0}])
-    assert attempt(bench, _accepted("ab"), [A, B], Recipe(epochs=5), REQUIRED).epochs == 0
+    assert _try(bench, _accepted("ab"), [A, B], epochs=5).epochs == 0
 
 
 def test_members_that_hold_keep_sharing_and_the_others_get_their_weights_back() -> None:
     bench = FakeBench([{"a": 0.5, "b": 0.5, "c": 0.5}, {"a": 0.96, "b": 0.97, "c": 0.2}])
     accepted = _accepted("abc")
-    tried = attempt(bench, accepted, [A, B, C], Recipe(epochs=3), REQUIRED)
+    tried = _try(bench, accepted, [A, B, C], epochs=3)
     assert tried.kept == (A, B)
     assert tried.merged.plan.shared == ((A, B),)
     assert torch.equal(tried.merged.states["c"]["conv.weight"], accepted.states["c"]["conv.weight"])
@@ -107,7 +112,7 @@ def test_members_that_hold_keep_sharing_and_the_others_get_their_weights_back() 
 def test_a_failing_member_tied_elsewhere_must_hold_without_the_new_set(ratio: float, kept: tuple) -> None:
     accepted = _accepted("abc", SharingPlan(((("a", "early"), ("c", "early")),)))
     bench = FakeBench([{"a": 0.96, "b": 0.97, "c": 0.2}], reverted={"c": ratio})
-    tried = attempt(bench, accepted, [A, B, C], Recipe(epochs=1), REQUIRED)
+    tried = _try(bench, accepted, [A, B, C], epochs=1)
     assert tried.kept == kept
     assert (tried.merged is None) == (not kept)
 
@@ -115,19 +120,19 @@ def test_a_failing_member_tied_elsewhere_must_hold_without_the_new_set(ratio: fl
 def test_a_bystander_that_falls_below_its_target_stops_the_adoption() -> None:
     accepted = _accepted("abd", SharingPlan(((("a", "early"), ("d", "early")),)))
     bench = FakeBench([{"a": 0.99, "b": 0.99, "d": 0.9}])
-    tried = attempt(bench, accepted, [A, B], Recipe(epochs=2), REQUIRED)
+    tried = _try(bench, accepted, [A, B], epochs=2)
     assert tried.kept == () and tried.merged is None
 
 
 def test_one_more_member_replaces_the_adopted_state() -> None:
     script = [{"a": 0.96, "b": 0.96, "c": 0.4}, {"a": 0.9, "b": 0.96, "c": 0.9}, {"a": 0.96, "b": 0.96, "c": 0.96}]
-    tried = attempt(FakeBench(script), _accepted("abc"), [A, B, C], Recipe(epochs=4), REQUIRED)
+    tried = _try(FakeBench(script), _accepted("abc"), [A, B, C], epochs=4)
     assert tried.kept == (A, B, C) and tried.epochs == 2
 
 
 def test_a_gain_too_small_ends_the_attempt_early() -> None:
     script = [{"a": 0.5 + 0.001 * epoch, "b": 1.0} for epoch in range(40)]
-    tried = attempt(FakeBench(script), _accepted("ab"), [A, B], Recipe(epochs=30), REQUIRED)
+    tried = _try(FakeBench(script), _accepted("ab"), [A, B], epochs=30)
     assert tried.kept == () and tried.epochs < 10
 
 
@@ -138,7 +143,7 @@ def test_divergence_refuses_the_set_and_keeps_what_was_adopted(monkeypatch: pyte
 
     monkeypatch.setattr(attempt_module, "train_while", explode)
     bench = FakeBench([{"a": 0.96, "b": 0.97, "c": 0.2}])
-    tried = attempt(bench, _accepted("abc"), [A, B, C], Recipe(epochs=3), REQUIRED)
+    tried = _try(bench, _accepted("abc"), [A, B, C], epochs=3)
     assert tried.diverged and tried.kept == (A, B)
 
 

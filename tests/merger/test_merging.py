@@ -19,15 +19,18 @@ from models.errors import InputError
 from models.evaluation import predict, score
 from models.tasks import task_of
 from models.workload import Workload, load_workload
-from tests.merger.tiny import write_random_weights, write_workload
+from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload
 
 QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), choose_rate=False)
 FACTORIES = ["tests.merger.tiny:tiny_net"]
 
 
 def test_gemel_saves_bytes_and_every_query_keeps_its_target(workload: Workload, tmp_path: Path) -> None:
-    events = []
-    report = merge(workload, tmp_path / "b.safetensors", options=QUICK, progress=lambda e, **f: events.append((e, f)))
+    events: list[tuple[str, dict]] = []
+    report = merge(
+        workload, tmp_path / "b.safetensors", options=QUICK,
+        progress=lambda event, **fields: events.append((event, fields)),
+    )  # fmt: skip
     assert 0 < report.saved_fraction <= ceiling_fraction(workload) + 0.01
     assert report.met and all(query.ratio >= 0.95 for query in report.queries)
     assert report.bytes_after == open_bundle(report.bundle).manifest.bytes.after < report.bytes_before
@@ -44,7 +47,8 @@ def test_what_the_report_says_is_what_the_bundle_answers(workload: Workload, tmp
         answers = predict(bundle.build(result.id), query, test)
         assert test.truths is not None
         assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
-        assert bundle.query(result.id).evidence["ratio"] == pytest.approx(result.ratio)
+        evidence = bundle.query(result.id).evidence
+        assert evidence is not None and evidence["ratio"] == pytest.approx(result.ratio)
 
 
 def test_shared_tensors_stand_once_and_are_used_by_all_their_members(workload: Workload, tmp_path: Path) -> None:
@@ -126,9 +130,9 @@ def test_ctrl_c_leaves_no_bundle_and_a_folder_to_go_on_from(workload: Workload, 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda w: w.query("q0").weights.unlink(), "q0.safetensors: .*does not exist .query q0.; .*gemel train"),
-        (lambda w: (w.query("q1").data / "test" / "left").rename(w.query("q1").data / "l"), "class 'left'"),
-        (lambda w: next((w.query("q1").data / "val/left").iterdir()).write_bytes(b"no image"), "not an image that dec"),
+        (lambda w: weights_of(w, "q0").unlink(), "q0.safetensors: .*does not exist .query q0.; .*gemel train"),
+        (lambda w: (data_of(w, "q1") / "test" / "left").rename(data_of(w, "q1") / "l"), "class 'left'"),
+        (lambda w: next((data_of(w, "q1") / "val/left").iterdir()).write_bytes(b"no image"), "not an image that dec"),
     ],
     ids=["weights missing", "class missing", "image damaged"],
 )
@@ -143,7 +147,7 @@ def test_bad_input_is_named_and_nothing_is_written(workload: Workload, tmp_path:
 def test_nan_weights_are_refused(workload: Workload, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    path = workload.query("q2").weights
+    path = weights_of(workload, "q2")
     state = load_file(path)
     state["head.weight"][0, 0] = float("nan")
     save_file(state, path)
@@ -174,8 +178,8 @@ def test_an_original_at_chance_is_called_no_evidence(tmp_path: Path) -> None:
 def test_unlabelled_frames_are_enough(workload: Workload, tmp_path: Path) -> None:
     """Without labels the originals are teacher and reference."""
     for query in workload.queries:
-        frames = sorted(query.data.glob("*/*/*.png"))
-        flat = query.data.with_name(f"{query.id}-flat")
+        frames = sorted(data_of(workload, query.id).glob("*/*/*.png"))
+        flat = data_of(workload, query.id).with_name(f"{query.id}-flat")
         flat.mkdir()
         for index, frame in enumerate(frames):
             frame.rename(flat / f"clip{index % 6}__{index * 200:06d}.png")

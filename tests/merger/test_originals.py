@@ -12,25 +12,25 @@ from merger import train_originals
 from models.errors import InputError
 from models.workload import Workload, load_workload
 from tests.merger.conftest import QUICK
-from tests.merger.tiny import write_workload
+from tests.merger.tiny import data_of, weights_of, write_workload
 
 
 def test_trained_originals_answer_well_and_are_stored(workload: Workload) -> None:
     (result,) = train_originals(workload, ["q0"], options=QUICK)
     assert result.metric == "balanced_accuracy" and result.val >= 0.9 and result.test >= 0.8
-    assert workload.query("q0").weights.exists()
+    assert weights_of(workload, "q0").exists()
 
 
 def test_only_the_missing_ones_are_trained(workload: Workload) -> None:
-    kept = workload.query("q0").weights.read_bytes()
-    workload.query("q1").weights.unlink()
+    kept = weights_of(workload, "q0").read_bytes()
+    weights_of(workload, "q1").unlink()
     results = train_originals(workload, options=QUICK)
     assert [result.id for result in results] == ["q1"]
-    assert workload.query("q0").weights.read_bytes() == kept
+    assert weights_of(workload, "q0").read_bytes() == kept
 
 
 def test_no_large_tensor_is_equal_between_two_originals(workload: Workload) -> None:
-    first, third = (load_file(workload.query(query).weights) for query in ("q0", "q2"))
+    first, third = (load_file(weights_of(workload, query)) for query in ("q0", "q2"))
     large = [name for name, tensor in first.items() if tensor.nbytes > 4096]
     assert large
     assert not any(torch.equal(first[name], third[name]) for name in large)
@@ -38,18 +38,18 @@ def test_no_large_tensor_is_equal_between_two_originals(workload: Workload) -> N
 
 def test_the_same_seed_gives_the_same_original(workload: Workload) -> None:
     train_originals(workload, ["q0"], options=QUICK)
-    once = workload.query("q0").weights.read_bytes()
+    once = weights_of(workload, "q0").read_bytes()
     train_originals(workload, ["q0"], options=QUICK)
-    assert workload.query("q0").weights.read_bytes() == once
+    assert weights_of(workload, "q0").read_bytes() == once
 
 
 def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_path) -> None:
-    data = workload.query("q1").data
+    data = data_of(workload, "q1")
     shutil.rmtree(data / "val")
-    workload.query("q1").weights.unlink()
+    weights_of(workload, "q1").unlink()
     with pytest.raises(InputError, match=r"q1/val: data: the split 'val' is missing \(query q1\)"):
         train_originals(workload, options=QUICK)
-    assert not workload.query("q1").weights.exists()
+    assert not weights_of(workload, "q1").exists()
 
 
 def test_weights_that_are_no_safetensors_path_cannot_be_written(tmp_path) -> None:

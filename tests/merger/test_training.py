@@ -63,6 +63,6 @@ def test_the_same_seed_gives_the_same_step(bench: Workbench) -> None:
 def test_a_loss_that_is_no_number_is_reported(bench: Workbench) -> None:
     models = bench.models(["q0"])
     with torch.no_grad():
-        models["q0"].head.weight.fill_(float("nan"))
+        models["q0"].get_parameter("head.weight").fill_(float("nan"))
     with pytest.raises(Diverged, match="q0"):
         bench.training(models, Recipe(epochs=1)).epoch()

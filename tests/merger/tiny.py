@@ -10,6 +10,8 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from models.workload import Workload
+
 SIZE = 24
 
 
@@ -82,3 +84,17 @@ def write_random_weights(path: Path) -> None:
         assert query.weights is not None
         query.weights.parent.mkdir(parents=True, exist_ok=True)
         save_weights(query.weights, model.state_dict())
+
+
+def weights_of(workload: Workload, query: str) -> Path:
+    """Where a query's weights lie."""
+    path = workload.query(query).weights
+    assert path is not None
+    return path
+
+
+def data_of(workload: Workload, query: str) -> Path:
+    """Where a query's frames lie."""
+    path = workload.query(query).data
+    assert path is not None
+    return path

@@ -59,9 +59,9 @@ def test_tied_layers_use_one_parameter_and_private_biases() -> None:
 
 def test_queries_that_are_not_given_are_left_out() -> None:
     models = {"b": _models()["b"]}
-    before = models["b"].conv.weight
+    before = models["b"].get_parameter("conv.weight")
     tie(models, SharingPlan(((A, B),)))
-    assert models["b"].conv.weight is before
+    assert models["b"].get_parameter("conv.weight") is before
 
 
 def test_unequal_shapes_are_refused() -> None:
