@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from models.workload import load_workload
 from models.zoo import build
 
 ROOT = Path(__file__).resolve().parents[2]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 BOX = """
 bundle: tiny.gemel
 budget: {budget}
@@ -56,7 +58,7 @@ def test_a_budget_too_small_for_a_query_alone_is_bad_input(box, capsys):
 
 def test_results_go_to_stdout_alone_and_what_it_did_to_stderr(box):
     command = [sys.executable, "-m", "gemel", "run", str(write_config(box, sink='"-"'))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=ONE_THREAD, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert results and all({"query", "camera", "captured_at", "label"} <= set(result) for result in results)
@@ -66,7 +68,8 @@ def test_results_go_to_stdout_alone_and_what_it_did_to_stderr(box):
 def test_an_interrupted_box_ends_with_a_ledger_that_adds_up_and_exit_code_130(box):
     results = box / "looped.jsonl"
     command = [sys.executable, "-m", "gemel", "run", str(write_config(box, loop="true", sink=results.name)), "--json"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=ONE_THREAD, stdout=pipe, stderr=pipe, text=True)
     try:
         deadline = time.monotonic() + 200
         while not (results.exists() and results.read_text().count("\n") >= 3) and time.monotonic() < deadline:
