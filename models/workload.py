@@ -141,7 +141,8 @@ def load_workload(path: str | Path) -> Workload:
 
 def first_fault(path: Path, error: ValidationError, document: Any) -> InputError:
     """The first fault pydantic found, as one line with a remedy."""
-    fault = error.errors()[0]
+    # A misspelt key is both unknown and missing; name the misspelling.
+    fault = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     key = _key_of(fault["loc"], document)
     if fault["type"] == "extra_forbidden":
         return InputError(path, "unknown key", "remove it, or check its spelling against the documentation", key)
