@@ -26,9 +26,15 @@ from video_samples.sample import write_sample
 # Bounds that keep the whole within five minutes on two cores; `gemel train` and `gemel merge` try harder.
 TRAINING = {
     "classification": TrainOptions(passes=1000, max_cycles=1),
-    "detection": TrainOptions(passes=2000, max_cycles=1),
+    "detection": TrainOptions(passes=1700, batch=8, max_cycles=1),
 }
-MERGING = MergeOptions(recipe=Recipe(rate=5e-4, epochs=3, frames_per_epoch=128), choose_rate=False, max_minutes=1.5)
+MERGING = MergeOptions(
+    Recipe(rate=5e-4, epochs=3, batch=8, frames_per_epoch=128),
+    choose_rate=False,
+    margin=0.8,
+    min_saving=0.05,
+    max_minutes=1.2,
+)
 BOX_S = 12.0
 BOX_MEMORY = "50%"
 IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.gemel", "box.yaml", "results.jsonl"
