@@ -33,7 +33,10 @@ BOX_MEMORY = "50%"  # of the way from the largest original alone to all original
 RESULTS = "results.jsonl"
 BOUNDS = {  # what keeps both workloads within two hours on two cores
     "gti": ("--epochs", "6", "--frames-per-epoch", "256", "--min-saving", "0.005", "--max-minutes", "12"),
-    "junction": ("--epochs", "4", "--frames-per-epoch", "128", "--min-saving", "0.01", "--max-minutes", "25"),
+    "junction": (
+        *("--rate", "0.0002", "--epochs", "3", "--frames-per-epoch", "128"),
+        *("--min-saving", "0.01", "--max-minutes", "10"),
+    ),
 }
 TRAINING = {  # SqueezeNet has no norms and wants a lower rate; clips of 15 s need no third cycle
     "a13-vehicles-s": ("--rate", "0.0005", "--cycles", "2"),

@@ -29,7 +29,7 @@ TRAINING = {
     "detection": TrainOptions(passes=1700, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
-    Recipe(rate=5e-4, epochs=3, batch=8, frames_per_epoch=128),
+    Recipe(rate=2e-4, epochs=3, batch=8, frames_per_epoch=128),
     choose_rate=False,
     margin=0.8,
     min_saving=0.05,

@@ -44,7 +44,7 @@ def told(name: str, value: Any) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:.3f}" if abs(value) >= 0.01 or not value else f"{value:.2g}"
     if isinstance(value, (list, tuple, set, frozenset)):
         return ", ".join(_plain(item) for item in value)
     return str(value)
