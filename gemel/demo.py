@@ -37,7 +37,7 @@ MERGING = MergeOptions(
 )
 BOX_S = 12.0
 BOX_MEMORY = "50%"
-IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.gemel", "box.yaml", "results.jsonl"
+IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.safetensors", "box.yaml", "results.jsonl"
 
 
 @dataclass(frozen=True)

@@ -105,12 +105,12 @@ def test_a_faulty_workload_is_one_line_that_names_file_and_fault(workload, capsy
     [
         ["inspect", "absent.yaml"],
         ["train", "absent.yaml"],
-        ["merge", "absent.yaml", "-o", "b.gemel"],
-        ["bundle", "show", "absent.gemel"],
-        ["bundle", "verify", "absent.gemel"],
+        ["merge", "absent.yaml", "-o", "b.safetensors"],
+        ["bundle", "show", "absent.safetensors"],
+        ["bundle", "verify", "absent.safetensors"],
         ["run", "absent.yaml"],
-        ["eval", "absent.gemel", "absent.yaml", "-o", "report"],
-        ["simulate", "absent.gemel"],
+        ["eval", "absent.safetensors", "absent.yaml", "-o", "report"],
+        ["simulate", "absent.safetensors"],
         ["simulate", "absent.yaml", "--device", "toaster"],
     ],
 )
@@ -123,13 +123,13 @@ def test_a_missing_file_is_one_line_and_nothing_is_written(tmp_path, monkeypatch
 
 
 def test_merging_without_weights_or_onto_a_file_that_exists_is_refused(workload, tmp_path, capsys):
-    assert main(["merge", str(workload), "-o", str(tmp_path / "b.gemel")]) == 2
+    assert main(["merge", str(workload), "-o", str(tmp_path / "b.safetensors")]) == 2
     assert "weights" in one_line(capsys.readouterr().err)
     assert main(["merge", str(workload), "-o", str(workload)]) == 2
     assert "exists already" in one_line(capsys.readouterr().err)
-    assert main(["merge", str(workload), "-o", str(tmp_path / "absent" / "b.gemel")]) == 2
+    assert main(["merge", str(workload), "-o", str(tmp_path / "absent" / "b.safetensors")]) == 2
     assert "no directory" in one_line(capsys.readouterr().err)
-    assert main(["merge", str(workload), "-o", str(tmp_path / "b.gemel"), "--method", "magic"]) == 2
+    assert main(["merge", str(workload), "-o", str(tmp_path / "b.safetensors"), "--method", "magic"]) == 2
     assert "magic" in one_line(capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["workload.yaml"]
 

@@ -32,7 +32,7 @@ def tiny(tmp_path_factory, write_tiny):
     layers = layers_of_all(workload.queries)
     tie(models, SharingPlan.of(groups(layers)[:4]))
     write_bundle(
-        root / "tiny.gemel", models, [BundleQuery.of(query) for query in workload.queries], workload="tiny",
+        root / "tiny.safetensors", models, [BundleQuery.of(query) for query in workload.queries], workload="tiny",
         method="gemel", ceiling_bytes=ceiling_bytes(layers),
     )  # fmt: skip
     return root
@@ -40,7 +40,7 @@ def tiny(tmp_path_factory, write_tiny):
 
 @pytest.fixture(scope="module")
 def evaluated(tiny):
-    return evaluate(tiny / "tiny.gemel", tiny / "workload.yaml", tiny / "report", seeds=2)
+    return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", seeds=2)
 
 
 def test_the_report_has_every_key_that_the_design_promises(evaluated, tiny):
@@ -62,7 +62,7 @@ def test_both_arms_get_the_same_bytes_and_the_ledger_adds_up(evaluated):
 
 
 def test_measured_bytes_agree_with_the_manifest(evaluated, tiny):
-    counts, manifest = evaluated["bytes"], open_bundle(tiny / "tiny.gemel").manifest
+    counts, manifest = evaluated["bytes"], open_bundle(tiny / "tiny.safetensors").manifest
     assert counts["after"] == manifest.bytes.after < counts["before"]
     assert counts["resident_after"] == counts["after"]
     assert counts["resident_before"] >= counts["before"]
@@ -90,7 +90,7 @@ def test_a_bundle_of_another_workload_is_refused_and_nothing_is_written(tiny, tm
     other = tmp_path / "other.yaml"
     other.write_text((tiny / "workload.yaml").read_text().replace("id: b", "id: c"))
     with pytest.raises(InputError, match="does not hold the queries"):
-        evaluate(tiny / "tiny.gemel", other, tmp_path / "report")
+        evaluate(tiny / "tiny.safetensors", other, tmp_path / "report")
     assert not (tmp_path / "report").exists()
 
 
@@ -100,7 +100,7 @@ def test_missing_test_data_is_one_line_and_nothing_is_written(tiny, tmp_path, ca
         (tiny / "workload.yaml").read_text().replace("weights/", f"{tiny}/weights/").replace("data: data", "data: none")
     )
     moved.write_text(text)
-    assert main(["eval", str(tiny / "tiny.gemel"), str(moved), "-o", str(tmp_path / "report")]) == 2
+    assert main(["eval", str(tiny / "tiny.safetensors"), str(moved), "-o", str(tmp_path / "report")]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("gemel: ") and "none" in error and "data" in error
     assert not (tmp_path / "report").exists()
@@ -114,14 +114,14 @@ def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypat
     (folder / "report.html").write_text("older")
     monkeypatch.setattr(gemel.evaluation, "render", lambda *_: "\ud800")  # cannot be encoded, after report.json
     with pytest.raises(UnicodeEncodeError):
-        evaluate(tiny / "tiny.gemel", tiny / "workload.yaml", folder, seeds=1)
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, seeds=1)
     assert (folder / "report.html").read_text() == "older"
     assert not list(folder.glob(".*"))
 
 
 def test_simulate_takes_a_bundle_or_its_workload_and_agrees_on_the_memory(tiny, capsys):
     found = []
-    for source in ("tiny.gemel", "workload.yaml"):
+    for source in ("tiny.safetensors", "workload.yaml"):
         assert main(["simulate", str(tiny / source), "--memory", "min", "--duration", "5", "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     merged, originals = found
@@ -132,16 +132,16 @@ def test_simulate_takes_a_bundle_or_its_workload_and_agrees_on_the_memory(tiny, 
 
 
 def test_bundle_show_and_verify_say_what_they_found(tiny, tmp_path, capsys):
-    assert main(["bundle", "verify", str(tiny / "tiny.gemel"), "--json"]) == 0
+    assert main(["bundle", "verify", str(tiny / "tiny.safetensors"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": []}
-    assert main(["bundle", "show", str(tiny / "tiny.gemel"), "--json"]) == 0
+    assert main(["bundle", "show", str(tiny / "tiny.safetensors"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert len(shown["shared"]) == 4 and [query["id"] for query in shown["queries"]] == ["a", "b"]
-    damaged = tmp_path / "damaged.gemel"
-    data = bytearray((tiny / "tiny.gemel").read_bytes())
+    damaged = tmp_path / "damaged.safetensors"
+    data = bytearray((tiny / "tiny.safetensors").read_bytes())
     data[random.Random(0).randrange(len(data) // 2, len(data))] ^= 1
     damaged.write_bytes(data)
     assert main(["bundle", "verify", str(damaged), "--json"]) == 1
     refused = json.loads(capsys.readouterr().out)
     assert refused["ok"] is False and len(refused["problems"]) == 1
-    assert main(["bundle", "show", str(tmp_path / "absent.gemel")]) == 2
+    assert main(["bundle", "show", str(tmp_path / "absent.safetensors")]) == 2

@@ -34,7 +34,7 @@ def box(tmp_path_factory, write_tiny):
     queries = load_workload(write_tiny(root)).queries
     models = {query.id: build(query.model, query.classes, {}, query.input_size, query.task) for query in queries}
     records = [BundleQuery.of(query) for query in queries]
-    write_bundle(root / "tiny.gemel", models, records, workload="tiny", method="none", ceiling_bytes=0)
+    write_bundle(root / "tiny.safetensors", models, records, workload="tiny", method="none", ceiling_bytes=0)
     return root
 
 

@@ -107,7 +107,7 @@ def write(path: Path, models: dict[str, nn.Module], queries: list[BundleQuery], 
 def sample(tmp_path: Path) -> Sample:
     """A sound bundle of three queries."""
     models, queries = tied_models()
-    path = tmp_path / "yard.gemel"
+    path = tmp_path / "yard.safetensors"
     return Sample(path, models, queries, write(path, models, queries))
 
 

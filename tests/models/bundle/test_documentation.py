@@ -17,7 +17,7 @@ from models.residual import attach
 def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(tmp_path, repository, sample, writer):
     original = zoo.build("mobilenet_v3_small", ("car", "none")).eval()
     nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
-    path = tmp_path / "one.gemel"
+    path = tmp_path / "one.safetensors"
     writer(path, {"north": original}, [replace(sample.queries[0], model="mobilenet_v3_small", residuals={})])
 
     page = (repository / "docs" / "bundle.md").read_text()

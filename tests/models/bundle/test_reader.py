@@ -71,7 +71,7 @@ def test_an_unknown_query_is_named_with_those_there_are(sample):
         open_bundle(sample.path).build("west")
 
 
-@pytest.mark.parametrize("name", ["nowhere.gemel", "."])
+@pytest.mark.parametrize("name", ["nowhere.safetensors", "."])
 def test_what_cannot_be_read_is_bad_input_not_a_bad_bundle(tmp_path, name):
     with pytest.raises(InputError) as caught:
         open_bundle(tmp_path / name)
@@ -115,12 +115,12 @@ def test_a_factory_is_imported_only_when_the_local_config_lists_it(tmp_path, sam
     name = "foreign_architectures:build"
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6, 2))
     record = replace(sample.queries[0], id="foreign", model=name, model_args={"width": 6})
-    writer(tmp_path / "foreign.gemel", {"foreign": model}, [record])
+    writer(tmp_path / "foreign.safetensors", {"foreign": model}, [record])
 
     with pytest.raises(BundleError, match=f"model '{name}' is not in the zoo; list it under `factories`"):
-        open_bundle(tmp_path / "foreign.gemel").build("foreign")
+        open_bundle(tmp_path / "foreign.safetensors").build("foreign")
     assert "foreign_architectures" not in sys.modules
-    built = open_bundle(tmp_path / "foreign.gemel", factories=[name]).build("foreign")
+    built = open_bundle(tmp_path / "foreign.safetensors", factories=[name]).build("foreign")
     assert "foreign_architectures" in sys.modules
     assert torch.equal(built.get_parameter("0.weight"), model.get_parameter("0.weight"))
     del sys.modules["foreign_architectures"]

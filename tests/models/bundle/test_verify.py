@@ -63,7 +63,7 @@ def test_a_truncated_file_is_refused_when_opened(sample, data):
     content = sample.path.read_bytes()
     assert problems_of(sample.path, content[: data.draw(st.integers(0, len(content) - 1), "bytes left")])
     with pytest.raises(BundleError):
-        open_bundle(sample.path.with_name("damaged.gemel"))
+        open_bundle(sample.path.with_name("damaged.safetensors"))
 
 
 def test_bytes_after_the_last_tensor_are_refused(sample):
@@ -303,7 +303,7 @@ def test_any_value_anywhere_in_the_manifest_is_judged_not_stumbled_over(sample, 
 
 def problems_of(path: Path, content: bytes | bytearray) -> list[str]:
     """What is wrong with a file of these bytes, written beside the sound one."""
-    damaged = path.with_name("damaged.gemel")
+    damaged = path.with_name("damaged.safetensors")
     damaged.write_bytes(content)
     return verify_bundle(damaged)
 

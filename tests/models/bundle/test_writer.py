@@ -51,7 +51,7 @@ def test_equal_tensors_are_stored_once(sample, tmp_path, writer):
     assert names["north"]["conv.weight"] == names["south"]["conv.weight"] == names["gate"]["conv.weight"]
     twin = {"north": sample.models["north"], "twin": sample.models["north"]}
     records = [sample.queries[0], replace(sample.queries[0], id="twin")]
-    manifest = writer(tmp_path / "twins.gemel", twin, records)
+    manifest = writer(tmp_path / "twins.safetensors", twin, records)
     assert manifest.bytes.before == 2 * manifest.bytes.after
     assert len(manifest.shared) == len(set(manifest.queries[0].tensors.values()))
 
@@ -61,10 +61,10 @@ def test_tensors_that_only_begin_alike_are_kept_apart(tmp_path, tied, writer):
     with torch.no_grad():
         models["south"].fc.weight.copy_(models["north"].fc.weight)
         models["south"].fc.weight[-1, -1] += 1
-    manifest = writer(tmp_path / "b.gemel", models, queries)
+    manifest = writer(tmp_path / "b.safetensors", models, queries)
     names = {query.id: query.tensors for query in manifest.queries}
     assert names["north"]["fc.weight"] != names["south"]["fc.weight"]
-    assert verify_bundle(tmp_path / "b.gemel") == []
+    assert verify_bundle(tmp_path / "b.safetensors") == []
 
 
 def test_equal_bytes_of_another_shape_or_dtype_are_another_tensor(tmp_path, tied, writer):
@@ -72,7 +72,7 @@ def test_equal_bytes_of_another_shape_or_dtype_are_another_tensor(tmp_path, tied
     with torch.no_grad():
         models["north"].norm.bias.zero_()
         models["south"].norm.running_mean.zero_()
-    manifest = writer(tmp_path / "b.gemel", models, queries)
+    manifest = writer(tmp_path / "b.safetensors", models, queries)
     names = {query.id: query.tensors for query in manifest.queries}
     assert names["north"]["norm.bias"] == names["south"]["norm.running_mean"]
     assert names["north"]["norm.num_batches_tracked"] != names["north"]["norm.bias"]
@@ -135,10 +135,10 @@ def test_the_safetensors_library_opens_it(sample):
 
 def test_a_tensor_in_another_memory_layout_is_stored_row_major(tmp_path, tied, writer):
     models, queries = tied()
-    plain = writer(tmp_path / "plain.gemel", models, queries)
+    plain = writer(tmp_path / "plain.safetensors", models, queries)
     for model in models.values():
         model.to(memory_format=torch.channels_last)
-    assert writer(tmp_path / "channels_last.gemel", models, queries) == plain
+    assert writer(tmp_path / "channels_last.safetensors", models, queries) == plain
 
 
 def test_an_existing_output_is_refused_and_left_alone(sample):
@@ -154,7 +154,11 @@ def test_an_existing_output_is_refused_and_left_alone(sample):
 
 @pytest.mark.parametrize(
     ("place", "fault"),
-    [("nowhere/b.gemel", "there is no directory"), ("taken", "is a directory"), ("/proc/b.gemel", "cannot be written")],
+    [
+        ("nowhere/b.safetensors", "there is no directory"),
+        ("taken", "is a directory"),
+        ("/proc/b.safetensors", "cannot be written"),
+    ],
 )
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, sample, place, fault):
     (tmp_path / "taken").mkdir()
@@ -172,7 +176,7 @@ def test_an_interruption_while_writing_leaves_nothing(tmp_path, tied, writer, mo
     models, queries = tied()
     interrupt_the_third_write(monkeypatch, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        writer(tmp_path / "b.gemel", models, queries)
+        writer(tmp_path / "b.safetensors", models, queries)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,7 +190,7 @@ def test_an_interruption_while_overwriting_leaves_the_old_bundle(sample, monkeyp
 
 
 def test_a_file_that_takes_the_name_meanwhile_is_not_overwritten(tmp_path):
-    path = tmp_path / "b.gemel"
+    path = tmp_path / "b.safetensors"
     with pytest.raises(InputError, match="created by someone else"), writing(path) as file:
         file.write(b"ours")
         path.write_text("theirs")
@@ -198,9 +202,9 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path, tied, writer):
     models, queries = tied()
     with (
         file_size_limit(8192),
-        pytest.raises(InputError, match=r"b\.gemel: cannot be written: File too large; raise the file size"),
+        pytest.raises(InputError, match=r"b\.safetensors: cannot be written: File too large; raise the file size"),
     ):
-        writer(tmp_path / "b.gemel", models, queries)
+        writer(tmp_path / "b.safetensors", models, queries)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,7 +215,7 @@ def test_a_disk_without_space_is_named_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with (
         pytest.raises(InputError, match="cannot be written: No space left on device; free some space"),
-        writing(tmp_path / "b.gemel") as file,
+        writing(tmp_path / "b.safetensors") as file,
     ):
         file.write(b"bytes")
     assert list(tmp_path.iterdir()) == []
@@ -219,12 +223,12 @@ def test_a_disk_without_space_is_named_as_such(tmp_path, monkeypatch):
 
 def test_models_and_queries_must_be_the_same(sample, tmp_path, writer):
     with pytest.raises(ValueError, match="differ"):
-        writer(tmp_path / "b.gemel", sample.models, sample.queries[:2])
+        writer(tmp_path / "b.safetensors", sample.models, sample.queries[:2])
 
 
 def test_a_ceiling_above_the_originals_bytes_is_refused(sample, tmp_path, writer):
     with pytest.raises(ValueError, match="cannot be saved"):
-        writer(tmp_path / "b.gemel", sample.models, sample.queries, ceiling_bytes=1 << 20)
+        writer(tmp_path / "b.safetensors", sample.models, sample.queries, ceiling_bytes=1 << 20)
 
 
 def write_again(sample, path: Path | None = None, **others):
