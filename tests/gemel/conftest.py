@@ -57,7 +57,7 @@ def _document():
     ]  # fmt: skip
     return {
         "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z", "seeds": [0, 1, 2],
-        "bundle": {"file": "junction.gemel", "digest": "ab" * 32},
+        "bundle": {"file": "junction.safetensors", "digest": "ab" * 32},
         "device": {"name": "orin-nano-8gb", "title": "Jetson Orin Nano 8 GB", "modelled": True,
                    "clock": "virtual clock", "sources": ["a data sheet"]},
         "bytes": {"before": 120_000_000, "after": after, "ceiling": 80_000_000, "saved_fraction": 1 - after / 120e6,

@@ -17,7 +17,7 @@ from models.zoo import build
 ROOT = Path(__file__).resolve().parents[2]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 BOX = """
-bundle: tiny.gemel
+bundle: tiny.safetensors
 budget: {budget}
 device: cpu
 cameras: {{gate: {{source: gate.mp4, fps: 5, loop: {loop}}}}}
