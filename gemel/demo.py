@@ -29,11 +29,11 @@ TRAINING = {
     "detection": TrainOptions(passes=1700, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
-    Recipe(rate=2e-4, epochs=3, batch=8, frames_per_epoch=128),
+    Recipe(rate=2e-4, epochs=4, batch=8, frames_per_epoch=128),
     choose_rate=False,
-    margin=0.8,
+    margin=0.6,
     min_saving=0.05,
-    max_minutes=1.2,
+    max_minutes=1.25,
 )
 BOX_S = 12.0
 BOX_MEMORY = "50%"
