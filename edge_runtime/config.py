@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from edge_runtime.settings import parse_memory
 from models.errors import InputError
-from models.workload import first_fault
+from models.yaml_file import read_yaml
 
 _KNOWN_ENGINES = ("compiled", "onnx")
 _KNOWN_SINKS = ("mqtt", "http", "webhook")
@@ -90,18 +89,7 @@ def load_config(path: str | Path) -> BoxConfig:
     this machine lacks, and for keys whose feature is not built yet: they are refused, never ignored.
     """
     path = Path(path)
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", "give an existing box config") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(path, f"is not YAML: {' '.join(str(error).split())}", "mend the file") from error
-    if not isinstance(document, dict):
-        raise InputError(path, "is not a mapping", "start with `bundle:`, `budget:` and `cameras:`")
-    try:
-        keys = _BoxKeys.model_validate(document)
-    except ValidationError as error:
-        raise first_fault(path, error, document) from error
+    keys = read_yaml(path, _BoxKeys, "box config", "`bundle:`, `budget:` and `cameras:`")
     _refuse_unbuilt(path, keys)
     root = path.resolve().parent
     cameras = {camera_id: CameraConfig(camera_id, _source(root, given.source), given.fps, given.loop)

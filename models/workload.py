@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from models.errors import InputError
+from models.yaml_file import read_yaml
 from models.zoo import check_name
 
 Roi = tuple[float, float, float, float]
@@ -111,18 +110,7 @@ def load_workload(path: str | Path) -> Workload:
     Raises InputError, naming the file and the key, for anything that does not fit DESIGN's format.
     """
     path = Path(path)
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", "give an existing workload file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(path, f"is not YAML: {' '.join(str(error).split())}", "mend the file") from error
-    if not isinstance(document, dict):
-        raise InputError(path, "is not a mapping", "start with `name:`, `cameras:` and `queries:`")
-    try:
-        keys = _WorkloadKeys.model_validate(document)
-    except ValidationError as error:
-        raise first_fault(path, error, document) from error
+    keys = read_yaml(path, _WorkloadKeys, "workload file", "`name:`, `cameras:` and `queries:`")
     root = path.resolve().parent
     cameras = {
         camera_id: Camera(camera_id, _resolve_source(root, str(camera.source)), camera.fps)
@@ -137,33 +125,6 @@ def load_workload(path: str | Path) -> Workload:
                 path, f"no camera '{query.camera}'", f"use one of: {known}", f"queries[{index}].camera ({query.id})"
             )
     return Workload(keys.name, keys.accuracy_target, cameras, queries, path.resolve())
-
-
-def first_fault(path: Path, error: ValidationError, document: Any) -> InputError:
-    """The first fault pydantic found, as one line with a remedy."""
-    # A misspelt key is both unknown and missing; name the misspelling.
-    fault = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    key = _key_of(fault["loc"], document)
-    if fault["type"] == "extra_forbidden":
-        return InputError(path, "unknown key", "remove it, or check its spelling against the documentation", key)
-    if fault["type"] == "missing":
-        return InputError(path, "this key is missing", "add it", key)
-    given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r})"
-    return InputError(path, f"{fault['msg'][0].lower()}{fault['msg'][1:]}{given}", "correct the value", key)
-
-
-def _key_of(location: Sequence[int | str], document: Any) -> str:
-    """`queries[2].roi (bridge-cars)`: where the fault is, and which query that is."""
-    text, node, owner = "", document, ""
-    for step in location:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
-        try:
-            node = node[step]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError):
-            node = None
-        if isinstance(node, dict) and isinstance(node.get("id"), str):
-            owner = f" ({node['id']})"
-    return text + owner
 
 
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
