@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ from torch import nn
 
 from models.errors import InputError
 from models.preprocess import Preprocess
-from models.zoo import classifiers as _classifiers  # noqa: F401  (fills the registry)
-from models.zoo import ssd as _ssd  # noqa: F401
 from models.zoo.registry import ENTRIES, ZooEntry
 
 __all__ = ["build", "check_name", "is_zoo_name", "names", "preprocess_of"]
+
+for _family in pkgutil.iter_modules(__path__):  # every module of this folder enters its models into the registry
+    importlib.import_module(f"{__name__}.{_family.name}")
 
 
 def names(task: str | None = None) -> list[str]:

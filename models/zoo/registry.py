@@ -15,27 +15,37 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """One architecture: `factory(num_classes, input_size, **model_args)` builds it with random weights."""
+    """One architecture: `factory(num_classes, input_size, **model_args)` builds it with random weights.
+
+    `input_size` is the side it was published with; `published` torchvision's name for it, whose weights fit it.
+    """
 
     name: str
     task: str
     factory: Factory
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
+    input_size: int = 224
+    published: str | None = None
 
 
 ENTRIES: dict[str, ZooEntry] = {}
 
 
 def register(
-    name: str, task: str, mean: Triple = IMAGENET_MEAN, std: Triple = IMAGENET_STD
+    name: str,
+    task: str,
+    mean: Triple = IMAGENET_MEAN,
+    std: Triple = IMAGENET_STD,
+    input_size: int = 224,
+    published: str | None = None,
 ) -> Callable[[Factory], Factory]:
     """Enter a factory into the zoo under `name`; detectors count the background among num_classes."""
 
     def enter(factory: Factory) -> Factory:
         if name in ENTRIES:
             raise ValueError(f"the zoo has two entries named {name}")
-        ENTRIES[name] = ZooEntry(name, task, factory, mean, std)
+        ENTRIES[name] = ZooEntry(name, task, factory, mean, std, input_size, published)
         return factory
 
     return enter
