@@ -1,0 +1,77 @@
+"""What a detection model has besides its forward, whatever its family: candidates, losses, an exportable form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+MOST_CANDIDATES = 300
+
+
+class BoxTarget(NamedTuple):
+    """The objects of one frame: boxes (M, 4) x0 y0 x1 y1 in fractions of the frame, labels (M,) int64 as indices
+    into the query's classes, from 0.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+
+
+class Candidates(NamedTuple):
+    """What one frame may hold: boxes f32 (K, 4) in fractions of the frame, scores (K,), labels (K,) from 0."""
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+class Detector(nn.Module):
+    """`forward`: x f32 (N, 3, S, S) -> a tuple of tensors, the raw outputs that the methods below take.
+
+    In eval mode the forward depends on nothing but x, and runs on the meta device. `nms_iou` is the overlap from
+    which the weaker of two candidates of one class is suppressed; None where the forward has done so itself.
+    """
+
+    nms_iou: float | None = 0.45
+
+    def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
+        """The candidates of each frame with a score of `min_score` or more, before suppression."""
+        raise NotImplementedError
+
+    def loss(self, outputs: Any, targets: Sequence[BoxTarget]) -> Tensor:
+        """Scalar loss of a batch's outputs, made in train mode, against the labels."""
+        raise NotImplementedError
+
+    def distill(self, outputs: Any, teacher: Any) -> Tensor:
+        """Scalar loss of outputs made in train mode against those of the original, made in eval mode."""
+        raise NotImplementedError
+
+    def exported(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What an exported network computes: tensors only, without a data-dependent branch."""
+        raise NotImplementedError
+
+
+class OneStage(Detector):
+    """A detector that answers everywhere at once; a family says how its outputs are decoded."""
+
+    def decode(self, outputs: Any) -> tuple[Tensor, Tensor]:
+        """Boxes f32 (N, A, 4) in fractions of the frame, and scores 0..1 (N, A, C), the background left out."""
+        raise NotImplementedError
+
+    def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
+        """The best MOST_CANDIDATES of each frame with a score of `min_score` or more."""
+        found = []
+        for boxes, scores in zip(*self.decode(outputs)):
+            flat = scores.flatten()
+            kept = (flat >= min_score).nonzero().squeeze(1)
+            if len(kept) > MOST_CANDIDATES:
+                kept = kept[flat[kept].topk(MOST_CANDIDATES).indices]
+            box, label = kept // scores.shape[1], kept % scores.shape[1]
+            found.append(Candidates(boxes[box].clamp(0, 1), flat[kept], label))
+        return found
+
+    def exported(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Boxes (N, A, 4) and scores (N, A, C); non-maximum suppression stays outside."""
+        return self.decode(self(x))
