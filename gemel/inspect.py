@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gemel.text import percent, size, table
-from models.layers import Group, Signature, ceiling_bytes, groups, layers_of, model_bytes
+from models.groups import Group, ceiling_bytes, groups
+from models.layers import Signature, layers_of, model_bytes
 from models.workload import load_workload
 
 TEXT_GROUPS = 12

@@ -9,6 +9,7 @@ from torch import nn
 
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
+from models.layers import weight_key
 from models.plan import Member
 
 
@@ -94,7 +95,8 @@ def _what_holds(
         if accepted.plan.tied_to([query]) == {query}:
             states[query] = dict(accepted.states[query])
             continue
-        states[query][f"{path}.weight"] = accepted.states[query][f"{path}.weight"]
+        key = weight_key(states[query], path)
+        states[query][key] = accepted.states[query][key]
         model = bench.models([query], states)[query]
         bench.calibrate(query, model)
         if bench.ratio(query, model) < required[query]:

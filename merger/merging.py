@@ -20,7 +20,8 @@ from models.atomic import writing
 from models.bundle import BundleQuery, check_output, write_bundle
 from models.errors import InputError
 from models.evaluation import Evidence
-from models.layers import ceiling_bytes, layers_of_all, model_bytes, state_bytes
+from models.groups import ceiling_bytes
+from models.layers import layers_of_all, model_bytes, state_bytes
 from models.plan import tie
 from models.workload import Workload
 

@@ -1,10 +1,9 @@
-"""The layers of a workload's models, which of them could share one weight, and how many bytes that would save."""
+"""The layers of a workload's models: their weights, their signatures, their bytes. Nothing is ever allocated."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -13,18 +12,22 @@ import torch
 from torch import nn
 
 from models.workload import Query
-from models.zoo import build
+from models.zoo import build, is_zoo_name
 
 Signature = Literal["wide", "strict"]
-SHAREABLE = (nn.Conv2d, nn.Linear)
+PACKED_SUFFIX = "_proj_weight"
+"""How attention names its packed projections (`in_proj_weight`): linear weights without a module of their own."""
+TRIAL_WIDTHS = (3, 4)
+"""Class counts at which a zoo model is described; every shape grows linearly from one to the next."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A convolution or linear layer at a path in one query's model. `bytes` are those of its weight alone.
 
     `wide` is what lets two layers use one weight tensor (kind, weight shape, groups, dtype); `strict` is the paper's
     rule (stride, padding, dilation and bias equal too). A head's width is set by the classes, so it is private.
+    `position` is the place in the network, 0 the first layer and 1 the last.
     """
 
     query: str
@@ -33,11 +36,7 @@ class Layer:
     strict: str
     bytes: int
     head: bool
-
-    @property
-    def weight(self) -> str:
-        """The parameter path of the weight, as in the state dict."""
-        return f"{self.path}.weight"
+    position: float = 0.0
 
     def signature(self, kind: Signature) -> str:
         """The signature under one of the two rules."""
@@ -45,24 +44,11 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Layers of one signature, at most one from each query, that could share one weight of `bytes`."""
-
-    signature: str
-    members: tuple[tuple[str, str], ...]
-    bytes: int
-
-    @property
-    def saved_bytes(self) -> int:
-        """What sharing the whole group saves."""
-        return self.bytes * (len(self.members) - 1)
-
-
-@dataclass(frozen=True)
 class Architecture:
-    """What one model is made of, free of any query: `layers` as (path, wide, strict, bytes, head)."""
+    """What one model is made of, free of any query: `layers` as (path, wide, strict, bytes, head, position)."""
 
-    layers: tuple[tuple[str, str, str, int, bool], ...]
+    layers: tuple[tuple[str, str, str, int, bool, float], ...]
+    parameters: int
     bytes: int
 
 
@@ -71,31 +57,41 @@ def layers_of(query: Query) -> list[Layer]:
     return [Layer(query.id, *row) for row in architecture(query).layers]
 
 
+def layers_of_all(queries: Sequence[Query]) -> list[Layer]:
+    """The layers of every query, one after the other."""
+    return [layer for query in queries for layer in layers_of(query)]
+
+
 def model_bytes(query: Query) -> int:
     """Bytes of the unique parameters and buffers of a query's model."""
     return architecture(query).bytes
 
 
 def architecture(query: Query) -> Architecture:
-    """Describe a query's model on the meta device; the same model is described once."""
-    args = json.dumps(query.model_args, sort_keys=True, default=str)
-    return _architecture(query.model, args, len(query.classes), query.input_size, query.task)
+    """Describe a query's model on the meta device; the same model is described once, whatever its classes."""
+    width = len(query.classes) + (query.task == "detection")
+    return describe(query.model, width, query.input_size, query.task, query.model_args)
 
 
-@lru_cache(maxsize=1024)
-def _architecture(model: str, args: str, classes: int, input_size: int, task: str) -> Architecture:
-    width = classes + (task == "detection")
-    built, wider = (
-        build(model, (), json.loads(args), input_size, task, device="meta", num_classes=width + extra)
-        for extra in (0, 1)
-    )
-    wider_shapes = {name: tensor.shape for name, tensor in wider.named_parameters(remove_duplicate=False)}
-    rows = []
-    for path, module in built.named_modules():
-        if isinstance(module, SHAREABLE):
-            head = wider_shapes.get(f"{path}.weight") != module.weight.shape
-            rows.append((path, *_signatures(module), module.weight.nbytes, head))
-    return Architecture(tuple(rows), state_bytes(built))
+def describe(model: str, width: int, input_size: int, task: str, model_args: dict | None = None) -> Architecture:
+    """Describe a zoo name or factory; `width` = number of classes, a detector's background among them."""
+    args = json.dumps(model_args or {}, sort_keys=True, default=str)
+    # What a stranger's factory makes of the class count is anybody's guess; the zoo's models grow linearly with it.
+    widths = TRIAL_WIDTHS if is_zoo_name(model) else (width, width + 1)
+    return _at_width(model, args, input_size, task, widths, width)
+
+
+def weight_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that owns a layer's weight, and the attribute's name; `in_proj_weight` for a path `in_proj`."""
+    owner, _, name = path.rpartition(".")
+    parent = model.get_submodule(owner)
+    return (parent, f"{name}_weight") if hasattr(parent, f"{name}_weight") else (parent.get_submodule(name), "weight")
+
+
+def weight_key(state: object, path: str) -> str:
+    """The key of a layer's weight in a state dict (anything that knows `in`)."""
+    packed = f"{path}_weight"
+    return packed if packed in state else f"{path}.weight"  # type: ignore[operator]
 
 
 def state_bytes(module: nn.Module) -> int:
@@ -104,50 +100,99 @@ def state_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in unique.values())
 
 
-def _signatures(module: nn.Module) -> tuple[str, str]:
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    shape = "x".join(str(size) for size in weight.shape)
-    dtype = str(weight.dtype).removeprefix("torch.")
+@dataclass(frozen=True)
+class _Tensor:
+    """One tensor's shape at the first trial width, and what each dimension grows by per class."""
+
+    shape: tuple[int, ...]
+    growth: tuple[int, ...]
+    itemsize: int
+    is_parameter: bool
+
+    def at(self, extra: int) -> tuple[int, ...]:
+        return tuple(size + extra * step for size, step in zip(self.shape, self.growth))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One layer: kind, groups and dtype as in a signature, `details` what only the strict rule looks at."""
+
+    path: str
+    weight: _Tensor
+    kind: str
+    groups: int
+    dtype: str
+    details: str
+
+
+@lru_cache(maxsize=4096)
+def _at_width(
+    model: str, args: str, input_size: int, task: str, widths: tuple[int, int], width: int
+) -> Architecture:
+    rows, tensors = _described(model, args, input_size, task, widths)
+    extra, last, layers = width - widths[0], max(1, len(rows) - 1), []
+    for index, row in enumerate(rows):
+        shape = row.weight.at(extra)
+        groups = f" groups={row.groups}" if row.kind == "conv2d" else ""
+        wide = f"{row.kind} {'x'.join(map(str, shape))}{groups} {row.dtype}"
+        nbytes = torch.Size(shape).numel() * row.weight.itemsize
+        layers.append((row.path, wide, f"{wide} {row.details}", nbytes, any(row.weight.growth), index / last))
+    counts = [torch.Size(tensor.at(extra)).numel() for tensor in tensors]
+    return Architecture(
+        tuple(layers),
+        sum(count for count, tensor in zip(counts, tensors) if tensor.is_parameter),
+        sum(count * tensor.itemsize for count, tensor in zip(counts, tensors)),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _described(
+    model: str, args: str, input_size: int, task: str, widths: tuple[int, int]
+) -> tuple[tuple[_Row, ...], tuple[_Tensor, ...]]:
+    """The layers and all unique tensors of a model, found by building it at two widths."""
+    built, wider = (
+        build(model, (), json.loads(args), input_size, task, device="meta", num_classes=width) for width in widths
+    )
+    wider_state = wider.state_dict()
+    unique: dict[int, str] = {}
+    tensors: dict[str, _Tensor] = {}
+    for name, tensor in built.state_dict(keep_vars=True).items():
+        other = wider_state.get(name)
+        other_shape = tensor.shape if other is None or other.ndim != tensor.ndim else other.shape
+        growth = tuple(high - low for low, high in zip(tensor.shape, other_shape))
+        first = unique.setdefault(id(tensor), name)
+        if first == name:
+            tensors[name] = _Tensor(
+                tuple(tensor.shape), growth, tensor.element_size(), isinstance(tensor, nn.Parameter)
+            )
+    rows = []
+    for path, module, attribute, kind in weights_in(built):
+        weight = getattr(module, attribute)
+        key = unique[id(weight)]
+        groups = getattr(module, "groups", 1)
+        rows.append(_Row(path, tensors[key], kind, groups, str(weight.dtype).removeprefix("torch."), _details(module)))
+    return tuple(rows), tuple(tensors.values())
+
+
+def weights_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
+    """Every weight that can be shared: (layer path, module that owns it, its attribute, kind)."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            yield path, module, "weight", "conv2d"
+        elif isinstance(module, nn.Linear):
+            yield path, module, "weight", "linear"
+        elif isinstance(module, nn.MultiheadAttention):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name.endswith(PACKED_SUFFIX) and parameter.ndim == 2:
+                    yield f"{path}.{name}".removesuffix("_weight").removeprefix("."), module, name, "linear"
+
+
+def _details(module: nn.Module) -> str:
+    if isinstance(module, nn.MultiheadAttention):
+        return "bias" if module.in_proj_bias is not None else "no bias"
     bias = "bias" if module.bias is not None else "no bias"
     if isinstance(module, nn.Conv2d):
-        wide = f"conv2d {shape} groups={module.groups} {dtype}"
-        details = f"stride={module.stride} padding={module.padding} dilation={module.dilation} {module.padding_mode}"
-        return wide, f"{wide} {details} {bias}"
-    wide = f"linear {shape} {dtype}"
-    return wide, f"{wide} {bias}"
-
-
-def groups(layers: Iterable[Layer], signature: Signature = "wide") -> list[Group]:
-    """All groups of two members or more, in descending order of bytes saved.
-
-    Where a model holds a signature more than once, its k-th occurrence meets the k-th of the others.
-    """
-    occurrences: dict[str, dict[str, list[Layer]]] = defaultdict(lambda: defaultdict(list))
-    for layer in layers:
-        if not layer.head:
-            occurrences[layer.signature(signature)][layer.query].append(layer)
-    found = []
-    for name, by_query in occurrences.items():
-        for index in range(max(len(rows) for rows in by_query.values())):
-            rows = [rows[index] for rows in by_query.values() if index < len(rows)]
-            if len(rows) > 1:
-                found.append(Group(name, tuple((row.query, row.path) for row in rows), rows[0].bytes))
-    return sorted(found, key=lambda group: (-group.saved_bytes, group.signature, group.members))
-
-
-def ceiling_bytes(layers: Iterable[Layer], signature: Signature = "wide") -> int:
-    """Bytes saved if every group were shared: sum over signatures of bytes x (sum of n_q - max of n_q)."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    size: dict[str, int] = {}
-    for layer in layers:
-        if not layer.head:
-            name = layer.signature(signature)
-            counts[name][layer.query] += 1
-            size[name] = layer.bytes
-    return sum(size[name] * (n.total() - max(n.values())) for name, n in counts.items())
-
-
-def layers_of_all(queries: Sequence[Query]) -> list[Layer]:
-    """The layers of every query, one after the other."""
-    return [layer for query in queries for layer in layers_of(query)]
+        return (
+            f"stride={module.stride} padding={module.padding} dilation={module.dilation} {module.padding_mode} {bias}"
+        )
+    return bias

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from models.errors import InputError
-from models.layers import Group, Layer
+from models.groups import Group
+from models.layers import Layer, weight_of
 
 Member = tuple[str, str]
 
@@ -83,10 +84,10 @@ def tie(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:
         if not present:
             continue
         first, path = present[0]
-        weight = models[first].get_submodule(path).weight
+        owner, name = weight_of(models[first], path)
+        weight = getattr(owner, name)
         for query, path in present[1:]:
-            layer = models[query].get_submodule(path)
-            assert isinstance(layer.weight, nn.Parameter)
-            if layer.weight.shape != weight.shape:
+            owner, name = weight_of(models[query], path)
+            if getattr(owner, name).shape != weight.shape:
                 raise InputError("sharing plan", f"{query}: {path} has another shape than {members[0]}", "", "shared")
-            layer.weight = weight  # type: ignore[assignment]
+            setattr(owner, name, weight)

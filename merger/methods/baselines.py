@@ -9,7 +9,7 @@ from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
 from merger.rate import choose_rate
 from merger.workbench import Merged, Workbench, snapshot
-from models.layers import groups
+from models.groups import groups
 from models.plan import SharingPlan
 
 

@@ -12,7 +12,8 @@ from merger.method import MergeOptions, method
 from merger.rate import choose_rate
 from merger.training import Recipe
 from merger.workbench import Merged, Workbench
-from models.layers import Group, groups, model_bytes
+from models.groups import Group, groups
+from models.layers import model_bytes
 from models.plan import Member, SharingPlan
 
 SEEDS_PER_ROUND = 100
@@ -26,7 +27,7 @@ def gemel(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     saves more than the next group would. Resumes after the last finished round.
     """
     total = sum(model_bytes(query) for query in bench.queries.values())
-    queue = [g for g in groups(bench.layers, "strict") if g.saved_bytes >= options.min_saving * total]
+    queue = [g for g in groups(bench.layers, "strict", pairing="order") if g.saved_bytes >= options.min_saving * total]
     required = {query: bench.required(query, options.margin) for query in bench.queries}
     accepted = checkpoint.merged(bench)
     recipe = _recipe(bench, options, checkpoint, queue)

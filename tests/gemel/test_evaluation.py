@@ -9,7 +9,8 @@ from gemel.cli import main
 from gemel.evaluation import evaluate
 from models.bundle import BundleQuery, open_bundle, write_bundle
 from models.errors import InputError
-from models.layers import ceiling_bytes, groups, layers_of_all
+from models.groups import ceiling_bytes, groups
+from models.layers import layers_of_all
 from models.plan import SharingPlan, tie
 from models.weights import save_weights
 from models.workload import load_workload

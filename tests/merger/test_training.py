@@ -7,7 +7,7 @@ import torch
 
 from merger.training import Diverged, Recipe, forward_flops
 from merger.workbench import Workbench
-from models.layers import groups
+from models.groups import groups
 from models.plan import SharingPlan, tie
 from models.workload import Workload
 

@@ -11,7 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.layers import Layer, ceiling_bytes, groups, layers_of, layers_of_all, model_bytes
+from models.groups import ceiling_bytes, groups
+from models.layers import Layer, layers_of, layers_of_all, model_bytes
 from models.measure import flops, workspace_bytes
 from models.plan import SharingPlan
 from models.workload import Query, load_workload
