@@ -17,7 +17,9 @@ Triple = tuple[float, float, float]
 class ZooEntry:
     """One architecture: `factory(num_classes, input_size, **model_args)` builds it with random weights.
 
-    `input_size` is the side it was published with; `published` torchvision's name for it, whose weights fit it.
+    `input_size` is the side it was published with, `width` the classes (a detector's background among them),
+    `published` torchvision's name for it, whose weights fit it, and `auxiliary` how the names of those published
+    tensors begin that only its training needed.
     """
 
     name: str
@@ -27,8 +29,12 @@ class ZooEntry:
     std: Triple = IMAGENET_STD
     input_size: int = 224
     published: str | None = None
+    auxiliary: tuple[str, ...] = ()
+    width: int = 1000
 
 
+PUBLISHED_WIDTH = {"classification": 1000, "detection": 91}
+"""ImageNet's classes; COCO's as torchvision counts them."""
 ENTRIES: dict[str, ZooEntry] = {}
 
 
@@ -39,13 +45,16 @@ def register(
     std: Triple = IMAGENET_STD,
     input_size: int = 224,
     published: str | None = None,
+    auxiliary: tuple[str, ...] = (),
+    width: int | None = None,
 ) -> Callable[[Factory], Factory]:
     """Enter a factory into the zoo under `name`; detectors count the background among num_classes."""
 
     def enter(factory: Factory) -> Factory:
         if name in ENTRIES:
             raise ValueError(f"the zoo has two entries named {name}")
-        ENTRIES[name] = ZooEntry(name, task, factory, mean, std, input_size, published)
+        classes = width or PUBLISHED_WIDTH[task]
+        ENTRIES[name] = ZooEntry(name, task, factory, mean, std, input_size, published, auxiliary, classes)
         return factory
 
     return enter
