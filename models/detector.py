@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-MOST_CANDIDATES = 300
-
 
 class BoxTarget(NamedTuple):
     """The objects of one frame: boxes (M, 4) x0 y0 x1 y1 in fractions of the frame, labels (M,) int64 as indices
@@ -54,20 +52,25 @@ class Detector(nn.Module):
 
 
 class OneStage(Detector):
-    """A detector that answers everywhere at once; a family says how its outputs are decoded."""
+    """A detector that answers everywhere at once; a family says how its outputs are decoded.
+
+    `most_candidates` bounds what one frame's suppression has to look at.
+    """
+
+    most_candidates: int = 300
 
     def decode(self, outputs: Any) -> tuple[Tensor, Tensor]:
         """Boxes f32 (N, A, 4) in fractions of the frame, and scores 0..1 (N, A, C), the background left out."""
         raise NotImplementedError
 
     def candidates(self, outputs: Any, min_score: float) -> list[Candidates]:
-        """The best MOST_CANDIDATES of each frame with a score of `min_score` or more."""
+        """The best `most_candidates` of each frame with a score of `min_score` or more."""
         found = []
         for boxes, scores in zip(*self.decode(outputs)):
             flat = scores.flatten()
             kept = (flat >= min_score).nonzero().squeeze(1)
-            if len(kept) > MOST_CANDIDATES:
-                kept = kept[flat[kept].topk(MOST_CANDIDATES).indices]
+            if len(kept) > self.most_candidates:
+                kept = kept[flat[kept].topk(self.most_candidates).indices]
             box, label = kept // scores.shape[1], kept % scores.shape[1]
             found.append(Candidates(boxes[box].clamp(0, 1), flat[kept], label))
         return found

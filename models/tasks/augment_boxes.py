@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.tasks.ssd_loss import BoxTarget
+from models.detector import BoxTarget
 
 ZOOM = 1.4
 """A frame is enlarged or reduced by at most this factor."""

@@ -1,4 +1,4 @@
-"""Detection: SSD's loss, distillation, decoding, F1 at IoU 0.5."""
+"""Detection: what a detector of any family answers, learns from, and is measured by (F1 at IoU 0.5)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
+from models.detector import BoxTarget, Candidates, Detector
 from models.tasks.augment_boxes import augment_boxes
 from models.tasks.base import Answer, Boxes, DetectionAnswer
 from models.tasks.f1 import best_threshold, f1_of, match_frames
-from models.tasks.ssd_loss import BoxTarget, distill_loss, ssd_loss
 
 LEAST_SCORE = 0.01
-NMS_IOU = 0.45
-MOST_CANDIDATES = 300
 MOST_DETECTIONS = 100
-Outputs = tuple[Tensor, Tensor]
 
 
 class Detection:
-    """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes. Outputs are logits and box deltas."""
+    """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes. The model is a `Detector`."""
 
     name = "detection"
     metric = "f1"
@@ -40,44 +37,25 @@ class Detection:
         """Mirror, zoom, shift, and change light and colour."""
         return augment_boxes(images, targets, generator)
 
-    def loss(self, model: Any, outputs: Outputs, targets: list[BoxTarget]) -> Tensor:
-        """SSD's loss, see `ssd_loss`."""
-        return ssd_loss(model, outputs, targets)
+    def loss(self, model: Detector, outputs: Any, targets: list[BoxTarget]) -> Tensor:
+        """The loss of the detector's family."""
+        return model.loss(outputs, targets)
 
-    def distill(self, model: Any, outputs: Outputs, teacher: Outputs) -> Tensor:
-        """Distance from the original's outputs, see `distill_loss`."""
-        return distill_loss(outputs, teacher)
+    def distill(self, model: Detector, outputs: Any, teacher: Any) -> Tensor:
+        """The distance from the original's outputs, as the detector's family measures it."""
+        return model.distill(outputs, teacher)
 
     def answers(
         self,
-        model: Any,
-        outputs: Outputs,
+        model: Detector,
+        outputs: Any,
         sizes: Sequence[tuple[int, int]],
         classes: Sequence[str],
         min_score: float = 0.0,
     ) -> list[Answer]:
         """Decode, suppress what overlaps within a class, best first; never below LEAST_SCORE."""
-        logits, deltas = outputs
-        scores = logits.float().softmax(dim=-1)[..., 1:]
-        default_boxes = model.default_boxes(logits.device)
-        answers: list[Answer] = []
-        for frame, size in enumerate(sizes):
-            flat = scores[frame].flatten()
-            candidates = (flat >= max(min_score, LEAST_SCORE)).nonzero().squeeze(1)
-            if len(candidates) > MOST_CANDIDATES:
-                candidates = candidates[flat[candidates].topk(MOST_CANDIDATES).indices]
-            anchor, label = candidates // len(classes), candidates % len(classes)
-            boxes = model.box_coder.decode_single(deltas[frame, anchor].float(), default_boxes[anchor]).clamp(0, 1)
-            kept = batched_nms(boxes, flat[candidates], label, NMS_IOU)[:MOST_DETECTIONS]
-            boxes = boxes[kept] * torch.tensor([*size, *size], device=boxes.device)
-            answers.append(
-                DetectionAnswer(
-                    tuple(str(classes[index]) for index in label[kept].tolist()),
-                    tuple(flat[candidates][kept].tolist()),
-                    tuple(tuple(box) for box in boxes.tolist()),  # type: ignore[arg-type]
-                )
-            )
-        return answers
+        frames = model.candidates(outputs, max(min_score, LEAST_SCORE))
+        return [_answer(found, model.nms_iou, size, classes) for found, size in zip(frames, sizes, strict=True)]
 
     def tally(
         self, answer: DetectionAnswer | None, truth: Boxes, classes: Sequence[str], threshold: float = 0.0
@@ -103,9 +81,24 @@ class Detection:
         return 0.0
 
 
+def _answer(
+    found: Candidates, nms_iou: float | None, size: tuple[int, int], classes: Sequence[str]
+) -> DetectionAnswer:
+    if nms_iou is None:
+        kept = found.scores.argsort(descending=True)[:MOST_DETECTIONS]
+    else:
+        kept = batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MOST_DETECTIONS]
+    boxes = found.boxes[kept] * torch.tensor([*size, *size], device=found.boxes.device)
+    return DetectionAnswer(
+        tuple(str(classes[index]) for index in found.labels[kept].tolist()),
+        tuple(found.scores[kept].tolist()),
+        tuple(tuple(box) for box in boxes.tolist()),  # type: ignore[arg-type]
+    )
+
+
 def _target(truth: Boxes, size: tuple[int, int], classes: Sequence[str]) -> BoxTarget:
     wanted = [index for index, name in enumerate(truth.classes) if name in classes]
-    labels = torch.tensor([classes.index(truth.classes[index]) + 1 for index in wanted], dtype=torch.int64)
+    labels = torch.tensor([classes.index(truth.classes[index]) for index in wanted], dtype=torch.int64)
     boxes = torch.tensor([truth.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)
     boxes = (boxes / torch.tensor([*size, *size])).clamp(0, 1)
     real = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(dim=1)

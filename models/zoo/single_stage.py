@@ -10,45 +10,50 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
-from torchvision.models.detection.image_list import ImageList
+
+from models.detector import BoxTarget, OneStage
+from models.zoo.boxes import FixedBoxes, anchors_of, decode_boxes
+from models.zoo.ssd_loss import distill_loss, ssd_loss
 
 BOX_CODE_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 MapShape = tuple[int, int, int]
+Outputs = tuple[Tensor, Tensor]
 
 
-class SingleStage(nn.Module):
+class SingleStage(OneStage):
     """SSD without pre- and postprocessing (Liu et al. 2016), so that an engine sees nothing but tensors.
 
     `forward`: x f32 (N, 3, S, S) -> logits (N, A, C + 1), class 0 the background, and box deltas (N, A, 4) against
     the A default boxes of `default_boxes`. State dict keys are torchvision's: `backbone.*` and `head.*`.
     """
 
-    def __init__(
-        self,
-        backbone: nn.Module,
-        head: nn.Module,
-        generator: DefaultBoxGenerator,
-        input_size: int,
-        grids: Sequence[tuple[int, int]],
-    ) -> None:
+    def __init__(self, backbone: nn.Module, head: nn.Module, default_boxes: Tensor) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.box_coder = BoxCoder(BOX_CODE_WEIGHTS)
-        self.input_size = input_size
-        self._boxes = {torch.device("cpu"): _fractions(generator, input_size, grids)}
+        self._boxes = FixedBoxes(default_boxes)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Outputs:
         outputs = self.head(list(self.backbone(x).values()))
         return outputs["cls_logits"], outputs["bbox_regression"]
 
     def default_boxes(self, device: torch.device | str = "cpu") -> Tensor:
-        """The A default boxes, f32 (A, 4) x0 y0 x1 y1 in fractions of the frame; one copy per device is kept."""
-        device = torch.device(device)
-        if device not in self._boxes:
-            with torch.inference_mode(False):
-                self._boxes[device] = self._boxes[torch.device("cpu")].to(device)
-        return self._boxes[device]
+        """The A default boxes, f32 (A, 4) x0 y0 x1 y1 in fractions of the frame."""
+        return self._boxes.on(device)
+
+    def decode(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        logits, deltas = outputs
+        boxes = decode_boxes(deltas.float(), self.default_boxes(deltas.device), BOX_CODE_WEIGHTS)
+        return boxes, logits.float().softmax(dim=-1)[..., 1:]
+
+    def loss(self, outputs: Outputs, targets: Sequence[BoxTarget]) -> Tensor:
+        """SSD's loss, see `ssd_loss`."""
+        return ssd_loss(outputs, targets, self.default_boxes(outputs[0].device), self.box_coder)
+
+    def distill(self, outputs: Outputs, teacher: Outputs) -> Tensor:
+        """Distance from the original's outputs, see `distill_loss`."""
+        return distill_loss(outputs, teacher)
 
 
 def single_stage(
@@ -60,7 +65,9 @@ def single_stage(
     """A detector over a backbone that returns an ordered dict of maps; `build_head(channels, boxes per cell)`."""
     shapes = map_shapes(backbone, input_size)
     head = build_head([channels for channels, _, _ in shapes], generator.num_anchors_per_location())
-    return SingleStage(backbone, head, generator, input_size, [shape[1:] for shape in shapes])
+    with torch.inference_mode(False):
+        default_boxes = anchors_of(generator, input_size, [shape[1:] for shape in shapes]) / input_size
+    return SingleStage(backbone, head, default_boxes)
 
 
 def map_shapes(backbone: nn.Module, input_size: int) -> list[MapShape]:
@@ -92,9 +99,3 @@ def spread(scales: Sequence[float], maps: int) -> list[float]:
         return values
     low, high = values
     return [low * (high / low) ** (step / maps) for step in range(maps + 1)]
-
-
-def _fractions(generator: DefaultBoxGenerator, input_size: int, grids: Sequence[tuple[int, int]]) -> Tensor:
-    with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
-        frame = ImageList(torch.empty(1, 1, input_size, input_size), [(input_size, input_size)])
-        return generator(frame, [torch.empty(1, 1, *grid) for grid in grids])[0] / input_size

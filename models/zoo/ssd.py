@@ -116,7 +116,7 @@ def _lite(
     )
 
 
-@register("ssdlite320_mobilenet_v2", task="detection")
+@register("ssdlite320_mobilenet_v2", task="detection", input_size=320)
 def ssdlite320_mobilenet_v2(
     num_classes: int,
     input_size: int = 320,
@@ -127,7 +127,7 @@ def ssdlite320_mobilenet_v2(
     return _lite(MobileNetV2Maps(), num_classes, input_size, scales, aspect_ratios)
 
 
-@register("ssd320_squeezenet1_0", task="detection")
+@register("ssd320_squeezenet1_0", task="detection", input_size=320)
 def ssd320_squeezenet1_0(
     num_classes: int,
     input_size: int = 320,
@@ -138,7 +138,7 @@ def ssd320_squeezenet1_0(
     return _lite(SqueezeNetMaps(), num_classes, input_size, scales, aspect_ratios)
 
 
-@register("ssd_resnet18", task="detection")
+@register("ssd_resnet18", task="detection", input_size=192)
 def ssd_resnet18(
     num_classes: int,
     input_size: int = 192,
@@ -149,7 +149,14 @@ def ssd_resnet18(
     return _lite(ResNet18Maps(), num_classes, input_size, scales, aspect_ratios)
 
 
-@register("ssdlite320_mobilenet_v3_large", task="detection", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+@register(
+    "ssdlite320_mobilenet_v3_large",
+    task="detection",
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+    input_size=320,
+    published="ssdlite320_mobilenet_v3_large",
+)
 def ssdlite320_mobilenet_v3_large(
     num_classes: int, input_size: int = 320, scales: Sequence[float] | None = None
 ) -> SingleStage:
@@ -167,7 +174,9 @@ _VGG_MEAN = (0.48235, 0.45882, 0.40784)
 _VGG_STD = (1 / 255, 1 / 255, 1 / 255)
 
 
-@register("ssd300_vgg16", task="detection", mean=_VGG_MEAN, std=_VGG_STD)
+@register(
+    "ssd300_vgg16", task="detection", mean=_VGG_MEAN, std=_VGG_STD, input_size=300, published="ssd300_vgg16"
+)
 def ssd300_vgg16(num_classes: int, input_size: int = 300, scales: Sequence[float] | None = None) -> SingleStage:
     """torchvision's SSD300 on VGG-16 (Liu et al. 2016); its COCO weights fit when there are 91 classes."""
     model = torchvision.models.detection.ssd300_vgg16(weights=None, weights_backbone=None, num_classes=num_classes)

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import nn
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large
-from torchvision.models.detection._utils import BoxCoder, SSDMatcher
+from torchvision.models.detection._utils import SSDMatcher
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSDHead
 from torchvision.ops import box_iou
 
 from models import zoo
+from models.detector import BoxTarget
 from models.tasks import Boxes, task_of
 from models.tasks.augment_boxes import augment_boxes
-from models.tasks.ssd_loss import MATCH_IOU, BoxTarget, distill_loss, match, ssd_loss
-from models.zoo.single_stage import BOX_CODE_WEIGHTS, single_stage
+from models.zoo.single_stage import SingleStage, single_stage
+from models.zoo.ssd_loss import MATCH_IOU, distill_loss, match
 
 torch.set_num_threads(1)
 
@@ -26,20 +27,17 @@ TASK: Any = task_of("detection")
 CLASSES = ("car", "bus")
 
 
-class Grid:
+class Grid(SingleStage):
     """A detector whose 16 default boxes tile the frame 4 x 4."""
 
     def __init__(self) -> None:
-        self.box_coder = BoxCoder(BOX_CODE_WEIGHTS)
         low = torch.tensor([[x, y] for y in range(4) for x in range(4)]) / 4
         self.boxes = torch.cat([low, low + 0.25], dim=1)
-
-    def default_boxes(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        return self.boxes
+        super().__init__(nn.Identity(), nn.Identity(), self.boxes)
 
 
 def outputs_for(cells: dict[int, tuple[int, float]], frames: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits that give a cell's class a certain margin over the background, and no deltas."""
+    """Logits that give a cell's column (0 the background) a certain margin over the background, and no deltas."""
     logits = torch.zeros(frames, 16, 3)
     logits[..., 0] = 6.0
     for cell, (label, margin) in cells.items():
@@ -61,7 +59,7 @@ def test_matching_is_torchvisions():
 
 
 def test_every_object_has_a_default_box_however_small_it_is():
-    target = BoxTarget(torch.tensor([[0.30, 0.30, 0.33, 0.33]]), torch.tensor([1]))
+    target = BoxTarget(torch.tensor([[0.30, 0.30, 0.33, 0.33]]), torch.tensor([0]))
     matched = match(Grid().boxes, target.boxes[None], torch.ones(1, 1, dtype=torch.bool))
     assert matched[0].nonzero().tolist() != [] and (matched[0] >= 0).nonzero().flatten().tolist() == [5]
 
@@ -74,24 +72,24 @@ def test_loss_agrees_with_torchvisions_ssd():
     logits = torch.randn(2, len(anchors), 3, generator=generator)
     deltas = torch.randn(2, len(anchors), 4, generator=generator)
     targets = [
-        BoxTarget(torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.2, 0.9, 0.9]]), torch.tensor([1, 2])),
-        BoxTarget(torch.tensor([[0.0, 0.5, 0.4, 1.0]]), torch.tensor([2])),
+        BoxTarget(torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.2, 0.9, 0.9]]), torch.tensor([0, 1])),
+        BoxTarget(torch.tensor([[0.0, 0.5, 0.4, 1.0]]), torch.tensor([1])),
     ]
     matched = [theirs.proposal_matcher(box_iou(target.boxes, anchors)) for target in targets]
     expected = theirs.compute_loss(
-        [{"boxes": target.boxes, "labels": target.labels} for target in targets],
+        [{"boxes": target.boxes, "labels": target.labels + 1} for target in targets],
         {"cls_logits": logits, "bbox_regression": deltas},
         [anchors, anchors],
         matched,
     )
-    ours = ssd_loss(model, (logits, deltas), targets)
+    ours = model.loss((logits, deltas), targets)
     assert float(ours) == pytest.approx(float(expected["classification"] + expected["bbox_regression"]), rel=1e-4)
 
 
 def test_frames_without_objects_still_teach_the_background():
     empty = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     quiet, loud = outputs_for({}), outputs_for({5: (1, 8.0)})
-    assert ssd_loss(Grid(), quiet, [empty]) < ssd_loss(Grid(), loud, [empty])
+    assert Grid().loss(quiet, [empty]) < Grid().loss(loud, [empty])
 
 
 def test_distillation_is_zero_at_the_originals_outputs_and_sees_misses_and_false_alarms():
@@ -127,10 +125,10 @@ def test_answers_suppress_what_overlaps_within_a_class_only():
 def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
     truth = Boxes(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
     target = TASK.targets([truth], [(300, 200)], CLASSES)[0]
-    assert target.labels.tolist() == [2, 1]
+    assert target.labels.tolist() == [1, 0]
     model = Grid()
     matched = match(model.boxes, target.boxes[None], torch.ones(1, 2, dtype=torch.bool))[0]
-    logits, deltas = outputs_for({cell: (int(target.labels[i]), 5.0) for cell, i in enumerate(matched) if i >= 0})
+    logits, deltas = outputs_for({cell: (int(target.labels[i]) + 1, 5.0) for cell, i in enumerate(matched) if i >= 0})
     cells = (matched >= 0).nonzero().flatten()
     deltas[0, cells] = model.box_coder.encode_single(target.boxes[matched[cells]], model.boxes[cells])
     answer = TASK.answers(model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
@@ -156,7 +154,7 @@ def test_augmentation_carries_the_boxes_along():
     images = torch.zeros(24, 3, 128, 128, dtype=torch.uint8)
     images[:, :, 40:72, 24:64] = 220
     box = torch.tensor([[24 / 128, 40 / 128, 64 / 128, 72 / 128]])
-    targets = [BoxTarget(box, torch.tensor([1]))] * 24
+    targets = [BoxTarget(box, torch.tensor([0]))] * 24
     changed, moved = augment_boxes(images, targets, torch.Generator().manual_seed(3))
     assert changed.dtype == torch.uint8 and changed.shape == images.shape
     for image, target in zip(changed, moved):
@@ -169,13 +167,13 @@ def test_augmentation_carries_the_boxes_along():
 
 def test_augmentation_is_repeatable_and_drops_what_leaves_the_frame():
     images = torch.randint(0, 255, (16, 3, 32, 32), dtype=torch.uint8)
-    corner = BoxTarget(torch.tensor([[0.0, 0.0, 0.08, 0.08], [0.4, 0.4, 0.6, 0.6]]), torch.tensor([1, 2]))
+    corner = BoxTarget(torch.tensor([[0.0, 0.0, 0.08, 0.08], [0.4, 0.4, 0.6, 0.6]]), torch.tensor([0, 1]))
     runs = [augment_boxes(images, [corner] * 16, torch.Generator().manual_seed(5)) for _ in range(2)]
     assert torch.equal(runs[0][0], runs[1][0])
     lengths = {len(target.labels) for target in runs[0][1]}
     assert lengths == {1, 2}
     for target in runs[0][1]:
-        assert 2 in target.labels.tolist() and len(target.boxes) == len(target.labels)
+        assert 1 in target.labels.tolist() and len(target.boxes) == len(target.labels)
         assert target.boxes.min() >= 0 and target.boxes.max() <= 1
 
 

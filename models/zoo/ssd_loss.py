@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,25 +10,12 @@ from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.ops import box_iou
 
+from models.detector import BoxTarget
+
 MATCH_IOU = 0.5
 NEGATIVES_PER_POSITIVE = 3
 DISTILL_BACKGROUND = 0.02
 """Weight of a default box in which neither the original nor the model sees anything."""
-
-
-class BoxTarget(NamedTuple):
-    """The objects of one frame: boxes (M, 4) in fractions of the frame, labels (M,) from 1, 0 being background."""
-
-    boxes: Tensor
-    labels: Tensor
-
-
-class Detector(Protocol):
-    """What a detection model has besides its forward."""
-
-    box_coder: BoxCoder
-
-    def default_boxes(self, device: torch.device | str = "cpu") -> Tensor: ...
 
 
 def match(default_boxes: Tensor, boxes: Tensor, valid: Tensor) -> Tensor:
@@ -50,20 +36,21 @@ def match(default_boxes: Tensor, boxes: Tensor, valid: Tensor) -> Tensor:
     return matched
 
 
-def ssd_loss(model: Detector, outputs: tuple[Tensor, Tensor], targets: Sequence[BoxTarget]) -> Tensor:
+def ssd_loss(
+    outputs: tuple[Tensor, Tensor], targets: Sequence[BoxTarget], default_boxes: Tensor, box_coder: BoxCoder
+) -> Tensor:
     """Cross-entropy with hard negatives plus smooth L1 of the boxes, over the number of matched default boxes."""
     logits, deltas = outputs
-    default_boxes = model.default_boxes(logits.device)
     boxes, labels = _stack(targets, logits.device)
-    matched = match(default_boxes, boxes, labels > 0)
+    matched = match(default_boxes, boxes, labels >= 0)
     positive = matched >= 0
     count = max(1, int(positive.sum()))
     frame, anchor = positive.nonzero(as_tuple=True)
     row = matched[frame, anchor]
-    wanted = model.box_coder.encode_single(boxes[frame, row], default_boxes[anchor])
+    wanted = box_coder.encode_single(boxes[frame, row], default_boxes[anchor])
     box_loss = F.smooth_l1_loss(deltas[frame, anchor], wanted, reduction="sum")
     classes = torch.zeros_like(matched)
-    classes[frame, anchor] = labels[frame, row]
+    classes[frame, anchor] = labels[frame, row] + 1  # logit 0 is the background's
     class_loss = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view(matched.shape)
     negatives = class_loss.detach().masked_fill(positive, -1)
     wanted_negatives = (NEGATIVES_PER_POSITIVE * positive.sum(dim=1, keepdim=True)).clamp(min=NEGATIVES_PER_POSITIVE)
@@ -92,10 +79,10 @@ def distill_loss(outputs: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor])
 
 
 def _stack(targets: Sequence[BoxTarget], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Boxes (N, M, 4) and labels (N, M), rows beyond a frame's objects being zero."""
+    """Boxes (N, M, 4) and labels (N, M), which are -1 in the rows beyond a frame's objects."""
     most = max(len(target.labels) for target in targets)
     boxes = torch.zeros(len(targets), most, 4)
-    labels = torch.zeros(len(targets), most, dtype=torch.int64)
+    labels = torch.full((len(targets), most), -1)
     for index, target in enumerate(targets):
         boxes[index, : len(target.labels)] = target.boxes
         labels[index, : len(target.labels)] = target.labels
