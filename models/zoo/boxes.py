@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.anchor_utils import AnchorGenerator
 
+PADDED_TO = 32
 LARGEST_LOG_SIDE = math.log(1000 / 16)
 """A side grows by at most this power of e, so that a wild delta does not overflow (torchvision's BoxCoder)."""
 
@@ -33,11 +33,21 @@ class FixedBoxes:
         return self._copies[device]
 
 
-def anchors_of(generator: Any, input_size: int, grids: Sequence[tuple[int, int]]) -> Tensor:
-    """Anchors f32 (A, 4) x0 y0 x1 y1 in pixels of the input, map by map; `generator` is one of torchvision's."""
-    with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
-        frame = ImageList(torch.empty(1, 1, input_size, input_size), [(input_size, input_size)])
-        return generator(frame, [torch.empty(1, 1, *grid) for grid in grids])[0]
+def anchors_of(generator: AnchorGenerator, input_size: int, grids: Sequence[tuple[int, int]]) -> Tensor:
+    """Anchors f32 (A, 4) x0 y0 x1 y1 in pixels of the input, map by map, as torchvision lays them.
+
+    It lays them by whole divisions of the side, having padded that to a multiple of 32; where this side is none,
+    they lie at the maps' true strides, powers of two.
+    """
+    whole = input_size % PADDED_TO == 0
+    strides = [[input_size // side if whole else nearest_power(input_size / side) for side in grid] for grid in grids]
+    with torch.device("cpu"), torch.inference_mode(False):
+        return torch.cat(generator.grid_anchors([list(grid) for grid in grids], strides))  # type: ignore[arg-type]
+
+
+def nearest_power(stride: float) -> int:
+    """The power of two nearest to a stride."""
+    return 2 ** round(math.log2(stride))
 
 
 def decode_boxes(deltas: Tensor, anchors: Tensor, weights: Sequence[float]) -> Tensor:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
+from torchvision.models.detection.image_list import ImageList
 
 from models.detector import BoxTarget, OneStage
-from models.zoo.boxes import FixedBoxes, anchors_of, decode_boxes
+from models.zoo.boxes import FixedBoxes, decode_boxes
 from models.zoo.ssd_loss import distill_loss, ssd_loss
 
 BOX_CODE_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
@@ -65,9 +66,7 @@ def single_stage(
     """A detector over a backbone that returns an ordered dict of maps; `build_head(channels, boxes per cell)`."""
     shapes = map_shapes(backbone, input_size)
     head = build_head([channels for channels, _, _ in shapes], generator.num_anchors_per_location())
-    with torch.inference_mode(False):
-        default_boxes = anchors_of(generator, input_size, [shape[1:] for shape in shapes]) / input_size
-    return SingleStage(backbone, head, default_boxes)
+    return SingleStage(backbone, head, _fractions(generator, input_size, [shape[1:] for shape in shapes]))
 
 
 def map_shapes(backbone: nn.Module, input_size: int) -> list[MapShape]:
@@ -99,3 +98,9 @@ def spread(scales: Sequence[float], maps: int) -> list[float]:
         return values
     low, high = values
     return [low * (high / low) ** (step / maps) for step in range(maps + 1)]
+
+
+def _fractions(generator: DefaultBoxGenerator, input_size: int, grids: Sequence[tuple[int, int]]) -> Tensor:
+    with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
+        frame = ImageList(torch.empty(1, 1, input_size, input_size), [(input_size, input_size)])
+        return generator(frame, [torch.empty(1, 1, *grid) for grid in grids])[0] / input_size
