@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
+from merger.batches import Batches, Node
+from merger.features import feature_loss, watched_layers, watching
+from merger.nodes import Streams, apart, can_run_together, split
+from merger.precision import autocast, by_rule
 from models.errors import InputError
 from models.measure import flops
 from models.prepared import Prepared
 from models.tasks import task_of
 from models.workload import Query
-from models.zoo import build, preprocess_of
+from models.zoo import build_query, preprocess_of
 
 MAX_GRADIENT_NORM = 10.0
 WARM_UP = 0.1
 BACKWARD_PASSES = 2
-MAX_DEPTHWISE = 0.25
+NODES_AT_ONCE = {"cuda": 8}
+"""How many nodes of one query a device runs at once; one where nothing is said."""
 
 
 class Diverged(Exception):
@@ -33,7 +39,9 @@ class Recipe:
     """How to train. `rate` is AdamW's peak; it warms up over a tenth of the steps and falls to zero as a cosine.
 
     `frames_per_epoch` bounds what one query contributes to an epoch; `distill` is the weight of the originals'
-    outputs against that of the labels (1 where there are no labels).
+    outputs against that of the labels (1 where there are no labels), `features` that of what goes into the heads,
+    added to both. A batch is made of nodes of `node` frames (`merger.nodes`). A search gives an attempt up when the
+    gain of the last `patience` epochs, kept up twofold, would not do.
     """
 
     rate: float = 5e-4
@@ -43,12 +51,17 @@ class Recipe:
     distill: float = 0.5
     weight_decay: float = 1e-2
     seed: int = 0
+    node: int = 16
+    features: float = 0.0
+    patience: int = 2
 
     def __post_init__(self) -> None:
-        positive = {"rate": self.rate, "epochs": self.epochs, "batch": self.batch, "frames": self.frames_per_epoch}
-        for name, value in positive.items():
-            check(name, value > 0, value, "give a number above 0")
+        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
+            check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
         check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
+        check("features", self.features >= 0, self.features, "give a number from 0 on")
+        whole = self.batch <= self.node or self.batch % self.node == 0
+        check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
 
 
 def check(name: str, sound: bool, value: float, remedy: str) -> None:
@@ -96,12 +109,17 @@ class Work:
 
 def forward_flops(query: Query) -> int:
     """FLOPs of one frame through the query's model, found without weights."""
-    model = build(query.model, query.classes, query.model_args, query.input_size, query.task, device="meta")
+    model = build_query(query, device="meta")
     return flops(model, query.input_size)
 
 
 class Training:
-    """Trains some models together, one epoch at a time; parameters that models share stand once in the optimiser."""
+    """Trains some models together, step by step; parameters that models share stand once in the optimiser.
+
+    A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
+    `after_step` is called after each. `precisions` are fp32 or bf16 per query; a rule decides for those not named.
+    Norms whose parameters are all frozen stay in eval mode.
+    """
 
     def __init__(
         self,
@@ -110,72 +128,129 @@ class Training:
         recipe: Recipe,
         work: Work,
         teachers: Mapping[str, nn.Module] | None = None,
+        precisions: Mapping[str, str] | None = None,
+        nodes_at_once: int | None = None,
     ) -> None:
         self.models, self.sets, self.recipe, self.work = models, sets, recipe, work
         self.teachers = teachers or {}
-        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.device = next(next(iter(models.values())).parameters()).device
+        self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
+        self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
         longest = max(min(len(sets[query]), recipe.frames_per_epoch) for query in models)
         self.steps = math.ceil(longest / recipe.batch)
         self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate)
-        total = self.steps * recipe.epochs
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, lambda step: _annealed(step, total))
-        self._orders = {query: _shuffled(len(sets[query]), self.generator) for query in models}
+        self.after_step: Callable[[], None] = lambda: None
+        self.step = 0
+        self._losses = 0.0
+        own = {query: sets[query] for query in models}
+        self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed)
+        watched = recipe.features > 0 and self.teachers
+        self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
+
+    @property
+    def epochs(self) -> int:
+        """Epochs finished."""
+        return self.step // self.steps
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the epoch at work, or of the one just finished."""
+        return self._losses / (((self.step - 1) % self.steps + 1) * len(self.models)) if self.step else 0.0
 
     def epoch(self) -> float:
-        """One epoch; returns the mean loss. Raises Diverged when a loss is not finite."""
+        """Go on to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
         for model in self.models.values():
             model.train()
+            _rest_frozen_norms(model)
+        end = (self.epochs + 1) * self.steps
+        while self.step < end:
+            self._take_step()
+            self.after_step()
+        return self.loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a later step depends on; tensors are those at work, not copies."""
+        models = {query: model.state_dict() for query, model in self.models.items()}
+        return {"step": self.step, "losses": self._losses, "models": models, "optimiser": self.optimiser.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` of the same training returned."""
+        self.step, self._losses = state["step"], state["losses"]
+        for query, model in self.models.items():
+            model.load_state_dict(state["models"][query])
+        self.optimiser.load_state_dict(state["optimiser"])
+
+    def _take_step(self) -> None:
+        if self.step % self.steps == 0:
+            self._losses = 0.0
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
+        self.optimiser.zero_grad(set_to_none=True)
+        for query, nodes in self._batches.at(self.step).items():
+            self._losses += self._learn(query, nodes)
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        if not torch.isfinite(nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)):
+            raise Diverged(", ".join(self.models))
+        self.optimiser.step()
+        self.step += 1
+
+    def _learn(self, query: str, nodes: Sequence[Node]) -> float:
+        """Add the gradient of the mean loss over the nodes; returns that loss."""
+        at_once = self.nodes_at_once if can_run_together(self.models[query]) else 1
         total = 0.0
-        for _ in range(self.steps):
-            self.optimiser.zero_grad(set_to_none=True)
-            for query in self.models:
-                loss = self._loss(query)
-                if not torch.isfinite(loss):
-                    raise Diverged(query)
-                loss.backward()
-                total += float(loss.detach())
-            parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
-            self.optimiser.step()
-            self.schedule.step()
-        return total / (self.steps * len(self.models))
+        for start in range(0, len(nodes), at_once):
+            loss = torch.stack(self._node_losses(query, nodes[start : start + at_once])).sum() / len(nodes)
+            if not torch.isfinite(loss):
+                raise Diverged(query)
+            loss.backward()
+            total += float(loss.detach())
+        return total
 
-    def _loss(self, query: str) -> Tensor:
-        model, data, recipe = self.models[query], self.sets[query], self.recipe
-        indices = [next(self._orders[query]) for _ in range(min(recipe.batch, len(data)))]
-        images, targets = data.batch(indices, self.generator)
-        device = next(model.parameters()).device
-        images = images.to(device, non_blocking=True)
-        with autocast(model, device):
-            outputs = as_float32(model(images))
-        self.work.add(data.query, len(indices) * (1 + BACKWARD_PASSES))
-        teacher = self.teachers.get(query)
-        if teacher is None:
+    def _node_losses(self, query: str, nodes: Sequence[Node]) -> list[Tensor]:
+        """The loss of each of these nodes, which run at once."""
+        model, data, paths = self.models[query], self.sets[query], self._watched[query]
+        images = torch.cat([node.images for node in nodes]).to(self.device, non_blocking=True)
+        streams = Streams([node.seed for node in nodes], self.device)
+        with autocast(self.precisions[query], self.device), apart(model, streams), watching(model, paths) as seen:
+            outputs = model(images)
+        self.work.add(data.query, len(images) * (1 + BACKWARD_PASSES))
+        teacher, wanted, theirs = self.teachers.get(query), None, []
+        if teacher is not None:
+            with torch.no_grad(), autocast(self.precisions[query], self.device), watching(teacher, paths) as theirs:
+                wanted = teacher(images)
+            self.work.add(data.query, len(images))
+        answers = split(as_float32((outputs, seen)), len(nodes))
+        examples = split(as_float32((wanted, theirs)), len(nodes)) if teacher is not None else [None] * len(nodes)
+        losses = []
+        for index, (node, answer, example) in enumerate(zip(nodes, answers, examples, strict=True)):
+            with streams.of(index):
+                losses.append(self._loss(query, node.targets, answer, example))
+        return losses
+
+    def _loss(self, query: str, targets: list | None, answer: Any, example: Any) -> Tensor:
+        """The loss of one node: `answer` and `example` are (outputs, features) of the model and of its original."""
+        model, task, recipe = self.models[query], self.sets[query].task, self.recipe
+        if example is None:
             assert targets is not None, "without labels there must be a teacher"
-            return data.task.loss(model, outputs, targets)
-        with torch.no_grad(), autocast(teacher, device):
-            wanted = as_float32(teacher(images))
-        self.work.add(data.query, len(indices))
-        distilled = data.task.distill(model, outputs, wanted)
-        if targets is None:
-            return distilled
-        return recipe.distill * distilled + (1 - recipe.distill) * data.task.loss(model, outputs, targets)
-
-
-def autocast(model: nn.Module, device: torch.device) -> torch.autocast:
-    """bfloat16 where it is faster: on a GPU, and on processors that multiply it unless many convolutions are depthwise.
-
-    On such a processor it speeds ResNets up by about 1.5 and slows MobileNets at small inputs down.
-    """
-    grouped = [layer.groups > 1 for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-    depthwise = sum(grouped) > MAX_DEPTHWISE * len(grouped)
-    wanted = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not depthwise)
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+            return task.loss(model, answer[0], targets)
+        loss = task.distill(model, answer[0], example[0])
+        if targets is not None:
+            loss = recipe.distill * loss + (1 - recipe.distill) * task.loss(model, answer[0], targets)
+        if self._watched[query]:
+            loss = loss + recipe.features * feature_loss(answer[1], example[1])
+        return loss
 
 
 def as_float32(outputs: Any) -> Any:
     """The tensors of a model's outputs as float32, for losses."""
     return tree_map(lambda value: value.float() if isinstance(value, Tensor) else value, outputs)
+
+
+def _rest_frozen_norms(model: nn.Module) -> None:
+    for part in model.modules():
+        own = list(part.parameters(recurse=False))
+        if isinstance(part, _BatchNorm) and own and not any(parameter.requires_grad for parameter in own):
+            part.eval()
 
 
 def _parameter_groups(models: Mapping[str, nn.Module], recipe: Recipe) -> list[dict]:
@@ -192,8 +267,3 @@ def _annealed(step: int, total: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm))))
-
-
-def _shuffled(length: int, generator: torch.Generator) -> Iterator[int]:
-    while True:
-        yield from torch.randperm(length, generator=generator).tolist()
