@@ -72,7 +72,10 @@ def build_parser() -> argparse.ArgumentParser:
     seed(made)
 
     made = command("inspect", "models, bytes, groups of shareable layers and the ceiling of a workload")
-    made.add_argument("workload", metavar="WORKLOAD")
+    made.add_argument("workload", metavar="WORKLOAD", nargs="?")
+    made.add_argument("--zoo", action="store_true", help="the zoo instead: what every pair of architectures shares")
+    made.add_argument("--picture", metavar="FILE", help="with --zoo, the matrix as an SVG picture")
+    made.add_argument("--weights", action="store_true", help="read the weights, and pair repeated layers by likeness")
     made.add_argument(
         "--signature",
         choices=("wide", "strict"),

@@ -25,9 +25,23 @@ class Outcome:
 def inspect(args: argparse.Namespace) -> Outcome:
     """`gemel inspect`."""
     from gemel.inspect import inspect_workload
+    from gemel.zoo_matrix import zoo_matrix
+    from models.atomic import check_output, writing
+    from models.errors import InputError
 
-    found = inspect_workload(args.workload, args.signature)
-    return Outcome(found.to_json(), found.to_text())
+    if (args.workload is None) != args.zoo:
+        raise InputError("gemel inspect", "wants a workload file or --zoo", "give one of the two", "WORKLOAD")
+    if args.picture and not args.zoo:
+        raise InputError("--picture", "shows the zoo's matrix", "give --zoo with it")
+    if not args.zoo:
+        inspection = inspect_workload(args.workload, args.signature, args.weights)
+        return Outcome(inspection.to_json(), inspection.to_text())
+    picture = check_output(args.picture, overwrite=True) if args.picture else None
+    matrix = zoo_matrix(args.signature)
+    if picture is not None:
+        with writing(picture, overwrite=True) as file:
+            file.write(matrix.to_svg().encode())
+    return Outcome(matrix.to_json(), matrix.to_text())
 
 
 def train(args: argparse.Namespace) -> Outcome:

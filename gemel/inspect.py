@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from gemel.text import percent, size, table
-from models.groups import Group, ceiling_bytes, groups
-from models.layers import Signature, layers_of, model_bytes
-from models.workload import load_workload
+from models.groups import Group, Likeness, ceiling_bytes, groups
+from models.layers import Signature, layers_of_all, model_bytes
+from models.likeness import cosine_likeness
+from models.weights import load_weights
+from models.workload import Workload, load_workload
+from models.zoo import build_query
 
 TEXT_GROUPS = 12
+PAIRING_EXPLAINED = (
+    "paired by: only = no model has this layer twice; position = the networks were laid side by side, so that as many "
+    "layers as possible meet in order; likeness = the same, weights that resemble each other first"
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Inspection:
     groups: tuple[Group, ...]
     ceiling_bytes: int
     heaviest: tuple[tuple[int, float], ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ceiling_fraction(self) -> float:
@@ -48,16 +56,18 @@ class Inspection:
                     "bytes": group.bytes,
                     "members": [list(member) for member in group.members],
                     "saved_bytes": group.saved_bytes,
+                    "paired": group.paired,
                 }
                 for group in self.groups
             ],
+            "notes": list(self.notes),
         }
 
     def to_text(self) -> str:
         """The same for a terminal: the models, then the groups that save most."""
         rows = [(q["id"], q["model"], q["layers"], size(q["bytes"]), size(q["shareable_bytes"])) for q in self.queries]
         shown = [
-            (size(group.saved_bytes), size(group.bytes), group.signature, _members(group))
+            (size(group.saved_bytes), size(group.bytes), group.signature, group.paired, _members(group))
             for group in self.groups[:TEXT_GROUPS]
         ]
         more = len(self.groups) - len(shown)
@@ -70,21 +80,28 @@ class Inspection:
             f"ceiling: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes, "
             f"if every one of {len(self.groups)} groups were shared ({self.signature} signatures)",
             "",
-            table(("saves", "weight", "signature", "shared by"), shown) if shown else "nothing to share",
+            table(("saves", "weight", "signature", "paired by", "shared by"), shown) if shown else "nothing to share",
             *([f"... and {more} groups more"] if more > 0 else []),
+            *([PAIRING_EXPLAINED] if any(group.paired != "only" for group in self.groups) else []),
+            *self.notes,
         ])  # fmt: skip
 
 
-def inspect_workload(path: str | Path, signature: Signature = "wide") -> Inspection:
-    """The models of a workload file and what they could share; InputError when the file does not fit."""
+def inspect_workload(path: str | Path, signature: Signature = "wide", weights: bool = False) -> Inspection:
+    """The models of a workload file and what they could share; InputError when the file does not fit.
+
+    With `weights` the queries' weights files are read, where they exist, and decide by their likeness which of several
+    layers of one signature meet.
+    """
     workload = load_workload(path)
-    layers = [layer for query in workload.queries for layer in layers_of(query)]
-    found = groups(layers, signature)
+    layers = layers_of_all(workload.queries)
+    found = groups(layers, signature, likeness=_likeness(workload) if weights else None)
     shareable: Counter[str] = Counter()
     for group in found:
         for query, _ in group.members:
             shareable[query] += group.bytes
     counts = Counter(layer.query for layer in layers)
+    free = {layer.query for layer in layers if not layer.head}
     queries = tuple(
         {
             "id": query.id,
@@ -104,7 +121,21 @@ def inspect_workload(path: str | Path, signature: Signature = "wide") -> Inspect
         groups=tuple(found),
         ceiling_bytes=ceiling_bytes(layers, signature),
         heaviest=_heaviest([layer.bytes for layer in layers], total),
+        notes=tuple(
+            f"{query.id}: {query.model} has no convolution or linear layer but its head, so it can share nothing"
+            for query in workload.queries
+            if query.id not in free
+        ),
     )
+
+
+def _likeness(workload: Workload) -> Likeness:
+    states = {}
+    for query in workload.queries:
+        if query.weights is not None and query.weights.exists():
+            model = build_query(query)
+            states[query.id] = load_weights(query, model).state_dict()
+    return cosine_likeness(states)
 
 
 def _heaviest(layer_bytes: list[int], total: int) -> tuple[tuple[int, float], ...]:

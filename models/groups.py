@@ -178,7 +178,7 @@ def _role(layer: Layer) -> str:
 def _alignment(
     rows: list[Layer], word: tuple[int, ...], sequence: list[_Slot], columns: np.ndarray, likeness: Likeness | None
 ) -> dict[int, int]:
-    """Row -> column of the best alignment in order; a match is worth 1, its likeness, and a little for role and place."""
+    """Row -> column of the best alignment in order; a match is worth 1, its likeness, a little for role and place."""
     if not rows or not sequence:
         return {}
     places = np.array([slot.first.position for slot in sequence])

@@ -8,15 +8,22 @@ import pytest
 import torch
 import torchvision
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from models.groups import ceiling_bytes, groups
-from models.layers import Layer, layers_of, layers_of_all, model_bytes
+from models.layers import (
+    describe,
+    layers_of,
+    layers_of_all,
+    model_bytes,
+    state_bytes,
+    weight_key,
+    weight_of,
+)
 from models.measure import flops, workspace_bytes
-from models.plan import SharingPlan
-from models.workload import Query, load_workload
+from models.plan import SharingPlan, tie
+from models.workload import load_workload
 from models.zoo import build, names
+from models.zoo.registry import ENTRIES
 from tests.merger.tiny import write_workload
 
 
@@ -63,28 +70,6 @@ def test_a_bias_keeps_layers_apart_for_the_paper_but_not_for_us(tmp_path: Path) 
     assert groups(layers, "strict") == []
 
 
-def test_groups_come_in_descending_order_of_bytes_saved(tmp_path: Path) -> None:
-    found = groups(layers_of_all(_workload(tmp_path, "resnet18", "resnet34", "resnet50").queries))
-    saved = [group.saved_bytes for group in found]
-    assert saved == sorted(saved, reverse=True) and len(found) > 20
-
-
-_LAYERS = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.booleans()), max_size=40)
-
-
-@given(_LAYERS)
-def test_groups_have_one_member_a_query_and_save_the_ceiling(rows) -> None:
-    size = {"x": 10, "y": 7, "z": 3}
-    layers = [Layer(q, f"{index}", s, s, size[s], head) for index, (q, s, head) in enumerate(rows)]
-    found = groups(layers)
-    assert sum(group.saved_bytes for group in found) == ceiling_bytes(layers)
-    for group in found:
-        assert len({query for query, _ in group.members}) == len(group.members) > 1
-    members = [member for group in found for member in group.members]
-    assert len(members) == len(set(members))
-    assert SharingPlan.of(found).saved_bytes(layers) == ceiling_bytes(layers)
-
-
 def test_a_users_own_module_is_described(tmp_path: Path) -> None:
     workload = load_workload(write_workload(tmp_path, queries=2, frames=2))
     layers = layers_of(workload.queries[1])
@@ -93,11 +78,38 @@ def test_a_users_own_module_is_described(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", names())
-def test_every_zoo_model_is_described_without_weights(tmp_path: Path, model: str) -> None:
-    task = "detection" if "ssd" in model else "classification"
-    query: Query = _workload(tmp_path, model).queries[0]
-    assert query.task == task
-    assert any(not layer.head for layer in layers_of(query)) and any(layer.head for layer in layers_of(query))
+def test_every_zoo_model_is_described_as_it_is_built(model: str) -> None:
+    entry = ENTRIES[model]
+    found = describe(model, 7, entry.input_size, entry.task)
+    built = build(model, (), {}, entry.input_size, entry.task, device="meta", num_classes=7)
+    assert found.bytes == state_bytes(built)
+    assert found.parameters == sum(parameter.numel() for parameter in built.parameters())
+    for path, wide, _, nbytes, _, _ in found.layers:
+        owner, name = weight_of(built, path)
+        weight = getattr(owner, name)
+        assert weight.nbytes == nbytes and "x".join(str(size) for size in weight.shape) in wide
+        assert weight_key(built.state_dict(), path) in built.state_dict()
+    heads = [path for path, *_, head, _ in found.layers if head]
+    assert heads and len(heads) < len(found.layers)
+
+
+def test_attention_is_made_of_linear_weights_however_it_is_packed() -> None:
+    found = {path: wide for path, wide, *_ in describe("vit_b_16", 10, 224, "classification").layers}
+    packed = "encoder.layers.encoder_layer_0.self_attention.in_proj"
+    assert found[packed] == "linear 2304x768 float32"
+    swin = [wide for _, wide, *_ in describe("swin_t", 10, 224, "classification").layers]
+    assert found[packed] in swin
+
+
+def test_attention_whose_packed_projections_are_tied_computes_with_the_shared_weight() -> None:
+    models = {query: build("vit_b_16", (), {}, 32, num_classes=3).eval() for query in "ab"}
+    path = "encoder.layers.encoder_layer_0.self_attention.in_proj"
+    frames = torch.rand(1, 3, 32, 32)
+    before = models["b"](frames)
+    tie(models, SharingPlan(((("a", path), ("b", path)),)))
+    owners = [weight_of(models[query], path) for query in "ab"]
+    assert getattr(*owners[0]) is getattr(*owners[1])
+    assert not torch.allclose(before, models["b"](frames))
 
 
 def test_operations_and_workspace_of_a_resnet18() -> None:
