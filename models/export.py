@@ -1,0 +1,231 @@
+"""Writes a model as one ONNX file in which every weight keeps its state_dict name.
+
+The file is the model as it is: norms are not folded into convolutions, residual branches stay beside the weights they
+correct, equal tensors are not merged. So a reader finds each weight, and an engine can bind a shared one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.atomic import check_output, writing
+from models.detector import Detector, OneStage
+from models.errors import InputError
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
+
+    from models.bundle import Bundle, BundleQuery
+
+OPSET = 18
+"""The version that torch's translations are written in, so that none is converted; ONNX Runtime reads it since 1.14."""
+MAX_FILE_BYTES = 2**31 - 1
+"""What one protobuf message can hold."""
+INPUT = "frames"
+DYNAMIC = "dynamic"
+Batch = int | Literal["dynamic"]
+Shape = tuple[int | str, ...]
+_PREFIX = "network."
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A written file: input and outputs by name with their shapes; an axis of any size has a name instead."""
+
+    path: Path
+    opset: int
+    batch: Batch
+    inputs: dict[str, Shape]
+    outputs: dict[str, Shape]
+    nbytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The value as `gemel bundle export --json` prints it."""
+        inputs, outputs = ({name: list(shape) for name, shape in one.items()} for one in (self.inputs, self.outputs))
+        return {
+            "file": str(self.path), "opset": self.opset, "batch": self.batch, "inputs": inputs, "outputs": outputs,
+            "bytes": self.nbytes,
+        }  # fmt: skip
+
+
+def export_onnx(
+    module: nn.Module,
+    path: str | Path,
+    input_size: int,
+    batch: Batch | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> ExportedModel:
+    """Write `module` in eval mode as an ONNX file that takes `frames`, f32 (N, 3, S, S), normalised.
+
+    Outputs: a classifier's `logits` (N, C); a one-stage detector's `boxes` (N, A, 4) and `scores` (N, A, C), to be
+    suppressed by the reader; a two-stage detector's `boxes` (N, D, 4), `scores` and `labels` (N, D), suppressed. Boxes
+    are x0 y0 x1 y1 in fractions of the frame, labels count from 0. `batch` is N or "dynamic"; by default it is dynamic,
+    and 1 for a two-stage detector, which needs a fixed one. `metadata` goes into the file's metadata_props.
+
+    Raises InputError when the path cannot be written, the model is too large for one file or cannot be exported.
+    """
+    path = check_output(path)
+    batch = _batch_of(module, batch, path)
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+    if nbytes > MAX_FILE_BYTES:
+        raise InputError(path, f"{nbytes} bytes of weights do not fit one ONNX file", "it can hold 2 GiB")
+    model = _traced(module, path, input_size, batch)
+    _tidy(model)
+    model.metadata_props.update(metadata or {})
+    proto = _checked(model, path)
+    data = proto.SerializeToString()
+    with writing(path) as file:
+        file.write(data)
+    inputs, outputs = _shapes(proto.graph.input), _shapes(proto.graph.output)
+    return ExportedModel(path, OPSET, batch, inputs, outputs, len(data))
+
+
+def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch | None = None) -> ExportedModel:
+    """Write one query of a bundle with its own tensors; classes and preprocessing stand in the metadata.
+
+    Raises InputError for an unknown query and as `export_onnx` does.
+    """
+    check_output(path)
+    query = bundle.query(query_id)
+    module = bundle.build(query_id)
+    return export_onnx(module, path, query.input_size, batch, metadata_of(query, module, bundle.digest))
+
+
+def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str, str]:
+    """What a reader needs besides the network, as metadata_props: JSON under keys that begin with `gemel.`."""
+    values = {
+        "query": query.id,
+        "bundle": digest[:12],
+        "model": query.model,
+        "task": query.task,
+        "classes": query.classes,
+        "preprocess": query.preprocess.to_json(),
+    }
+    if isinstance(module, Detector):
+        values |= {"nms_iou": module.nms_iou, "threshold": query.threshold, "min_score": query.min_score}
+    return {f"gemel.{key}": json.dumps(value) for key, value in values.items()}
+
+
+class _Exported(nn.Module):
+    """A model as a network from frames to the outputs of the file."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, frames: Tensor) -> Any:
+        if isinstance(self.network, Detector):
+            return self.network.exported(frames)
+        return self.network(frames)
+
+
+def _batch_of(module: nn.Module, batch: Batch | None, path: Path) -> Batch:
+    two_stage = isinstance(module, Detector) and not isinstance(module, OneStage)
+    if batch is None:
+        return 1 if two_stage else DYNAMIC
+    if batch == DYNAMIC and two_stage:
+        raise InputError(path, "a two-stage detector needs a fixed batch", "give a number", "batch")
+    if batch != DYNAMIC and batch < 1:
+        raise InputError(path, f"a batch of {batch} holds nothing", "give 1 or more, or 'dynamic'", "batch")
+    return batch
+
+
+def _output_names(module: nn.Module) -> list[str]:
+    if isinstance(module, OneStage):
+        return ["boxes", "scores"]
+    return ["boxes", "scores", "labels"] if isinstance(module, Detector) else ["logits"]
+
+
+def _traced(module: nn.Module, path: Path, input_size: int, batch: Batch) -> onnx_ir.Model:
+    """The network as torch's exporter translates it, without its optimiser, which folds norms into convolutions."""
+    # An example of one frame would make 1 a constant of the network.
+    frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, input_size, input_size)
+    shapes = ({0: torch.export.Dim("batch", min=1)},) if batch == DYNAMIC else None
+    was_training = module.training
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                _Exported(module).eval(),
+                (frames,),
+                dynamo=True,
+                optimize=False,
+                opset_version=OPSET,
+                input_names=[INPUT],
+                output_names=_output_names(module),
+                dynamic_shapes=shapes,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        cause = " ".join(str(error.__cause__ or error).split())[:200]
+        remedy = "its forward must be tensor operations only"
+        if batch == DYNAMIC:
+            remedy += ", with any batch; or give a fixed batch"
+        raise InputError(path, f"the model cannot be exported: {cause}", remedy) from error
+    finally:
+        module.train(was_training)
+    assert program is not None
+    return program.model
+
+
+def _tidy(model: onnx_ir.Model) -> None:
+    """Name initialisers as the state dict does, compute what depends on constants alone, drop traces of the source."""
+    import onnx_ir.passes.common as common
+    from onnxscript.optimizer import fold_constants
+
+    weights = set(model.graph.initializers.values())
+
+    def only_constants(node: onnx_ir.Node) -> bool | None:
+        return False if any(value in weights for value in node.inputs) else None
+
+    fold_constants(model, should_fold=only_constants)
+    common.RemoveUnusedNodesPass()(model)
+    common.ClearMetadataAndDocStringPass()(model)
+    for value in list(model.graph.initializers.values()):
+        value.name = (value.name or "").removeprefix(_PREFIX)
+
+
+def _checked(model: onnx_ir.Model, path: Path) -> onnx.ModelProto:
+    import onnx
+    import onnx_ir
+
+    proto = onnx_ir.to_proto(model)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        fault = f"the exported model is not sound: {' '.join(str(error).split())[:200]}"
+        raise InputError(path, fault, "report it, with the model") from error
+    return proto
+
+
+def _shapes(values: Any) -> dict[str, Shape]:
+    return {
+        value.name: tuple(axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim)
+        for value in values
+    }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporter says to its own developers from the user's terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
