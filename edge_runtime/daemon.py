@@ -124,7 +124,7 @@ def _open(config: BoxConfig) -> Bundle:
     problems = verify_bundle(config.bundle, config.factories)
     if problems:
         raise BundleError(config.bundle, problems[0], "copy or build the bundle again")
-    return open_bundle(config.bundle, config.factories)
+    return open_bundle(config.bundle, config.factories, config.path.resolve().parent)
 
 
 def _check_cameras(config: BoxConfig, bundle: Bundle) -> None:

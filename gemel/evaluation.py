@@ -33,7 +33,7 @@ from models.tasks import task_of
 from models.tasks.average_precision import mean_average_precision
 from models.weights import load_weights
 from models.workload import Query, Workload, load_workload
-from models.zoo import build
+from models.zoo import build_query
 
 MEMORY = ("min", "50%", "75%")
 REPORT_JSON, REPORT_HTML = "report.json", "report.html"
@@ -96,7 +96,7 @@ def evaluate(
 def _belonging(bundle: str | Path, workload: str | Path) -> tuple[Bundle, Workload]:
     """Both opened; InputError unless they hold the same queries with the same models."""
     load = load_workload(workload)
-    opened = open_bundle(bundle, factories=[query.model for query in load.queries])
+    opened = open_bundle(bundle, factories=[query.model for query in load.queries], folder=load.path.parent)
     shipped = {query.id: query for query in opened.queries}
     if set(shipped) != {query.id for query in load.queries}:
         odd = sorted(set(shipped) ^ {query.id for query in load.queries})
@@ -124,7 +124,7 @@ def _writable(out_dir: Path) -> None:
 def _judge(query: Query, bundle: Bundle) -> _Judged:
     """Both models of a query over its test split."""
     task, device = task_of(query.task), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    original = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+    original = build_query(query)
     load_weights(query, original)
     original_bytes = state_bytes(original)
     split = load_split(query, "test")

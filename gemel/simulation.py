@@ -18,7 +18,7 @@ from gemel.text import percent, size, table
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.errors import InputError
 from models.workload import Query, load_workload
-from models.zoo import build
+from models.zoo import build_query
 
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
@@ -89,7 +89,7 @@ class _Apart:
 
 
 def _on_paper(query: AnyQuery) -> nn.Module:
-    return build(query.model, query.classes, query.model_args, query.input_size, query.task, device="meta")
+    return build_query(query, device="meta")
 
 
 def costs_apart(profile: DeviceProfile, queries: Iterable[AnyQuery]) -> Costs:

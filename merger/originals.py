@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from models.prepared import Prepared
 from models.tasks import task_of
 from models.weights import load_matching, save_weights
 from models.workload import Query, Workload
-from models.zoo import build
+from models.zoo import build_query, check_input
 
 UNFOLDING_BATCHES = 4
 UNFOLDING_BATCH = 32
@@ -81,7 +82,7 @@ def train_originals(
     chosen = [workload.query(query) for query in query_ids] if query_ids else list(workload.queries)
     waiting = [query for query in chosen if query_ids or query.weights is None or not query.weights.exists()]
     for query in waiting:
-        if query.weights is None or query.weights.suffix != ".safetensors":
+        if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
             remedy = "name the .safetensors file that training shall write"
             raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
         if load_split(query, "train").truths is None:
@@ -99,7 +100,8 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     splits = {name: Prepared(query, load_split(query, name)).load() for name in ("train", "val", "test")}
     data = TrainingSet(query, splits["train"])
     torch.manual_seed(seed)
-    model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+    model = build_query(query)
+    check_input(query, model)
     model = model.to(default_device(), memory_format=torch.channels_last)  # type: ignore[call-overload]
     if query.init is not None:
         load_matching(model, query.init)
@@ -115,7 +117,7 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     model.load_state_dict(best[1])
     _, threshold = _judge(query, model, splits["val"])
     test, _ = _judge(query, model, splits["test"], threshold)
-    assert query.weights is not None
+    assert isinstance(query.weights, Path)
     query.weights.parent.mkdir(parents=True, exist_ok=True)
     save_weights(query.weights, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
     seconds = time.monotonic() - started

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import nn
 
 from models.workload import Query
-from models.zoo import build, is_zoo_name
+from models.zoo import build, folder_of, is_zoo_name, naming
 
 Signature = Literal["wide", "strict"]
 PACKED_SUFFIX = "_proj_weight"
@@ -70,15 +71,21 @@ def model_bytes(query: Query) -> int:
 def architecture(query: Query) -> Architecture:
     """Describe a query's model on the meta device; the same model is described once, whatever its classes."""
     width = len(query.classes) + (query.task == "detection")
-    return describe(query.model, width, query.input_size, query.task, query.model_args)
+    with naming(query):
+        return describe(query.model, width, query.input_size, query.task, query.model_args, folder_of(query))
 
 
-def describe(model: str, width: int, input_size: int, task: str, model_args: dict | None = None) -> Architecture:
-    """Describe a zoo name or factory; `width` = number of classes, a detector's background among them."""
+def describe(
+    model: str, width: int, input_size: int, task: str, model_args: dict | None = None, folder: Path | None = None
+) -> Architecture:
+    """Describe a zoo name or factory; `width` = number of classes, a detector's background among them.
+
+    A factory may lie in `folder`.
+    """
     args = json.dumps(model_args or {}, sort_keys=True, default=str)
     # What a stranger's factory makes of the class count is anybody's guess; the zoo's models grow linearly with it.
     widths = TRIAL_WIDTHS if is_zoo_name(model) else (width, width + 1)
-    return _at_width(model, args, input_size, task, widths, width)
+    return _at_width(model, args, input_size, task, folder, widths, width)
 
 
 def weight_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:
@@ -127,9 +134,9 @@ class _Row:
 
 @lru_cache(maxsize=4096)
 def _at_width(
-    model: str, args: str, input_size: int, task: str, widths: tuple[int, int], width: int
+    model: str, args: str, input_size: int, task: str, folder: Path | None, widths: tuple[int, int], width: int
 ) -> Architecture:
-    rows, tensors = _described(model, args, input_size, task, widths)
+    rows, tensors = _described(model, args, input_size, task, folder, widths)
     extra, last, layers = width - widths[0], max(1, len(rows) - 1), []
     for index, row in enumerate(rows):
         shape = row.weight.at(extra)
@@ -147,11 +154,12 @@ def _at_width(
 
 @lru_cache(maxsize=1024)
 def _described(
-    model: str, args: str, input_size: int, task: str, widths: tuple[int, int]
+    model: str, args: str, input_size: int, task: str, folder: Path | None, widths: tuple[int, int]
 ) -> tuple[tuple[_Row, ...], tuple[_Tensor, ...]]:
     """The layers and all unique tensors of a model, found by building it at two widths."""
     built, wider = (
-        build(model, (), json.loads(args), input_size, task, device="meta", num_classes=width) for width in widths
+        build(model, (), json.loads(args), input_size, task, device="meta", num_classes=width, folder=folder)
+        for width in widths
     )
     wider_state = wider.state_dict()
     unique: dict[int, str] = {}

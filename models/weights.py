@@ -17,58 +17,70 @@ from torch import Tensor, nn
 
 from models.atomic import writing
 from models.bundle.container import CODES, encode_header, place, raw_bytes
+from models.darknet import read_darknet
 from models.errors import InputError
+from models.fit import check_fit, current_names, without_extras
+from models.published import Published, fetch
+from models.zoo import check_input
 
 if TYPE_CHECKING:
     from models.workload import Query
 
+Source = Path | Published
 PICKLE_SUFFIXES = (".pt", ".pth", ".th")
+DARKNET_SUFFIX = ".weights"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the state dict in a checkpoint."""
-PREFIXES = ("module.", "backbone.", "features.")
+PREFIXES = ("module.", "backbone.", "body.", "features.")
 """What may stand before a tensor's name in one file and not in another."""
-COUNTER = "num_batches_tracked"
 
 
 def load_weights(query: Query, module: nn.Module) -> nn.Module:
-    """Load a query's weights file into its architecture, in place, and return it.
+    """Load a query's weights into its architecture, in place, and return it; published ones are fetched first.
 
     Raises InputError, naming file, key, fault and remedy, when the file is missing, damaged, holds more than
-    a plain state dict or NaN, or does not fit the architecture or the class list; then the module is
+    a plain state dict or NaN, or does not fit the architecture, the class list or the input size; then the module is
     unchanged.
     """
     key = f"weights ({query.id})"
     if query.weights is None:
-        raise InputError(query.id, "has no weights file", "add `weights:` to the query", "weights")
-    state = read_state(query.weights, key)
+        raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
+    state = read_state(query.weights, key, module)
     own = module.state_dict()
-    _check_names(query, key, own, state)
-    _check_shapes(query, key, own, state)
+    state = without_extras(query.model, current_names(module, state), own)
+    check_fit(query, key, own, state)
     _check_finite(query.weights, key, state)
+    check_input(query, module)
     module.load_state_dict({**own, **state}, strict=True)
     return module
 
 
-def load_matching(module: nn.Module, path: str | Path, key: str = "init") -> tuple[str, ...]:
-    """Load every tensor of a file whose name and shape fit, and return the module's names that were loaded.
+def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple[str, ...]:
+    """Load every tensor of some weights whose name and shape fit, and return the module's names that were loaded.
 
-    Names fit when they are equal after leading `module.`, `backbone.` and `features.` are taken off. Raises
-    InputError when the file cannot be read, holds NaN, or has no weight that fits.
+    Names fit when they are equal after what may stand before a backbone (PREFIXES) is taken off; so a head of another
+    class count stays as it is. Raises InputError when the weights cannot be read, hold NaN, or no weight of them fits.
     """
-    path = Path(path)
-    source = read_state(path, key)
-    by_bare_name = {_bare(name): tensor for name, tensor in source.items()}
+    given = current_names(module, read_state(source, key, module))
+    by_bare_name = {_bare(name): tensor for name, tensor in given.items()}
     chosen: dict[str, Tensor] = {}
     for name, own in module.state_dict().items():
-        given = source.get(name, by_bare_name.get(_bare(name)))
-        if given is not None and given.shape == own.shape:
-            chosen[name] = given
+        found = given.get(name, by_bare_name.get(_bare(name)))
+        if found is not None and found.shape == own.shape:
+            chosen[name] = found
     if not any(tensor.ndim >= 2 for tensor in chosen.values()):
-        fault = f"none of its {len(source)} tensors fits {type(module).__name__} by name and shape"
-        raise InputError(path, fault, "give weights of the same backbone", key)
-    _check_finite(path, key, chosen)
+        fault = f"none of its {len(given)} tensors fits {type(module).__name__} by name and shape"
+        raise InputError(str(source), fault, "give weights of the same backbone", key)
+    _check_finite(source, key, chosen)
     module.load_state_dict(chosen, strict=False)
     return tuple(chosen)
+
+
+def fingerprint(weights: Source | None) -> bytes:
+    """What changes when the weights do: the file's bytes, or the published file's name; empty where there are none."""
+    if isinstance(weights, Published):
+        return weights.file_name.encode()
+    return weights.read_bytes() if weights is not None and weights.exists() else b""
 
 
 def save_weights(path: str | Path, state: Mapping[str, Tensor], overwrite: bool = True) -> None:
@@ -84,20 +96,23 @@ def save_weights(path: str | Path, state: Mapping[str, Tensor], overwrite: bool 
             file.write(raw_bytes(state[name]))
 
 
-def read_state(path: str | Path, key: str = "weights") -> dict[str, Tensor]:
-    """The tensors of a .safetensors, .pt or .pth file by name, on the CPU; nothing in the file is run.
+def read_state(source: str | Source, key: str = "weights", module: nn.Module | None = None) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, on the CPU; nothing in the file is run.
 
-    A checkpoint's `state_dict` is unwrapped and a `module.` before every name taken off. Raises InputError.
+    .safetensors; .pt, .pth or .th, where a checkpoint's `state_dict` is unwrapped and a `module.` before every name
+    taken off; darknet's .weights, which holds no names, so that `module` has to give them. Raises InputError.
     """
-    path = Path(path)
+    path = fetch(source, key) if isinstance(source, Published) else Path(source)
     if not path.is_file():
         raise InputError(path, "does not exist", "give the path of a weights file, or train one first", key)
     if path.suffix == ".safetensors":
         content: Any = _read_safetensors(path, key)
     elif path.suffix in PICKLE_SUFFIXES:
         content = _read_pickle(path, key)
+    elif path.suffix == DARKNET_SUFFIX and module is not None:
+        content = read_darknet(path, module, key)
     else:
-        known = ", ".join((".safetensors", *PICKLE_SUFFIXES))
+        known = ", ".join((".safetensors", *PICKLE_SUFFIXES, DARKNET_SUFFIX))
         raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {known}", key)
     state = _plain_state(path, key, content)
     if all(name.startswith("module.") for name in state):
@@ -152,37 +167,10 @@ def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _check_names(query: Query, key: str, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    missing = [name for name in own if name not in state and not name.endswith(COUNTER)]
-    unknown = [name for name in state if name not in own]
-    faults = []
-    if missing:
-        faults.append(f"lacks {_listed(missing)}, which {query.model} needs")
-    if unknown:
-        faults.append(f"has {_listed(unknown)}, which {query.model} does not know")
-    if faults:
-        remedy = "give weights of this architecture, or correct `model` and `model_args`"
-        raise InputError(query.weights or "", " and ".join(faults), remedy, key)
-
-
-def _check_shapes(query: Query, key: str, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    wrong = [name for name, tensor in state.items() if tensor.shape != own[name].shape]
-    if not wrong:
-        return
-    first = wrong[0]
-    given, wanted = tuple(state[first].shape), tuple(own[first].shape)
-    fault = f"{_listed(wrong)}: {given} in the file, {wanted} in {query.model} with {len(query.classes)} classes"
-    remedy = "give weights of this architecture, or correct `model` and `model_args`"
-    if all(state[name].ndim == own[name].ndim and state[name].shape[1:] == own[name].shape[1:] for name in wrong):
-        fault = f"only the head does not fit the class list: {fault}"
-        remedy = "list in `classes` the classes these weights were trained for, or train new weights"
-    raise InputError(query.weights or "", fault, remedy, key)
-
-
-def _check_finite(path: Path, key: str, state: Mapping[str, Tensor]) -> None:
+def _check_finite(source: Source, key: str, state: Mapping[str, Tensor]) -> None:
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise InputError(path, f"{name} holds NaN or infinite values", "train or export it again", key)
+            raise InputError(str(source), f"{name} holds NaN or infinite values", "train or export it again", key)
 
 
 def _bare(name: str) -> str:
@@ -190,12 +178,6 @@ def _bare(name: str) -> str:
     while prefix := next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""):
         name = name.removeprefix(prefix)
     return name
-
-
-def _listed(names: list[str]) -> str:
-    """`a` or `a, b and 12 more`."""
-    rest = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + rest
 
 
 def _one_line(error: Exception) -> str:

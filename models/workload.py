@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.errors import InputError
+from models.published import PREFIX, Published, find_published
 from models.yaml_file import read_yaml
 from models.zoo import check_name
 
@@ -26,7 +27,11 @@ class Camera:
 
 @dataclass(frozen=True)
 class Query:
-    """One question on one camera, answered by one model. `accuracy_target` is a fraction of the original's."""
+    """One question on one camera, answered by one model. `accuracy_target` is a fraction of the original's.
+
+    `weights` are the original's, `init` those that its training starts from; `file` is the workload file that asks,
+    in whose folder the query's own factory may lie.
+    """
 
     id: str
     camera: str
@@ -35,8 +40,8 @@ class Query:
     model: str
     model_args: dict[str, Any] = field(hash=False)
     input_size: int
-    weights: Path | None
-    init: Path | None
+    weights: Path | Published | None
+    init: Path | Published | None
     fps: float | None
     sla_ms: float
     roi: Roi | None
@@ -44,6 +49,7 @@ class Query:
     priority: int
     data: Path | None
     accuracy_target: float
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -144,13 +150,18 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     def resolve(value: str | None) -> Path | None:
         return None if value is None else (root / value).resolve()
 
+    def resolve_weights(name: str, value: str | None) -> Path | Published | None:
+        if value is None or not value.startswith(PREFIX):
+            return resolve(value)
+        return find_published(value, given.model, path, f"{where}.{name} ({given.id})")
+
     return Query(
         id=given.id, camera=given.camera, task=given.task, classes=tuple(given.classes), model=given.model,
-        model_args=given.model_args, input_size=given.input_size, weights=resolve(given.weights),
-        init=resolve(given.init), fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras
-                                                    else None),
+        model_args=given.model_args, input_size=given.input_size,
+        weights=resolve_weights("weights", given.weights), init=resolve_weights("init", given.init),
+        fps=given.fps or (keys.cameras[given.camera].fps if given.camera in keys.cameras else None),
         sla_ms=given.sla_ms, roi=roi, min_score=given.min_score, priority=given.priority, data=resolve(given.data),
-        accuracy_target=given.accuracy_target or keys.accuracy_target,
+        accuracy_target=given.accuracy_target or keys.accuracy_target, file=path.resolve(),
     )  # fmt: skip
 
 

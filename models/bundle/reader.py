@@ -29,12 +29,19 @@ class Bundle:
     """
 
     def __init__(
-        self, path: Path, mapping: mmap.mmap, header: Header, manifest: Manifest, factories: Collection[str]
+        self,
+        path: Path,
+        mapping: mmap.mmap,
+        header: Header,
+        manifest: Manifest,
+        factories: Collection[str],
+        folder: Path | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.header = header
         self.factories = frozenset(factories)
+        self.folder = folder
         self.mapping = mapping
         self._data = _view(mapping, header.data_start)
         self._queries = {query.id: query for query in manifest.queries}
@@ -79,7 +86,7 @@ class Bundle:
         don't fit the architecture, before anything is allocated.
         """
         query = self.query(query_id)
-        model = architecture(query, self.factories, self.path)
+        model = architecture(query, self.factories, self.path, self.folder)
         for problem in architecture_problems(query, model, self.header.entries):
             raise BundleError(self.path, problem, REMEDY)
         for layer, residual in query.residuals.items():
@@ -95,12 +102,12 @@ class Bundle:
         return model.requires_grad_(copy).to(device).eval()
 
 
-def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
+def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> Bundle:
     """Map a bundle read-only and check its header, seal and manifest before anything is allocated.
 
-    `factories` names the `package.module:factory` models that may be imported, from the local config. Raises
-    InputError when the file cannot be read and BundleError when it is no sound bundle; the contents of the
-    tensors are only checked by `verify_bundle`.
+    `factories` names the `package.module:factory` models that may be imported, from the local config; beside Python's
+    path, they may lie in `folder` (that of the config). Raises InputError when the file cannot be read and BundleError
+    when it is no sound bundle; the contents of the tensors are only checked by `verify_bundle`.
     """
     path = Path(path)
     mapping = map_file(path)
@@ -110,7 +117,7 @@ def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
             raise Fault(problem)
     except Fault as fault:
         raise BundleError(path, str(fault), REMEDY) from None
-    return Bundle(path, mapping, header, manifest, factories)
+    return Bundle(path, mapping, header, manifest, factories, folder)
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -135,7 +142,9 @@ def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:
     return header, parse_manifest(header.metadata[MANIFEST_KEY])
 
 
-def architecture(query: BundleQuery, factories: Collection[str], path: Path) -> nn.Module:
+def architecture(
+    query: BundleQuery, factories: Collection[str], path: Path, folder: Path | None = None
+) -> nn.Module:
     """The query's plain architecture on the meta device; BundleError when it may not or cannot be built."""
     from models import zoo
 
@@ -143,7 +152,9 @@ def architecture(query: BundleQuery, factories: Collection[str], path: Path) -> 
         remedy = "list it under `factories` in the local config if you trust it"
         raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
     try:
-        return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, "meta", factories)
+        return zoo.build(
+            query.model, query.classes, query.model_args, query.input_size, query.task, "meta", factories, folder=folder
+        )
     except Exception as error:  # a hostile manifest can make an architecture fail in any way
         fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
         raise BundleError(path, fault, REMEDY) from error

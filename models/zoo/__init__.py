@@ -1,25 +1,49 @@
-"""Architectures by name: `build` makes one, `preprocess_of` says how its input is scaled."""
+"""Architectures by name: `build_query` makes a query's model, `preprocess_of` says how its input is scaled."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from models.errors import InputError
 from models.preprocess import Preprocess
+from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory
+from models.zoo.foreign_checks import check_foreign
+from models.zoo.inputs import answer_on_meta, check_answer, check_logits
 from models.zoo.registry import ENTRIES, ZooEntry
 
-__all__ = ["build", "check_name", "is_zoo_name", "names", "preprocess_of"]
+__all__ = [
+    *("build", "build_query", "check_input", "check_name", "folder_of", "is_zoo_name", "names", "naming"),
+    *("preprocess_of", "width_of"),
+]
 
 for _family in pkgutil.iter_modules(__path__):  # every module of this folder enters its models into the registry
     importlib.import_module(f"{__name__}.{_family.name}")
+
+
+class Asked(Protocol):
+    """What a query of a workload, or of a bundle, says about its model."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def model_args(self) -> dict[str, Any]: ...
+    @property
+    def input_size(self) -> int: ...
 
 
 def names(task: str | None = None) -> list[str]:
@@ -35,12 +59,20 @@ def is_zoo_name(model: str) -> bool:
 def check_name(model: str, task: str, where: str, key: str = "model") -> None:
     """Raise InputError when `model` is neither in the zoo for this task nor `package.module:factory`."""
     entry = ENTRIES.get(model)
-    if entry is None and ":" not in model:
-        near = difflib.get_close_matches(model, ENTRIES, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "see `gemel inspect --help`"
+    if entry is None and ":" in model:
+        if not NAME.fullmatch(model):
+            raise InputError(where, f"'{model}' is no name of a factory", FORM, key)
+    elif entry is None:
+        near = difflib.get_close_matches(model.lower().replace("-", "_"), names(task), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "`gemel inspect --zoo` lists what is,"
         raise InputError(where, f"'{model}' is not in the zoo", f"{hint} or give package.module:factory", key)
-    if entry is not None and entry.task != task:
-        raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {names(task)}", key)
+    elif entry.task != task:
+        raise InputError(where, f"'{model}' does {entry.task}, not {task}", f"use one of {', '.join(names(task))}", key)
+
+
+def width_of(task: str, classes: Sequence[str]) -> int:
+    """The `num_classes` of a factory: a detector's background counts."""
+    return len(classes) + (task == "detection")
 
 
 def build(
@@ -52,29 +84,63 @@ def build(
     device: str | torch.device = "cpu",
     factories: Collection[str] | None = None,
     num_classes: int | None = None,
+    folder: Path | None = None,
 ) -> nn.Module:
     """Build an architecture with random weights; on device "meta" nothing is allocated.
 
-    A name `package.module:factory` is imported; `factories`, where given, is the list of those that may be.
-    Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: -> logits (N, A, C + 1) with class 0
-    the background, and box deltas (N, A, 4). `num_classes` overrides the width that `classes` gives.
+    A name `package.module:factory` is imported, from `folder` first and from Python's path after it; `factories`,
+    where given, is the list of those that may be. `num_classes` overrides the width that `classes` gives.
+    Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
+    model cannot be built, and for a user's own module that could not be merged or has another width.
     """
-    width = num_classes if num_classes is not None else len(classes) + (task == "detection")
+    width = num_classes if num_classes is not None else width_of(task, classes)
+    args = dict(model_args or {})
+    if is_zoo_name(model):
+        with torch.device(device):
+            return _from_zoo(model, width, input_size, args)
+    if factories is not None and model not in factories:
+        raise InputError(model, "this factory may not be imported", "list it under `factories`")
+    factory = foreign_factory(model, folder)
     with torch.device(device):
-        if is_zoo_name(model):
-            factory = ENTRIES[model].factory
-        else:
-            if factories is not None and model not in factories:
-                raise InputError(model, "this factory may not be imported", "list it under `factories`")
-            factory = _foreign_factory(model)
-        try:
-            module = factory(width, input_size=input_size, **(model_args or {}))
-        except (TypeError, ValueError) as error:
-            remedy = "check model_args and input_size"
-            raise InputError(model, f"cannot be built: {error}", remedy, "model_args") from error
-    if not isinstance(module, nn.Module):
-        raise InputError(model, f"the factory returned {type(module).__name__}", "it must return a torch nn.Module")
+        module = build_foreign(model, factory, width, input_size, args)
+    check_foreign(model, module, task)
+    answer = answer_on_meta(module, input_size) if task == "classification" else None
+    if answer is not None:
+        check_logits(model, answer, width)
     return module
+
+
+def build_query(query: Asked, device: str | torch.device = "cpu") -> nn.Module:
+    """Build a query's own model with random weights; what is wrong with it names the query and its workload file."""
+    with naming(query):
+        args = (query.model, query.classes, query.model_args, query.input_size, query.task)
+        return build(*args, device=device, folder=folder_of(query))
+
+
+def check_input(query: Asked, module: nn.Module) -> None:
+    """Raise InputError when the query's model cannot take frames of its input size, or has another class count.
+
+    One frame goes through on the meta device (some ten milliseconds), so nothing is computed.
+    """
+    with naming(query):
+        check_answer(query.model, module, query.input_size, query.task, width_of(query.task, query.classes))
+
+
+def folder_of(query: Asked) -> Path | None:
+    """The folder of the query's workload file where it names a factory, which may lie there; else None."""
+    file: Path | None = getattr(query, "file", None)
+    return None if file is None or is_zoo_name(query.model) else file.parent
+
+
+@contextmanager
+def naming(query: Asked) -> Iterator[None]:
+    """Let an error about a query's model begin with the workload file and the query."""
+    try:
+        yield
+    except InputError as error:
+        where = getattr(query, "file", None) or query.id
+        key = f"{error.key or 'model'} ({query.id})"
+        raise InputError(where, f"{query.model}: {error.fault}", error.remedy, key) from error
 
 
 def preprocess_of(model: str, input_size: int) -> Preprocess:
@@ -83,12 +149,9 @@ def preprocess_of(model: str, input_size: int) -> Preprocess:
     return Preprocess(input_size, entry.mean, entry.std)
 
 
-def _foreign_factory(model: str):
-    module_name, _, attribute = model.partition(":")
+def _from_zoo(model: str, width: int, input_size: int, args: dict[str, Any]) -> nn.Module:
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(model, f"cannot be imported: {error}", "check the name and PYTHONPATH", "model") from error
-    if "input_size" in inspect.signature(factory).parameters:
-        return factory
-    return lambda num_classes, input_size, **args: factory(num_classes, **args)
+        return ENTRIES[model].factory(width, input_size=input_size, **args)
+    except (TypeError, ValueError) as error:
+        key = "input_size" if "input_size" in str(error) else "model_args"
+        raise InputError(model, f"cannot be built: {error}", f"correct `{key}`", key) from error

@@ -15,7 +15,7 @@ from models.zoo.foreign import reason
 from models.zoo.registry import ENTRIES
 
 
-def check_answer(model: str, module: nn.Module, input_size: int, task: str, width: int, where: str = "") -> None:
+def check_answer(model: str, module: nn.Module, input_size: int, task: str, width: int) -> None:
     """Raise InputError when the module fails on a frame of (3, input_size, input_size), or its logits are not
     (1, width).
 
@@ -26,25 +26,25 @@ def check_answer(model: str, module: nn.Module, input_size: int, task: str, widt
         answer = _on_meta(module, input_size)
     except Exception as error:
         if _is_meta(module):
-            raise _too_small(model, input_size, error, where) from error
+            raise _refused(model, input_size, error) from error
         try:
             answer = _for_real(module, input_size)
         except Exception as real_error:
-            raise _too_small(model, input_size, real_error, where) from real_error
+            raise _refused(model, input_size, real_error) from real_error
     if task == "classification":
-        check_logits(model, answer, width, where)
+        check_logits(model, answer, width)
 
 
-def check_logits(model: str, answer: Any, width: int, where: str = "") -> None:
+def check_logits(model: str, answer: Any, width: int) -> None:
     """Raise InputError when a classifier's answer to one frame is not a tensor (1, width)."""
     if isinstance(answer, Tensor) and answer.shape == (1, width):
         return
     if isinstance(answer, Tensor) and answer.ndim == 2:
         fault = f"answers with {answer.shape[1]} classes where {width} were asked for"
-        raise InputError(where or model, f"{model} {fault}", "make its last layer `num_classes` wide", "classes")
-    given = f"shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-    remedy = f"return plain logits, one row of {width} for each frame"
-    raise InputError(where or model, f"{model} answers one frame with {given}", remedy, "model")
+        raise InputError(model, fault, "make its last layer `num_classes` wide", "classes")
+    given = f"a tensor {tuple(answer.shape)}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+    fault = f"answers one frame with {given}, not with logits (1, {width})"
+    raise InputError(model, fault, "return one row of plain logits for each frame", "model")
 
 
 def answer_on_meta(module: nn.Module, input_size: int) -> Any:
@@ -84,8 +84,9 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _too_small(model: str, input_size: int, error: Exception, where: str) -> InputError:
-    fault = f"{model} cannot take frames of {input_size}x{input_size} ({reason(error)})"
+def _refused(model: str, input_size: int, error: Exception) -> InputError:
     entry = ENTRIES.get(model)
-    made_for = f"{entry.input_size} is what it was made for" if entry else "check its forward"
-    return InputError(where or model, fault, f"choose another input_size; {made_for}", "input_size")
+    remedy = f"choose another input_size; it was made for {entry.input_size}" if entry else "mend its forward"
+    return InputError(
+        model, f"cannot take frames of {input_size}x{input_size} ({reason(error)})", remedy, "input_size"
+    )

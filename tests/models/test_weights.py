@@ -25,6 +25,9 @@ class Small(nn.Module):
         self.backbone.features = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width))
         self.fc = nn.Linear(width, classes)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.backbone.features(x).mean((2, 3)))
+
 
 def query(weights: Path | None, classes: tuple[str, ...] = ("car", "none")) -> Query:
     """A query with this weights file."""
@@ -102,17 +105,18 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "tensor missing": (
         "w.pt",
         lambda p: torch.save(without(STATE, "fc.bias"), p),
-        "lacks fc.bias, which small needs; give weights of this architecture",
+        "lacks 1 of the 9 tensors of small: fc.bias (2,); give weights of this architecture",
     ),
     "tensor too many": (
         "w.pt",
         lambda p: torch.save({**STATE, "fc.scale": torch.zeros(2)}, p),
-        "has fc.scale, which small does not know",
+        "has 1 that small does not know: fc.scale (2,); give",
     ),
     "another width": (
         "w.pt",
         lambda p: torch.save(Small(width=5).state_dict(), p),
-        "(5, 3, 3, 3) in the file, (4, 3, 3, 3) in small with 2 classes; give weights of this architecture",
+        "7 of 9 tensors have another shape in small: backbone.features.0.weight is (5, 3, 3, 3) and should be "
+        "(4, 3, 3, 3), backbone.features.0.bias is (5,) and should be (4,) and 5 more; give weights of this",
     ),
     "NaN": ("w.pt", lambda p: torch.save(with_nan(STATE, float("nan")), p), "fc.weight holds NaN or infinite values"),
     "infinite": ("w.safetensors", lambda p: save_weights(p, with_nan(STATE, float("inf"))), "NaN or infinite"),
@@ -139,12 +143,14 @@ def test_weights_of_another_class_list_are_named_as_such(tmp_path):
     save_weights(tmp_path / "w.safetensors", Small(classes=5).state_dict())
     with pytest.raises(InputError) as caught:
         load_weights(query(tmp_path / "w.safetensors"), Small())
-    assert "only the head does not fit the class list: fc.weight, fc.bias: (5, 4) in the file" in str(caught.value)
-    assert "list in `classes`" in caught.value.remedy
+    assert (
+        "only the head does not fit the 2 classes of the query: fc.weight is (5, 4) and should be (2, 4), "
+        "fc.bias is (5,) and should be (2,); list in `classes`"
+    ) in str(caught.value)
 
 
 def test_a_query_without_weights_says_which(tmp_path):
-    with pytest.raises(InputError, match="gate: weights: has no weights file; add `weights:`"):
+    with pytest.raises(InputError, match=r"gate: weights \(gate\): has no weights file; add `weights:`"):
         load_weights(query(None), Small())
 
 
