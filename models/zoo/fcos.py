@@ -34,7 +34,7 @@ class Fcos(OneStage):
         self.head = whole.head
         self.center_sampling_radius = whole.center_sampling_radius
         self.input_size = input_size
-        grids = [shape[1:] for shape in map_shapes(self.backbone, input_size)]
+        grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]
         self.locations = [height * width for height, width in grids]
         self.anchors = FixedBoxes(anchors_of(whole.anchor_generator, input_size, grids))
 

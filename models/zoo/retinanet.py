@@ -36,7 +36,7 @@ class RetinaNet(OneStage):
         self.head = whole.head
         self.proposal_matcher = whole.proposal_matcher
         self.input_size = input_size
-        grids = [shape[1:] for shape in map_shapes(self.backbone, input_size)]
+        grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]
         self.anchors = FixedBoxes(anchors_of(whole.anchor_generator, input_size, grids))
 
     def forward(self, x: Tensor) -> Outputs:

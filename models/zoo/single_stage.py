@@ -64,13 +64,13 @@ def single_stage(
     input_size: int,
 ) -> SingleStage:
     """A detector over a backbone that returns an ordered dict of maps; `build_head(channels, boxes per cell)`."""
-    shapes = map_shapes(backbone, input_size)
+    shapes = list(map_shapes(backbone, input_size).values())
     head = build_head([channels for channels, _, _ in shapes], generator.num_anchors_per_location())
     return SingleStage(backbone, head, _fractions(generator, input_size, [shape[1:] for shape in shapes]))
 
 
-def map_shapes(backbone: nn.Module, input_size: int) -> list[MapShape]:
-    """(channels, height, width) of each feature map, worked out without computing or allocating anything.
+def map_shapes(backbone: nn.Module, input_size: int) -> dict[str, MapShape]:
+    """(channels, height, width) of each feature map by its name, worked out without computing or allocating anything.
 
     Raises ValueError when the input is too small for the backbone's last map.
     """
@@ -83,7 +83,7 @@ def map_shapes(backbone: nn.Module, input_size: int) -> list[MapShape]:
         raise ValueError(f"input_size {input_size} is too small for this backbone") from error
     finally:
         backbone.train(training)
-    return [(one.shape[1], one.shape[2], one.shape[3]) for one in maps.values()]
+    return {name: (one.shape[1], one.shape[2], one.shape[3]) for name, one in maps.items()}
 
 
 def spread(scales: Sequence[float], maps: int) -> list[float]:
