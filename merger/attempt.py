@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from torch import nn
 
+from merger.journal import Journal
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.layers import weight_key
-from models.plan import Member
+from models.plan import Member, SharingPlan
 
 
 @dataclass(frozen=True)
@@ -23,15 +26,42 @@ class Attempt:
     epochs: int
     diverged: bool = False
 
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values and tensors, for a journal."""
+        merged = self.merged.to_plain() if self.merged is not None else None
+        return {**self.__dict__, "ratios": dict(self.ratios), "merged": merged}
 
-def train_while(bench: Workbench, models: Mapping[str, nn.Module], recipe: Recipe) -> Iterator[dict[str, float]]:
-    """Train epoch by epoch; after each, every query's ratio on val. Stop early by not asking for more."""
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> Attempt:
+        """Inverse of `to_plain`."""
+        merged = Merged.from_plain(value["merged"]) if value["merged"] is not None else None
+        return cls(**{**value, "merged": merged})
+
+
+def train_while(
+    bench: Workbench, models: Mapping[str, nn.Module], recipe: Recipe, journal: Journal | None = None
+) -> Iterator[dict[str, float]]:
+    """Train epoch by epoch; after each, every query's ratio on val. Stop early by not asking for more.
+
+    With a journal it goes on where it stood: with the first epoch whose ratios the caller had not yet dealt with.
+    """
+    journal = journal or Journal()
     training = bench.training(models, recipe)
-    for epoch in range(recipe.epochs):
-        loss = training.epoch()
-        ratios = {query: bench.ratio(query, model) for query, model in models.items()}
-        bench.progress("epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=loss, ratios=ratios)
-        yield ratios
+    journal.training("training", training)
+    seen = journal.part("validation")
+    for epoch in range(seen.get("epochs", 0), recipe.epochs):
+        while training.epochs <= epoch:
+            training.epoch()
+        ratios = seen.setdefault("ratios", {})
+        for query, model in models.items():
+            if query not in ratios:
+                ratios[query] = bench.ratio(query, model)
+                journal.tick()
+        bench.progress(
+            "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
+        )
+        yield dict(ratios)
+        seen.update(epochs=epoch + 1, ratios={})
 
 
 def attempt(
@@ -40,37 +70,53 @@ def attempt(
     members: Sequence[Member],
     recipe: Recipe,
     required: Mapping[str, float],
+    journal: Journal | None = None,
 ) -> Attempt:
     """Share one more set on top of what is accepted and retrain all models tied to it (GEMEL, section 5).
 
-    Ends early when all reach `required`, or when the gain of the last epoch, extrapolated, is too small for those
-    that don't. The state is adopted whenever one more member holds.
+    Ends early when all reach `required`, or when the gain of the last epochs, extrapolated, is too small for those
+    that don't. The state is adopted whenever one more member holds. Accepted sets within `members` are replaced, by
+    larger ones only.
     """
-    plan = accepted.plan.with_set(members)
+    journal = journal or Journal()
+    plan = extended(accepted.plan, members)
     queries = plan.tied_to(query for query, _ in members)
-    models = bench.tied(plan, sorted(queries), accepted.states)
-    ratios = {query: bench.ratio(query, model) for query, model in models.items()}
-    best = Attempt((), None, ratios, 0)
-    history = [ratios]
-    epochs = train_while(bench, models, recipe)
+    models = bench.tied(plan, sorted(queries), accepted.states, journal)
+    least = max((len(shared) for shared in accepted.plan.shared if shared not in plan.shared), default=1) + 1
+    notes = journal.part("attempt")
+    history: list[dict[str, float]] = notes.setdefault("history", [])
+    best = Attempt.from_plain(notes["best"]) if "best" in notes else Attempt((), None, {}, 0)
+    epochs = train_while(bench, models, recipe, journal)
     try:
-        for epoch in range(recipe.epochs + 1):
-            if epoch:
-                ratios = next(epochs)
-                history.append(ratios)
+        for epoch in range(len(history), recipe.epochs + 1):
+            ratios = next(epochs) if epoch else _ratios(bench, models, journal)
             met = {query for query, ratio in ratios.items() if ratio >= required[query]}
-            if sum(query in met for query, _ in members) > len(best.kept):
+            if sum(query in met for query, _ in members) >= max(least, len(best.kept) + 1):
                 kept, merged = _what_holds(bench, accepted, members, models, met, required)
                 if merged is not None:
                     best = Attempt(kept, merged, ratios, epoch)
+                    notes["best"] = best.to_plain()
+            history.append(ratios)
             if len(best.kept) == len(members):
                 return best
-            if _hopeless(history, required, recipe.epochs - epoch):
+            if hopeless(history, required, recipe.epochs - epoch, recipe.patience):
                 break
     except Diverged:
-        return Attempt(best.kept, best.merged, best.ratios, len(history) - 1, diverged=True)
-    peak = {query: max(row[query] for row in history) for query in ratios}
+        return replace(best, ratios=best.ratios or history[0], epochs=len(history) - 1, diverged=True)
+    peak = {query: max(row[query] for row in history) for query in history[0]}
     return Attempt(best.kept, best.merged, peak, len(history) - 1)
+
+
+def extended(plan: SharingPlan, members: Sequence[Member], kept: Sequence[Member] | None = None) -> SharingPlan:
+    """The plan with the members (of which only these are `kept`) as one set, in place of the sets within them."""
+    others = tuple(shared for shared in plan.shared if not set(shared) <= set(members))
+    return SharingPlan(others, plan.residuals).with_set(members if kept is None else kept)
+
+
+def _ratios(bench: Workbench, models: Mapping[str, nn.Module], journal: Journal) -> dict[str, float]:
+    return {
+        query: journal.step(f"tied {query}", partial(bench.ratio, query, model)) for query, model in models.items()
+    }
 
 
 def _what_holds(
@@ -102,15 +148,17 @@ def _what_holds(
         if bench.ratio(query, model) < required[query]:
             return (), None
         states[query] = snapshot(model)
-    return kept, Merged(accepted.plan.with_set(kept), states)
+    return kept, Merged(extended(accepted.plan, members, kept), states)
 
 
-def _hopeless(history: Sequence[Mapping[str, float]], required: Mapping[str, float], epochs_left: int) -> bool:
-    """Early failure: even twice the mean gain of the last two epochs, kept up to the end, would not do."""
-    if len(history) < 4:
+def hopeless(
+    history: Sequence[Mapping[str, float]], required: Mapping[str, float], epochs_left: int, patience: int
+) -> bool:
+    """Early failure: even twice the mean gain of the last `patience` epochs, kept up to the end, would not do."""
+    if len(history) < patience + 2:
         return False
     for query, ratio in history[-1].items():
-        gain = max(0.0, (ratio - history[-3][query]) / 2)
+        gain = max(0.0, (ratio - history[-1 - patience][query]) / patience)
         if ratio < required[query] and ratio + 2 * gain * epochs_left < required[query]:
             return True
     return False

@@ -6,14 +6,18 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from merger.checkpoint import Checkpoint
 from merger.method import METHODS, MergeOptions
+from merger.precision import Precisions
 from merger.progress import Progress, silent
 from merger.workbench import Merged, Workbench
 from models.atomic import writing
@@ -23,6 +27,7 @@ from models.evaluation import Evidence
 from models.groups import ceiling_bytes
 from models.layers import layers_of_all, model_bytes, state_bytes
 from models.plan import tie
+from models.weights import fingerprint
 from models.workload import Workload
 
 LOG_SUFFIX = ".log.jsonl"
@@ -84,7 +89,9 @@ def merge(
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
     `OUT.work`, from which `resume` goes on.
     """
-    out, options = check_output(out), options or MergeOptions()
+    out, options = Path(out), options or MergeOptions()
+    begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
+    check_output(out, overwrite=begun)
     check_output(_beside(out, LOG_SUFFIX), overwrite=True)
     if method not in METHODS:
         raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
@@ -97,8 +104,11 @@ def merge(
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
     bench = Workbench(workload, seed, progress)
-    merged = METHODS[method](bench, options, checkpoint)
-    report = _ship(bench, merged, out, method, time.monotonic() - started)
+    checkpoint.meter = bench.work
+    bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
+    found = checkpoint.step("method", lambda: METHODS[method](bench, options, checkpoint).to_plain())
+    merged = Merged.from_plain(found)
+    report = _ship(bench, merged, out, method, time.monotonic() - started, checkpoint, begun)
     if checkpoint.log:
         with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
             file.write("".join(json.dumps(row) + "\n" for row in checkpoint.log).encode())
@@ -106,26 +116,33 @@ def merge(
     return report
 
 
-def _ship(bench: Workbench, merged: Merged, out: Path, method: str, seconds: float) -> MergeReport:
+def _ship(
+    bench: Workbench, merged: Merged, out: Path, method: str, seconds: float, checkpoint: Checkpoint, overwrite: bool
+) -> MergeReport:
     """Judge the merged models on test, write the bundle, and say what came of it."""
-    models = bench.models(bench.queries, merged.states)
+    models = bench.models(bench.queries, merged.states, merged.plan)
     tie(models, merged.plan)
     records, results = [], []
     work = bench.work.total
     for query in bench.workload.queries:
-        evidence = bench.evidence(query.id, models[query.id])
+        evidence = Evidence(**checkpoint.step(f"test of {query.id}", partial(_judged, bench, query.id, models)))
         bench.progress("test", query=query.id, **_scores(evidence))
         threshold = bench.references[query.id].threshold if query.task == "detection" else None
         records.append(BundleQuery.of(query, evidence.to_json(), threshold))
         results.append(_result(query.id, evidence, state_bytes(models[query.id]) - model_bytes(query)))
     ceiling = ceiling_bytes(bench.layers)
     manifest = write_bundle(
-        out, models, records, workload=bench.workload.name, method=method, ceiling_bytes=ceiling
+        out, models, records, workload=bench.workload.name, method=method, ceiling_bytes=ceiling,
+        overwrite=overwrite,
     )  # fmt: skip
     before, after = manifest.bytes.before, manifest.bytes.after
     return MergeReport(
         method, str(out), before, after, 1 - after / before, ceiling / before, seconds, work, tuple(results)
     )
+
+
+def _judged(bench: Workbench, query: str, models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    return dataclasses.asdict(bench.evidence(query, models[query]))
 
 
 def _scores(evidence: Evidence) -> dict[str, Any]:
@@ -142,8 +159,7 @@ def _fingerprint(workload: Workload) -> str:
     """Changes with the workload file and with the weights it names."""
     digest = hashlib.sha256(workload.path.read_bytes())
     for query in workload.queries:
-        if query.weights is not None and query.weights.exists():
-            digest.update(query.weights.read_bytes())
+        digest.update(fingerprint(query.weights))
     return digest.hexdigest()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from merger.checkpoint import Checkpoint
+from merger.precision import check_precision
 from merger.training import Recipe, check
 from merger.workbench import Merged, Workbench
 
@@ -17,7 +18,8 @@ class MergeOptions:
 
     `recipe` None means: batch, epochs and frames as `Recipe`, the rate chosen on val. `margin` is how far above its
     target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
-    are not tried; a search that has run for `max_minutes` stops after its round.
+    are not tried; a search that has run for `max_minutes` stops after its round. `precision` auto: measured at the
+    start for each architecture, and kept.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -25,9 +27,11 @@ class MergeOptions:
     margin: float = 0.5
     min_saving: float = 0.0
     max_minutes: float | None = None
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
+        check_precision(self.precision)
         check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
 
     def to_json(self) -> dict[str, Any]:

@@ -58,8 +58,8 @@ class Streams:
             self._write(outside)
 
     def _seeded(self, seed: int) -> list[Tensor]:
-        states = [torch.Generator().manual_seed(seed).get_state()]
-        return states if self._device is None else [*states, torch.Generator(self._device).manual_seed(seed).get_state()]
+        devices = ["cpu"] if self._device is None else ["cpu", self._device]
+        return [torch.Generator(device).manual_seed(seed).get_state() for device in devices]
 
     def _read(self) -> list[Tensor]:
         states = [torch.get_rng_state()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -55,13 +55,13 @@ class Precisions:
         check_precision(option)
         self._option, self._known, self._progress = option, known, progress
 
-    def of(self, query: Query, model: nn.Module, images: Tensor) -> str:
-        """fp32 or bf16 for this query's model; with `auto`, timed on `images` (N, 3, S, S) when it is first met."""
+    def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
+        """fp32 or bf16 for this query's model; with `auto`, timed on `images()` f32 (N, 3, S, S) when first met."""
         if self._option != "auto":
             return self._option
         key = json.dumps([query.model, query.model_args, query.input_size], default=str)
         if key not in self._known:
-            seconds = measured(model, images)
+            seconds = measured(model, images())
             self._known[key] = "bf16" if seconds["fp32"] > WORTH_IT * seconds["bf16"] else "fp32"
             self._progress("precision", query=query.id, model=query.model, chosen=self._known[key], **seconds)
         return self._known[key]

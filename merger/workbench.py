@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from merger.journal import Journal
+from merger.precision import FRAMES, Precisions
 from merger.progress import Progress, silent
 from merger.training import Recipe, Training, TrainingSet, Work
 from models.data import load_split
@@ -19,10 +23,11 @@ from models.layers import Layer, layers_of_all
 from models.norms import calibrate_norms
 from models.plan import SharingPlan, tie
 from models.prepared import Prepared
+from models.residual import attach
 from models.tasks import Truth, task_of
 from models.weights import load_weights
 from models.workload import Query, Workload
-from models.zoo import build
+from models.zoo import build_query
 
 State = dict[str, Tensor]
 CALIBRATION_FRAMES = 256
@@ -39,6 +44,15 @@ class Merged:
 
     plan: SharingPlan
     states: Mapping[str, State]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values and tensors, for a journal."""
+        return {"plan": self.plan.to_json(), "states": {query: dict(state) for query, state in self.states.items()}}
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> Merged:
+        """Inverse of `to_plain`."""
+        return cls(SharingPlan.from_json(value["plan"]), value["states"])
 
 
 @dataclass(frozen=True)
@@ -61,30 +75,43 @@ class Workbench:
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.work = Work()
+        self.precisions: Precisions | None = None
         self.originals = {query.id: self._original(query) for query in workload.queries}
         self.test = {query.id: Prepared(query, load_split(query, "test")).load() for query in workload.queries}
         self.train = {q.id: TrainingSet(q, Prepared(q, load_split(q, "train")).load()) for q in workload.queries}
         self.val = {query.id: Prepared(query, load_split(query, "val")).load() for query in workload.queries}
         self.references = {query.id: self._reference(query) for query in workload.queries}
 
-    def models(self, queries: Iterable[str], states: Mapping[str, State] | None = None) -> dict[str, nn.Module]:
-        """Fresh copies of these queries' models, with the weights of `states` where given, else the originals'."""
+    def models(
+        self, queries: Iterable[str], states: Mapping[str, State] | None = None, plan: SharingPlan | None = None
+    ) -> dict[str, nn.Module]:
+        """Fresh copies of these queries' models, with the weights of `states` where given, else the originals'.
+
+        They have the residuals of `plan`; those that `states` does not hold start without effect.
+        """
         made = {}
         for query in queries:
-            made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
+            model = made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
+            for path, rank in (plan.residuals.get(query, {}) if plan else {}).items():
+                attach(model.get_submodule(path), rank, self.seed)
             if states is not None and query in states:
-                made[query].load_state_dict(states[query])
+                model.load_state_dict({**model.state_dict(), **states[query]})
         return made
 
     def tied(
-        self, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State] | None = None
+        self,
+        plan: SharingPlan,
+        queries: Iterable[str],
+        states: Mapping[str, State] | None = None,
+        journal: Journal | None = None,
     ) -> dict[str, nn.Module]:
-        """Fresh copies with the plan's sets tied and running statistics measured again."""
-        models = self.models(queries, states)
+        """Fresh copies with the plan's sets tied and running statistics measured again, which a journal remembers."""
+        models, journal = self.models(queries, states, plan), journal or Journal()
         tie(models, plan)
         for query, model in models.items():
             if any(q == query for members in plan.shared for q, _ in members):
-                self.calibrate(query, model)
+                found = journal.step(f"norms of {query}", partial(self._calibrated, query, model))
+                model.load_state_dict(found, strict=False)
         return models
 
     def calibrate(self, query: str, model: nn.Module) -> None:
@@ -98,10 +125,22 @@ class Workbench:
         calibrate_norms(model, batches)
         self.work.add(self.queries[query], count)
 
+    def _calibrated(self, query: str, model: nn.Module) -> State:
+        """The model's buffers after `calibrate`."""
+        self.calibrate(query, model)
+        return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
         """A joint training of these models with the originals as teachers."""
         teachers = {query: self.originals[query] for query in models}
-        return Training(models, self.train, recipe, self.work, teachers)
+        chosen: dict[str, str] = {}
+        if self.precisions is not None:
+            chosen = {q: self.precisions.of(self.queries[q], self.originals[q], partial(self._few, q)) for q in models}
+        return Training(models, self.train, recipe, self.work, teachers, chosen)
+
+    def _few(self, query: str) -> Tensor:
+        data = self.train[query]
+        return data.preprocess.normalise(data.prepared.batch(range(min(FRAMES, len(data)))))
 
     def ratio(self, query: str, model: nn.Module) -> float:
         """The model's metric on val over its original's."""
@@ -131,7 +170,7 @@ class Workbench:
         if not query.weights.exists():
             remedy = f"correct the path, or run `gemel train {_shown(self.workload.path)}`"
             raise InputError(query.weights, f"does not exist (query {query.id})", remedy, "weights")
-        model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
+        model = build_query(query)
         load_weights(query, model)
         return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from merger.attempt import train_while
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
-from merger.rate import choose_rate
+from merger.rate import choose_recipe
+from merger.training import Diverged, Recipe
 from merger.workbench import Merged, Workbench, snapshot
 from models.groups import groups
 from models.plan import SharingPlan
@@ -32,11 +34,16 @@ def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
     recipe = replace(options.recipe, seed=bench.seed)
     if options.choose_rate:
-        recipe = replace(recipe, rate=choose_rate(bench, lambda: bench.models(bench.queries), recipe))
+        make = partial(bench.models, list(bench.queries))
+        recipe = Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, make, recipe, checkpoint).__dict__))
     models = bench.models(bench.queries)
-    best = {query: (1.0, snapshot(model)) for query, model in bench.originals.items()}
-    for ratios in train_while(bench, models, recipe):
-        for query, ratio in ratios.items():
-            if ratio > best[query][0]:
-                best[query] = (ratio, snapshot(models[query]))
-    return Merged(SharingPlan(), {query: state for query, (_, state) in best.items()})
+    best = checkpoint.part("best")
+    try:
+        for ratios in train_while(bench, models, recipe, checkpoint):
+            for query, ratio in ratios.items():
+                if ratio > best.get(query, (1.0,))[0]:
+                    best[query] = (ratio, snapshot(models[query]))
+    except Diverged as error:
+        bench.progress("warning", text=f"the joint training diverged at {error}; the states before it stay")
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    return Merged(SharingPlan(), originals | {query: state for query, (_, state) in best.items()})

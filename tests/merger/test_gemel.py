@@ -28,7 +28,7 @@ class FakeBench:
     epoch: int = 0
     handed_out: list = field(default_factory=list)
 
-    def tied(self, plan, queries, states):
+    def tied(self, plan, queries, states, journal):
         models = {query: _net(states[query]) for query in queries}
         tie(models, plan)
         self.handed_out = list(models.values())
@@ -54,8 +54,10 @@ class FakeBench:
     class _Training:
         def __init__(self, bench, models):
             self.bench, self.models = bench, models
+            self.epochs, self.loss = 0, 0.0
 
         def epoch(self):
+            self.epochs += 1
             self.bench.epoch += 1
             with torch.no_grad():
                 for model in self.models.values():

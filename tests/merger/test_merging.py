@@ -21,7 +21,7 @@ from models.tasks import task_of
 from models.workload import Workload, load_workload
 from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload
 
-QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), choose_rate=False)
+QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), choose_rate=False, precision="fp32")
 FACTORIES = ["tests.merger.tiny:tiny_net"]
 
 

@@ -1,0 +1,176 @@
+"""Mainstream (Jiang et al., USENIX ATC 2018): models of one architecture share a frozen prefix, as long as each can.
+
+The donor of the prefix are the weights that all models of the architecture were trained from, where they name the
+same `init`, as in the paper; else the original with the most frames to train on. Norms within the prefix are the
+donor's as well and stay frozen. What follows the prefix starts from the query's own original and is trained as in
+every other arm; the head never belongs to the prefix. Since nothing that is shared ever changes, queries are
+independent of each other, and each one's prefix is found by bisection.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from merger.attempt import hopeless, train_while
+from merger.checkpoint import Checkpoint
+from merger.method import MergeOptions, method
+from merger.rate import choose_recipe
+from merger.training import Diverged, Recipe
+from merger.workbench import Merged, State, Workbench, snapshot
+from models.layers import weight_key
+from models.plan import SharingPlan
+from models.weights import load_matching
+
+
+@dataclass(frozen=True)
+class Family:
+    """Queries of one architecture: the paths of the layers a prefix may hold, in order, and the donor's state.
+
+    `end` is the path of the first layer that no prefix may hold; `giver` the query whose original is the donor.
+    """
+
+    queries: tuple[str, ...]
+    paths: tuple[str, ...]
+    end: str
+    donor: State
+    giver: str | None
+
+    def prefix(self, state: Iterable[str], length: int) -> list[str]:
+        """The names of a state dict that belong to a prefix of so many layers: all before the next layer's weight."""
+        names = list(state)
+        following = self.paths[length] if length < len(self.paths) else self.end
+        return names[: names.index(weight_key(names, following))] if length else []
+
+
+@method("mainstream")
+def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
+    found = families(bench)
+    recipe = _recipe(bench, options, checkpoint, found)
+    states: dict[str, State] = {query: snapshot(model) for query, model in bench.originals.items()}
+    lengths: dict[str, int] = dict.fromkeys(states, 0)
+    ends = time.monotonic() + (options.max_minutes * 60 - checkpoint.seconds if options.max_minutes else float("inf"))
+    for family in found:
+        for query in family.queries:
+            required = bench.required(query, options.margin)
+            best = checkpoint.step(query, partial(_bisect, bench, checkpoint, family, query, recipe, required, ends))
+            lengths[query] = best["length"]
+            states[query] = best["state"] or states[query]
+            row = {
+                "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.giver,
+                "ratio": best["ratio"], "trials": best["trials"], "work": bench.work.total,
+            }  # fmt: skip
+            checkpoint.note(row)
+            bench.progress("prefix", **row)
+    shared = []
+    for family in found:
+        for index, path in enumerate(family.paths):
+            members = tuple((query, path) for query in family.queries if lengths[query] > index)
+            if len(members) > 1:
+                shared.append(members)
+    return Merged(SharingPlan(tuple(shared)), states)
+
+
+def families(bench: Workbench) -> list[Family]:
+    """The architectures that two queries or more have, with their donors."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for query in bench.queries.values():
+        alike[json.dumps([query.task, query.model, query.model_args], sort_keys=True, default=str)].append(query.id)
+    found = []
+    for queries in alike.values():
+        layers = [layer for layer in bench.layers if layer.query == queries[0]]
+        heads = [index for index, layer in enumerate(layers) if layer.head]
+        first_head = heads[0] if heads else len(layers) - 1
+        if len(queries) < 2 or first_head < 1:
+            continue
+        paths = tuple(layer.path for layer in layers[:first_head])
+        donor, giver = _donor(bench, queries)
+        held = [path for path in paths if weight_key(donor, path) in donor]
+        usable = next((i for i, path in enumerate(paths) if path not in held), len(paths))
+        end = paths[usable] if usable < len(paths) else layers[first_head].path
+        if usable:
+            found.append(Family(tuple(queries), paths[:usable], end, donor, giver))
+    return found
+
+
+def _donor(bench: Workbench, queries: Sequence[str]) -> tuple[State, str | None]:
+    """The weights all were trained from, where they say so, else an original; and whose original it is."""
+    ancestors = {bench.queries[query].init for query in queries}
+    ancestor = ancestors.pop()
+    if ancestor is not None and not ancestors:
+        model = copy.deepcopy(bench.originals[queries[0]])
+        loaded = set(load_matching(model, ancestor))
+        return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}, None
+    giver = max(queries, key=lambda query: len(bench.train[query]))
+    return snapshot(bench.originals[giver]), giver
+
+
+def frozen(bench: Workbench, family: Family, query: str, length: int) -> nn.Module:
+    """The query's model with the donor's prefix of so many layers, which no training changes."""
+    model = bench.models([query])[query]
+    names = set(family.prefix(model.state_dict(), length))
+    model.load_state_dict({name: t for name, t in family.donor.items() if name in names}, strict=False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in names)
+    return model
+
+
+def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, found: Sequence[Family]) -> Recipe:
+    recipe = replace(options.recipe, seed=bench.seed)
+    if not options.choose_rate or not found:
+        return recipe
+
+    def half_way() -> dict[str, nn.Module]:
+        return {q: frozen(bench, family, q, len(family.paths) // 2) for family in found for q in family.queries}
+
+    return Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, half_way, recipe, checkpoint).__dict__))
+
+
+def _bisect(
+    bench: Workbench, checkpoint: Checkpoint, family: Family, query: str, recipe: Recipe, required: float, ends: float
+) -> dict[str, Any]:
+    """The longest prefix that holds, taking for granted that a shorter one holds as well."""
+    best: dict[str, Any] = {"length": 0, "state": None, "ratio": 1.0}
+    low, high, trials = 0, len(family.paths), 0
+    if query == family.giver:
+        return {**best, "length": high, "trials": 0}
+    while low < high and time.monotonic() < ends:
+        length, trials = (low + high + 1) // 2, trials + 1
+        tried = checkpoint.step(
+            f"prefix {length}", partial(_try, bench, checkpoint, family, query, length, recipe, required)
+        )
+        bench.progress("attempt", query=query, prefix=length, ratio=tried["ratio"], held=tried["state"] is not None)
+        if tried["state"] is not None:
+            low, best = length, {"length": length, **tried}
+        else:
+            high = length - 1
+    return {**best, "trials": trials}
+
+
+def _try(
+    bench: Workbench, checkpoint: Checkpoint, family: Family, query: str, length: int, recipe: Recipe, required: float
+) -> dict[str, Any]:
+    """Train what follows a prefix until the target is reached: ratio and state, None where it is not."""
+    model = frozen(bench, family, query, length)
+    history: list[Mapping[str, float]] = checkpoint.part("trial").setdefault("history", [])
+    epochs = train_while(bench, {query: model}, recipe, checkpoint)
+    try:
+        for epoch in range(len(history), recipe.epochs + 1):
+            ratio = next(epochs)[query] if epoch else checkpoint.step("start", partial(bench.ratio, query, model))
+            history.append({query: ratio})
+            if ratio >= required:
+                return {"ratio": ratio, "state": snapshot(model)}
+            if hopeless(history, {query: required}, recipe.epochs - epoch, recipe.patience):
+                break
+    except Diverged:
+        pass
+    return {"ratio": max(row[query] for row in history), "state": None}

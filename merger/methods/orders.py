@@ -1,0 +1,65 @@
+"""The paper's alternative orders for the same search: earliest, latest, random, and one model at a time.
+
+GEMEL (NSDI 2023) compares its order, most bytes first, with these. `one-model` is read as: models join one after the
+other, in the workload's order, each with all its groups before the next one comes.
+"""
+
+from __future__ import annotations
+
+import random
+
+from merger.checkpoint import Checkpoint
+from merger.method import MergeOptions, method
+from merger.methods.gemel import search, worthwhile
+from merger.workbench import Merged, Workbench
+from models.groups import Group
+
+
+@method("earliest")
+def earliest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Groups nearest the input first."""
+    queue = worthwhile(bench, options)
+    return search(bench, options, checkpoint, sorted(queue, key=_places(bench)))
+
+
+@method("latest")
+def latest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Groups nearest the output first."""
+    place = _places(bench)
+    queue = worthwhile(bench, options)
+    return search(bench, options, checkpoint, sorted(queue, key=lambda group: -place(group)))
+
+
+@method("random")
+def shuffled(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Groups in an order drawn from the seed."""
+    queue = worthwhile(bench, options)
+    random.Random(bench.seed).shuffle(queue)
+    return search(bench, options, checkpoint, queue)
+
+
+@method("one-model")
+def one_model(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """One model after the other joins those before it, group by group, the groups that save most first."""
+    return search(bench, options, checkpoint, one_by_one(worthwhile(bench, options), list(bench.queries)))
+
+
+def one_by_one(queue: list[Group], queries: list[str]) -> list[Group]:
+    """Each group cut into as many as it has members beyond the first: those up to each further query, in order."""
+    joining = []
+    for place, query in enumerate(queries):
+        for group in queue:
+            members = tuple(m for m in sorted(group.members, key=_order(queries)) if queries.index(m[0]) <= place)
+            if len(members) > 1 and members[-1][0] == query:
+                joining.append(Group(group.signature, members, group.bytes, group.paired))
+    return joining
+
+
+def _order(queries: list[str]):
+    return lambda member: queries.index(member[0])
+
+
+def _places(bench: Workbench):
+    """From a group to the mean place of its layers in their networks, 0 the first and 1 the last."""
+    place = {(layer.query, layer.path): layer.position for layer in bench.layers}
+    return lambda group: sum(place[member] for member in group.members) / len(group.members)
