@@ -1,95 +1,162 @@
-"""The arena: one preallocated piece of device memory, and the copies into it from the mapped bundle."""
+"""The arena: one preallocated piece of device memory in which tensors of a bundle are made resident."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from edge_runtime.residency import Move, Placement, Residency
-
-# Compaction moves bytes through a buffer of this size, since source and target may overlap.
-BOUNCE_BYTES = 4 * 2**20
+from edge_runtime.mover import Mover, Transfer, mover_for
+from edge_runtime.residency import Residency
+from edge_runtime.store import Store
 
 
 class Arena:
-    """Resident tensors in `capacity_bytes` of a device ("cpu" or "cuda").
+    """Resident tensors in `capacity_bytes` of a device ("cpu" or "cuda"), weights and workspaces in `budget_bytes`.
 
-    `stored` gives a tensor by name as it is kept (a view of the mapped bundle).
-
-    Counts the stored bytes moved into the arena (`bytes_moved`), loads that moved any (`swaps`), the bytes that
-    compaction moved inside it (`compacted_bytes`, apart) and the most bytes resident at once.
+    Loads are begun with `start` or, for a query whose turn is yet to come, `prefetch`; `finish` waits for them and
+    counts them. Counts the stored bytes that arrived (`bytes_moved`), loads asked for that moved any (`swaps`),
+    prefetches begun, the bytes that compaction moved inside the arena (`compacted_bytes`, apart) and the most bytes
+    resident at once, and the seconds that the copies took (`load_s`). Call it from one thread.
     """
 
-    def __init__(self, stored: Callable[[str], Tensor], capacity_bytes: int,
-                 device: str | torch.device = "cpu") -> None:
-        self._stored = stored
-        self.device = torch.device(device)
-        self.residency = Residency(capacity_bytes)
-        # Written to, so that the memory is really there and the first loads do not pay for it.
-        self._memory = torch.empty(self.residency.capacity_bytes, dtype=torch.uint8, device=self.device).zero_()
+    def __init__(self, store: Store, capacity_bytes: int, device: str | torch.device = "cpu",
+                 budget_bytes: int | None = None, mover: Mover | None = None) -> None:
+        self.store, self.device = store, torch.device(device)
+        self.residency = Residency(capacity_bytes, store.extents, budget_bytes)
+        self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
         self._views: dict[str, Tensor] = {}
-        self.bytes_moved = self.swaps = self.compactions = self.compacted_bytes = self.max_resident_bytes = 0
+        self._under_way: list[Transfer] = []
+        self.bytes_moved = self.swaps = self.prefetches = self.compactions = self.compacted_bytes = 0
+        self.max_resident_bytes = 0
+        self.load_s = 0.0
 
-    def change(self, evict: Sequence[str], load: Sequence[str]) -> int:
-        """Forget the tensors of `evict`, then copy in those of `load`; returns the bytes moved.
+    def change(self, evict: Collection[str], load: Sequence[str]) -> int:
+        """Forget the tensors of `evict`, then bring in those of `load`; returns the bytes moved once they are there."""
+        before = self.bytes_moved
+        self.start(load, evict=evict)
+        self.finish()
+        return self.bytes_moved - before
 
-        Where no hole is large enough the arena is compacted. MemoryError when it is full even so, which the
-        schedule rules out; what was loaded by then stays.
+    def start(self, names: Iterable[str], workspace_bytes: int = 0, evict: Collection[str] = ()) -> bool:
+        """Begin to make these tensors resident, with room for a workspace; whether anything has to be moved.
+
+        `evict` goes first, as far as it is resident. A prefetch of anything else is cut short. What is resident
+        stays where it is, unless no hole is large enough for what is missing. Raises what `Residency.admit` raises.
         """
-        self.residency.evict(evict)
-        for name in evict:
+        wanted = dict.fromkeys(names)
+        self._settle(wanted)
+        resident = [name for name in evict if name in self.residency.resident]
+        admission = self.residency.admit(wanted, workspace_bytes, resident)
+        assert admission is not None
+        for name in (*resident, *admission.cancelled):
             self._views.pop(name, None)
-        moved = 0
-        for name in load:
-            tensor = self._stored(name)
-            placement = self._place(name, tensor.nbytes)
-            self._bytes_at(placement).copy_(tensor.reshape(-1).view(torch.uint8))
-            moved += tensor.nbytes
-        self.bytes_moved += moved
-        self.swaps += bool(load)
+        if admission.moves:
+            self.finish()
+            self.mover.slide(admission.moves)
+            self.compactions += 1
+            self.compacted_bytes += sum(move.nbytes for move in admission.moves)
+            for move in admission.moves:
+                self._views.pop(move.name, None)
+        if admission.copies:
+            self.swaps += 1
+            self._under_way.append(self.mover.start(admission.copies))
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
-        self.synchronise()
-        return moved
+        return bool(admission.copies)
+
+    def prefetch(self, names: Iterable[str], evict: Collection[str] = ()) -> bool:
+        """Begin to load tensors nobody needs yet, beside what runs; False, with nothing done, when there is no room.
+
+        Nothing is moved or cut short for it, and nothing that is held is evicted.
+        """
+        wanted = dict.fromkeys(names)
+        resident = [name for name in evict if name in self.residency.resident]
+        under_way = frozenset().union(*(transfer.names for transfer in self._under_way))
+        if any(self.residency.holds(name) or name in wanted or name in under_way for name in resident):
+            return False
+        admission = self.residency.admit(wanted, 0, resident, ahead=True)
+        if admission is None:
+            return False
+        for name in resident:
+            self._views.pop(name, None)
+        if admission.copies:
+            self.prefetches += 1
+            self._under_way.append(self.mover.start(admission.copies))
+        self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
+        return bool(admission.copies)
+
+    def arriving(self, names: Iterable[str]) -> bool:
+        """Whether any of these tensors may still be on its way."""
+        return any(not transfer.names.isdisjoint(names) for transfer in self._under_way)
+
+    def wait(self, names: Iterable[str]) -> None:
+        """Return when what is started next may read these tensors; OSError when their bytes could not be read."""
+        names = tuple(names)
+        for transfer in self._under_way:
+            transfer.wait(names)
+
+    def finish(self, names: Collection[str] | None = None) -> None:
+        """Wait for all loads under way, or for those that bring any of these names.
+
+        OSError when bytes could not be read: what did not arrive is no longer resident.
+        """
+        for transfer in list(self._under_way):
+            if names is None or not transfer.names.isdisjoint(names):
+                try:
+                    transfer.finish()
+                finally:
+                    self._retire(transfer)
 
     def tensor(self, name: str) -> Tensor:
         """A resident tensor as a view of the arena; the same object until the tensor is evicted or moved."""
         view = self._views.get(name)
         if view is None:
-            stored = self._stored(name)
-            view = self._bytes_at(self.residency.placement(name)).view(stored.dtype).view(stored.shape)
-            self._views[name] = view
+            placed = self.residency.placement(name)
+            dtype, shape = self.store.kinds[name]
+            raw = self.mover.memory[placed.offset:placed.offset + placed.nbytes]
+            self._views[name] = view = raw.view(dtype).view(shape)
         return view
 
     def synchronise(self) -> None:
-        """Wait until the device has done all it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        """Wait until the device has done all it was given; loads may still be under way."""
+        self.mover.synchronise()
 
-    def _place(self, name: str, nbytes: int) -> Placement:
-        placement = self.residency.place(name, nbytes)
-        if placement is None:
-            self._compact()
-            placement = self.residency.place(name, nbytes)
-        if placement is None:
-            held = f"{self.residency.resident_bytes} of {self.residency.capacity_bytes} bytes are taken"
-            raise MemoryError(f"no room for the {nbytes} bytes of tensor {name}: {held}")
-        return placement
+    def resize(self, capacity_bytes: int, budget_bytes: int) -> None:
+        """Forget everything and go on with this much memory, after the device has run out of it.
 
-    def _bytes_at(self, placement: Placement) -> Tensor:
-        return self._memory[placement.offset:placement.offset + placement.nbytes]
+        The memory is only given back if nobody keeps a view: unbind the engines first. ValueError while a query runs.
+        """
+        if any(map(self.residency.holds, self.residency.resident)):
+            raise ValueError("an arena cannot be resized while a query runs")
+        for transfer in list(self._under_way):
+            self._retire(transfer)
+        self._views.clear()
+        self.residency = Residency(capacity_bytes, self.store.extents, budget_bytes)
+        self.mover.resize(self.residency.capacity_bytes)
 
-    def _compact(self) -> None:
-        self.compactions += 1
-        for move in self.residency.compact():
-            self._slide(move)
-            self._views.pop(move.name, None)
-            self.compacted_bytes += move.nbytes
+    def close(self) -> None:
+        """Let go of threads and files; the memory goes with the last view."""
+        for transfer in list(self._under_way):
+            self._retire(transfer)
+        self.mover.close()
 
-    def _slide(self, move: Move) -> None:
-        """Copy piece by piece from the low end: targets lie below their sources, so nothing unread is overwritten."""
-        for at in range(0, move.nbytes, BOUNCE_BYTES):
-            size = min(BOUNCE_BYTES, move.nbytes - at)
-            piece = self._memory[move.source + at:move.source + at + size].clone()
-            self._memory[move.target + at:move.target + at + size] = piece
+    def _settle(self, wanted: Collection[str]) -> None:
+        """Cut short what is under way for others, so that its places can be used and the way is free.
+
+        What failed is forgotten, so that it is read again.
+        """
+        for transfer in list(self._under_way):
+            if transfer.failed or not transfer.names <= frozenset(wanted):
+                self._retire(transfer)
+
+    def _retire(self, transfer: Transfer) -> None:
+        """Begin nothing more of a transfer, count what arrived, and forget what did not."""
+        transfer.cancel()
+        self._under_way.remove(transfer)
+        lost = transfer.lost()
+        self.load_s += transfer.seconds()
+        self.bytes_moved += sum(self.store.extents[name].nbytes for name in transfer.names - lost)
+        for name in lost:
+            self._views.pop(name, None)
+        self.residency.evict(lost)

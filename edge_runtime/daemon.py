@@ -17,14 +17,16 @@ from edge_runtime.cameras import Camera
 from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.costs import Costs, QueryCost
 from edge_runtime.engine import TorchEngine
-from edge_runtime.executor import Executor, unfit
+from edge_runtime.executor import Executor, arena_bytes, unfit
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Mailboxes
 from edge_runtime.results import JsonLines
 from edge_runtime.schedule import share_order
+from edge_runtime.soundness import damaged_queries
 from edge_runtime.sources import probe
+from edge_runtime.store import Store
 from models.atomic import writing
-from models.bundle import Bundle, open_bundle, verify_bundle
+from models.bundle import Bundle, open_bundle
 from models.errors import BundleError, InputError
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     when the config, the bundle or a camera is faulty or when a query does not fit the budget even alone.
     """
     config = load_config(config_path)
-    bundle = _open(config)
+    bundle, damaged = _open(config)
     _check_cameras(config, bundle)
     frames = {camera: probe(one.source, str(config.path), f"cameras.{camera}.source")
               for camera, one in config.cameras.items() if any(query.camera == camera for query in bundle.queries)}
@@ -58,14 +60,14 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     engines = {query.id: TorchEngine(bundle, query.id, config.device) for query in bundle.queries}
     costs = _costs(bundle, engines)
     _check_fit(config, costs)
-    summary = _plan(config, bundle, costs)
+    summary = _plan(config, bundle, costs, damaged)
     if check:
         return {"ok": True, **summary}
     stopping = stop or threading.Event()
     with contextlib.ExitStack() as closing:
         reasons = closing.enter_context(_signals(stopping))
         sinks = [closing.enter_context(contextlib.closing(JsonLines(sink.path))) for sink in config.sinks]
-        summary |= _serve(config, bundle, engines, costs, frames, sinks, stopping)
+        summary |= _serve(config, bundle, engines, costs, frames, sinks, stopping, damaged)
         summary["stopped_by"] = reasons[0] if reasons else summary["stopped_by"]
     log.info("ledger: %s", json.dumps(summary))
     if config.spool is not None:
@@ -75,13 +77,14 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
 
 
 def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, TorchEngine], costs: Costs,
-           frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event) -> dict[str, Any]:
+           frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event,
+           damaged: Mapping[str, str]) -> dict[str, Any]:
     overhead = _private_bytes()
     arena = _allocate(config, bundle, costs)
     ledger = Ledger(costs.queries)
     mailboxes = Mailboxes(costs.queries, ledger)
     executor = Executor(arena, engines, costs, config.budget_bytes, share_order(costs), mailboxes, ledger, sinks,
-                        bundle.digest)
+                        bundle.digest, damaged=damaged)
     executor.warm_up({query.id: frames[query.camera] for query in bundle.queries})
     warm_up = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
     cameras = _cameras(config, bundle, mailboxes)
@@ -95,6 +98,7 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, TorchEngine], c
         for camera in cameras:
             camera.stop()
         left = [camera.id for camera in cameras if not camera.join(CAMERA_PATIENCE_S)]
+        arena.close()
     if left:
         log.warning("these cameras did not stop in time: %s", ", ".join(left))
     return {
@@ -120,11 +124,16 @@ def _loop(executor: Executor, cameras: list[Camera], stopping: threading.Event) 
         executor.mailboxes.wait(IDLE_S)
 
 
-def _open(config: BoxConfig) -> Bundle:
-    problems = verify_bundle(config.bundle, config.factories)
-    if problems:
-        raise BundleError(config.bundle, problems[0], "copy or build the bundle again")
-    return open_bundle(config.bundle, config.factories, config.path.resolve().parent)
+def _open(config: BoxConfig) -> tuple[Bundle, dict[str, str]]:
+    """Open the bundle and rehash it: damage to some queries' tensors leaves the others running."""
+    bundle = open_bundle(config.bundle, config.factories, config.path.resolve().parent)
+    damaged = damaged_queries(bundle)
+    for query, reason in damaged.items():
+        log.error("query %s is out: %s; copy the bundle again", query, reason)
+    if len(damaged) == len(bundle.queries):
+        fault = f"every query has damaged tensors: {next(iter(damaged.values()))}"
+        raise BundleError(config.bundle, fault, "copy or build the bundle again")
+    return bundle, damaged
 
 
 def _check_cameras(config: BoxConfig, bundle: Bundle) -> None:
@@ -162,32 +171,22 @@ def _check_fit(config: BoxConfig, costs: Costs) -> None:
         raise InputError(config.path, fault, f"give at least {weights + workspace}", "budget")
 
 
-def _plan(config: BoxConfig, bundle: Bundle, costs: Costs) -> dict[str, Any]:
+def _plan(config: BoxConfig, bundle: Bundle, costs: Costs, damaged: Mapping[str, str]) -> dict[str, Any]:
     """What is known before the start: what is needed, and whether all of it can stay resident."""
     all_weights = costs.resident_bytes(costs.tensor_bytes.keys())
     largest = max(cost.workspace_bytes for cost in costs.queries.values())
     return {
         "bundle": str(bundle.path), "digest": bundle.digest, "device": config.device, "engine": config.engine,
         "budget_bytes": config.budget_bytes, "weights_bytes": all_weights, "workspace_bytes": largest,
-        "fits": all_weights + largest <= config.budget_bytes,
+        "damaged": damaged, "fits": all_weights + largest <= config.budget_bytes,
         "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)),
     }  # fmt: skip
 
 
-def _arena_bytes(costs: Costs, budget_bytes: int) -> int:
-    """Room for all weights, or for as many as the budget leaves beside the smallest workspace.
-
-    A query with a larger workspace runs with less resident; the schedule sees to that. The arena keeps its size all
-    the same, so the process can hold more than the budget by up to the difference between the workspaces.
-    """
-    smallest = min(cost.workspace_bytes for cost in costs.queries.values())
-    return min(costs.resident_bytes(costs.tensor_bytes.keys()), budget_bytes - smallest)
-
-
 def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs) -> Arena:
-    size = _arena_bytes(costs, config.budget_bytes)
+    size = arena_bytes(costs, config.budget_bytes)
     try:
-        return Arena(bundle.tensor, size, config.device)
+        return Arena(Store.of_bundle(bundle), size, config.device, config.budget_bytes)
     except (RuntimeError, MemoryError) as error:
         fault = f"the device {config.device} has no {size} bytes for weights"
         raise InputError(config.path, fault, "give a smaller budget", "budget") from error

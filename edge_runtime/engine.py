@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_runtime.gate import gated
 from models.bundle import Bundle, BundleQuery
 from models.measure import workspace_bytes
 from models.tasks import Answer, DetectionAnswer, task_of
 
+Wait = Callable[[Iterable[str]], None]
+"""Returns when what is started next may read the tensors of these names."""
+
 
 class Engine(Protocol):
-    """What runs one query: bind its tensors, then run it on frames."""
+    """What runs one query: bind its tensors, then run it on frames.
+
+    `streams` says whether a run may begin before its last tensors have arrived.
+    """
 
     query: BundleQuery
     workspace_bytes: int
+    streams: bool
 
-    def bind(self, tensor_of: Callable[[str], Tensor]) -> None:
-        """Use the tensors that `tensor_of` gives by content name from now on."""
+    def bind(self, tensor_of: Callable[[str], Tensor], wait: Wait | None = None) -> None:
+        """Use the tensors that `tensor_of` gives by content name from now on.
+
+        With `wait`, which only an engine that streams is given, they are still arriving: a run calls it with the
+        names of a layer's tensors before it starts the layer. Without, all are there.
+        """
+        ...
+
+    def unbind(self) -> None:
+        """Let go of all tensors, so that their memory can be given back; `bind` comes before the next run."""
         ...
 
     def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
@@ -37,6 +54,8 @@ class TorchEngine:
     don't fit the architecture.
     """
 
+    streams = True
+
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
         self.query = bundle.query(query_id)
         self.device = torch.device(device)
@@ -44,18 +63,27 @@ class TorchEngine:
         self._model = bundle.build(query_id).to("meta")
         self.workspace_bytes = workspace_bytes(self._model, self.query.input_size)
         self._slots = [_Slot(self._model, path, name) for path, name in self.query.state().items()]
+        self._layers = _layers(self._model, self.query.state())
+        self._wait: Wait | None = None
 
-    def bind(self, tensor_of: Callable[[str], Tensor]) -> None:
+    def bind(self, tensor_of: Callable[[str], Tensor], wait: Wait | None = None) -> None:
         """Point every parameter and buffer at the tensor of its name; those already there are left alone."""
         for slot in self._slots:
             slot.set(tensor_of(slot.name))
+        self._wait = wait
+
+    def unbind(self) -> None:
+        """Put the module back on the meta device."""
+        for slot in self._slots:
+            slot.clear()
 
     @torch.inference_mode()
     def outputs(self, frames: Sequence[np.ndarray]) -> Any:
         """What the network returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
         prepare = self.query.preprocess
         batch = torch.stack([prepare.resize(self._crop(frame)) for frame in frames]).to(self.device)
-        return self._model(prepare.normalise(batch))
+        with gated(self._layers, self._wait) if self._wait else nullcontext():
+            return self._model(prepare.normalise(batch))
 
     @torch.inference_mode()
     def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
@@ -86,6 +114,22 @@ class TorchEngine:
         return DetectionAnswer(answer.classes, answer.scores, boxes)
 
 
+def _layers(model: nn.Module, state: Mapping[str, str]) -> dict[nn.Module, list[str]]:
+    """The modules to wait before, each with its tensors' names.
+
+    A module that has weights of its own and children may read the children's without calling them (attention
+    does), so it stands for them.
+    """
+    owners = {path.rpartition(".")[0] for path in state}
+    layers: dict[nn.Module, list[str]] = {}
+    for path, name in state.items():
+        parts = path.split(".")[:-1]
+        prefixes = (".".join(parts[:length]) for length in range(len(parts) + 1))
+        first = next(prefix for prefix in prefixes if prefix in owners)
+        layers.setdefault(model.get_submodule(first), []).append(name)
+    return layers
+
+
 class _Slot:
     """One parameter or buffer of a module, and the name of the tensor it takes."""
 
@@ -101,3 +145,7 @@ class _Slot:
         if tensor is not self._bound:
             self._where[self._attribute] = nn.Parameter(tensor, False) if self._is_parameter else tensor
             self._bound = tensor
+
+    def clear(self) -> None:
+        if self._bound is not None:
+            self.set(self._bound.to("meta"))

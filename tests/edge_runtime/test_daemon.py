@@ -123,17 +123,51 @@ def test_a_missing_camera_a_dead_source_and_a_region_outside_the_frame_are_refus
         run(write_config(box, cameras={"left": {"source": "left.mp4"}, "right": {"source": str(small)}}))
 
 
-def test_a_damaged_bundle_or_one_with_a_foreign_factory_is_refused(box, tmp_path):
+def test_a_bundle_whose_header_is_damaged_that_is_absent_or_has_a_foreign_factory_is_refused(box, tmp_path):
     cameras = {"left": {"source": str(box / "left.mp4")}, "right": {"source": str(box / "right")}}
-    data = bytearray((box / "tiny.safetensors").read_bytes())
-    data[-40] ^= 1
-    (tmp_path / "tiny.safetensors").write_bytes(data)
+    damage(box / "tiny.safetensors", tmp_path / "tiny.safetensors", [200])
     with pytest.raises(BundleError, match="is damaged"):
         run(write_config(tmp_path, cameras=cameras))
     with pytest.raises(BundleError, match="not in the zoo"):
         run(write_config(box, factories=None))
     with pytest.raises(InputError, match="cannot be read"):
         run(write_config(box, bundle="absent.safetensors"))
+
+
+def damage(source: Path, target: Path, places: list[int]) -> None:
+    """A copy with one bit flipped at each of the places."""
+    data = bytearray(source.read_bytes())
+    for at in places:
+        data[at] ^= 1
+    target.write_bytes(data)
+
+
+def begins(bundle, query_id: str) -> set[int]:
+    """Where in the file the tensors of a query begin."""
+    return {bundle.header.data_start + bundle.header.entries[name].begin for name in bundle.names_in_order(query_id)}
+
+
+def test_a_query_with_damaged_tensors_is_out_and_the_others_run(box, tmp_path, caplog):
+    cameras = {"left": {"source": str(box / "left.mp4")}, "right": {"source": str(box / "right")}}
+    bundle = tiny_bundle(tmp_path / "sound.safetensors")
+    mine = begins(bundle, "yard") - begins(bundle, "gate") - begins(bundle, "road")
+    damage(bundle.path, tmp_path / "tiny.safetensors", [min(mine)])
+    checked = run(write_config(tmp_path, cameras=cameras), check=True)
+    assert list(checked["damaged"]) == ["yard"] and "content hash" in checked["damaged"]["yard"]
+    summary = run(write_config(tmp_path, cameras=cameras))
+    gate, yard, road = summary["ledger"]
+    assert summary["balanced"] and yard["failed"] == yard["received"] == 10
+    assert gate["processed"] and road["processed"] and not gate["failed"] + road["failed"]
+    assert "content hash" in summary["queries"][1]["last_failure"] and "query yard is out" in caplog.text
+
+
+def test_a_bundle_in_which_every_query_is_damaged_is_refused(box, tmp_path):
+    cameras = {"left": {"source": str(box / "left.mp4")}, "right": {"source": str(box / "right")}}
+    bundle = tiny_bundle(tmp_path / "sound.safetensors")
+    everywhere = set.union(*(begins(bundle, query.id) for query in bundle.queries))
+    damage(bundle.path, tmp_path / "tiny.safetensors", sorted(everywhere))
+    with pytest.raises(BundleError, match="every query has damaged tensors"):
+        run(write_config(tmp_path, cameras=cameras))
 
 
 def test_a_sink_that_cannot_be_written_is_refused(box):

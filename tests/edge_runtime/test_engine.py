@@ -11,6 +11,7 @@ from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs, QueryCost
 from edge_runtime.engine import TorchEngine
 from edge_runtime.schedule import Situation, Turns, decide
+from edge_runtime.store import Store
 from models.bundle import BundleQuery, open_bundle, write_bundle
 from models.preprocess import Preprocess
 from models.tasks import DetectionAnswer, task_of
@@ -50,7 +51,7 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
                for name, engine in engines.items()}
     costs = Costs(queries, {name: bundle.nbytes(name) for cost in queries.values() for name in cost.tensors}, 1e9)
     budget = max(costs.alone_bytes(name) for name in engines) + room
-    arena = Arena(bundle.tensor, budget - min(cost.workspace_bytes for cost in queries.values()))
+    arena = Arena(Store.of_bundle(bundle), budget - min(cost.workspace_bytes for cost in queries.values()))
     so_far, moved = Turns(), 0
     for seed, name in enumerate(turns):
         resident = arena.residency.resident
@@ -69,7 +70,7 @@ def test_the_shared_tensor_is_one_changing_it_changes_both_queries(bundle):
     names = dict.fromkeys(name for query in engines for name in bundle.names_in_order(query))
     shared = set(bundle.names_in_order("gate")) & set(bundle.names_in_order("yard"))
     weight = max(shared, key=bundle.nbytes)
-    arena = Arena(bundle.tensor, 2**20)
+    arena = Arena(Store.of_bundle(bundle), 2**20)
     arena.change((), tuple(names))
     before = {}
     for query, engine in engines.items():
@@ -81,7 +82,7 @@ def test_the_shared_tensor_is_one_changing_it_changes_both_queries(bundle):
 
 def test_several_frames_get_one_answer_each_with_probabilities(bundle):
     engine = TorchEngine(bundle, "gate")
-    arena = Arena(bundle.tensor, 2**20)
+    arena = Arena(Store.of_bundle(bundle), 2**20)
     arena.change((), bundle.names_in_order("gate"))
     engine.bind(arena.tensor)
     answers = engine.run([picture(1), picture(2, width=80, height=60)])
@@ -109,7 +110,7 @@ def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_p
     write_bundle(tmp_path / "d.safetensors", {"plain": model, "cropped": model}, queries, workload="w", method="none",
                  ceiling_bytes=0)
     bundle = open_bundle(tmp_path / "d.safetensors")
-    arena = Arena(bundle.tensor, 64 * 2**20)
+    arena = Arena(Store.of_bundle(bundle), 64 * 2**20)
     arena.change((), bundle.names_in_order("plain"))
     frame = picture(3, width=120, height=100)
     plain, cropped = (TorchEngine(bundle, query) for query in ("plain", "cropped"))

@@ -9,6 +9,7 @@ from edge_runtime.costs import Costs, QueryCost
 from edge_runtime.executor import Executor, unfit
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
+from edge_runtime.store import Store
 from models.tasks import ClassAnswer
 from tests.edge_runtime.tiny import query
 
@@ -26,12 +27,16 @@ class SlowEngine:
     """Takes the next of `seconds` for each run; the last for ever."""
 
     workspace_bytes = 0
+    streams = False
 
     def __init__(self, query_id: str, clock: Clock, seconds: list[float]) -> None:
         self.query, self.clock, self.seconds, self.runs = query(query_id, "left", sla_ms=100.0), clock, seconds, 0
 
-    def bind(self, tensor_of) -> None:
+    def bind(self, tensor_of, wait=None) -> None:
         self.bound = tensor_of(self.query.id)
+
+    def unbind(self) -> None:
+        self.bound = None
 
     def run(self, frames) -> list:
         self.runs += 1
@@ -44,7 +49,7 @@ def one_query(seconds: list[float]) -> tuple[Executor, SlowEngine, Clock]:
     engine = SlowEngine("q", clock, seconds)
     costs = Costs({"q": QueryCost(("q",), 0.0, 0, 0.1)}, {"q": 400}, 1e12)
     ledger = Ledger(["q"])
-    arena = Arena({"q": torch.arange(100, dtype=torch.int32)}.__getitem__, 1024)
+    arena = Arena(Store.of_tensors({"q": torch.arange(100, dtype=torch.int32)}), 1024)
     executor = Executor(arena, {"q": engine}, costs, 1024, ("q",), Mailboxes(["q"], ledger), ledger, [], "d", clock)
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock

@@ -1,0 +1,78 @@
+"""A mover in which nothing happens until the test says so: tensors arrive one by one, or fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edge_runtime.mover_host import HostMover, MappedReader, Reader
+from edge_runtime.residency import Copy
+from edge_runtime.store import Store
+
+
+class SlowMover(HostMover):
+    overlaps = True
+
+    def __init__(self, store: Store, capacity_bytes: int) -> None:
+        super().__init__(lambda _: MappedReader(store), capacity_bytes)
+        self._transfers: list[SlowTransfer] = []
+        self.cancelled = 0
+
+    def start(self, copies: Sequence[Copy]) -> SlowTransfer:  # type: ignore[override]
+        transfer = SlowTransfer(self, copies)
+        self._transfers.append(transfer)
+        return transfer
+
+    def arrive(self, count: int) -> list[str]:
+        """Let the next tensors arrive; returns which did."""
+        arrived = []
+        while count and self._transfers:
+            transfer = self._transfers[0]
+            if not transfer.waiting:
+                self._transfers.pop(0)
+                continue
+            arrived.append(transfer.bring(self._reader))
+            count -= 1
+        return arrived
+
+    def fail(self, why: str) -> None:
+        self._transfers.pop(0).fault = OSError(why)
+
+
+class SlowTransfer:
+    def __init__(self, mover: SlowMover, copies: Sequence[Copy]) -> None:
+        self._mover, self.fault = mover, None
+        self.waiting = [(name, copy, end) for copy in copies for name, end in zip(copy.names, copy.ends)]
+        self.names = frozenset(name for name, _, _ in self.waiting)
+        self.waited: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        return self.fault is not None
+
+    def bring(self, reader: Reader) -> str:
+        name, copy, end = self.waiting.pop(0)
+        # Copied anew from the copy's start: what is before this tensor is there already and stays the same.
+        reader.read(self._mover._bytes, copy.target, copy.source, end)
+        return name
+
+    def wait(self, names: Iterable[str]) -> None:
+        if self.fault:
+            raise self.fault
+        self.waited += [name for name in names if name in self.names]
+        while self.lost() & set(names):
+            self._mover.arrive(1)
+
+    def finish(self) -> None:
+        self.wait(self.names)
+
+    def cancel(self) -> None:
+        if self.waiting:
+            self._mover.cancelled += 1
+            if self in self._mover._transfers:
+                self._mover._transfers.remove(self)
+
+    def lost(self) -> frozenset[str]:
+        return frozenset(name for name, _, _ in self.waiting)
+
+    def seconds(self) -> float:
+        return 0.001
