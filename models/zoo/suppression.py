@@ -38,4 +38,6 @@ def rows_at(values: Tensor, rows: Tensor) -> Tensor:
 def _kept(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
     if boxes.is_meta:
         return torch.ones_like(scores, dtype=torch.bool)
-    return torch.zeros_like(scores).scatter(0, nms(boxes, scores, iou), 1.0) > 0
+    kept = torch.zeros_like(scores)
+    kept[nms(boxes, scores, iou)] = 1
+    return kept > 0

@@ -136,8 +136,10 @@ class TwoStage(Detector):
         logits, live_deltas = self._regions(features, rois)
         probabilities = logits.float().softmax(dim=1)[:, 1:]
         classes = probabilities.shape[1]
-        scores = probabilities.new_full((frames * most, classes), NOTHING).index_copy(0, live, probabilities)
-        deltas = probabilities.new_zeros((frames * most, classes * 4)).index_copy(0, live, live_deltas[:, 4:].float())
+        scores = probabilities.new_full((frames * most, classes), NOTHING)
+        scores[live] = probabilities
+        deltas = probabilities.new_zeros((frames * most, classes * 4))
+        deltas[live] = live_deltas[:, 4:].float()
         scores = scores.reshape(frames, -1)
         best, rows = scores.topk(min(CANDIDATES_PER_PROPOSAL * most, scores.shape[1]), dim=1)
         labels = rows % classes
@@ -165,13 +167,13 @@ class TwoStage(Detector):
         area = (rois[:, 3:] - rois[:, 1:3]).prod(dim=1)
         level = CANONICAL_LEVEL + torch.log2(area.sqrt() / CANONICAL_SIDE) + 1e-6
         level = level.floor().clamp(lowest, highest) - lowest
-        pooled = features[0].new_zeros(len(rois), features[0].shape[1], *pooling.output_size)
+        pooled = features[0].new_zeros(rois.shape[0], features[0].shape[1], *pooling.output_size)
         # Where no value is known, all regions fall on one level: more than any real frame has alive at once.
         used = self.strides[:1] if rois.is_meta else self.strides
         for index, stride in enumerate(used):
             rows = rows_where(level == index)
             part = roi_align(features[index], rois[rows], pooling.output_size, 1 / stride, pooling.sampling_ratio)
-            pooled = pooled.index_copy_(0, rows, part.to(pooled.dtype))
+            pooled[rows] = part.to(pooled.dtype)
         return pooled
 
 
