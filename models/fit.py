@@ -52,7 +52,7 @@ def check_fit(query: Query, key: str, own: Mapping[str, Tensor], state: Mapping[
     wrong = [name for name, tensor in state.items() if name in own and tensor.shape != own[name].shape]
     if wrong and not missing and not unknown and _only_heads(wrong, own, state):
         differing = _listed([_both(name, own, state) for name in wrong])
-        fault = f"only the head does not fit the {len(query.classes)} classes of the query: {differing}"
+        fault = f"only the head does not fit the class list ({len(query.classes)} in the query): {differing}"
         remedy = "list in `classes` the classes these weights were trained for, or give them as `init:` and train"
         raise InputError(str(query.weights), fault, remedy, key)
     faults = []

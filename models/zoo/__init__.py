@@ -21,8 +21,16 @@ from models.zoo.inputs import answer_on_meta, check_answer, check_logits
 from models.zoo.registry import ENTRIES, ZooEntry
 
 __all__ = [
-    *("build", "build_query", "check_input", "check_name", "folder_of", "is_zoo_name", "names", "naming"),
-    *("preprocess_of", "width_of"),
+    "build",
+    "build_query",
+    "check_input",
+    "check_name",
+    "folder_of",
+    "is_zoo_name",
+    "names",
+    "naming",
+    "preprocess_of",
+    "width_of",
 ]
 
 for _family in pkgutil.iter_modules(__path__):  # every module of this folder enters its models into the registry

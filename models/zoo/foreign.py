@@ -20,8 +20,8 @@ from torch import nn
 from models.errors import InputError
 from models.zoo.registry import Factory
 
-NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-FORM = "write it as package.module:factory"
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
+FORM = "write it as package.module:factory, the module without .py"
 
 
 def foreign_factory(model: str, folder: Path | None) -> Factory:

@@ -87,6 +87,4 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 def _refused(model: str, input_size: int, error: Exception) -> InputError:
     entry = ENTRIES.get(model)
     remedy = f"choose another input_size; it was made for {entry.input_size}" if entry else "mend its forward"
-    return InputError(
-        model, f"cannot take frames of {input_size}x{input_size} ({reason(error)})", remedy, "input_size"
-    )
+    return InputError(model, f"cannot take frames of {input_size}x{input_size} ({reason(error)})", remedy, "input_size")

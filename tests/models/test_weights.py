@@ -144,7 +144,7 @@ def test_weights_of_another_class_list_are_named_as_such(tmp_path):
     with pytest.raises(InputError) as caught:
         load_weights(query(tmp_path / "w.safetensors"), Small())
     assert (
-        "only the head does not fit the 2 classes of the query: fc.weight is (5, 4) and should be (2, 4), "
+        "only the head does not fit the class list (2 in the query): fc.weight is (5, 4) and should be (2, 4), "
         "fc.bias is (5,) and should be (2,); list in `classes`"
     ) in str(caught.value)
 

@@ -89,8 +89,13 @@ def lite_head(channels: Sequence[int], boxes: int = 4) -> int:
 def extra_map(inputs: int, outputs: int) -> int:
     """SSDLite's extra layer: 1x1 to half, depthwise 3x3, 1x1, each with a norm."""
     half = outputs // 2
-    return conv(inputs, half) + norm(half) + conv(half, half, 3, groups=half) + norm(half) + conv(half, outputs) + norm(
-        outputs
+    return (
+        conv(inputs, half)
+        + norm(half)
+        + conv(half, half, 3, groups=half)
+        + norm(half)
+        + conv(half, outputs)
+        + norm(outputs)
     )
 
 

@@ -1,0 +1,220 @@
+"""A user's own models, `package.module:factory` beside the workload: found, built, and refused in one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from models import zoo
+from models.errors import InputError
+from models.layers import layers_of
+from models.weights import load_weights, save_weights
+from models.workload import Query, load_workload
+
+HEADER = "import torch\nfrom torch import nn\n"
+NET = """
+class Net(nn.Module):
+    def __init__(self, num_classes, width=4):
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3)
+        self.fc = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).relu().mean((2, 3)))
+"""
+
+
+def ask(folder: Path, source: str, model: str = "models:make", task: str = "classification", **keys) -> Query:
+    """A query of a workload in `folder` whose model lies beside it in models.py."""
+    (folder / "models.py").write_text(HEADER + source)
+    query = {"id": "gate", "camera": "c", "task": task, "classes": ["car", "none"], "model": model, "input_size": 32,
+             "weights": "gate.safetensors", **keys}  # fmt: skip
+    document = {"name": "own", "cameras": {"c": {"source": "c.mp4"}}, "queries": [query]}
+    path = folder / "workload.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return load_workload(path).query("gate")
+
+
+def refusal(query: Query, device: str = "cpu") -> str:
+    """The line that building the query's model ends in."""
+    with pytest.raises(InputError) as caught:
+        zoo.build_query(query, device)
+    assert "\n" not in str(caught.value) and caught.value.remedy
+    return str(caught.value)
+
+
+def test_a_factory_beside_the_workload_is_found_though_its_file_is_called_models_like_a_package_here(tmp_path) -> None:
+    source = f"{NET}\ndef make(num_classes, width):\n    return Net(num_classes, width)"
+    query = ask(tmp_path, source, model_args={"width": 6})
+    model = zoo.build_query(query)
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 2)
+    assert [layer.path for layer in layers_of(query)] == ["conv", "fc"]
+    assert [layer.head for layer in layers_of(query)] == [False, True]
+    assert str(tmp_path) not in sys.path
+
+
+def test_two_workloads_may_each_have_a_module_of_one_name(tmp_path) -> None:
+    for name, width in (("a", 4), ("b", 8)):
+        (tmp_path / name).mkdir()
+        query = ask(tmp_path / name, f"{NET}\ndef make(num_classes):\n    return Net(num_classes, {width})")
+        assert zoo.build_query(query).get_parameter("conv.weight").shape[0] == width
+    first = load_workload(tmp_path / "a" / "workload.yaml").query("gate")
+    assert zoo.build_query(first).get_parameter("conv.weight").shape[0] == 4
+    assert layers_of(first)[0].bytes == 4 * 27 * 4
+
+
+def test_a_factory_may_lie_in_a_package_and_import_its_neighbours(tmp_path) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "__init__.py").touch()
+    (tmp_path / "nets" / "blocks.py").write_text(HEADER + NET)
+    (tmp_path / "gemel_test_neighbour.py").write_text("WIDTH = 5\n")
+    (tmp_path / "nets" / "small.py").write_text(
+        "from gemel_test_neighbour import WIDTH\nfrom .blocks import Net\n\ndef make(num_classes, input_size):\n"
+        "    assert input_size == 32\n    return Net(num_classes, WIDTH)\n"
+    )
+    query = ask(tmp_path, "", "nets.small:make")
+    assert zoo.build_query(query, "meta").get_parameter("conv.weight").shape[0] == 5
+
+
+def test_a_factory_on_pythons_path_is_found_from_any_folder(tmp_path) -> None:
+    query = ask(tmp_path, "", "tests.merger.tiny:tiny_net", input_size=24)
+    assert type(zoo.build_query(query, "meta")).__name__ == "TinyNet"
+
+
+MAKE = "def make(num_classes):\n    net = Net(num_classes)\n    {}\n    return net\n"
+BAD = {
+    "raises": (
+        "def make(num_classes):\n    raise KeyError('stem')",
+        "cannot be built: KeyError: 'stem' (models.py, line 4); mend the factory",
+    ),
+    "no module": ("def make(num_classes):\n    return [1]", "the factory returned list; it must return a torch nn."),
+    "missing": (NET + "def build(num_classes):\n    return Net(2)", "models has no 'make'; name a function"),
+    "misspelt": (NET + "def makes(num_classes):\n    return Net(2)", "models has no 'make'; did you mean makes?"),
+    "no function": ("make = 3", "make cannot be called"),
+    "syntax": ("def make(:", "cannot be imported: SyntaxError"),
+    "import": ("import no_such_library\n", "cannot be imported: ModuleNotFoundError: No module named 'no_such_lib"),
+    "other class count": (
+        NET + "def make(num_classes):\n    return Net(10)",
+        "answers with 10 classes where 2 were asked for",
+    ),
+    "a tuple": (
+        NET + "class Two(Net):\n    def forward(self, x):\n        return super().forward(x), x\n"
+        "def make(num_classes):\n    return Two(num_classes)", "answers one frame with a tuple, not with logits (1, 2)",
+    ),
+    "tied": (
+        NET + MAKE.format("net.other = nn.Linear(4, 2); net.other.weight = net.fc.weight"),
+        "fc.weight and other.weight are one tensor; give other.weight a parameter of its own: "
+        "nn.Parameter(fc.weight.detach().clone())",
+    ),
+    "not contiguous": (
+        NET + MAKE.format("net.to(memory_format=torch.channels_last)"),
+        "conv.weight is not contiguous (shape (4, 3, 3, 3), strides (27, 1, 9, 3)); store conv.weight as .contiguous()",
+    ),
+    "expanded": (
+        NET + MAKE.format("net.fc.bias = nn.Parameter(torch.zeros(1).expand(num_classes))"),
+        "fc.bias is not contiguous (shape (2,), strides (0,))",
+    ),
+    "overlapping": (
+        NET + MAKE.format("flat = torch.zeros(9); net.a = nn.Parameter(flat[:5]); net.b = nn.Parameter(flat[4:])"),
+        "a and b overlap in memory; store b as a .clone() of its own",
+    ),
+    "argument": (NET + "def make():\n    return Net(2)", "cannot be built: TypeError: make() takes 0 positional"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("case", BAD)
+def test_a_factory_at_fault_is_one_line_with_file_key_and_query(tmp_path, case: str, device: str) -> None:
+    source, fault = BAD[case]
+    line = refusal(ask(tmp_path, source), device)
+    assert line.startswith(f"{tmp_path / 'workload.yaml'}: ")
+    assert "(gate): models:make: " in line
+    assert fault in line
+
+
+def test_parameters_that_lie_side_by_side_in_one_buffer_are_no_fault(tmp_path) -> None:
+    apart = "flat = torch.zeros(9); net.a = nn.Parameter(flat[:5]); net.b = nn.Parameter(flat[5:])"
+    assert isinstance(zoo.build_query(ask(tmp_path, NET + MAKE.format(apart))), nn.Module)
+
+
+def test_inspect_needs_no_meta_device_from_a_users_forward(tmp_path) -> None:
+    """A forward that looks at values cannot run without any; its class count is checked when weights are loaded."""
+    source = NET + (
+        "class Odd(Net):\n    def forward(self, x):\n        return super().forward(x) * float(x.sum() >= 0)\n"
+        "def make(num_classes, wide=0):\n    return Odd(num_classes + wide)"
+    )
+    query = ask(tmp_path, source)
+    assert len(layers_of(query)) == 2
+    zoo.check_input(query, zoo.build_query(query))
+    wider = ask(tmp_path, source, model_args={"wide": 1})
+    with pytest.raises(InputError, match="answers with 3 classes where 2 were asked for"):
+        zoo.check_input(wider, zoo.build_query(wider))
+
+
+def test_loading_checks_the_input_size_and_leaves_the_modes_of_the_parts(tmp_path) -> None:
+    source = NET + "def make(num_classes):\n    net = Net(num_classes)\n    net.conv.eval()\n    return net"
+    query = ask(tmp_path, source)
+    model = zoo.build_query(query)
+    save_weights(tmp_path / "gate.safetensors", model.state_dict())
+    load_weights(query, model)
+    assert model.training and model.fc.training and not model.conv.training  # type: ignore[union-attr]
+    deep = NET.replace("Conv2d(3, width, 3)", "Conv2d(3, width, 40)") + "make = Net"
+    (tmp_path / "deep").mkdir()
+    query = ask(tmp_path / "deep", deep)
+    model = zoo.build_query(query)
+    save_weights(tmp_path / "deep" / "gate.safetensors", model.state_dict())
+    with pytest.raises(
+        InputError, match=r"workload.yaml: input_size \(gate\): models:make: cannot take frames of 32x32"
+    ):
+        load_weights(query, model)
+
+
+DETECTOR = """
+from models.detector import Detector, OneStage
+
+class Found(OneStage):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv = nn.Conv2d(3, num_classes, 3)
+    def forward(self, x):
+        return self.conv(x)
+    def decode(self, outputs):
+        return outputs, outputs
+    def loss(self, outputs, targets):
+        return outputs.sum()
+    def distill(self, outputs, teacher):
+        return outputs.sum()
+"""
+
+
+def test_a_users_detector_derives_from_the_contract(tmp_path) -> None:
+    query = ask(tmp_path, DETECTOR + "make = Found", task="detection")
+    assert zoo.build_query(query).get_parameter("conv.weight").shape[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        (NET + "make = Net", "Net is no detector: it lacks candidates, loss, distill, exported; derive it from"),
+        (DETECTOR + "class Half(Found):\n    loss = Detector.loss\nmake = Half", "Half is no detector: it lacks loss"),
+    ],
+)
+def test_a_detector_without_the_contracts_methods_names_them(tmp_path, source: str, fault: str) -> None:
+    assert fault in refusal(ask(tmp_path, source, task="detection"))
+
+
+@pytest.mark.parametrize("model", ["models.py:make", "models:", "a:b:c", "../models:make"])
+def test_a_name_that_is_none_is_refused_when_the_workload_is_read(tmp_path, model: str) -> None:
+    with pytest.raises(InputError, match=r"is no name of a factory; write it as package\.module:factory"):
+        ask(tmp_path, "", model)
+
+
+def test_a_bundle_may_not_import_what_its_box_does_not_list(tmp_path) -> None:
+    ask(tmp_path, "raise SystemExit('imported')")
+    with pytest.raises(InputError, match="this factory may not be imported; list it under `factories`"):
+        zoo.build("models:make", ["a", "b"], {}, 32, factories=["other:make"], folder=tmp_path)
