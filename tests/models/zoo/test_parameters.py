@@ -80,7 +80,7 @@ def single_map(resnet: str) -> int:
 
 
 def lite_head(channels: Sequence[int], boxes: int = 4) -> int:
-    """SSDLite's head (Sandler et al. 2018): on each map a depthwise 3x3 with a norm and a 1x1, for classes and boxes."""
+    """SSDLite's head (Sandler et al. 2018): on each map a depthwise 3x3, norm and 1x1, for classes and boxes."""
     depthwise = sum(conv(c, c, 3, groups=c) + norm(c) for c in channels)
     outputs = sum(conv(c, boxes * COCO, bias=True) + conv(c, boxes * 4, bias=True) for c in channels)
     return 2 * depthwise + outputs
@@ -100,7 +100,7 @@ def extra_map(inputs: int, outputs: int) -> int:
 
 
 def cifar_resnet(depth: int) -> int:
-    """He et al. 2016, section 4.2: 6n + 2 layers of 16, 32 and 64 channels, shortcuts without parameters, 10 classes."""
+    """He et al. 2016, section 4.2: 6n + 2 layers, 16 to 64 channels, shortcuts without parameters, 10 classes."""
     blocks, total, inputs = (depth - 2) // 6, conv(3, 16, 3) + norm(16) + linear(64, 10), 16
     for width in (16, 32, 64):
         total += conv(inputs, width, 3) + (2 * blocks - 1) * conv(width, width, 3) + 2 * blocks * norm(width)
