@@ -70,4 +70,4 @@ def _build(depth: int, num_classes: int, input_size: int = 32) -> CifarResNet:
 
 
 for _depth in DEPTHS:
-    register(f"cifar_resnet{_depth}", task="classification", input_size=32)(partial(_build, _depth))
+    register(f"cifar_resnet{_depth}", task="classification", input_size=32, width=10)(partial(_build, _depth))
