@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from merger import MergeOptions, Recipe, merge
+from merger import merge
 from merger.merging import ceiling_fraction
 from models.bundle import open_bundle, verify_bundle
 from models.data import load_split
@@ -19,9 +19,9 @@ from models.errors import InputError
 from models.evaluation import predict, score
 from models.tasks import task_of
 from models.workload import Workload, load_workload
+from tests.merger.options import QUICK
 from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload
 
-QUICK = MergeOptions(Recipe(rate=2e-3, epochs=6, batch=16), choose_rate=False, precision="fp32")
 FACTORIES = ["tests.merger.tiny:tiny_net"]
 
 
