@@ -129,8 +129,7 @@ COMPOSED = {
 """Models composed here of published parts, at COCO's 91 classes."""
 
 AUTHORS = {
-    # Darknet's yolov3.cfg and yolov3-tiny.cfg at COCO's 80 classes (Redmon and Farhadi 2018); statistics of norms are no
-    # parameters.
+    # Darknet's yolov3.cfg and yolov3-tiny.cfg at COCO's 80 classes (Redmon and Farhadi 2018), statistics apart.
     "yolov3": 61_949_149,
     "yolov3_tiny": 8_852_366,
     **{f"cifar_resnet{depth}": cifar_resnet(depth) for depth in (20, 32, 44, 56)},
