@@ -35,15 +35,17 @@ class Arena:
     def change(self, evict: Collection[str], load: Sequence[str]) -> int:
         """Forget the tensors of `evict`, then bring in those of `load`; returns the bytes moved once they are there."""
         before = self.bytes_moved
-        self.start(load, evict=evict)
+        self.start(load, evict=evict, waits=True)
         self.finish()
         return self.bytes_moved - before
 
-    def start(self, names: Iterable[str], workspace_bytes: int = 0, evict: Collection[str] = ()) -> bool:
+    def start(self, names: Iterable[str], workspace_bytes: int = 0, evict: Collection[str] = (),
+              waits: bool = False) -> bool:
         """Begin to make these tensors resident, with room for a workspace; whether anything has to be moved.
 
         `evict` goes first, as far as it is resident. A prefetch of anything else is cut short. What is resident
-        stays where it is, unless no hole is large enough for what is missing. Raises what `Residency.admit` raises.
+        stays where it is, unless no hole is large enough for what is missing. `waits` says that `finish` comes next.
+        Raises what `Residency.admit` raises.
         """
         wanted = dict.fromkeys(names)
         self._settle(wanted)
@@ -61,7 +63,7 @@ class Arena:
                 self._views.pop(move.name, None)
         if admission.copies:
             self.swaps += 1
-            self._under_way.append(self.mover.start(admission.copies))
+            self._under_way.append(self.mover.start(admission.copies, waits))
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
 

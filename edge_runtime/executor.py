@@ -165,7 +165,7 @@ class Executor:
         self.max_used_bytes = max(self.max_used_bytes, used)
 
     def _bring(self, query: str, evict: Sequence[str], streams: bool) -> None:
-        self.arena.start(self._names(query), self.costs.queries[query].workspace_bytes, evict)
+        self.arena.start(self._names(query), self.costs.queries[query].workspace_bytes, evict, waits=not streams)
         if not streams:
             self.arena.finish(self._names(query))
 
@@ -192,7 +192,7 @@ class Executor:
         """Run the query on a frame, once all it needs is resident or arriving; `decision` is what brought it here."""
         engine, names, workspace = self.engines[query], self._names(query), self.costs.queries[query].workspace_bytes
         residency = self.arena.residency
-        self.arena.start(names, workspace)
+        self.arena.start(names, workspace, waits=not engine.streams)
         residency.hold(names, workspace)
         try:
             if self.arena.arriving(names) and engine.streams:

@@ -59,8 +59,8 @@ class Mover(Protocol):
     memory: Tensor
     overlaps: bool
 
-    def start(self, copies: Sequence[Copy]) -> Transfer:
-        """Begin copies, after those begun before, and return at once."""
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> Transfer:
+        """Begin copies, after those begun before, and return at once; `waits` says that the caller waits for them."""
         ...
 
     def slide(self, moves: Sequence[Move]) -> None:

@@ -37,7 +37,7 @@ class CudaMover:
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
         self._stored = self._pinned(store.data)
 
-    def start(self, copies: Sequence[Copy]) -> CudaTransfer:
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> CudaTransfer:
         """Enqueue copies after those begun before, and return at once."""
         transfer = CudaTransfer(self._cuda, self._stream, self._device)
         with self._cuda.stream(self._stream):

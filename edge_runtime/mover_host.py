@@ -122,12 +122,16 @@ class HostMover:
         """A mover for the CPU as device: copies from the mapped bundle."""
         return cls(lambda _: MappedReader(store), capacity_bytes)
 
-    def start(self, copies: Sequence[Copy]) -> HostTransfer:
-        """Begin copies, after those begun before, and return at once."""
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> HostTransfer:
+        """Begin copies, after those begun before, and return at once.
+
+        A caller that waits copies too and counts as one of the threads: waking another takes longer than a small
+        load where the cores are busy.
+        """
         # Nothing may read what is overwritten now.
         self.synchronise()
         transfer = HostTransfer(copies, self._reader, self._bytes)
-        for _ in range(min(self._threads, transfer.pieces)):
+        for _ in range(min(self._threads, transfer.pieces) - waits):
             self._pool.submit(transfer.work)
         return transfer
 
@@ -185,17 +189,17 @@ class HostTransfer:
 
     def work(self) -> None:
         """Take pieces until none is left; run by the mover's threads."""
-        while (index := self._next()) is not None:
-            piece, fault = self._pieces[index], None
-            try:
-                self._reader.read(self._memory, piece.target, piece.source, piece.nbytes)
-            except OSError as error:
-                fault = error
-            self._settle(index, fault)
+        while (index := self._next(self.pieces)) is not None:
+            self._do(index)
 
     def wait(self, names: Iterable[str]) -> None:
-        """Return when these tensors are there; raises OSError when their bytes could not be read."""
+        """Return when these tensors are there; raises OSError when their bytes could not be read.
+
+        The caller copies what nobody has begun yet.
+        """
         upto = 1 + max((self._last.get(name, -1) for name in names), default=-1)
+        while self._arrived < upto and (index := self._next(upto)) is not None:
+            self._do(index)
         if self._arrived >= upto:
             return
         with self._changed:
@@ -224,9 +228,17 @@ class HostTransfer:
     def _over(self) -> bool:
         return not self._running and (self._stopped or self._begun == self.pieces)
 
-    def _next(self) -> int | None:
+    def _do(self, index: int) -> None:
+        piece, fault = self._pieces[index], None
+        try:
+            self._reader.read(self._memory, piece.target, piece.source, piece.nbytes)
+        except OSError as error:
+            fault = error
+        self._settle(index, fault)
+
+    def _next(self, upto: int) -> int | None:
         with self._changed:
-            if self._stopped or self._begun == self.pieces:
+            if self._stopped or self._begun >= upto:
                 return None
             if not self._begun:
                 self._began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Random schedules over merged queries, played on a bookkeeper with fake bytes: what must hold is checked throughout."""
+"""Random schedules over merged queries, played on a bookkeeper with fake bytes: what must hold is checked."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class SlowMover(HostMover):
         self._transfers: list[SlowTransfer] = []
         self.cancelled = 0
 
-    def start(self, copies: Sequence[Copy]) -> SlowTransfer:  # type: ignore[override]
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> SlowTransfer:  # type: ignore[override]
         transfer = SlowTransfer(self, copies)
         self._transfers.append(transfer)
         return transfer

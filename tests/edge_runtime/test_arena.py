@@ -58,7 +58,7 @@ def test_fragmentation_is_met_by_compaction_counted_apart_and_values_survive():
 def test_a_full_arena_says_what_does_not_fit():
     arena = arena_of(stored({"a": 256, "b": 256}), KIB)
     arena.change((), ("a",))
-    with pytest.raises(MemoryError, match="1024 bytes .* the arena has 1024"):
+    with pytest.raises(MemoryError, match=r"1024 bytes .* the arena has 1024"):
         arena.change((), ("b",))
 
 

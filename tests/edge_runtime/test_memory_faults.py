@@ -89,8 +89,9 @@ class Box:
         self.slow = SlowMover(store, capacity) if slow else None
         self.arena = Arena(store, capacity, budget_bytes=budget, mover=self.slow)
         self.ledger = Ledger(NEEDS)
-        self.executor = Executor(self.arena, self.engines, costs, budget, ("a", "b", "c"), Mailboxes(NEEDS, self.ledger),
-                                 self.ledger, [self.sink], "d", self.clock)  # type: ignore[arg-type]
+        mailboxes = Mailboxes(NEEDS, self.ledger)
+        self.executor = Executor(self.arena, self.engines, costs, budget, ("a", "b", "c"), mailboxes, self.ledger,
+                                 [self.sink], "d", self.clock)  # type: ignore[arg-type]
 
     def put(self, *queries: str) -> None:
         for name in queries:
@@ -145,8 +146,8 @@ def test_out_of_memory_twice_fails_the_frame_and_the_box_goes_on():
     assert "out of memory" in box.executor.to_json()[0]["last_failure"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error: device-side assert triggered"), ValueError("out of memory"),
-                                   OSError("CUDA error: out of memory")])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: device-side assert triggered"),
+                                   ValueError("out of memory"), OSError("CUDA error: out of memory")])
 def test_other_errors_are_not_taken_for_want_of_memory(error):
     assert not is_out_of_memory(error)
     box = Box()

@@ -56,18 +56,37 @@ def test_the_store_of_a_bundle_reads_as_the_bundle(bundle):
 
 
 class HeldReader(MappedReader):
-    """Reads a piece when the test lets it, and fails at one of them if asked."""
+    """Reads only what lies below where the test lets it, and fails at one place if asked."""
 
     def __init__(self, store: Store, fail_at: int | None = None) -> None:
         super().__init__(store)
-        self.go, self.read_at, self.fail_at = threading.Semaphore(0), [], fail_at
+        self.read_at, self.fail_at = set(), fail_at
+        self._limit, self._changed = 0, threading.Condition()
+
+    def allow(self, limit: int) -> None:
+        with self._changed:
+            self._limit = limit
+            self._changed.notify_all()
 
     def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
-        assert self.go.acquire(timeout=10)
-        if len(self.read_at) == self.fail_at:
+        with self._changed:
+            assert self._changed.wait_for(lambda: source < self._limit, timeout=60)
+        if source == self.fail_at:
             raise OSError("the disk is gone")
         super().read(memory, target, source, nbytes)
-        self.read_at.append(source)
+        self.read_at.add(source)
+
+
+def test_a_caller_that_waits_copies_by_itself_where_no_thread_does(small_pieces):
+    store = store_of({"a": 700, "b": 3000})
+    mover = HostMover.mapped(store, 8 * KIB)
+    transfer = mover.start(copies_of(store, 8 * KIB), waits=True)
+    assert transfer.lost() == {"a", "b"}, "one thread copies: the caller's"
+    transfer.wait(["a"])
+    assert transfer.lost() == {"b"}
+    transfer.finish()
+    assert np.array_equal(mover.memory[:store.data.size].numpy(), store.data)
+    mover.close()
 
 
 def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_pieces):
@@ -75,13 +94,14 @@ def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_
     reader = HeldReader(store)
     mover = HostMover(lambda _: reader, 8 * KIB)
     transfer = mover.start(copies_of(store, 8 * KIB))
-    reader.go.release(1)
+    reader.allow(1024)
     transfer.wait(["a"])
-    assert transfer.lost() == {"b", "c"} and bytes(mover.memory[:700].numpy()) == bytes(store.data[:700])
-    reader.go.release(9)
+    assert transfer.lost() == {"b", "c"} and reader.read_at == {0}
+    assert bytes(mover.memory[:700].numpy()) == bytes(store.data[:700])
+    reader.allow(9000)
     transfer.wait(["c", "elsewhere"])
     transfer.finish()
-    assert reader.read_at == [0, 1024, 2048, 3072, 4096][:len(reader.read_at)] and transfer.lost() == frozenset()
+    assert transfer.lost() == frozenset() and reader.read_at == {0, 1024, 2048, 3072, 4096}
     assert np.array_equal(mover.memory[:store.data.size].numpy(), store.data) and transfer.seconds() > 0
     mover.close()
 
@@ -91,11 +111,11 @@ def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
     reader = HeldReader(store)
     mover = HostMover(lambda _: reader, 8 * KIB)
     transfer = mover.start(copies_of(store, 8 * KIB))
-    reader.go.release(1)
+    reader.allow(1024)
     transfer.wait(["a"])
-    threading.Timer(0.01, reader.go.release, [9]).start()
+    threading.Timer(0.01, reader.allow, [9000]).start()
     transfer.cancel()
-    assert len(reader.read_at) <= 2 and "c" in transfer.lost() and "a" not in transfer.lost()
+    assert 2048 not in reader.read_at and "c" in transfer.lost() and "a" not in transfer.lost()
     with pytest.raises(OSError, match="cancelled"):
         transfer.wait(["c"])
     mover.close()
@@ -104,15 +124,15 @@ def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_bytes_that_cannot_be_read_fail_those_who_wait_for_them_alone(small_pieces, threads):
     store = store_of({"a": 1024, "b": 1024, "c": 1024, "d": 1024})
-    reader = HeldReader(store, fail_at=2)
+    reader = HeldReader(store, fail_at=2048)
     mover = HostMover(lambda _: reader, 8 * KIB, threads)
     transfer = mover.start(copies_of(store, 8 * KIB))
-    reader.go.release(9)
+    reader.allow(9000)
     with pytest.raises(OSError, match="the disk is gone"):
         transfer.finish()
     transfer.cancel()
-    assert transfer.failed and transfer.lost() and transfer.lost() < transfer.names
-    transfer.wait(transfer.names - transfer.lost())
+    assert transfer.failed and transfer.lost() == {"c", "d"}
+    transfer.wait(["a", "b"])
     mover.close()
 
 
