@@ -28,8 +28,8 @@ Anchors = Sequence[Sequence[float]]
 COCO_ANCHORS: Anchors = (
     (10, 13), (16, 30), (33, 23), (30, 61), (62, 45), (59, 119), (116, 90), (156, 198), (373, 326)
 )  # fmt: skip
-# The published weights were trained with the mask 1, 2, 3 for the finer map: the smallest anchor (10, 14) is unused
-# and (81, 82) used by both. Later cfg files say 0, 1, 2, which does not fit those weights.
+# The cfg file the published weights came with gives the finer map the anchors 1 to 3 of its six: the smallest,
+# (10, 14), is unused and (81, 82) used by both. Later copies say 0 to 2, with which those weights answer worse.
 TINY_COCO_ANCHORS: Anchors = ((23, 27), (37, 58), (81, 82), (81, 82), (135, 169), (344, 319))
 
 
