@@ -173,4 +173,4 @@ def test_real_junction_splits_share_no_day_and_no_track(real_data: Path, tmp_pat
         assert all(len(splits) == 1 for splits in units.values())
         assert all(cell["crops"] > 0 for split in counts[query].values() for cell in split.values())
     for query in load_workload(tmp_path / "workload.yaml").queries:
-        assert query.init is not None and query.init.is_file()
+        assert isinstance(query.init, Path) and query.init.is_file()

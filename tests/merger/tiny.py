@@ -81,7 +81,7 @@ def write_random_weights(path: Path) -> None:
     for index, query in enumerate(load_workload(path).queries):
         torch.manual_seed(index)
         model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
-        assert query.weights is not None
+        assert isinstance(query.weights, Path)
         query.weights.parent.mkdir(parents=True, exist_ok=True)
         save_weights(query.weights, model.state_dict())
 
@@ -89,12 +89,12 @@ def write_random_weights(path: Path) -> None:
 def weights_of(workload: Workload, query: str) -> Path:
     """Where a query's weights lie."""
     path = workload.query(query).weights
-    assert path is not None
+    assert isinstance(path, Path)
     return path
 
 
 def data_of(workload: Workload, query: str) -> Path:
     """Where a query's frames lie."""
     path = workload.query(query).data
-    assert path is not None
+    assert isinstance(path, Path)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +22,12 @@ class Small(nn.Module):
 
     def __init__(self, classes: int = 2, width: int = 4) -> None:
         super().__init__()
-        self.backbone = nn.Module()
-        self.backbone.features = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width))
+        features = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width))
+        self.backbone = nn.Sequential(OrderedDict(features=features))
         self.fc = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.backbone.features(x).mean((2, 3)))
+        return self.fc(self.backbone(x).mean((2, 3)))
 
 
 def query(weights: Path | None, classes: tuple[str, ...] = ("car", "none")) -> Query:
