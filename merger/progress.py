@@ -10,7 +10,9 @@ class Progress(Protocol):
 
     Events: `epoch` (query or queries, epoch, epochs, loss, scores), `original` (query, val, seconds), `round` (round,
     rounds, signature, members, saved_bytes, ceiling_bytes, seconds), `attempt` (round, members, outcome, ratios),
-    `warning` (text), `test` (query, original, merged, ratio).
+    `reference` (query, val, needed), `precision` (query, model, chosen, fp32, bf16: seconds), `rate` (rate, epochs,
+    ratio: None where it diverged), `prefix` (query, prefix, layers, ratio), `warning` (text), `test` (query, original,
+    merged, ratio).
     """
 
     def __call__(self, event: str, **fields: Any) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from merger import merge
 from merger.merging import ceiling_fraction
@@ -132,16 +133,23 @@ def test_ctrl_c_leaves_no_bundle_and_a_folder_to_go_on_from(workload: Workload, 
     [
         (lambda w: weights_of(w, "q0").unlink(), "q0.safetensors: .*does not exist .query q0.; .*gemel train"),
         (lambda w: (data_of(w, "q1") / "test" / "left").rename(data_of(w, "q1") / "l"), "class 'left'"),
+        (lambda w: _add_class(w, "q2", "middle"), "q2.safetensors: .*only the head does not fit the class list"),
         (lambda w: next((data_of(w, "q1") / "val/left").iterdir()).write_bytes(b"no image"), "not an image that dec"),
     ],
-    ids=["weights missing", "class missing", "image damaged"],
+    ids=["weights missing", "class missing", "class list differs", "image damaged"],
 )
 def test_bad_input_is_named_and_nothing_is_written(workload: Workload, tmp_path: Path, damage, message) -> None:
     damage(workload)
     out = tmp_path / "b.safetensors"
     with pytest.raises(InputError, match=message):
-        merge(workload, out, options=QUICK)
+        merge(load_workload(workload.path), out, options=QUICK)
     assert list(tmp_path.iterdir()) == [tmp_path / "tiny"]
+
+
+def _add_class(workload: Workload, query: str, name: str) -> None:
+    document = yaml.safe_load(workload.path.read_text())
+    next(one for one in document["queries"] if one["id"] == query)["classes"].append(name)
+    workload.path.write_text(yaml.safe_dump(document))
 
 
 def test_nan_weights_are_refused(workload: Workload, tmp_path: Path) -> None:
