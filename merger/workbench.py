@@ -181,6 +181,8 @@ class Workbench:
         threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
         truths = truths_of(query, val.split, answers, threshold)
         reached = score(task, answers, truths, query.classes, threshold)
+        needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
+        self.progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
         if not worth_keeping(query, reached):
             text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
             self.progress("warning", text=text)
