@@ -148,6 +148,7 @@ def cifar_images(folder: Path) -> tuple[list[np.ndarray], list[int]]:
                 file = pack.extractfile(f"test/{name}/{index:04d}.jpg")
                 assert file is not None
                 image = cv2.imdecode(np.frombuffer(file.read(), np.uint8), cv2.IMREAD_COLOR)
+                assert image is not None
                 frames.append(cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
                 labels.append(label)
     return frames, labels
