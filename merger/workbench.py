@@ -114,10 +114,10 @@ class Workbench:
                 model.load_state_dict(found, strict=False)
         return models
 
-    def calibrate(self, query: str, model: nn.Module) -> None:
-        """Measure the running statistics of the norms again, on train frames."""
+    def calibrate(self, query: str, model: nn.Module, frames: int = CALIBRATION_FRAMES) -> None:
+        """Measure the running statistics of the norms again, on so many train frames."""
         data = self.train[query]
-        count = min(len(data), CALIBRATION_FRAMES)
+        count = min(len(data), frames)
         indices = torch.linspace(0, len(data) - 1, count).long().tolist()
         size = 32
         chunks = [indices[start : start + size] for start in range(0, count, size)]
@@ -169,7 +169,7 @@ class Workbench:
             raise InputError(self.workload.path, "no weights are named", "add `weights:`", f"queries.{query.id}")
         if not query.weights.exists():
             remedy = f"correct the path, or run `gemel train {_shown(self.workload.path)}`"
-            raise InputError(query.weights, f"does not exist (query {query.id})", remedy, "weights")
+            raise InputError(str(query.weights), f"does not exist (query {query.id})", remedy, "weights")
         model = build_query(query)
         load_weights(query, model)
         return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore

@@ -44,6 +44,23 @@ class SharingPlan:
         members = tuple(members)
         return SharingPlan((*self.shared, members), self.residuals) if len(members) > 1 else self
 
+    def with_residuals(self, query: str, ranks: Mapping[str, int]) -> SharingPlan:
+        """This plan with these residuals of one query in place of those it had."""
+        return SharingPlan(self.shared, {**self.residuals, query: dict(ranks)})
+
+    def without(self, query: str, paths: Iterable[str] | None = None) -> SharingPlan:
+        """This plan with a query's layers (all of them, or those at `paths`) in no set and without residuals."""
+        gone = None if paths is None else set(paths)
+
+        def stays(name: str, path: str) -> bool:
+            return name != query or (gone is not None and path not in gone)
+
+        shared = (tuple(member for member in members if stays(*member)) for members in self.shared)
+        ranks = {name: {p: r for p, r in own.items() if stays(name, p)} for name, own in self.residuals.items()}
+        return SharingPlan(
+            tuple(members for members in shared if len(members) > 1), {name: own for name, own in ranks.items() if own}
+        )
+
     def tied_to(self, queries: Iterable[str]) -> set[str]:
         """The queries that share a weight with these, directly or through others, and these themselves."""
         reached = set(queries)

@@ -69,7 +69,10 @@ def test_weights_that_resemble_each_other_meet_where_the_order_alone_would_not_s
     ]
     blind = {group.members for group in groups(layers)}
     seeing = groups(layers, likeness=cosine_likeness(states))
-    assert blind == {(("ancestor", "0.linear"), ("child", "0.linear")), (("ancestor", "5.linear"), ("child", "1.linear"))}
+    assert blind == {
+        (("ancestor", "0.linear"), ("child", "0.linear")),
+        (("ancestor", "5.linear"), ("child", "1.linear")),
+    }
     assert {group.members for group in seeing} == {
         (("ancestor", "1.linear"), ("child", "0.linear")), (("ancestor", "4.linear"), ("child", "1.linear")),
     }  # fmt: skip

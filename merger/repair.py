@@ -1,0 +1,127 @@
+"""Narrow repairs of one query that stays below its target while the shared weights stand still for all others.
+
+Smallest bytes first: private norms and head alone, then low-rank residuals on the layers where the query's features
+are furthest from its original's, then private copies of such layers, and at last the original itself. Nothing of it
+touches another query, so none need be judged again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from merger.attempt import train_while
+from merger.distance import distances
+from merger.journal import Journal
+from merger.training import Diverged, Recipe
+from merger.workbench import Merged, State, Workbench, snapshot
+from models.layers import weight_of
+from models.plan import SharingPlan
+from models.residual import shapes
+
+RANKS = (4, 8, 16)
+LAYERS = 0.5
+"""The part of a query's shared layers that get a residual, those furthest from the original first."""
+UNSHARED = (0.125, 0.25, 0.5)
+"""The part of a query's shared bytes that become private copies, step by step."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One repair: what was done, the plan it leads to, and the bytes it costs."""
+
+    what: str
+    plan: SharingPlan
+    cost_bytes: int
+
+
+def repair(
+    bench: Workbench, merged: Merged, query: str, recipe: Recipe, required: float, journal: Journal
+) -> tuple[Merged, list[dict[str, Any]]]:
+    """What is merged once this query reaches `required` on val, and a log row per step tried."""
+    rows = []
+    for step in _steps(bench, merged, query, journal):
+        found = journal.step(step.what, partial(_try, bench, merged, step.plan, query, recipe, required, journal))
+        merged = Merged(merged.plan, {**merged.states, query: {**merged.states[query], **found["carried"]}})
+        row = {"query": query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],
+               "required": required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
+        rows.append(row)
+        bench.progress("repair", **row)
+        if found["ratio"] >= required:
+            return Merged(step.plan, {**merged.states, query: found["state"]}), rows
+    rows.append({"query": query, "repair": "leaves", "required": required, "work": bench.work.total})
+    bench.progress("repair", **rows[-1])
+    return Merged(merged.plan.without(query), {**merged.states, query: snapshot(bench.originals[query])}), rows
+
+
+def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal) -> Iterator[Step]:
+    size = {layer.path: layer.bytes for layer in bench.layers if layer.query == query}
+    shared = [path for members in merged.plan.shared for name, path in members if name == query]
+    yield Step("norms and head", merged.plan, 0)
+    furthest = journal.step("distances", partial(_furthest, bench, merged, query, shared))
+    model = bench.originals[query]
+    able = [path for path in furthest if _largest_rank(model.get_submodule(path)) >= RANKS[0]]
+    able = able[: max(1, round(LAYERS * len(able)))]
+    for rank in RANKS:
+        ranks = {path: rank for path in able if _largest_rank(model.get_submodule(path)) >= rank}
+        cost = sum(_residual_bytes(model.get_submodule(path), rank) for path in ranks)
+        if ranks and cost < sum(size[path] for path in shared):
+            yield Step(f"residuals of rank {rank}", merged.plan.with_residuals(query, ranks), cost)
+    for part in UNSHARED:
+        chosen, cost = [], 0
+        for path in furthest:
+            if cost < part * sum(size[path] for path in shared):
+                chosen.append(path)
+                cost += size[path]
+        yield Step(f"{part:.1%} of its shared bytes private", merged.plan.without(query, chosen), cost)
+
+
+def _furthest(bench: Workbench, merged: Merged, query: str, shared: Sequence[str]) -> list[str]:
+    model = bench.models([query], merged.states, merged.plan)[query]
+    found = distances(bench, query, model, shared)
+    return sorted(found, key=lambda path: -found[path])
+
+
+def _try(
+    bench: Workbench, merged: Merged, plan: SharingPlan, query: str, recipe: Recipe, required: float, journal: Journal
+) -> dict[str, Any]:
+    """Train what is private under the plan; the best ratio on val, its state, and what a next step may carry on."""
+    model = bench.models([query], merged.states, plan)[query]
+    for members in plan.shared:
+        for name, path in members:
+            if name == query:
+                owner, attribute = weight_of(model, path)
+                getattr(owner, attribute).requires_grad_(False)
+    best: dict[str, Any] = journal.part("best")
+    if not best:
+        best.update(ratio=bench.ratio(query, model), state=snapshot(model), epochs=0)
+    epochs = train_while(bench, {query: model}, replace(recipe, seed=recipe.seed + 1), journal)
+    try:
+        for epoch, ratios in enumerate(epochs, 1):
+            if ratios[query] > best["ratio"]:
+                best.update(ratio=ratios[query], state=snapshot(model), epochs=epoch)
+            if best["ratio"] >= required:
+                break
+    except Diverged:
+        pass
+    known: State = dict(merged.states[query])
+    carried = {name: tensor for name, tensor in best["state"].items() if name in known}
+    return {**best, "carried": carried if plan.shared == merged.plan.shared else {}}
+
+
+def _largest_rank(layer: nn.Module) -> int:
+    """The largest rank worth storing: a residual of it is smaller than the layer's weight; 0 where there is none."""
+    if type(layer) not in (nn.Conv2d, nn.Linear) or getattr(layer, "groups", 1) != 1:
+        return 0
+    out, inner = layer.weight.shape[0], layer.weight[0].numel()  # type: ignore[index, union-attr]
+    return (out * inner - 1) // (out + inner)
+
+
+def _residual_bytes(layer: nn.Module, rank: int) -> int:
+    count = sum(math.prod(shape) for shape in shapes(layer, rank))  # type: ignore[arg-type]
+    return count * layer.weight.element_size()  # type: ignore[union-attr, operator]

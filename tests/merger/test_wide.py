@@ -1,0 +1,163 @@
+"""Method `wide`: where it starts, how it repairs, what it gives up, and that what it writes is what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from merger import merge
+from merger.distance import distances
+from merger.journal import Journal
+from merger.method import MergeOptions
+from merger.methods.wide import whole_plan, wide
+from merger.repair import RANKS, repair
+from merger.start import averaged, choose_start, donated
+from merger.training import Recipe
+from merger.workbench import Merged, Workbench, snapshot
+from models.bundle import open_bundle
+from models.groups import ceiling_bytes
+from models.layers import weight_key
+from models.residual import residual_layers
+from models.workload import Workload
+
+OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision="fp32")
+
+
+@pytest.fixture
+def bench(workload: Workload) -> Workbench:
+    return Workbench(workload)
+
+
+def test_the_whole_plan_saves_the_ceiling(bench: Workbench) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    assert plan.saved_bytes(bench.layers) == ceiling_bytes(bench.layers) > 0
+
+
+def test_wide_reaches_the_ceiling_on_a_tiny_workload(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
+    assert report.method == "wide" and report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)
+    assert all(query.ratio > 0.8 for query in report.queries) and report.work > 0
+    rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
+    assert rows[0]["sprint"] == 1 and set(rows[0]["ratios"]) == {"q0", "q1", "q2"}
+
+
+def test_equal_originals_are_merged_without_any_training(workload: Workload, tmp_path: Path) -> None:
+    for query in workload.queries[1:]:
+        assert query.weights is not None
+    first, third = workload.queries[0], workload.queries[2]
+    assert isinstance(first.weights, Path) and isinstance(third.weights, Path)
+    third.weights.write_bytes(first.weights.read_bytes())
+    bench = Workbench(workload)
+    plan = whole_plan(bench, OPTIONS)
+    states = choose_start(bench, plan, Journal())
+    for members in plan.shared:
+        if {query for query, _ in members} == {"q0", "q2"}:
+            weights = [states[query][weight_key(states[query], path)] for query, path in members]
+            assert torch.equal(*weights)
+
+
+def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    members = next(members for members in plan.shared if len(members) == 3)
+    weights = {query: originals[query][weight_key(originals[query], path)] for query, path in members}
+    for states, wanted in (
+        (averaged(plan, originals), torch.stack(list(weights.values())).mean(0)),
+        (donated(plan, originals, "q1"), weights["q1"]),
+    ):
+        for query, path in members:
+            assert torch.equal(states[query][weight_key(states[query], path)], wanted)
+    assert torch.equal(originals["q0"]["stem.0.weight"], bench.originals["q0"].state_dict()["stem.0.weight"])
+
+
+def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
+    said = []
+    bench.progress = lambda event, **fields: said.append(fields)
+    plan = whole_plan(bench, OPTIONS)
+    states = choose_start(bench, plan, Journal())
+    errors = {row["start"]: row["error"] for row in said}
+    assert set(errors) == {"mean", "q0", "q1", "q2"}
+    best = min(errors, key=lambda name: errors[name])
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    wanted = averaged(plan, originals) if best == "mean" else donated(plan, originals, best)
+    assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
+
+
+def test_distances_are_zero_for_the_original_and_grow_with_the_damage(bench: Workbench) -> None:
+    model = bench.models(["q0"])["q0"]
+    paths = ["stem.0", "body.0", "last.0"]
+    assert set(distances(bench, "q0", model, paths).values()) == {0.0}
+    with torch.no_grad():
+        model.get_submodule("body.0").weight.mul_(0.5)
+    found = distances(bench, "q0", model, paths)
+    assert found["stem.0"] == 0 and found["body.0"] > 0.05 and found["last.0"] > 0
+
+
+def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(bench: Workbench) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    merged = _damaged(bench, plan)
+    required = 0.9
+    repaired, rows = repair(bench, merged, "q1", Recipe(rate=3e-3, epochs=6), required, Journal())
+    assert rows[0]["repair"] == "norms and head"
+    for query in ("q0", "q2"):
+        assert repaired.states[query] is merged.states[query]
+    model = bench.models(["q1"], repaired.states, repaired.plan)["q1"]
+    assert bench.ratio("q1", model) >= required
+    for members in repaired.plan.shared:
+        values = {id(members): repaired.states[q][weight_key(repaired.states[q], path)] for q, path in members}
+        first = repaired.states[members[0][0]][weight_key(repaired.states[members[0][0]], members[0][1])]
+        for query, path in members:
+            assert torch.equal(repaired.states[query][weight_key(repaired.states[query], path)], first), values
+
+
+def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(bench: Workbench) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    merged = _damaged(bench, plan)
+    bench.ratio = lambda query, model: 0.5  # nothing helps
+    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal())
+    costs = [row["cost_bytes"] for row in rows if "cost_bytes" in row]
+    assert costs == sorted(costs) and rows[-1]["repair"] == "leaves"
+    assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
+    original = bench.originals["q1"].state_dict()
+    assert all(torch.equal(repaired.states["q1"][name], original[name]) for name in original)
+
+
+def test_a_bundle_holds_the_residuals_of_a_repair(bench: Workbench, tmp_path: Path, monkeypatch) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    merged = _damaged(bench, plan)
+    ratio = bench.ratio
+
+    def needs_a_residual(query, model):
+        return 1.0 if residual_layers(model) else min(0.5, ratio(query, model))
+
+    bench.ratio = needs_a_residual
+    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal())
+    assert rows[-1]["repair"] == f"residuals of rank {RANKS[0]}" and repaired.plan.residuals["q1"]
+    monkeypatch.setattr("merger.merging.METHODS", {"wide": lambda *_: repaired})
+    report = merge(bench.workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
+    by_id = {query.id: query for query in report.queries}
+    assert by_id["q1"].residual_bytes == rows[-1]["cost_bytes"] > 0 == by_id["q0"].residual_bytes
+    bundle = open_bundle(tmp_path / "b.gemel", factories=["tests.merger.tiny:tiny_net"])
+    frames = torch.rand(2, 3, 24, 24)
+    built = bundle.build("q1")
+    wanted = bench.models(["q1"], repaired.states, repaired.plan)["q1"].eval()
+    assert torch.allclose(built(frames), wanted(frames), atol=1e-6)
+
+
+def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) -> None:
+    said = []
+    bench.progress = lambda event, **fields: said.append(fields.get("text", ""))
+    options = MergeOptions(Recipe(), min_saving=1.0)
+    merged = wide(bench, options, SimpleNamespace(seconds=0.0))  # type: ignore[arg-type]
+    assert not merged.plan.shared and any("nothing is shared" in text for text in said)
+
+
+def _damaged(bench: Workbench, plan) -> Merged:
+    """All tied with q0's weights, nothing retrained."""
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    models = bench.tied(plan, list(bench.queries), donated(plan, originals, "q0"))
+    return Merged(plan, {query: snapshot(model) for query, model in models.items()})
