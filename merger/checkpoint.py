@@ -28,7 +28,7 @@ from models.plan import SharingPlan
 
 STATE = "state.pt"
 FORMAT = 1
-INTERVAL_S = 15.0
+INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 
 
