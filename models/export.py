@@ -7,6 +7,7 @@ correct, equal tensors are not merged. So a reader finds each weight, and an eng
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import warnings
@@ -33,6 +34,7 @@ OPSET = 18
 MAX_FILE_BYTES = 2**31 - 1
 """What one protobuf message can hold."""
 INPUT = "frames"
+BATCH_AXIS = "batch"
 DYNAMIC = "dynamic"
 Batch = int | Literal["dynamic"]
 Shape = tuple[int | str, ...]
@@ -151,22 +153,26 @@ def _traced(module: nn.Module, path: Path, input_size: int, batch: Batch) -> onn
     """The network as torch's exporter translates it, without its optimiser, which folds norms into convolutions."""
     # An example of one frame would make 1 a constant of the network.
     frames = torch.zeros(2 if batch == DYNAMIC else batch, 3, input_size, input_size)
-    shapes = ({0: torch.export.Dim("batch", min=1)},) if batch == DYNAMIC else None
+    shapes = ({0: torch.export.Dim(BATCH_AXIS, min=1)},) if batch == DYNAMIC else None
     was_training = module.training
+    network = _Exported(module).eval()
     try:
         with _quiet(), torch.no_grad():
+            # Captured here and not by the exporter, which tries other ways after a failure and hides its reason.
+            graph = torch.export.export(
+                network, (frames,), dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True
+            )
             program = torch.onnx.export(
-                _Exported(module).eval(),
-                (frames,),
+                graph,
                 dynamo=True,
                 optimize=False,
                 opset_version=OPSET,
                 input_names=[INPUT],
                 output_names=_output_names(module),
-                dynamic_shapes=shapes,
+                dynamic_shapes=({0: BATCH_AXIS},) if batch == DYNAMIC else None,  # names the axis
                 verbose=False,
             )
-    except torch.onnx.OnnxExporterError as error:
+    except Exception as error:  # a user's forward can fail in any way
         cause = " ".join(str(error.__cause__ or error).split())[:200]
         remedy = "its forward must be tensor operations only"
         if batch == DYNAMIC:
@@ -217,15 +223,12 @@ def _shapes(values: Any) -> dict[str, Shape]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the exporter says to its own developers from the user's terminal."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Keep from the user what the exporter says to its own developers: where it fails it prints whole graphs."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
