@@ -15,6 +15,7 @@ from models import zoo
 from models.darknet import read_darknet
 from models.detector import BoxTarget
 from models.errors import InputError
+from models.measure import flops
 from models.zoo.yolov3 import YOLOv3
 from models.zoo.yolov3_loss import assign
 
@@ -33,10 +34,10 @@ CFG = {
     " r-4 c128.1 u r-1,8 c256 o y",
 }  # fmt: skip
 PUBLISHED = {
-    "yolov3": (61_949_149, 248_007_048),
-    "yolov3_tiny": (8_852_366, 35_434_956),
+    "yolov3": (61_949_149, 248_007_048, 65.86),
+    "yolov3_tiny": (8_852_366, 35_434_956, 5.56),
 }
-"""Parameters, and bytes of the published weights file: a header of 20 bytes and four for each value."""
+"""Parameters; bytes of the published weights file, a header of 20 and four for each value; 10^9 operations at 416."""
 
 
 def model_of(name: str, classes: int = 80, size: int = 416, device: str = "cpu", **args) -> YOLOv3:
@@ -108,12 +109,13 @@ def random_values(model: YOLOv3, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CFG)
-def test_parameters_and_the_weights_file_have_the_published_size(name):
+def test_parameters_weights_file_and_operations_are_the_published_ones(name):
     model = model_of(name, device="meta")
-    parameters, file_bytes = PUBLISHED[name]
+    parameters, file_bytes, operations = PUBLISHED[name]
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     state = [tensor for key, tensor in model.state_dict().items() if not key.endswith("num_batches_tracked")]
     assert 20 + 4 * sum(tensor.numel() for tensor in state) == file_bytes
+    assert flops(model, 416) / 1e9 == pytest.approx(operations, abs=0.01)
 
 
 @pytest.mark.parametrize("name", CFG)
