@@ -103,6 +103,7 @@ def test_attention_is_made_of_linear_weights_however_it_is_packed() -> None:
 
 def test_attention_whose_packed_projections_are_tied_computes_with_the_shared_weight() -> None:
     models = {query: build("vit_b_16", (), {}, 32, num_classes=3).eval() for query in "ab"}
+    torch.nn.init.normal_(models["b"].get_parameter("heads.head.weight"))  # it begins as zeros, which would hide all
     path = "encoder.layers.encoder_layer_0.self_attention.in_proj"
     frames = torch.rand(1, 3, 32, 32)
     before = models["b"](frames)
