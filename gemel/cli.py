@@ -36,6 +36,10 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
+def _batch(text: str) -> int | str:
+    return text if text == "dynamic" else _at_least_one(text)
+
+
 def _positive(text: str) -> float:
     if not 0 < float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
@@ -110,6 +114,23 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("bundle", metavar="BUNDLE")
     made = command("verify", "rehash every tensor and check every promise of the manifest", actions)
     made.add_argument("bundle", metavar="BUNDLE")
+    made = command("export", "write one query's model as an ONNX file", actions)
+    made.add_argument("bundle", metavar="BUNDLE")
+    made.add_argument("--query", required=True, metavar="ID", help="which query")
+    made.add_argument("-o", "--out", required=True, metavar="FILE", help="the ONNX file to write")
+    made.add_argument(
+        "--batch",
+        type=_batch,
+        metavar="N|dynamic",
+        help="frames at once (default dynamic; 1 for a two-stage detector, which needs a fixed number)",
+    )
+    made.add_argument(
+        "--factory",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model package.module:factory that may be imported for it (may be repeated)",
+    )
 
     made = command("run", "the edge daemon: cameras in, results out, under a memory budget")
     made.add_argument("config", metavar="CONFIG")

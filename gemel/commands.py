@@ -156,6 +156,20 @@ def bundle_verify(args: argparse.Namespace) -> Outcome:
     return Outcome({"ok": not problems, "problems": problems}, text, FELL_SHORT if problems else 0)
 
 
+def bundle_export(args: argparse.Namespace) -> Outcome:
+    """`gemel bundle export`."""
+    from models.bundle import open_bundle
+    from models.export import export_query
+
+    written = export_query(open_bundle(args.bundle, args.factory), args.query, args.out, args.batch)
+    shapes = [
+        f"{name} ({', '.join(map(str, shape))})" for name, shape in (*written.inputs.items(), *written.outputs.items())
+    ]
+    frames, *outputs = shapes
+    text = f"{written.path}: {size(written.nbytes)}, opset {written.opset}; {frames} -> {', '.join(outputs)}"
+    return Outcome({"query": args.query, **written.to_json()}, text)
+
+
 def run(args: argparse.Namespace) -> Outcome:
     """`gemel run`; what it did goes to stderr, since a sink may write its results to stdout."""
     import logging
