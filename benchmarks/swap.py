@@ -89,6 +89,7 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
     store = Store.of_bundle(bundle)
     engines = {query.id: TorchEngine(bundle, query.id) for query in bundle.queries}
     needs = {query: bundle.names_in_order(query) for query in engines}
+    needed = {query: frozenset(names) for query, names in needs.items()}
     largest = sorted(sum(store.extents[name].end - store.extents[name].offset for name in names)
                      for names in needs.values())[-2:]
     arena = Arena(store, sum(largest))
@@ -105,9 +106,8 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
         taken.setdefault((query, what), []).append(1000 * (time.perf_counter() - started))
 
     def swap(query: str) -> None:
-        arena.start(needs[query], 0, arena.residency.resident - set(needs[query]), waits=True)
-        arena.finish(needs[query])
-        engines[query].bind(arena.tensor)
+        arena.start(needs[query], 0, arena.residency.resident - needed[query], waits=True)
+        arena.bind(engines[query], needs[query])
 
     for _ in range(rounds):
         for query, names in needs.items():
@@ -141,8 +141,7 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
 def runs(extents: Iterable[Extent]) -> int:
     """How many stretches of the bundle a query's tensors lie in."""
     spans = Holes()
-    for extent in extents:
-        spans.give(extent.offset, extent.end)
+    spans.give((extent.offset, extent.end) for extent in extents)
     return len(spans.spans)
 
 

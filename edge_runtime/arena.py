@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from edge_runtime.engine import Engine
 from edge_runtime.mover import Mover, Transfer, mover_for
 from edge_runtime.residency import Residency
 from edge_runtime.store import Store
@@ -26,8 +27,11 @@ class Arena:
         self.store, self.device = store, torch.device(device)
         self.residency = Residency(capacity_bytes, store.extents, budget_bytes)
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
-        self._views: dict[str, Tensor] = {}
+        self._views: dict[str, tuple[int, Tensor]] = {}
         self._under_way: list[Transfer] = []
+        self._bound: dict[Engine, int] = {}
+        # Counts the times that anything was given a place.
+        self._placed = 0
         self.bytes_moved = self.swaps = self.prefetches = self.compactions = self.compacted_bytes = 0
         self.max_resident_bytes = 0
         self.load_s = 0.0
@@ -49,18 +53,15 @@ class Arena:
         """
         wanted = dict.fromkeys(names)
         self._settle(wanted)
-        resident = [name for name in evict if name in self.residency.resident]
+        resident = [name for name in evict if name in self.residency]
         admission = self.residency.admit(wanted, workspace_bytes, resident)
         assert admission is not None
-        for name in (*resident, *admission.cancelled):
-            self._views.pop(name, None)
+        self._placed += bool(admission.copies or admission.moves)
         if admission.moves:
             self.finish()
             self.mover.slide(admission.moves)
             self.compactions += 1
             self.compacted_bytes += sum(move.nbytes for move in admission.moves)
-            for move in admission.moves:
-                self._views.pop(move.name, None)
         if admission.copies:
             self.swaps += 1
             self._under_way.append(self.mover.start(admission.copies, waits))
@@ -73,20 +74,34 @@ class Arena:
         Nothing is moved or cut short for it, and nothing that is held is evicted.
         """
         wanted = dict.fromkeys(names)
-        resident = [name for name in evict if name in self.residency.resident]
+        resident = [name for name in evict if name in self.residency]
         under_way = frozenset().union(*(transfer.names for transfer in self._under_way))
         if any(self.residency.holds(name) or name in wanted or name in under_way for name in resident):
             return False
         admission = self.residency.admit(wanted, 0, resident, ahead=True)
         if admission is None:
             return False
-        for name in resident:
-            self._views.pop(name, None)
+        self._placed += bool(admission.copies)
         if admission.copies:
             self.prefetches += 1
             self._under_way.append(self.mover.start(admission.copies))
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
+
+    def bind(self, engine: Engine, names: Sequence[str]) -> None:
+        """Point an engine at its tensors, which `start` was called for.
+
+        One that streams may begin before they have arrived; for any other this waits. OSError when bytes could not
+        be read. Where nothing has been placed since the engine was bound, it is left alone.
+        """
+        if engine.streams and self.arriving(names):
+            self._bound.pop(engine, None)
+            engine.bind(self.tensor, self.wait)
+            return
+        self.finish(names)
+        if self._bound.get(engine) != self._placed:
+            engine.bind(self.tensor)
+            self._bound[engine] = self._placed
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""
@@ -111,13 +126,14 @@ class Arena:
                     self._retire(transfer)
 
     def tensor(self, name: str) -> Tensor:
-        """A resident tensor as a view of the arena; the same object until the tensor is evicted or moved."""
-        view = self._views.get(name)
-        if view is None:
-            placed = self.residency.placement(name)
-            dtype, shape = self.store.kinds[name]
-            raw = self.mover.memory[placed.offset:placed.offset + placed.nbytes]
-            self._views[name] = view = raw.view(dtype).view(shape)
+        """A resident tensor as a view of the arena; the same object as long as it lies, or returns, at its place."""
+        placed = self.residency.placement(name)
+        known = self._views.get(name)
+        if known is not None and known[0] == placed.offset:
+            return known[1]
+        dtype, shape = self.store.kinds[name]
+        view = self.mover.memory[placed.offset:placed.offset + placed.nbytes].view(dtype).view(shape)
+        self._views[name] = placed.offset, view
         return view
 
     def synchronise(self) -> None:
@@ -134,6 +150,7 @@ class Arena:
         for transfer in list(self._under_way):
             self._retire(transfer)
         self._views.clear()
+        self._bound.clear()
         self.residency = Residency(capacity_bytes, self.store.extents, budget_bytes)
         self.mover.resize(self.residency.capacity_bytes)
 
@@ -159,6 +176,4 @@ class Arena:
         lost = transfer.lost()
         self.load_s += transfer.seconds()
         self.bytes_moved += sum(self.store.extents[name].nbytes for name in transfer.names - lost)
-        for name in lost:
-            self._views.pop(name, None)
         self.residency.evict(lost)

@@ -69,7 +69,9 @@ class TorchEngine:
     def bind(self, tensor_of: Callable[[str], Tensor], wait: Wait | None = None) -> None:
         """Point every parameter and buffer at the tensor of its name; those already there are left alone."""
         for slot in self._slots:
-            slot.set(tensor_of(slot.name))
+            tensor = tensor_of(slot.name)
+            if tensor is not slot.bound:
+                slot.set(tensor)
         self._wait = wait
 
     def unbind(self) -> None:
@@ -138,14 +140,13 @@ class _Slot:
         module = model.get_submodule(owner)
         self._is_parameter = self._attribute in module._parameters
         self._where: dict[str, Any] = module._parameters if self._is_parameter else module._buffers
-        self._bound: Tensor | None = None
+        self.bound: Tensor | None = None
         self.name = name
 
     def set(self, tensor: Tensor) -> None:
-        if tensor is not self._bound:
-            self._where[self._attribute] = nn.Parameter(tensor, False) if self._is_parameter else tensor
-            self._bound = tensor
+        self._where[self._attribute] = nn.Parameter(tensor, False) if self._is_parameter else tensor
+        self.bound = tensor
 
     def clear(self) -> None:
-        if self._bound is not None:
-            self.set(self._bound.to("meta"))
+        if self.bound is not None:
+            self.set(self.bound.to("meta"))

@@ -195,11 +195,7 @@ class Executor:
         self.arena.start(names, workspace, waits=not engine.streams)
         residency.hold(names, workspace)
         try:
-            if self.arena.arriving(names) and engine.streams:
-                engine.bind(self.arena.tensor, self.arena.wait)
-            else:
-                self.arena.finish(names)
-                engine.bind(self.arena.tensor)
+            self.arena.bind(engine, names)
             if decision is not None and self.arena.mover.overlaps:
                 self._look_ahead(query, decision)
             answer = engine.run([image])[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, count, pairwise
+from typing import NamedTuple
 
 from edge_runtime.costs import footprint_bytes
 
@@ -14,8 +14,7 @@ Run = Sequence[tuple[str, int]]
 """Tensors that lie together in the bundle, in its order: (name, footprint in bytes), none of them empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a tensor lies: `nbytes` from `offset` on; it occupies `nbytes` rounded up to the alignment."""
 
     offset: int
@@ -55,14 +54,15 @@ class Holes:
     def copy(self) -> Holes:
         return Holes(self.spans)
 
-    def give(self, start: int, end: int) -> None:
-        """Enter a free span, merged with the holes it touches."""
-        if start == end:
-            return
-        for span in [span for span in self.spans if span[1] == start or span[0] == end]:
-            self.spans.remove(span)
-            start, end = min(start, span[0]), max(end, span[1])
-        insort(self.spans, (start, end))
+    def give(self, freed: Iterable[tuple[int, int]]) -> None:
+        """Enter free spans (start, end), merged with the holes they touch; empty ones are nothing."""
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted([*self.spans, *freed]):
+            if merged and merged[-1][1] == start:
+                merged[-1] = merged[-1][0], end
+            elif start < end:
+                merged.append((start, end))
+        self.spans = merged
 
     def take(self, size: int) -> int | None:
         """The start of the smallest hole of at least `size` bytes, which is taken from it; None if there is none."""
@@ -94,8 +94,9 @@ def spread(holes: Holes, runs: Iterable[Run]) -> dict[str, int] | None:
         negative, _, run = heappop(waiting)
         start = holes.take(-negative)
         if start is not None:
-            ends = accumulate(size for _, size in run)
-            offsets.update((name, start + end - size) for (name, size), end in zip(run, ends))
+            for name, size in run:
+                offsets[name] = start
+                start += size
             continue
         room = holes.largest()
         fitting = sum(end <= room for end in accumulate(size for _, size in run))

@@ -69,6 +69,7 @@ class Residency:
         self.capacity_bytes = capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self.budget_bytes = self.capacity_bytes if budget_bytes is None else budget_bytes
         self.extents = extents
+        self._footprints = {name: footprint_bytes(extent.nbytes) for name, extent in extents.items()}
         self.resident_bytes = self.workspace_bytes = 0
         self._placed: dict[str, Placement] = {}
         self._holds: Counter[str] = Counter()
@@ -84,6 +85,10 @@ class Residency:
     def prefetched(self) -> tuple[str, ...]:
         """The tensors that no query has asked for yet, in the order they came."""
         return tuple(self._prefetched)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a tensor is resident."""
+        return name in self._placed
 
     def placement(self, name: str) -> Placement:
         """Where a resident tensor lies; KeyError when it is not resident."""
@@ -112,7 +117,10 @@ class Residency:
         self._check_evictable(evict, needed)
         gone = set(evict)
         missing = sorted(self.missing(needed), key=lambda name: self.extents[name].offset)
-        need = sum(footprint_bytes(self.extents[name].nbytes) for name in missing)
+        if not missing and not evict and self._fits(workspace_bytes):
+            self._adopt(needed)
+            return Admission()
+        need = sum(map(self._footprints.__getitem__, missing))
         spare = [] if ahead else [name for name in reversed(self._prefetched)
                                   if name not in needed and name not in gone]
         cancelled = self._cancelled(need + workspace_bytes, need, gone, spare)
@@ -146,9 +154,7 @@ class Residency:
         """Forget tensors. ValueError, with nothing forgotten, when one is held; KeyError when one is not resident."""
         names = tuple(names)
         self._check_evictable(names, ())
-        for name in names:
-            placed = self._placed[name]
-            self._holes.give(placed.offset, placed.end)
+        self._holes.give(self._spans(names))
         self._forget(names)
 
     def hold(self, names: Iterable[str], workspace_bytes: int = 0) -> None:
@@ -159,7 +165,7 @@ class Residency:
         names = tuple(names)
         for name in names:
             self._placed[name]
-        if self.resident_bytes + self.workspace_bytes + workspace_bytes > self.budget_bytes:
+        if not self._fits(workspace_bytes):
             raise NoRoomError(f"{workspace_bytes} bytes of workspace pass the budget of {self.budget_bytes}")
         self._holds.update(names)
         self.workspace_bytes += workspace_bytes
@@ -167,11 +173,12 @@ class Residency:
 
     def release(self, names: Iterable[str], workspace_bytes: int = 0) -> None:
         """Take back one `hold` of the same names and workspace."""
+        holds = self._holds
         self.workspace_bytes -= workspace_bytes
         for name in names:
-            if self._holds[name] < 1:
+            if holds[name] < 1:
                 raise ValueError(f"{name} is not held")
-            self._holds[name] -= 1
+            holds[name] -= 1
 
     def _check_evictable(self, evict: Iterable[str], needed: Collection[str]) -> None:
         for name in evict:
@@ -183,7 +190,7 @@ class Residency:
 
     def _cancelled(self, need_in_all: int, need: int, gone: Collection[str], spare: Iterable[str]) -> list[str] | None:
         """The prefetched tensors to give up for the budget and the capacity, newest first; None if it won't do."""
-        resident = self.resident_bytes - sum(map(self._size, gone))
+        resident = self.resident_bytes - sum(map(self._footprints.__getitem__, gone))
         excess = max(resident + self.workspace_bytes + need_in_all - self.budget_bytes,
                      resident + need - self.capacity_bytes)
         cancelled = []
@@ -191,15 +198,14 @@ class Residency:
             if excess <= 0:
                 break
             cancelled.append(name)
-            excess -= self._size(name)
+            excess -= self._footprints[name]
         return cancelled if excess <= 0 else None
 
     def _place(self, missing: Collection[str], need: int, gone: Collection[str],
                ahead: bool) -> tuple[Holes, tuple[Move, ...], dict[str, Placement]] | None:
         """Holes, moves and new placements once `gone` is forgotten; None when the tensors fit nowhere."""
         holes, runs = self._holes.copy(), self._runs(missing)
-        for name in gone:
-            holes.give(self._placed[name].offset, self._placed[name].end)
+        holes.give(self._spans(gone))
         moves: tuple[Move, ...] = ()
         offsets = spread(holes, runs)
         if offsets is None and not ahead:
@@ -217,25 +223,27 @@ class Residency:
         runs: list[list[tuple[str, int]]] = []
         end = -1
         for name in names:
-            extent = self.extents[name]
-            if not extent.nbytes:
+            offset, size = self.extents[name].offset, self._footprints[name]
+            if not size:
                 continue
-            if extent.offset != end:
+            if offset != end:
                 runs.append([])
-            runs[-1].append((name, extent.end - extent.offset))
-            end = extent.end
+            runs[-1].append((name, size))
+            end = offset + size
         return runs
 
     def _copies(self, names: Collection[str]) -> tuple[Copy, ...]:
         """One copy for each stretch of placed tensors that lie together in the bundle and in the arena."""
         groups: list[list[str]] = []
+        stored_end = placed_end = -1
         for name in names:
-            before = groups[-1][-1] if groups else None
-            if before is not None and (self.extents[before].end == self.extents[name].offset
-                                       and self._placed[before].end == self._placed[name].offset):
-                groups[-1].append(name)
-            elif self.extents[name].nbytes:
-                groups.append([name])
+            stored, placed, size = self.extents[name].offset, self._placed[name].offset, self._footprints[name]
+            if not size:
+                continue
+            if stored != stored_end or placed != placed_end:
+                groups.append([])
+            groups[-1].append(name)
+            stored_end, placed_end = stored + size, placed + size
         return tuple(self._copy(tuple(group)) for group in groups)
 
     def _copy(self, names: tuple[str, ...]) -> Copy:
@@ -245,13 +253,18 @@ class Residency:
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
-            self.resident_bytes -= self._size(name)
+            self.resident_bytes -= self._footprints[name]
             del self._placed[name]
             self._prefetched.pop(name, None)
 
     def _adopt(self, names: Iterable[str]) -> None:
-        for name in names:
+        for name in names if self._prefetched else ():
             self._prefetched.pop(name, None)
 
-    def _size(self, name: str) -> int:
-        return self._placed[name].end - self._placed[name].offset
+    def _fits(self, workspace_bytes: int) -> bool:
+        """Whether a workspace fits beside what is resident and what runs."""
+        return self.resident_bytes + self.workspace_bytes + workspace_bytes <= self.budget_bytes
+
+    def _spans(self, names: Iterable[str]) -> list[tuple[int, int]]:
+        starts = [(self._placed[name].offset, self._footprints[name]) for name in names]
+        return [(start, start + size) for start, size in starts]

@@ -155,6 +155,41 @@ def test_a_load_that_failed_while_it_was_streamed_is_begun_anew():
     assert arena.residency.resident == {"a", "b"} and arena.bytes_moved == 1024
 
 
+class Recorder:
+    """An engine that notes what it was bound to."""
+
+    def __init__(self, names: str) -> None:
+        self.names, self.streams, self.times, self.tensors, self.wait = names, True, 0, {}, None
+
+    def bind(self, tensor_of, wait=None) -> None:
+        self.times += 1
+        self.tensors, self.wait = {name: tensor_of(name) for name in self.names}, wait
+
+
+def test_an_engine_is_bound_anew_only_when_something_was_placed_since():
+    tensors = stored({"a": 128, "b": 128, "c": 256})
+    arena, mover = slow_arena(tensors, 3 * 512)
+    engine = Recorder("ab")
+    arena.start("ab")
+    arena.bind(engine, "ab")  # type: ignore[arg-type]
+    assert engine.wait is not None, "its tensors are arriving"
+    arena.finish("ab")
+    for _ in range(3):
+        arena.start("ab")
+        arena.bind(engine, "ab")  # type: ignore[arg-type]
+    assert engine.times == 2 and engine.wait is None
+    arena.change("a", "")
+    arena.start("ca", evict="b")
+    arena.finish()
+    arena.start("ab", evict="c")
+    mover.arrive(1)
+    arena.bind(engine, "ab")  # type: ignore[arg-type]
+    arena.finish()
+    assert engine.times == 3
+    for name in "ab":
+        assert engine.tensors[name] is arena.tensor(name) and torch.equal(arena.tensor(name), tensors[name])
+
+
 def test_a_resized_arena_gives_its_memory_back_and_starts_empty():
     tensors = stored({"a": 128, "b": 128})
     arena = arena_of(tensors, 4 * KIB)
