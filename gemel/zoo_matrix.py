@@ -14,7 +14,8 @@ from models.zoo.registry import ENTRIES, ZooEntry
 CELL = 11
 LABEL_WIDTH = 190
 COLOURS = ((1.0, "#08306b"), (0.9, "#08519c"), (0.7, "#2171b5"), (0.5, "#4292c6"), (0.3, "#6baed6"), (0.1, "#9ecae1"),
-           (0.01, "#c6dbef"), (0.0, "#f4f6f8"))  # fmt: skip
+           (0.0, "#c6dbef"))  # fmt: skip
+LEAST_SHOWN = 0.01
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,22 @@ class ZooMatrix:
             )
             for column, other in enumerate(self.models):
                 share = self.share(row, column)
+                if share < LEAST_SHOWN:
+                    continue
                 title = f"{model.name} has {100 * share:.0f} % of its bytes in common with {other.name}"
                 x = LABEL_WIDTH + column * CELL
                 parts.append(
                     f'<rect x="{x}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" fill="{_colour(share)}">'
                     f"<title>{escape(title)}</title></rect>"
                 )
-        side = LABEL_WIDTH + count * CELL + 8
-        caption = "Share of the row's bytes that the column's architecture has, too: from light (under 1 %) to dark"
+        width = count * CELL
+        grid = f'<rect x="{LABEL_WIDTH}" y="{LABEL_WIDTH}" width="{width}" height="{width}" fill="#f4f6f8"/>'
+        side = LABEL_WIDTH + width + 8
+        caption = "Share of the row's bytes that the column's architecture has, too: blank under 1 %, darker for more"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side + 16}" '
             f'viewBox="0 0 {side} {side + 16}" font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
+            + grid
             + "".join(parts)
             + f'<text font-size="10" x="8" y="{side + 8}">{caption}</text></svg>\n'
         )
