@@ -54,8 +54,9 @@ def test_boxes_copied_under_inference_mode_can_train_later():
 @given(st.integers(1, 40), st.integers(0, 10**6), st.floats(0.1, 0.9), st.floats(0, 1))
 def test_what_is_kept_is_what_plain_suppression_of_the_real_boxes_keeps(count, seed, iou, absent):
     boxes = boxes_of(2, count, seed)
-    scores = torch.rand(2, count, generator=torch.Generator().manual_seed(seed + 1))
-    scores = torch.where(torch.rand(2, count, generator=torch.Generator().manual_seed(seed + 2)) < absent, NOTHING, scores)
+    generator = torch.Generator().manual_seed(seed + 1)
+    scores = torch.rand(2, count, generator=generator)
+    scores = torch.where(torch.rand(2, count, generator=generator) < absent, NOTHING, scores)
     kept = suppress(boxes, scores, iou)
     for frame in range(2):
         real = (scores[frame] >= 0).nonzero().squeeze(1)

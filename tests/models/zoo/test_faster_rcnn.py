@@ -8,12 +8,15 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
 from torchvision.ops import box_iou
 
 from models import zoo
 from models.detector import BoxTarget
+from models.measure import flops
 from models.zoo.registry import ENTRIES
-from tests.models.zoo.detectors import SIZE, as_torchvision, descend, detector, frames, squares, torchvisions
+from tests.models.zoo.detectors import CLASSES, SIZE, as_torchvision, descend, detector, frames, squares, torchvisions
 
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 NAMES = tuple(name for name in zoo.names("detection") if name.startswith("fasterrcnn"))
@@ -176,3 +179,30 @@ def test_it_runs_on_the_meta_device_with_its_anchors_kept_out_of_the_weights(nam
     boxes, scores, labels = model(torch.empty(2, 3, 160, 160, device="meta"))
     assert boxes.shape == (2, 100, 4) and scores.shape == labels.shape == (2, 100)
     assert not any("anchor" in key for key in model.state_dict())
+
+
+def test_on_the_meta_device_it_costs_as_much_as_on_the_busiest_frame(small, monkeypatch):
+    def counted(least_objectness: float, overlap: float) -> int:
+        monkeypatch.setattr(small.rpn, "score_thresh", least_objectness)
+        monkeypatch.setattr(small.rpn, "nms_thresh", overlap)
+        with FlopCounterMode(display=False) as counter, torch.inference_mode():
+            small(frames(count=1))
+        return counter.get_total_flops()
+
+    most = flops(zoo.build(SMALL, CLASSES, {}, SIZE, "detection", device="meta"), SIZE)
+    none, some, every = counted(1.1, 0.7), counted(0.05, 0.7), counted(0.0, 1.0)
+    assert none < some < every <= most < 1.02 * every
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_runs_in_bfloat16_and_its_losses_in_float32(small, training):
+    images, targets = squares()
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = small.train(training)(images)
+        wanted = tree_map(lambda value: value.float(), outputs)
+        if training:
+            assert torch.isfinite(small.loss(wanted, targets))
+        else:
+            assert all(torch.isfinite(value).all() for value in wanted) and outputs[0].dtype == torch.float32
+    small.eval()
