@@ -31,7 +31,7 @@ class Fcos(OneStage):
     def __init__(self, whole: detection.FCOS, input_size: int) -> None:
         super().__init__()
         self.backbone = whole.backbone
-        self.head = whole.head
+        self.head: Any = whole.head
         self.center_sampling_radius = whole.center_sampling_radius
         self.input_size = input_size
         grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]

@@ -33,7 +33,7 @@ class RetinaNet(OneStage):
     def __init__(self, whole: detection.RetinaNet, input_size: int) -> None:
         super().__init__()
         self.backbone = whole.backbone
-        self.head = whole.head
+        self.head: Any = whole.head
         self.proposal_matcher = whole.proposal_matcher
         self.input_size = input_size
         grids = [shape[1:] for shape in map_shapes(self.backbone, input_size).values()]

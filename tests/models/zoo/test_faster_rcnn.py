@@ -191,7 +191,7 @@ def test_on_the_meta_device_it_costs_as_much_as_on_the_busiest_frame(small, monk
 
     most = flops(zoo.build(SMALL, CLASSES, {}, SIZE, "detection", device="meta"), SIZE)
     none, some, every = counted(1.1, 0.7), counted(0.05, 0.7), counted(0.0, 1.0)
-    assert none < some < every <= most < 1.02 * every
+    assert none < some < every <= most < 1.2 * every  # some boxes lie outside and are none
 
 
 @pytest.mark.parametrize("training", [True, False])
