@@ -151,8 +151,11 @@ class Arena:
             self._retire(transfer)
         self._views.clear()
         self._bound.clear()
-        self.residency = Residency(capacity_bytes, self.store.extents, budget_bytes)
-        self.mover.resize(self.residency.capacity_bytes)
+        # Until the memory is there nothing fits; should it not come, another try may find some.
+        self.residency = Residency(0, self.store.extents, budget_bytes)
+        resized = Residency(capacity_bytes, self.store.extents, budget_bytes)
+        self.mover.resize(resized.capacity_bytes)
+        self.residency = resized
 
     def close(self) -> None:
         """Let go of threads and files; the memory goes with the last view."""

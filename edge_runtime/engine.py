@@ -63,7 +63,7 @@ class TorchEngine:
         self._model = bundle.build(query_id).to("meta")
         self.workspace_bytes = workspace_bytes(self._model, self.query.input_size)
         self._slots = [_Slot(self._model, path, name) for path, name in self.query.state().items()]
-        self._layers = _layers(self._model, self.query.state())
+        self._layers = layers_to_wait_for(self._model, self.query.state())
         self._wait: Wait | None = None
 
     def bind(self, tensor_of: Callable[[str], Tensor], wait: Wait | None = None) -> None:
@@ -116,7 +116,7 @@ class TorchEngine:
         return DetectionAnswer(answer.classes, answer.scores, boxes)
 
 
-def _layers(model: nn.Module, state: Mapping[str, str]) -> dict[nn.Module, list[str]]:
+def layers_to_wait_for(model: nn.Module, state: Mapping[str, str]) -> dict[nn.Module, list[str]]:
     """The modules to wait before, each with its tensors' names.
 
     A module that has weights of its own and children may read the children's without calling them (attention

@@ -30,6 +30,7 @@ class CudaMover:
     """
 
     overlaps = True
+    memory: Tensor
 
     def __init__(self, store: Store, capacity_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
@@ -66,7 +67,7 @@ class CudaMover:
 
     def resize(self, capacity_bytes: int) -> None:
         """Give the memory and torch's cached blocks back to the device, then take this much; contents are lost."""
-        self.memory = None  # type: ignore[assignment]
+        self.memory = torch.empty(0, dtype=torch.uint8)
         self._cuda.synchronize(self._device)
         self._cuda.empty_cache()
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device)

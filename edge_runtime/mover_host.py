@@ -67,7 +67,7 @@ class FileReader(Reader):
             direct = os.open(store.file, os.O_RDONLY | os.O_DIRECT)
             try:
                 # The alignment that a device asks for shows in a read at the least aligned place that is used.
-                os.preadv(direct, [memoryview(memory[:ALIGNMENT_BYTES])], self._start)
+                os.preadv(direct, [memoryview(memory[:ALIGNMENT_BYTES])], self._start)  # type: ignore[arg-type]
                 if os.path.samestat(os.fstat(direct), os.fstat(self._file)):
                     os.dup2(direct, self._file)
                     return True
@@ -78,7 +78,7 @@ class FileReader(Reader):
     def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
         done, size = 0, footprint_bytes(nbytes)
         while done < nbytes:
-            into = memoryview(memory[target + done:target + size])
+            into = memoryview(memory[target + done:target + size])  # type: ignore[arg-type]
             read = os.preadv(self._file, [into], self._start + source + done)
             if not read:
                 raise OSError(errno.EIO, "the bundle has become shorter")
@@ -108,6 +108,8 @@ class HostMover:
     """
 
     overlaps = False
+    memory: Tensor
+    _bytes: np.ndarray
 
     def __init__(self, reader: Callable[[np.ndarray], Reader], capacity_bytes: int, threads: int = COPY_THREADS,
                  allocate: Callable[[int], tuple[Tensor, np.ndarray]] = ordinary_memory,
@@ -145,7 +147,7 @@ class HostMover:
 
     def resize(self, capacity_bytes: int) -> None:
         """Let go of the memory, then take this much; contents are lost."""
-        self.memory = self._bytes = None  # type: ignore[assignment]
+        self.memory, self._bytes = torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8)
         self.memory, self._bytes = self._allocate(capacity_bytes)
 
     def close(self) -> None:

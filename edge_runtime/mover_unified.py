@@ -51,6 +51,6 @@ def managed_memory(device: torch.device, capacity_bytes: int) -> tuple[Tensor, n
     memory = torch.as_tensor(region, device=device)
     weakref.finalize(region, driver.cuMemFree_v2, ctypes.c_uint64(pointer.value))
     seen = (ctypes.c_ubyte * nbytes).from_address(pointer.value)
-    array = np.frombuffer(seen, np.uint8)
+    array = np.frombuffer(seen, np.uint8)  # type: ignore[call-overload]
     array[:] = 0
     return memory[:capacity_bytes], array[:capacity_bytes]

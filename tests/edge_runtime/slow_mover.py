@@ -40,7 +40,8 @@ class SlowMover(HostMover):
 
 class SlowTransfer:
     def __init__(self, mover: SlowMover, copies: Sequence[Copy]) -> None:
-        self._mover, self.fault = mover, None
+        self._mover = mover
+        self.fault: OSError | None = None
         self.waiting = [(name, copy, end) for copy in copies for name, end in zip(copy.names, copy.ends)]
         self.names = frozenset(name for name, _, _ in self.waiting)
         self.waited: list[str] = []

@@ -146,6 +146,26 @@ def test_out_of_memory_twice_fails_the_frame_and_the_box_goes_on():
     assert "out of memory" in box.executor.to_json()[0]["last_failure"]
 
 
+def test_a_box_whose_memory_was_taken_by_others_runs_again_when_there_is_some(monkeypatch):
+    box = Box()
+    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
+    box.engines["a"].faults = [OUT_OF_MEMORY[0]]
+    real, asked = box.arena.mover.resize, []
+
+    def resize(capacity: int) -> None:
+        asked.append(capacity)
+        if len(asked) < 3:
+            raise OUT_OF_MEMORY[1]
+        real(capacity)
+
+    monkeypatch.setattr(box.arena.mover, "resize", resize)
+    for name in ("a", "b", "a"):
+        box.put(name)
+        assert box.executor.step()
+    assert box.answers() == [expected("a")] and len(asked) == 3
+    assert [account["failed"] for account in box.ledger.to_json()] == [1, 1, 0] and box.ledger.balanced
+
+
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: device-side assert triggered"),
                                    ValueError("out of memory"), OSError("CUDA error: out of memory")])
 def test_other_errors_are_not_taken_for_want_of_memory(error):
