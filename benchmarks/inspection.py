@@ -2,8 +2,9 @@
 
 Usage: python benchmarks/inspection.py [--queries 100 250 500 1000]
 
-The queries go round the whole zoo, with 2 to 12 classes, at their published input sizes. Prints one JSON object: seconds, peak resident memory, and seconds per query over those of the smallest
-workload (1.0 is linear growth; the description of each architecture, done once, makes it less).
+The queries go round the whole zoo, with 2 to 12 classes, at their published input sizes. Prints one JSON object:
+seconds, peak resident memory, and `growth`, seconds per query over those of the smallest workload (1.0 is linear
+growth; the description of each architecture, done once, makes it less).
 """
 
 from __future__ import annotations
