@@ -20,7 +20,9 @@ from models.errors import GemelError
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-METHODS = ("gemel", "ceiling", "joint", "none")
+METHODS = (
+    "wide", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,7 +100,8 @@ def build_parser() -> argparse.ArgumentParser:
     made = command("merge", "share weights between the queries' models and write a bundle")
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("-o", "--out", required=True, metavar="FILE", help="the bundle to write")
-    made.add_argument("--method", default="gemel", metavar="M", help=f"one of {', '.join(METHODS)} (default gemel)")
+    shown = f"{METHODS[0]} (default), {', '.join(METHODS[1:])}"
+    made.add_argument("--method", default=METHODS[0], metavar="M", help=shown)
     made.add_argument("--resume", action="store_true", help="go on from the last finished round")
     number(made, "--epochs", int, "epochs of one attempt at most (default 4)")
     number(made, "--frames-per-epoch", int, "frames of a query in one epoch at most (default 512)")

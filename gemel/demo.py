@@ -132,7 +132,7 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
     if not kept.exists():
         (out / BUNDLE).unlink(missing_ok=True)  # written, but its figures were not kept
         report = merge(
-            workload, out / BUNDLE, "gemel", resume=True, seed=seed, progress=progress, options=MERGING
+            workload, out / BUNDLE, "wide", resume=True, seed=seed, progress=progress, options=MERGING
         ).to_json()
         with writing(kept) as file:
             file.write(json.dumps(finite(report)).encode())

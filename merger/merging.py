@@ -78,7 +78,7 @@ class MergeReport:
 def merge(
     workload: Workload,
     out: str | Path,
-    method: str = "gemel",
+    method: str = "wide",
     resume: bool = False,
     seed: int = 0,
     progress: Progress = silent,
