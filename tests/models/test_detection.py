@@ -15,9 +15,10 @@ from torchvision.models.detection.ssd import SSDHead
 from torchvision.ops import box_iou
 
 from models import zoo
-from models.detector import BoxTarget
+from models.detector import BoxTarget, Candidates, Detector
 from models.tasks import Boxes, task_of
 from models.tasks.augment_boxes import augment_boxes
+from models.tasks.detection import MOST_DETECTIONS
 from models.zoo.single_stage import SingleStage, single_stage
 from models.zoo.ssd_loss import MATCH_IOU, distill_loss, match
 
@@ -120,6 +121,26 @@ def test_answers_suppress_what_overlaps_within_a_class_only():
     assert len(TASK.answers(model, outputs_for(doubled), [(100, 100)], CLASSES, 0.5)[0].boxes) == 1
     two_kinds = {5: (1, 3.0), 6: (2, 2.0)}
     assert len(TASK.answers(model, outputs_for(two_kinds), [(100, 100)], CLASSES, 0.5)[0].boxes) == 2
+
+
+class Suppressed(Detector):
+    """A detector that suppresses inside; its outputs are the candidates themselves."""
+
+    nms_iou = None
+
+    def candidates(self, outputs: list[Candidates], min_score: float) -> list[Candidates]:
+        return [Candidates(*(part[found.scores >= min_score] for part in found)) for found in outputs]
+
+
+def test_answers_of_a_detector_that_suppressed_inside_are_only_sorted_and_cut():
+    count = 3 * MOST_DETECTIONS
+    scores = torch.linspace(0.0, 1.0, count)
+    boxes = torch.tensor([[0.1, 0.2, 0.5, 0.6]]).repeat(count, 1)
+    found = Candidates(boxes, scores, torch.arange(count) % 2)
+    answer = TASK.answers(Suppressed(), [found, found], [(100, 50)] * 2, CLASSES)[1]
+    assert answer.scores == tuple(scores.flip(0)[:MOST_DETECTIONS].tolist())
+    assert answer.classes[:2] == ("bus", "car") and answer.boxes[0] == pytest.approx((10.0, 10.0, 50.0, 30.0))
+    assert len(TASK.answers(Suppressed(), [found], [(9, 9)], CLASSES, 0.995)[0].scores) == 2
 
 
 def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():

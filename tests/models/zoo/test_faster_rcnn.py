@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -41,9 +42,14 @@ def lively(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def small() -> Any:
-    """The smallest of them, for tests that leave its weights alone."""
+def made() -> Any:
     return lively(SMALL)
+
+
+@pytest.fixture
+def small(made: Any) -> Any:
+    """A copy of the smallest of them, since even a forward in train mode changes the norms."""
+    return copy.deepcopy(made)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -191,7 +197,7 @@ def test_on_the_meta_device_it_costs_as_much_as_on_the_busiest_frame(small, monk
 
     most = flops(zoo.build(SMALL, CLASSES, {}, SIZE, "detection", device="meta"), SIZE)
     none, some, every = counted(1.1, 0.7), counted(0.05, 0.7), counted(0.0, 1.0)
-    assert none < some < every <= most < 1.2 * every  # some boxes lie outside and are none
+    assert none < some < every <= most < 1.2 * every  # a few boxes lie outside the frame and are none
 
 
 @pytest.mark.parametrize("training", [True, False])
