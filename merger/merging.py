@@ -35,20 +35,11 @@ WORK_SUFFIX = ".work"
 
 
 @dataclass(frozen=True)
-class QueryResult:
-    """How one query came out: `original` and `merged` are its metric on test, `ratio` the one over the other."""
+class QueryResult(Evidence):
+    """How one query came out on test, and what its residuals weigh."""
 
-    id: str
-    metric: str
-    original: float
-    merged: float
-    ratio: float
-    chance_corrected: float
-    ci95: tuple[float, float]
-    met: bool
-    certain: bool
-    worth: bool
-    residual_bytes: int
+    id: str = ""
+    residual_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,8 @@ def _ship(
         bench.progress("test", query=query.id, **_scores(evidence))
         threshold = bench.references[query.id].threshold if query.task == "detection" else None
         records.append(BundleQuery.of(query, evidence.to_json(), threshold))
-        results.append(_result(query.id, evidence, state_bytes(models[query.id]) - model_bytes(query)))
+        own = state_bytes(models[query.id]) - model_bytes(query)
+        results.append(QueryResult(**evidence.__dict__, id=query.id, residual_bytes=own))
     ceiling = ceiling_bytes(bench.layers)
     manifest = write_bundle(
         out, models, records, workload=bench.workload.name, method=method, ceiling_bytes=ceiling,
@@ -148,11 +140,6 @@ def _judged(bench: Workbench, query: str, models: Mapping[str, nn.Module]) -> di
 def _scores(evidence: Evidence) -> dict[str, Any]:
     keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
     return {key: getattr(evidence, key) for key in keys}
-
-
-def _result(query: str, evidence: Evidence, residual_bytes: int) -> QueryResult:
-    shown = {field.name for field in dataclasses.fields(QueryResult)} - {"id", "residual_bytes"}
-    return QueryResult(id=query, residual_bytes=residual_bytes, **{key: getattr(evidence, key) for key in shown})
 
 
 def _fingerprint(workload: Workload) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,27 +41,12 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     if not plan.shared:
         bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
         return Merged(plan, originals)
-    required = {query: bench.required(query, options.margin) for query in bench.queries}
-    started = time.monotonic() - checkpoint.seconds
-    states = checkpoint.step("start", lambda: choose_start(bench, plan, checkpoint))
     recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
-    found: dict[str, Any] = {"states": states, "ratios": {}, "rows": []}
-    if options.choose_rate:
-        found = checkpoint.step("trials", partial(_trials, bench, plan, states, recipe, required, checkpoint))
-        recipe = replace(recipe, rate=found["rate"])
-    for index, part in enumerate(SPRINTS):
-        if found["ratios"] and _met(found["ratios"], required):
-            break
-        sprint = replace(recipe, epochs=max(1, round(part * recipe.epochs)), seed=bench.seed * len(SPRINTS) + index)
-        run = partial(_sprint, bench, plan, found["states"], sprint, required, checkpoint)
-        found = checkpoint.step(f"sprint {index + 1}", run)
-        for row in found["rows"]:
-            checkpoint.note({"sprint": index + 1, **row})
-        if options.max_minutes is not None and time.monotonic() - started > 60 * options.max_minutes:
-            bench.progress("warning", text=f"the joint training stopped after {options.max_minutes:g} minutes")
-            break
-    ratios: Mapping[str, float] = found["ratios"]
+    required = {query: bench.required(query, options.margin) for query in bench.queries}
+    ends = time.monotonic() + (60 * options.max_minutes - checkpoint.seconds if options.max_minutes else math.inf)
+    found, recipe = _Joint(bench, plan, recipe, required, checkpoint, ends).run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
+    ratios: Mapping[str, float] = found["ratios"]
     for query in sorted(ratios, key=lambda query: ratios[query] - required[query]):
         if ratios[query] < required[query]:
             merged, rows = repair(bench, merged, query, recipe, required[query], checkpoint)
@@ -78,61 +63,86 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
 
 
-def _sharing(plan: SharingPlan) -> list[str]:
-    return sorted({query for members in plan.shared for query, _ in members})
+@dataclass(frozen=True)
+class _Joint:
+    """The training of all models that share, from the best start until all reach what is `required`.
 
+    No epoch begins after `ends` (of the monotonic clock) but the first.
+    """
 
-def _trials(
-    bench: Workbench,
-    plan: SharingPlan,
-    states: Mapping[str, State],
-    recipe: Recipe,
-    required: Mapping[str, float],
-    checkpoint: Checkpoint,
-) -> dict[str, Any]:
-    """What half an epoch makes of the start at the best of the rates; the merge goes on from there."""
-    short = replace(recipe, epochs=1, frames_per_epoch=math.ceil(recipe.frames_per_epoch / 2))
-    best = checkpoint.part("best of trials")
-    for rate in RATES:
-        if rate in best.get("tried", ()):
-            continue
-        sprint = partial(_sprint, bench, plan, states, replace(short, rate=rate), required, checkpoint)
-        found = checkpoint.step(f"rate {rate:g}", sprint)
-        reached = sum(found["ratios"].values()) / len(found["ratios"])
-        bench.progress("rate", rate=rate, epochs=0.5, ratio=reached)
-        if reached > best.get("reached", -1.0):
-            best.update({**found, "rate": rate, "reached": reached})
-        best["tried"] = [*best.get("tried", ()), rate]
-        checkpoint.forget(f"rate {rate:g}")
-    return dict(best)
+    bench: Workbench
+    plan: SharingPlan
+    recipe: Recipe
+    required: Mapping[str, float]
+    checkpoint: Checkpoint
+    ends: float
 
-
-def _sprint(
-    bench: Workbench,
-    plan: SharingPlan,
-    states: Mapping[str, State],
-    recipe: Recipe,
-    required: Mapping[str, float],
-    checkpoint: Checkpoint,
-) -> dict[str, Any]:
-    """Train all models that share until they reach `required`; the best state seen, its ratios, and log rows."""
-    models = bench.tied(plan, _sharing(plan), states, checkpoint)
-    best: dict[str, Any] = checkpoint.part("best")
-    if not best:
-        ratios = {query: bench.ratio(query, model) for query, model in models.items()}
-        best.update(ratios=ratios, states=_states(models), rows=[_row(bench, plan, 0, ratios)])
-    epochs = train_while(bench, models, recipe, checkpoint)
-    try:
-        while not _met(best["ratios"], required):
-            ratios = next(epochs, None)
-            if ratios is None:
+    def run(self, choose_rate: bool) -> tuple[dict[str, Any], Recipe]:
+        """The best `states` seen and their `ratios` on val, and the recipe with the rate that was chosen."""
+        states = self.checkpoint.step("start", lambda: choose_start(self.bench, self.plan, self.checkpoint))
+        found: dict[str, Any] = {"states": states, "ratios": {}, "rate": self.recipe.rate}
+        if choose_rate:
+            found = self.checkpoint.step("trials", partial(self._trials, states))
+        recipe = replace(self.recipe, rate=found["rate"])
+        for index, part in enumerate(SPRINTS):
+            if found["ratios"] and (_met(found["ratios"], self.required) or time.monotonic() > self.ends):
                 break
-            rows = [*best["rows"], _row(bench, plan, len(best["rows"]), ratios)]
-            better = _merit(ratios, required) > _merit(best["ratios"], required)
-            best.update({"ratios": ratios, "states": _states(models)} if better else {}, rows=rows)
-    except Diverged as error:
-        bench.progress("warning", text=f"the loss of {error} is no number any more; going on from the best epoch")
-    return dict(best)
+            seed = self.bench.seed * len(SPRINTS) + index
+            sprint = replace(recipe, epochs=max(1, round(part * recipe.epochs)), seed=seed)
+            found = self.checkpoint.step(f"sprint {index + 1}", partial(self._sprint, found["states"], sprint))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": index + 1, **row})
+        return found, recipe
+
+    def _trials(self, states: Mapping[str, State]) -> dict[str, Any]:
+        """What half an epoch makes of the start at the best of the rates; the merge goes on from there."""
+        frames = math.ceil(self.recipe.frames_per_epoch / 2)
+        best = self.checkpoint.part("best of trials")
+        for rate in RATES:
+            if rate in best.get("tried", ()):
+                continue
+            short = replace(self.recipe, rate=rate, epochs=1, frames_per_epoch=frames)
+            found = self.checkpoint.step(f"rate {rate:g}", partial(self._sprint, states, short))
+            reached = sum(found["ratios"].values()) / len(found["ratios"])
+            self.bench.progress("rate", rate=rate, epochs=0.5, ratio=reached)
+            if reached > best.get("reached", -1.0):
+                best.update({**found, "rate": rate, "reached": reached})
+            best["tried"] = [*best.get("tried", ()), rate]
+            self.checkpoint.forget(f"rate {rate:g}")
+        return dict(best)
+
+    def _sprint(self, states: Mapping[str, State], recipe: Recipe) -> dict[str, Any]:
+        """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
+        queries = sorted({query for members in self.plan.shared for query, _ in members})
+        models = self.bench.tied(self.plan, queries, states, self.checkpoint)
+        best: dict[str, Any] = self.checkpoint.part("best")
+        if not best:
+            ratios = {query: self.bench.ratio(query, model) for query, model in models.items()}
+            best.update(ratios=ratios, states=_states(models), rows=[self._row(0, ratios)], rate=recipe.rate)
+        epochs = train_while(self.bench, models, recipe, self.checkpoint)
+        try:
+            while not _met(best["ratios"], self.required):
+                if time.monotonic() > self.ends and len(best["rows"]) > 1:
+                    self.bench.progress("warning", text="the joint training is out of time")
+                    break
+                ratios = next(epochs, None)
+                if ratios is None:
+                    break
+                rows = [*best["rows"], self._row(len(best["rows"]), ratios)]
+                better = _merit(ratios, self.required) > _merit(best["ratios"], self.required)
+                best.update({"ratios": ratios, "states": _states(models)} if better else {}, rows=rows)
+        except Diverged as error:
+            self.bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
+        return dict(best)
+
+    def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
+        saved, met = self.plan, [query for query, ratio in ratios.items() if ratio >= self.required[query]]
+        for query in set(ratios) - set(met):
+            saved = saved.without(query)
+        return {
+            "epoch": epoch, "ratios": dict(ratios), "met": met, "saved_bytes": saved.saved_bytes(self.bench.layers),
+            "work": self.bench.work.total,
+        }  # fmt: skip
 
 
 def _met(ratios: Mapping[str, float], required: Mapping[str, float]) -> bool:
@@ -147,8 +157,3 @@ def _merit(ratios: Mapping[str, float], required: Mapping[str, float]) -> tuple[
 
 def _states(models: Mapping[str, Any]) -> dict[str, State]:
     return {query: snapshot(model) for query, model in models.items()}
-
-
-def _row(bench: Workbench, plan: SharingPlan, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
-    saved = plan.saved_bytes(bench.layers)
-    return {"epoch": epoch, "ratios": dict(ratios), "saved_bytes": saved, "work": bench.work.total}

@@ -29,7 +29,7 @@ FACTORIES = ["tests.merger.tiny:tiny_net"]
 def test_gemel_saves_bytes_and_every_query_keeps_its_target(workload: Workload, tmp_path: Path) -> None:
     events: list[tuple[str, dict]] = []
     report = merge(
-        workload, tmp_path / "b.safetensors", options=QUICK,
+        workload, tmp_path / "b.safetensors", "gemel", options=QUICK,
         progress=lambda event, **fields: events.append((event, fields)),
     )  # fmt: skip
     assert 0 < report.saved_fraction <= ceiling_fraction(workload) + 0.01
@@ -79,7 +79,7 @@ def test_joint_shares_nothing_and_does_not_get_worse_on_val(workload: Workload, 
 
 
 def test_an_interrupted_merge_resumes_to_the_same_bundle(workload: Workload, tmp_path: Path) -> None:
-    straight = merge(workload, tmp_path / "straight.safetensors", options=QUICK)
+    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
 
     def interrupt_after_first_round(event: str, **fields) -> None:
         if event == "round":
@@ -87,13 +87,13 @@ def test_an_interrupted_merge_resumes_to_the_same_bundle(workload: Workload, tmp
 
     out = tmp_path / "resumed.safetensors"
     with pytest.raises(KeyboardInterrupt):
-        merge(workload, out, options=QUICK, progress=interrupt_after_first_round)
+        merge(workload, out, "gemel", options=QUICK, progress=interrupt_after_first_round)
     assert not out.exists() and (tmp_path / "resumed.safetensors.work").is_dir()
     with pytest.raises(InputError, match="interrupted merge; give --resume"):
-        merge(workload, out, options=QUICK)
+        merge(workload, out, "gemel", options=QUICK)
     rounds = []
     resumed = merge(
-        workload, out, resume=True, options=QUICK,
+        workload, out, "gemel", resume=True, options=QUICK,
         progress=lambda event, **fields: rounds.append(fields["round"]) if event == "round" else None,
     )  # fmt: skip
     assert rounds[0] == 2
@@ -108,9 +108,9 @@ def test_a_resume_with_other_options_is_refused(workload: Workload, tmp_path: Pa
 
     out = tmp_path / "b.safetensors"
     with pytest.raises(KeyboardInterrupt):
-        merge(workload, out, options=QUICK, progress=interrupt)
+        merge(workload, out, "gemel", options=QUICK, progress=interrupt)
     with pytest.raises(InputError, match="belongs to another merge \\(seed differ"):
-        merge(workload, out, resume=True, seed=1, options=QUICK)
+        merge(workload, out, "gemel", resume=True, seed=1, options=QUICK)
 
 
 def test_ctrl_c_leaves_no_bundle_and_a_folder_to_go_on_from(workload: Workload, tmp_path: Path) -> None:
