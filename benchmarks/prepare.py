@@ -1,4 +1,4 @@
-"""Prepares a real workload: `python benchmarks/prepare.py gti|junction [--data DIR] [--out DIR]`.
+"""Prepares a real workload: `python benchmarks/prepare.py cifar|gti|junction [--data DIR] [--out DIR]`.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import prepare_cifar
 import prepare_gti
 import prepare_junction
 from prepare_files import DATA_LICENCES, PrepareError, copy_whole, data_folder, say
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-WORKLOADS = {"gti": prepare_gti.prepare, "junction": prepare_junction.prepare}
+WORKLOADS = {"cifar": prepare_cifar.prepare, "gti": prepare_gti.prepare, "junction": prepare_junction.prepare}
 
 
 def prepare(name: str, data: Path, out: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ Box = tuple[float, float, float, float]
 RULES = 1  # counted up when a rule changes, so that data prepared by older rules is made anew
 JPEG_QUALITY = 95
 STAMP = "prepared.json"
-DATA_LICENCES = "TfL footage: Powered by TfL Open Data. GTI Vehicle Image Database: research use, with citation."
+DATA_LICENCES = (
+    "TfL footage: Powered by TfL Open Data. GTI Vehicle Image Database: research use, with citation. "
+    "CIFAR-10: no formal licence, used for research; cite Krizhevsky, Learning Multiple Layers of Features, 2009."
+)
 
 
 class PrepareError(Exception):
@@ -75,6 +79,32 @@ def copy_whole(source: Path, target: Path) -> None:
     partial = target.with_name(f".{target.name}.partial")
     shutil.copyfile(source, partial)
     partial.replace(target)
+
+
+def copy_all(source: Path, paths: Iterable[str], target: Path) -> None:
+    """Copy these files below `source` into one folder, under their own names."""
+    for path in paths:
+        copy_whole(source / path, target / Path(path).name)
+
+
+def extract(tar: tarfile.TarFile, planned: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Write images of a tar as `{path below the folder, SPLIT/CLASS/NAME: name in the tar}` says.
+
+    Returns how many images each split has of each class; PrepareError where the tar lacks one.
+    """
+    members = {member.name: member for member in tar.getmembers()}
+    counts: dict[str, dict[str, int]] = {}
+    for path, name in planned.items():
+        member = tar.extractfile(members[name]) if name in members else None
+        if member is None:
+            raise PrepareError(f"{name}: is not a file in the pack; fetch the data again")
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(member.read())
+        split, label, _ = path.split("/")
+        labels = counts.setdefault(split, {})
+        labels[label] = labels.get(label, 0) + 1
+    return counts
 
 
 def frames_of(clip: Path) -> Iterator[tuple[int, np.ndarray]]:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import prepare_splits as splits
-from prepare_files import PrepareError, copy_whole, need, once, say
+from prepare_files import PrepareError, copy_all, extract, need, once, say
 
 VIEWS = {"far": "GTI_Far", "left": "GTI_Left", "middle": "GTI_MiddleClose", "right": "GTI_Right"}
 CLASSES = ("vehicle", "non-vehicle")  # in the order in which they pass the camera
@@ -62,28 +62,7 @@ def prepare(data: Path, out: Path) -> dict[str, Any]:
         counts = {}
         for view in VIEWS:
             query = f"{view}-vehicle"
-            counts[query] = once(out / "data" / query, partial(_write, tar, planned[view]))
-    _write_clips(out, planned)
+            counts[query] = once(out / "data" / query, partial(extract, tar, planned[view]))
+            seen = [path for path in planned[view] if path.startswith("test/")]
+            copy_all(out / "data" / query, seen, out / "clips" / view)  # what the box plays
     return counts
-
-
-def _write(tar: tarfile.TarFile, planned: dict[str, str], folder: Path) -> dict[str, Any]:
-    counts: dict[str, Any] = {split: dict.fromkeys(CLASSES, 0) for split in splits.SPLITS}
-    for path, name in planned.items():
-        member = tar.extractfile(name)
-        if member is None:
-            raise PrepareError(f"{name}: is not a file in the GTI pack; fetch the data again")
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(member.read())
-        split, label, _ = path.split("/")
-        counts[split][label] += 1
-    return counts
-
-
-def _write_clips(out: Path, planned: dict[str, dict[str, str]]) -> None:
-    """What the box sees: each view's test crops as one folder of images in order of time."""
-    for view, paths in planned.items():
-        for path in paths:
-            if path.startswith("test/"):
-                copy_whole(out / "data" / f"{view}-vehicle" / path, out / "clips" / view / Path(path).name)
