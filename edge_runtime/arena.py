@@ -12,6 +12,10 @@ from edge_runtime.mover import Mover, Transfer, mover_for
 from edge_runtime.residency import Residency
 from edge_runtime.store import Store
 
+# In a cycle of swaps tensors return to a few places each; views of these are kept, since making them takes longer than
+# all other bookkeeping of a swap.
+VIEWS_PER_TENSOR = 4
+
 
 class Arena:
     """Resident tensors in `capacity_bytes` of a device ("cpu" or "cuda"), weights and workspaces in `budget_bytes`.
@@ -27,7 +31,8 @@ class Arena:
         self.store, self.device = store, torch.device(device)
         self.residency = Residency(capacity_bytes, store.extents, budget_bytes)
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
-        self._views: dict[str, tuple[int, Tensor]] = {}
+        self._views: dict[tuple[str, int], Tensor] = {}
+        self._whole: dict[torch.dtype, Tensor] = {}
         self._under_way: list[Transfer] = []
         self._bound: dict[Engine, int] = {}
         # Counts the times that anything was given a place.
@@ -91,10 +96,10 @@ class Arena:
     def bind(self, engine: Engine, names: Sequence[str]) -> None:
         """Point an engine at its tensors, which `start` was called for.
 
-        One that streams may begin before they have arrived; for any other this waits. OSError when bytes could not
-        be read. Where nothing has been placed since the engine was bound, it is left alone.
+        One that streams may begin before they have arrived, where loads overlap runs; otherwise this waits. OSError
+        when bytes could not be read. Where nothing has been placed since the engine was bound, it is left alone.
         """
-        if engine.streams and self.arriving(names):
+        if self.streams(engine) and self.arriving(names):
             self._bound.pop(engine, None)
             engine.bind(self.tensor, self.wait)
             return
@@ -102,6 +107,10 @@ class Arena:
         if self._bound.get(engine) != self._placed:
             engine.bind(self.tensor)
             self._bound[engine] = self._placed
+
+    def streams(self, engine: Engine) -> bool:
+        """Whether a run of this engine may begin before its last tensors are there."""
+        return engine.streams and self.mover.overlaps
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""
@@ -127,13 +136,18 @@ class Arena:
 
     def tensor(self, name: str) -> Tensor:
         """A resident tensor as a view of the arena; the same object as long as it lies, or returns, at its place."""
-        placed = self.residency.placement(name)
-        known = self._views.get(name)
-        if known is not None and known[0] == placed.offset:
-            return known[1]
+        place = name, self.residency.placement(name).offset
+        view = self._views.get(place)
+        if view is not None:
+            return view
         dtype, shape = self.store.kinds[name]
-        view = self.mover.memory[placed.offset:placed.offset + placed.nbytes].view(dtype).view(shape)
-        self._views[name] = placed.offset, view
+        if dtype not in self._whole:
+            self._whole[dtype] = self.mover.memory[:self.residency.capacity_bytes].view(dtype)
+        # One call instead of a slice and two views: a swap makes hundreds of these.
+        view = self._whole[dtype].as_strided(shape, _strides(shape), place[1] // dtype.itemsize)
+        if len(self._views) >= VIEWS_PER_TENSOR * len(self.store.extents):
+            self._views.clear()
+        self._views[place] = view
         return view
 
     def synchronise(self) -> None:
@@ -150,6 +164,7 @@ class Arena:
         for transfer in list(self._under_way):
             self._retire(transfer)
         self._views.clear()
+        self._whole.clear()
         self._bound.clear()
         # Until the memory is there nothing fits; should it not come, another try may find some.
         self.residency = Residency(0, self.store.extents, budget_bytes)
@@ -180,3 +195,11 @@ class Arena:
         self.load_s += transfer.seconds()
         self.bytes_moved += sum(self.store.extents[name].nbytes for name in transfer.names - lost)
         self.residency.evict(lost)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a tensor in row-major order."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if shape else ()

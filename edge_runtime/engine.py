@@ -144,7 +144,12 @@ class _Slot:
         self.name = name
 
     def set(self, tensor: Tensor) -> None:
-        self._where[self._attribute] = nn.Parameter(tensor, False) if self._is_parameter else tensor
+        if not self._is_parameter:
+            self._where[self._attribute] = tensor
+        elif self.bound is not None and self.bound.device == tensor.device:
+            self._where[self._attribute].data = tensor  # a tenth of what a new parameter costs
+        else:
+            self._where[self._attribute] = nn.Parameter(tensor, False)
         self.bound = tensor
 
     def clear(self) -> None:

@@ -122,7 +122,7 @@ class Executor:
 
     def _take_turn(self, decision: Decision, query: str) -> None:
         run_s, copy_rate = self.costs.queries[query].run_s, self.costs.copy_bytes_per_s
-        streams = decision.run and self.arena.mover.overlaps and self.engines[query].streams
+        streams = decision.run and self.arena.streams(self.engines[query])
         before, load_before_s, start = self.arena.bytes_moved, self.arena.load_s, self.clock()
         try:
             self._load(decision, query, streams)
@@ -192,7 +192,7 @@ class Executor:
         """Run the query on a frame, once all it needs is resident or arriving; `decision` is what brought it here."""
         engine, names, workspace = self.engines[query], self._names(query), self.costs.queries[query].workspace_bytes
         residency = self.arena.residency
-        self.arena.start(names, workspace, waits=not engine.streams)
+        self.arena.start(names, workspace, waits=not self.arena.streams(engine))
         residency.hold(names, workspace)
         try:
             self.arena.bind(engine, names)
