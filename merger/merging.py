@@ -99,6 +99,7 @@ def merge(
     bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
     found = checkpoint.step("method", lambda: METHODS[method](bench, options, checkpoint).to_plain())
     merged = Merged.from_plain(found)
+    checkpoint.write()  # what comes from here on finds out at once whether it was begun before
     report = _ship(bench, merged, out, method, time.monotonic() - started, checkpoint, begun)
     if checkpoint.log:
         with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:

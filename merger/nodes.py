@@ -78,7 +78,7 @@ def apart(model: nn.Module, streams: Streams) -> Iterator[None]:
         with streams.of(0):
             yield
         return
-    parts = [part for part in model.modules() if isinstance(part, (_BatchNorm, *RANDOM))]
+    parts: list[Any] = [part for part in model.modules() if isinstance(part, (_BatchNorm, *RANDOM))]
     for part in parts:
         part.forward = partial(_node_by_node, part.forward, streams, isinstance(part, RANDOM))
     try:

@@ -26,6 +26,9 @@ from models.zoo import build_query, preprocess_of
 MAX_GRADIENT_NORM = 10.0
 WARM_UP = 0.1
 BACKWARD_PASSES = 2
+EPSILON = 1e-6
+"""AdamW's; at its usual 1e-8 a gradient that is nothing but rounding becomes a step of full size, and which way it
+points would depend on how many nodes run at once."""
 NODES_AT_ONCE = {"cuda": 8}
 """How many nodes of one query a device runs at once; one where nothing is said."""
 
@@ -138,7 +141,7 @@ class Training:
         self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
         longest = max(min(len(sets[query]), recipe.frames_per_epoch) for query in models)
         self.steps = math.ceil(longest / recipe.batch)
-        self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate)
+        self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON)
         self.after_step: Callable[[], None] = lambda: None
         self.step = 0
         self._losses = 0.0

@@ -54,7 +54,7 @@ def _content(path: Path) -> str:
 
 @pytest.mark.slow
 def test_sigkill_at_random_moments_changes_nothing(workload: Workload, tmp_path: Path) -> None:
-    straight = merge(workload, tmp_path / "straight.safetensors", options=QUICK)
+    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
     draw, kills = random.Random("kills"), 3
     out, codes = tmp_path / "killed.safetensors", []
     for kill in range(kills + 1):
@@ -76,7 +76,9 @@ def _run(arguments: list[str]) -> int:
     return done.returncode
 
 
-@pytest.mark.parametrize(("method", "share"), [("gemel", 0.4), ("joint", 0.7), ("mainstream", 0.5), ("one-model", 0.6)])
+@pytest.mark.parametrize(
+    ("method", "share"), [("wide", 0.6), ("gemel", 0.4), ("joint", 0.7), ("mainstream", 0.5), ("one-model", 0.6)]
+)
 def test_what_was_done_before_is_not_done_again(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None, method: str, share: float
 ) -> None:
@@ -100,12 +102,12 @@ def test_the_recipe_chosen_on_val_is_chosen_once(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     options = MergeOptions(replace(QUICK.recipe, epochs=1, frames_per_epoch=16), precision="fp32")
-    straight = merge(workload, tmp_path / "straight.safetensors", options=options)
+    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=options)
     out = tmp_path / "killed.safetensors"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         _kill_after(patch, 5)
-        merge(workload, out, options=options)
-    assert merge(workload, out, resume=True, options=options).work == straight.work
+        merge(workload, out, "gemel", options=options)
+    assert merge(workload, out, "gemel", resume=True, options=options).work == straight.work
     assert _content(out) == _content(Path(straight.bundle))
 
 
@@ -115,9 +117,9 @@ def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
     out = tmp_path / "b.safetensors"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Checkpoint, "remove", lambda self: (_ for _ in ()).throw(Killed()))
-        merge(workload, out, options=QUICK)
+        merge(workload, out, "gemel", options=QUICK)
     before = _content(out)
-    merge(workload, out, resume=True, options=QUICK)
+    merge(workload, out, "gemel", resume=True, options=QUICK)
     assert _content(out) == before
 
 
@@ -134,11 +136,11 @@ def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(
 
     with monkeypatch.context() as patch, pytest.raises(InputError) as refused:
         patch.setattr(torch, "save", full_disk)
-        merge(workload, out, options=QUICK)
+        merge(workload, out, "gemel", options=QUICK)
     assert "No space left on device; free some space on this disk and go on with --resume" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert [path.name for path in Path(f"{out}.work").iterdir()] == [STATE]
-    assert merge(workload, out, resume=True, options=QUICK).met
+    assert merge(workload, out, "gemel", resume=True, options=QUICK).met
 
 
 def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = _inject(monkeypatch, lambda number: number == 1)
-    report = merge(workload, tmp_path / "b.safetensors", options=DEMANDING)
+    report = merge(workload, tmp_path / "b.safetensors", "gemel", options=DEMANDING)
     rows = [json.loads(line) for line in (tmp_path / "b.safetensors.log.jsonl").read_text().splitlines()]
     assert calls.count(True) == 1
     diverged = [index for index, row in enumerate(rows) if row["diverged"]]
