@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 from torch import nn
 
@@ -18,7 +19,8 @@ SHARES = (0.25, 0.5, 1.0)
 ENOUGH = 0.995
 """From this mean ratio on there is nothing left to choose by."""
 WORTH_IT = 0.005
-"""Twice the epochs are worth it where the last doubling of a trial raised the mean ratio by more than this."""
+"""Twice the epochs are worth it where they raise the mean ratio of the best by more than this."""
+LEAST_EPOCHS = 2
 
 Make = Callable[[], Mapping[str, nn.Module]]
 
@@ -32,8 +34,9 @@ def choose_rate(bench: Workbench, make: Make, recipe: Recipe, journal: Journal |
 def choose_recipe(bench: Workbench, make: Make, recipe: Recipe, journal: Journal | None = None) -> Recipe:
     """The recipe with rate, epochs and patience chosen by successive halving (Jamieson and Talwalkar 2016).
 
-    All rates are tried for a quarter of the recipe's epochs, the better half for half of them, the best for all; the
-    cap on epochs is doubled where the longest trial still gained. Trials end when the originals are nearly reached.
+    All rates are tried for a quarter of the recipe's epochs, the better half for half of them, the best for all. The
+    epochs become those of the first trial that twice as many hardly improve, and never more than they were. Trials
+    end when the originals are nearly reached.
     """
     journal, rates, history = journal or Journal(), list(RATES), []
     for share in SHARES:
@@ -42,14 +45,16 @@ def choose_recipe(bench: Workbench, make: Make, recipe: Recipe, journal: Journal
         if not reached:
             break
         rates = sorted(reached, key=lambda rate: -reached[rate])
-        history.append(reached[rates[0]])
-        if history[-1] >= ENOUGH:
+        history.append((epochs, reached[rates[0]]))
+        if history[-1][1] >= ENOUGH:
             break
         rates = rates[: (len(rates) + 1) // 2]
     if not history:
         return replace(recipe, rate=min(RATES))
-    gaining = len(history) == len(SHARES) and history[-1] > history[-2] + WORTH_IT
-    epochs = recipe.epochs * 2 if gaining and history[-1] < ENOUGH else recipe.epochs
+    epochs = recipe.epochs
+    for (fewer, before), (_, after) in reversed(list(pairwise(history))):
+        if after <= before + WORTH_IT:
+            epochs = min(recipe.epochs, max(LEAST_EPOCHS, fewer))
     return replace(recipe, rate=rates[0], epochs=epochs, patience=max(recipe.patience, epochs // 4))
 
 

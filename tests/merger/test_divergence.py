@@ -83,10 +83,11 @@ def test_where_no_rate_can_be_tried_the_least_is_taken(workload: Workload, monke
     ("reached", "chosen"),
     [
         (lambda rate, epochs: 0.999, Recipe(rate=2e-4)),
-        (lambda rate, epochs: 0.5 + 0.1 * epochs - abs(rate - 5e-4), Recipe(rate=5e-4, epochs=8, patience=2)),
-        (lambda rate, epochs: 0.8 if rate == 1e-3 else 0.7, Recipe(rate=1e-3, epochs=4, patience=2)),
+        (lambda rate, epochs: 0.5 + 0.1 * min(epochs, 2), Recipe(rate=2e-4, epochs=2)),
+        (lambda rate, epochs: 0.5 + 0.1 * epochs - abs(rate - 5e-4), Recipe(rate=5e-4)),
+        (lambda rate, epochs: 0.8 if rate == 1e-3 else 0.7, Recipe(rate=1e-3, epochs=2)),
     ],
-    ids=["nothing left to gain", "still gaining", "done early"],
+    ids=["nothing left to gain", "gains for a while", "still gaining", "done early"],
 )
 def test_rate_and_epochs_go_to_the_best_on_val(monkeypatch: pytest.MonkeyPatch, reached: Any, chosen: Recipe) -> None:
     class Dictated:
