@@ -115,7 +115,7 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
         "preprocess": query.preprocess.to_json(),
     }
     if isinstance(module, Detector):
-        values |= {"nms_iou": module.nms_iou, "threshold": query.threshold, "min_score": query.min_score}
+        values |= {"nms_iou": module.nms_iou, "least_score": query.min_score or query.threshold or 0.0}
     return {f"gemel.{key}": json.dumps(value) for key, value in values.items()}
 
 

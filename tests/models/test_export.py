@@ -14,16 +14,19 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from models import zoo
-from models.detector import Detector, OneStage
+from models.detector import Detector
 from models.errors import InputError
 from models.export import OPSET, export_onnx
 from models.residual import attach
+from models.zoo.boxes import FixedBoxes
 from models.zoo.inputs import answer_on_meta
 from models.zoo.registry import ENTRIES
+from models.zoo.two_stage import TwoStage
 
 CLASSES = ("car", "bus", "truck")
 SIDES = (64, 96, 128, 224, 300, 320)
 TOLERANCE = 1e-4
+MATCHED = 0.95
 SCALED = (nn.Conv2d, nn.Linear)
 
 
@@ -42,7 +45,8 @@ def build(name: str) -> tuple[nn.Module, int]:
     for side in SIDES:
         try:
             if answer_on_meta(zoo.build(name, CLASSES, {}, side, task, "meta"), side) is not None:
-                return lively(zoo.build(name, CLASSES, {}, side, task), side), side
+                module = lively(zoo.build(name, CLASSES, {}, side, task), side)
+                return untied(module, side) if isinstance(module, TwoStage) else module, side
         except InputError:
             continue
     raise AssertionError(f"{name} takes none of {SIDES}")
@@ -86,6 +90,23 @@ def _scale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
     return output / deviation
 
 
+def untied(module: TwoStage, side: int) -> TwoStage:
+    """Give it anchors of its own: inside the frame, all different, larger than a cell of the coarsest map.
+
+    Published anchors reach over the edge of so small a frame. Cut off there, many become slivers that pool to the very
+    same features, and which of two equal scores comes first is up to the runtime.
+    """
+    random = torch.Generator().manual_seed(2)
+    sides = 0.4 + 0.4 * torch.rand(len(module.anchors), 2, generator=random)
+    corners = (1 - sides) * torch.rand(len(module.anchors), 2, generator=random)
+    module.anchors = FixedBoxes(torch.cat([corners, corners + sides], dim=1) * side)
+    with torch.no_grad():
+        for layer, factor in ((module.rpn.head.bbox_pred, 0.1), (module.roi_heads.box_predictor.cls_score, 0.3)):
+            layer.weight *= factor  # proposals stay near their anchors, and no score rounds to 1
+            layer.bias *= factor
+    return module
+
+
 def frames(count: int, side: int, seed: int = 1) -> Tensor:
     """Frames with large shapes as well as noise, so that deep networks tell them apart."""
     random = torch.Generator().manual_seed(seed)
@@ -119,6 +140,19 @@ def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert float((found[name] - theirs).abs().max()) <= TOLERANCE * scale, name
 
 
+def assert_detections_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """At least MATCHED of the detections of each have their equal in the other: label, and score and box within 1e-4.
+
+    Not all, since an overlap may fall on the threshold of suppression in the last digit that runtimes share.
+    """
+    assert {name: one.shape for name, one in found.items()} == {name: one.shape for name, one in wanted.items()}
+    near = (found["boxes"][:, :, None] - wanted["boxes"][:, None]).abs().amax(-1) <= TOLERANCE
+    near &= (found["scores"][:, :, None] - wanted["scores"][:, None]).abs() <= TOLERANCE
+    near &= found["labels"][:, :, None] == wanted["labels"][:, None]
+    for matched, scores in ((near.any(2), found["scores"]), (near.any(1), wanted["scores"])):
+        assert matched[scores > 0].float().mean() >= MATCHED
+
+
 def assert_telling(outputs: dict[str, Tensor]) -> None:
     """No output is dead, saturated or alike for every frame: equality of such would say little."""
     for name, output in outputs.items():
@@ -144,13 +178,14 @@ def test_every_model_of_the_zoo_answers_in_onnx_runtime_as_in_torch(name, tmp_pa
     module, side = build(name)
     whole = answer(module, frames(4, side))
     assert_telling(whole)
-    two_stage = isinstance(module, Detector) and not isinstance(module, OneStage)
+    two_stage = isinstance(module, TwoStage)
+    compare = assert_detections_alike if two_stage else assert_alike
     for batch in (1, 4):
         path = tmp_path / f"{name}-{batch if two_stage else 'any'}.onnx"
         if not path.exists():
             export_onnx(module, path, side, batch if two_stage else None)
             assert_keeps_weights(path, module)
-        assert_alike(run(path, frames(4, side)[:batch]), {key: one[:batch] for key, one in whole.items()})
+        compare(run(path, frames(4, side)[:batch]), {key: one[:batch] for key, one in whole.items()})
 
 
 class Small(nn.Module):
