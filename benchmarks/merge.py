@@ -1,0 +1,198 @@
+"""Merges workloads by several arms and seeds, and compares what came of it.
+
+Usage: python benchmarks/merge.py [--arms wide gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
+       [--targets 0.95 0.99] [--minutes 10]; --summary only prints the tables of what is there
+
+Every merge leaves one JSON (its report, its log, options, machine and date) under OUT/NAME/ARM-seedN.json, where NAME
+is the workload, with the target where that is not the workload's own. What has its JSON is skipped and an interrupted
+merge goes on from its checkpoint, so it can be interrupted and called again at any time. Bundles are not kept. It
+ends with the tables on stdout and a picture for each workload, bytes saved over work, in docs/merge-WORKLOAD.svg.
+A workload is what `benchmarks/prepare.py` and `gemel train` left under out/real, or the path of a workload file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+from machine import machine
+from merge_cells import Cell, Weight, path_of, read_cells
+from merge_plot import picture
+from merge_tables import grouped, summary
+from prepare_files import say
+
+from gemel.progress import shown_on
+from merger import METHODS, MergeOptions, Recipe, merge
+from merger.merging import LOG_SUFFIX, WORK_SUFFIX
+from models.atomic import writing
+from models.errors import InputError
+from models.layers import layers_of_all
+from models.weights import fingerprint
+from models.workload import Workload, load_workload
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ARMS = ("wide", "gemel", "mainstream", "ceiling", "joint")
+WORKLOADS = ("gti", "junction", "cifar")
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A workload at one target: `name` is that of its folder of cells, `own` whether the target is the file's."""
+
+    name: str
+    workload: Workload
+    own: bool
+
+
+def variant_of(workload: Workload, target: float | None) -> Variant:
+    """The workload as it is, or a copy beside its file in which every query has this target."""
+    if target is None or {query.accuracy_target for query in workload.queries} == {target}:
+        return Variant(workload.name, workload, True)
+    document = yaml.safe_load(workload.path.read_text(encoding="utf-8"))
+    document["accuracy_target"] = target
+    for query in document["queries"]:
+        query.pop("accuracy_target", None)
+    path = workload.path.with_name(f"{workload.path.stem}-{target:g}.yaml")
+    with writing(path, overwrite=True) as file:
+        file.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
+    return Variant(f"{workload.name}-{target:g}", load_workload(path), False)
+
+
+def workload_named(name: str) -> Workload:
+    """A prepared workload by its name, or any by the path of its file."""
+    given = Path(name)
+    path = given if given.suffix in (".yaml", ".yml") else REPOSITORY / "out" / "real" / name / "workload.yaml"
+    if not path.is_file():
+        remedy = f"run `python benchmarks/prepare.py {name}`, then `gemel train` on what it writes"
+        raise InputError("--workloads", f"there is no {path}", remedy)
+    return load_workload(path)
+
+
+def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: Path) -> Cell:
+    """The cell of one merge: read where it is finished, else merged, or merged to its end.
+
+    Raises InputError where the cell was measured with other options, other originals or another workload file.
+    """
+    workload, path = variant.workload, path_of(out, variant.name, arm, seed)
+    asked = {"options": json.loads(json.dumps(options.to_json())), "workload": _digest(workload)}
+    if path.is_file():
+        cell = Cell.read(path)
+        if cell.asked != asked:
+            changed = ", ".join(key for key in asked if asked[key] != cell.asked.get(key))
+            raise InputError(path, f"was measured with another state of: {changed}", "remove it, or give another --out")
+        say(f"[{variant.name}] {arm}, seed {seed}: already done")
+        return cell
+    say(f"[{variant.name}] {arm}, seed {seed}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bundle = path.with_suffix(".bundle")
+    log = bundle.with_name(bundle.name + LOG_SUFFIX)
+    if not bundle.with_name(bundle.name + WORK_SUFFIX).is_dir():
+        bundle.unlink(missing_ok=True)  # merged, but interrupted before its figures were kept
+        log.unlink(missing_ok=True)
+    with shown_on() as progress:
+        report = merge(workload, bundle, arm, resume=True, seed=seed, progress=progress, options=options)
+    rows = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    weights = tuple(Weight(layer.query, layer.path, layer.bytes) for layer in layers_of_all(workload.queries))
+    cell = Cell(
+        variant.name, workload.name, workload.accuracy_target, arm, seed, asked, machine(),
+        datetime.now(UTC).date().isoformat(), weights, {**report.to_json(), "bundle": bundle.name},
+        tuple(json.loads(row) for row in rows),
+    )  # fmt: skip
+    cell.write(out)
+    bundle.unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
+    return cell
+
+
+def run(
+    workloads: Sequence[Workload],
+    targets: Sequence[float | None],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    options: MergeOptions,
+    out: Path,
+) -> list[InputError]:
+    """Every cell that is not there yet, a whole seed before the next one; returns what stood in the way of some."""
+    variants = [variant_of(workload, target) for workload in workloads for target in targets]
+    refused = []
+    for seed, variant, arm in itertools.product(seeds, variants, arms):
+        try:
+            measure(variant, arm, seed, options, out)
+        except InputError as error:
+            say(f"error: {error}")
+            refused.append(error)
+    return refused
+
+
+def draw(cells: Sequence[Cell], folder: Path) -> None:
+    """A picture for each workload at its own target."""
+    for name, own in grouped(cells, lambda cell: cell.name).items():
+        drawn = picture(own) if name == own[0].workload else None
+        if drawn is not None:
+            with writing(folder / f"merge-{name}.svg", overwrite=True) as file:
+                file.write(drawn.encode())
+
+
+def _digest(workload: Workload) -> str:
+    digest = hashlib.sha256(workload.path.read_bytes())
+    for query in workload.queries:
+        digest.update(fingerprint(query.weights))
+    return digest.hexdigest()
+
+
+def options_of(given: argparse.Namespace) -> MergeOptions:
+    """The same bounds for every arm; a rate that is given is not searched for."""
+    recipe = Recipe()
+    for name in ("epochs", "frames_per_epoch", "rate"):
+        if getattr(given, name) is not None:
+            recipe = replace(recipe, **{name: getattr(given, name)})
+    bounds = {name: getattr(given, name) for name in ("margin", "min_saving") if getattr(given, name) is not None}
+    return MergeOptions(recipe, choose_rate=given.rate is None, max_minutes=given.minutes, **bounds)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; 0 done, 2 where some cell was refused, 130 interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), help=f"methods of `gemel merge` (default: {ARMS})")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), help=f"default: {WORKLOADS}")
+    parser.add_argument("--targets", nargs="+", type=float, default=[None], help="default: each workload's own")
+    parser.add_argument("--minutes", type=float, default=10.0, help="bound of one merge (default 10)")
+    parser.add_argument("--epochs", type=int, help="of one attempt, as in `gemel merge`")
+    parser.add_argument("--frames-per-epoch", type=int)
+    parser.add_argument("--rate", type=float, help="this learning rate; without it each arm chooses its own on val")
+    parser.add_argument("--margin", type=float)
+    parser.add_argument("--min-saving", type=float)
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
+    parser.add_argument("--pictures", type=Path, default=REPOSITORY / "docs", help="folder of the pictures")
+    parser.add_argument("--summary", action="store_true", help="only print the tables of all cells that are there")
+    given = parser.parse_args(arguments)
+    refused: list[InputError] = []
+    try:
+        if not given.summary:
+            if unknown := [arm for arm in given.arms if arm not in METHODS]:
+                raise InputError("--arms", f"'{unknown[0]}' is unknown", f"choose of: {', '.join(METHODS)}")
+            workloads = [workload_named(name) for name in given.workloads]
+            refused = run(workloads, given.targets, given.arms, given.seeds, options_of(given), given.out)
+            draw(read_cells(given.out), given.pictures)
+    except InputError as error:
+        say(f"error: {error}")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        say("interrupted; call it again to go on from here")
+        return INTERRUPTED
+    print(summary(read_cells(given.out)), end="")
+    return BAD_INPUT if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
