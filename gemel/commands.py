@@ -63,8 +63,9 @@ def merge(args: argparse.Namespace) -> Outcome:
     from merger import merge as merge_workload
     from models.workload import load_workload
 
-    recipe = Recipe(**_given(epochs=args.epochs, frames_per_epoch=args.frames_per_epoch, rate=args.rate))
-    bounds = _given(margin=args.margin, min_saving=args.min_saving, max_minutes=args.max_minutes)
+    words = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
+    recipe = Recipe(**_given(**{word: getattr(args, word) for word in words}))
+    bounds = _given(**{word: getattr(args, word) for word in ("margin", "min_saving", "max_minutes", "precision")})
     options = MergeOptions(recipe, choose_rate=args.rate is None, **bounds)
     with shown_on() as progress:
         report = merge_workload(

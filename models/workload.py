@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from models.errors import InputError
 from models.published import PREFIX, Published, find_published
@@ -76,7 +76,15 @@ class _Strict(BaseModel):
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-_Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+def _is_part(value: float) -> float:
+    if not 0 < value <= 1:
+        raise ValueError("a target is a part of the original's own accuracy, above 0 and at most 1")
+    return value
+
+
+_Target = Annotated[float, AfterValidator(_is_part)]
 
 
 class _CameraKeys(_Strict):
@@ -100,12 +108,12 @@ class _QueryKeys(_Strict):
     min_score: Annotated[float, Field(ge=0, le=1)] = 0.0
     priority: Annotated[int, Field(ge=1)] = 1
     data: str | None = None
-    accuracy_target: _Fraction | None = None
+    accuracy_target: _Target | None = None
 
 
 class _WorkloadKeys(_Strict):
     name: _Name
-    accuracy_target: _Fraction = 0.95
+    accuracy_target: _Target = 0.95
     cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
     queries: Annotated[list[_QueryKeys], Field(min_length=1)]
 

@@ -43,7 +43,8 @@ def _first_fault(path: Path, error: ValidationError, document: Any) -> InputErro
     if fault["type"] == "missing":
         return InputError(path, "this key is missing", "add it", key)
     given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r})"
-    return InputError(path, f"{fault['msg'][0].lower()}{fault['msg'][1:]}{given}", "correct the value", key)
+    said = fault["msg"].removeprefix("Value error, ")
+    return InputError(path, f"{said[0].lower()}{said[1:]}{given}", "correct the value", key)
 
 
 def _key_of(location: Sequence[int | str], document: Any) -> str:
