@@ -13,6 +13,7 @@ import numpy as np
 import prepare
 import prepare_cifar
 import pytest
+import real
 
 from models.data import load_split
 from models.workload import load_workload
@@ -96,6 +97,12 @@ def test_cifar_is_prepared_and_loads(pack: Path, tmp_path: Path, capsys):
     assert prepare.main(["cifar", "--data", str(pack), "--out", str(out), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out) == counts and captured.err.count("already prepared") == 4
+
+
+def test_the_driver_has_bounds_for_every_workload_and_trains_no_query_that_is_not_there(repository: Path):
+    assert set(real.WORKLOADS) == set(real.BOUNDS) == set(prepare.WORKLOADS)
+    workloads = [load_workload(repository / "benchmarks" / "workloads" / f"{name}.yaml") for name in real.WORKLOADS]
+    assert set(real.TRAINING) <= {query.id for workload in workloads for query in workload.queries}
 
 
 def test_a_pack_without_a_class_is_one_clear_line(tmp_path: Path):
