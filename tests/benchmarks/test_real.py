@@ -52,7 +52,7 @@ class Box:
             return {"queries": [{"id": words[-2], "metric": "f1", "val": 0.9, "test": 0.8, "seconds": 3.0}]}
         if words[0] == "merge":
             query = {"metric": "f1", "original": 0.8, "merged": 0.79, "ratio": 0.9875, "met": True, "certain": False}
-            query |= {"chance_corrected": 0.9, "worth": words[words.index("--method") + 1] == "gemel"}
+            query |= {"chance_corrected": 0.9, "worth": words[words.index("--method") + 1] == real.SHIPPED}
             return {
                 "method": words[words.index("--method") + 1], "bytes_before": 2**21, "bytes_after": 2**20,
                 "saved_fraction": 0.5, "ceiling_fraction": 0.6, "seconds": 9.0, "work": 1e15,
@@ -78,9 +78,9 @@ def test_a_workload_runs_from_footage_to_report(tmp_path: Path):
     steps = real.run_workload("gti", tmp_path, tmp_path / "out", real.METHODS, box)
     order = names_of(box.commands)
     assert order[:4] == ["benchmarks/prepare.py", "inspect", "train", "train"]
-    assert order.index("run") < order.index("eval") and order.count("merge") == 4
+    assert order.index("run") < order.index("eval") and order.count("merge") == len(real.METHODS)
     merged = [words[words.index("--method") + 1] for words in box.commands if words[0] == "merge"]
-    assert merged == ["none", "gemel", "ceiling", "joint"]
+    assert merged == ["none", "wide", "gemel", "ceiling", "joint"]
     assert steps.result("merge-joint") is not None
 
 
@@ -125,7 +125,7 @@ def test_the_box_plays_each_camera_in_the_budget(tmp_path: Path):
     assert load_config(tmp_path / "out" / "box.yaml").budget_bytes == 123456
     assert config["budget"] == 123456
     assert config["sinks"] == [{"kind": "jsonl", "path": "results.jsonl"}]
-    assert config["bundle"] == "bundles/gemel.safetensors"
+    assert config["bundle"] == "bundles/wide.safetensors"
     assert config["cameras"]["near"] == {"source": "clips/near.mp4", "fps": 5}
 
 
@@ -142,7 +142,7 @@ def test_the_tables_hold_the_figures(tmp_path: Path):
     steps = real.run_workload("gti", tmp_path, tmp_path / "out", real.METHODS, Box("--method ceiling", 1))
     text = real_tables.tables("gti", steps.folder)
     assert "| far-vehicle | f1 | 0.900 | 0.800 | 3 |" in text
-    assert "| gemel | 2.000 | 1.000 | 0.500 | 0.833 | 2 of 2 | 0.988 | 1e+15 | 9 |" in text
+    assert "| wide | 2.000 | 1.000 | 0.500 | 0.833 | 2 of 2 | 0.988 | 1e+15 | 9 |" in text
     assert "| near-vehicle | f1 | 0.800 | 0.790 | 0.988 | 0.900 | yes | no | yes |" in text
     assert "| joint | 2.000 | 1.000 | 0.500 | 0.833 | 0 of 2 |" in text  # met, but by originals worth nothing
     assert "| originals | min | 1.000 | 0.500 | 0.500 | 90.000 |" in text
