@@ -8,6 +8,7 @@ touches another query, so none need be judged again.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,11 +42,23 @@ class Step:
 
 
 def repair(
-    bench: Workbench, merged: Merged, query: str, recipe: Recipe, required: float, journal: Journal
+    bench: Workbench,
+    merged: Merged,
+    query: str,
+    recipe: Recipe,
+    required: float,
+    journal: Journal,
+    ends: float = math.inf,
 ) -> tuple[Merged, list[dict[str, Any]]]:
-    """What is merged once this query reaches `required` on val, and a log row per step tried."""
+    """What is merged once this query reaches `required` on val, and a log row per step tried.
+
+    No step begins after `ends` (of the monotonic clock): then the query leaves at once.
+    """
     rows = []
     for step in _steps(bench, merged, query, journal):
+        if time.monotonic() > ends:
+            bench.progress("warning", text=f"{query}: no time is left to repair it")
+            break
         found = journal.step(step.what, partial(_try, bench, merged, step.plan, query, recipe, required, journal))
         merged = Merged(merged.plan, {**merged.states, query: {**merged.states[query], **found["carried"]}})
         row = {"query": query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],

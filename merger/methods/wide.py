@@ -17,7 +17,6 @@ from typing import Any
 from merger.attempt import train_while
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
-from merger.rate import RATES
 from merger.repair import repair
 from merger.start import choose_start
 from merger.training import Diverged, Recipe
@@ -25,10 +24,13 @@ from merger.workbench import Merged, State, Workbench, snapshot
 from models.groups import groups
 from models.layers import model_bytes
 from models.likeness import cosine_likeness
-from models.plan import SharingPlan
+from models.plan import SharingPlan, tie
 
 SPRINTS = (0.5, 1, 2)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
+RATES = (5e-4, 2e-4, 1e-3)
+GOOD_ENOUGH = 0.75
+"""A rate that brings back this part of what tying has cost within half an epoch is taken without trying others."""
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
@@ -49,7 +51,7 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     ratios: Mapping[str, float] = found["ratios"]
     for query in sorted(ratios, key=lambda query: ratios[query] - required[query]):
         if ratios[query] < required[query]:
-            merged, rows = repair(bench, merged, query, recipe, required[query], checkpoint)
+            merged, rows = repair(bench, merged, query, recipe, required[query], checkpoint, ends)
             for row in rows:
                 checkpoint.note(row)
     return merged
@@ -79,46 +81,55 @@ class _Joint:
 
     def run(self, choose_rate: bool) -> tuple[dict[str, Any], Recipe]:
         """The best `states` seen and their `ratios` on val, and the recipe with the rate that was chosen."""
-        states = self.checkpoint.step("start", lambda: choose_start(self.bench, self.plan, self.checkpoint))
-        found: dict[str, Any] = {"states": states, "ratios": {}, "rate": self.recipe.rate}
+        found = self.checkpoint.step("start", self._start)
         if choose_rate:
-            found = self.checkpoint.step("trials", partial(self._trials, states))
+            found = self.checkpoint.step("trials", partial(self._trials, found))
         recipe = replace(self.recipe, rate=found["rate"])
         for index, part in enumerate(SPRINTS):
-            if found["ratios"] and (_met(found["ratios"], self.required) or time.monotonic() > self.ends):
+            if _met(found["ratios"], self.required) or time.monotonic() > self.ends:
                 break
             seed = self.bench.seed * len(SPRINTS) + index
             sprint = replace(recipe, epochs=max(1, round(part * recipe.epochs)), seed=seed)
-            found = self.checkpoint.step(f"sprint {index + 1}", partial(self._sprint, found["states"], sprint))
+            found = self.checkpoint.step(f"sprint {index + 1}", partial(self._sprint, found, sprint))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": index + 1, **row})
         return found, recipe
 
-    def _trials(self, states: Mapping[str, State]) -> dict[str, Any]:
-        """What half an epoch makes of the start at the best of the rates; the merge goes on from there."""
+    def _start(self) -> dict[str, Any]:
+        """The best start, tied, with its norms measured again: what is found before anything is trained."""
+        states = choose_start(self.bench, self.plan, self.checkpoint)
+        models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
+        ratios = {query: self.bench.ratio(query, model) for query, model in models.items()}
+        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate}
+
+    def _trials(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        """What half an epoch makes of the start at a good rate; the merge goes on from there.
+
+        The first rate that makes good enough of what tying has cost is taken, else the best of all.
+        """
         frames = math.ceil(self.recipe.frames_per_epoch / 2)
         best = self.checkpoint.part("best of trials")
         for rate in RATES:
-            if rate in best.get("tried", ()):
+            if rate in best.get("tried", ()) or best.get("reached", -1.0) >= GOOD_ENOUGH:
                 continue
             short = replace(self.recipe, rate=rate, epochs=1, frames_per_epoch=frames)
-            found = self.checkpoint.step(f"rate {rate:g}", partial(self._sprint, states, short))
-            reached = sum(found["ratios"].values()) / len(found["ratios"])
-            self.bench.progress("rate", rate=rate, epochs=0.5, ratio=reached)
+            found = self.checkpoint.step(f"rate {rate:g}", partial(self._sprint, start, short))
+            reached = _regained(start["ratios"], found["ratios"])
+            self.bench.progress("rate", rate=rate, epochs=0.5, regained=reached)
             if reached > best.get("reached", -1.0):
                 best.update({**found, "rate": rate, "reached": reached})
             best["tried"] = [*best.get("tried", ()), rate]
             self.checkpoint.forget(f"rate {rate:g}")
         return dict(best)
 
-    def _sprint(self, states: Mapping[str, State], recipe: Recipe) -> dict[str, Any]:
+    def _sprint(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
-        queries = sorted({query for members in self.plan.shared for query, _ in members})
-        models = self.bench.tied(self.plan, queries, states, self.checkpoint)
+        models = self.bench.models(self._queries(), found["states"], self.plan)
+        tie(models, self.plan)
         best: dict[str, Any] = self.checkpoint.part("best")
         if not best:
-            ratios = {query: self.bench.ratio(query, model) for query, model in models.items()}
-            best.update(ratios=ratios, states=_states(models), rows=[self._row(0, ratios)], rate=recipe.rate)
+            rows = [self._row(0, found["ratios"])]
+            best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
         epochs = train_while(self.bench, models, recipe, self.checkpoint)
         try:
             while not _met(best["ratios"], self.required):
@@ -135,6 +146,9 @@ class _Joint:
             self.bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
         return dict(best)
 
+    def _queries(self) -> list[str]:
+        return sorted({query for members in self.plan.shared for query, _ in members})
+
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
         saved, met = self.plan, [query for query, ratio in ratios.items() if ratio >= self.required[query]]
         for query in set(ratios) - set(met):
@@ -147,6 +161,12 @@ class _Joint:
 
 def _met(ratios: Mapping[str, float], required: Mapping[str, float]) -> bool:
     return all(ratio >= required[query] for query, ratio in ratios.items())
+
+
+def _regained(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """The part of what was lost, on the sum of the queries, that training brought back."""
+    lost = sum(max(0.0, 1 - ratio) for ratio in before.values())
+    return 1 - sum(max(0.0, 1 - ratio) for ratio in after.values()) / lost if lost else 1.0
 
 
 def _merit(ratios: Mapping[str, float], required: Mapping[str, float]) -> tuple[int, float]:

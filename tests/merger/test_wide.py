@@ -126,6 +126,12 @@ def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(be
     assert all(torch.equal(repaired.states["q1"][name], original[name]) for name in original)
 
 
+def test_without_time_left_a_query_leaves_at_once(bench: Workbench) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    _, rows = repair(bench, merged, "q1", Recipe(), 0.95, Journal(), ends=0.0)
+    assert [row["repair"] for row in rows] == ["leaves"]
+
+
 def test_a_bundle_holds_the_residuals_of_a_repair(bench: Workbench, tmp_path: Path, monkeypatch) -> None:
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
