@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from models.bundle import Bundle
+from models.bundle.writer import original_bytes
 
 
 def shared_of(bundle: Bundle) -> list[dict[str, Any]]:
-    """Every tensor that two or more queries use, with its size and who uses it where."""
+    """Every weight that stands at two or more places, with its size and who uses it where."""
     return [
         {
             "tensor": one.tensor,
@@ -37,7 +38,7 @@ def bytes_of(bundle: Bundle) -> dict[str, Any]:
         rows.append({
             "query": query.id,
             "model": query.model,
-            "before": sum(bundle.nbytes(name) for name in set(query.tensors.values())),
+            "before": original_bytes(query, bundle.header.entries),
             "shared_part": sum(bundle.nbytes(name) / len(users[name]) for name in plain if len(users[name]) > 1),
             "private": sum(bundle.nbytes(name) for name in plain if len(users[name]) == 1),
             "residual": sum(bundle.nbytes(name) for name in residual),

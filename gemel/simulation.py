@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from edge_runtime.simulator import Simulation, simulate
 from gemel.text import percent, size, table
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.errors import InputError
+from models.low_rank import with_ranks
 from models.workload import Query, load_workload
 from models.zoo import build_query
 
@@ -89,7 +90,8 @@ class _Apart:
 
 
 def _on_paper(query: AnyQuery) -> nn.Module:
-    return build_query(query, device="meta")
+    plain = replace(query, model_args=with_ranks(query.model_args, {}))  # a bundle's may have factors
+    return build_query(plain, device="meta")
 
 
 def costs_apart(profile: DeviceProfile, queries: Iterable[AnyQuery]) -> Costs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -11,25 +11,29 @@ from torch import nn
 from models.errors import InputError
 from models.groups import Group
 from models.layers import Layer, weight_of
+from models.low_rank import FACTORS
 
 Member = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """Which layers share one weight, and with which residual rank per query.
+    """Which layers share one weight, with which residual rank per query, and which linear layers are two factors.
 
-    `shared` holds the sets, each of (query, layer path) members; `residuals` maps query -> layer path -> rank.
+    `shared` holds the sets, each of (query, layer path) members; past the ceiling several may be layers of one query.
+    `residuals` and `low_rank` map query -> layer path -> rank; the factors of a layer are layers themselves, `PATH.a`
+    and `PATH.b` (models.low_rank).
     """
 
     shared: tuple[tuple[Member, ...], ...] = ()
     residuals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    low_rank: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         seen: set[Member] = set()
         for members in self.shared:
-            if len(members) < 2 or len({query for query, _ in members}) < len(members):
-                raise InputError("sharing plan", f"{members} is no set of layers of different queries", "", "shared")
+            if len(members) < 2 or len(set(members)) < len(members):
+                raise InputError("sharing plan", f"{members} is no set of different layers", "", "shared")
             if twice := seen.intersection(members):
                 raise InputError("sharing plan", f"{sorted(twice)} stands in two sets", "", "shared")
             seen.update(members)
@@ -42,14 +46,33 @@ class SharingPlan:
     def with_set(self, members: Iterable[Member]) -> SharingPlan:
         """This plan with one more set; a set of fewer than two members changes nothing."""
         members = tuple(members)
-        return SharingPlan((*self.shared, members), self.residuals) if len(members) > 1 else self
+        return replace(self, shared=(*self.shared, members)) if len(members) > 1 else self
 
     def with_residuals(self, query: str, ranks: Mapping[str, int]) -> SharingPlan:
         """This plan with these residuals of one query in place of those it had."""
-        return SharingPlan(self.shared, {**self.residuals, query: dict(ranks)})
+        return replace(self, residuals={**self.residuals, query: dict(ranks)})
+
+    def factorised(self, members: Iterable[Member], rank: int) -> SharingPlan:
+        """This plan with these linear layers as two factors of this rank; what shared one weight shares both factors.
+
+        The members share with nobody else; InputError where one has a residual or is two factors already.
+        """
+        members = tuple(members)
+        low_rank = {query: dict(ranks) for query, ranks in self.low_rank.items()}
+        for query, path in members:
+            if path in self.residuals.get(query, {}) or path in low_rank.get(query, {}):
+                raise InputError("sharing plan", f"{query}: {path} has a residual or is two factors", "", "low_rank")
+            low_rank.setdefault(query, {})[path] = rank
+        shared = tuple(own for own in self.shared if not set(own) & set(members))
+        if len(members) > 1:
+            shared += tuple(tuple((query, f"{path}.{factor}") for query, path in members) for factor in FACTORS)
+        return replace(self, shared=shared, low_rank=low_rank)
 
     def without(self, query: str, paths: Iterable[str] | None = None) -> SharingPlan:
-        """This plan with a query's layers (all of them, or those at `paths`) in no set and without residuals."""
+        """This plan with a query's layers (all of them, or those at `paths`) in no set and without residuals.
+
+        Without all of them it is as its original: no layer of it is two factors.
+        """
         gone = None if paths is None else set(paths)
 
         def stays(name: str, path: str) -> bool:
@@ -58,7 +81,9 @@ class SharingPlan:
         shared = (tuple(member for member in members if stays(*member)) for members in self.shared)
         ranks = {name: {p: r for p, r in own.items() if stays(name, p)} for name, own in self.residuals.items()}
         return SharingPlan(
-            tuple(members for members in shared if len(members) > 1), {name: own for name, own in ranks.items() if own}
+            tuple(members for members in shared if len(members) > 1),
+            {name: own for name, own in ranks.items() if own},
+            {name: own for name, own in self.low_rank.items() if gone is not None or name != query},
         )
 
     def tied_to(self, queries: Iterable[str]) -> set[str]:
@@ -72,7 +97,10 @@ class SharingPlan:
         return reached
 
     def saved_bytes(self, layers: Iterable[Layer]) -> int:
-        """Bytes of the weights that sharing makes unnecessary (residuals are not counted here)."""
+        """Bytes of the weights that sharing makes unnecessary (residuals are not counted here).
+
+        `layers` are those of the models under this plan, factors among them.
+        """
         size = {(layer.query, layer.path): layer.bytes for layer in layers}
         return sum(size[members[0]] * (len(members) - 1) for members in self.shared)
 
@@ -81,6 +109,7 @@ class SharingPlan:
         return {
             "shared": [[list(member) for member in members] for members in self.shared],
             "residuals": {query: dict(ranks) for query, ranks in self.residuals.items()},
+            "low_rank": {query: dict(ranks) for query, ranks in self.low_rank.items()},
         }
 
     @classmethod
@@ -88,10 +117,13 @@ class SharingPlan:
         """Inverse of `to_json`; InputError when the value is not a plan."""
         try:
             shared = tuple(tuple((str(q), str(path)) for q, path in members) for members in value["shared"])
-            residuals = {str(q): {str(p): int(r) for p, r in ranks.items()} for q, ranks in value["residuals"].items()}
+            residuals, low_rank = (
+                {str(q): {str(p): int(r) for p, r in ranks.items()} for q, ranks in value[key].items()}
+                for key in ("residuals", "low_rank")
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError("sharing plan", f"is malformed: {error!r}", "write it with `to_json`") from error
-        return cls(shared, residuals)
+        return cls(shared, residuals, low_rank)
 
 
 def tie(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:

@@ -48,13 +48,11 @@ def manifest_problems(manifest: Manifest, header: Header) -> Iterator[str]:
         yield f"tensor {name} belongs to no query"
     shared = shared_of(manifest.queries)
     if len(manifest.shared) != len(shared) or set(manifest.shared) != set(shared):
-        yield "`shared` does not list exactly the tensors that two or more queries use"
-    counted = count_bytes(
-        manifest.queries, {name: entry.nbytes for name, entry in entries.items()}, manifest.bytes.ceiling
-    )
+        yield "`shared` does not list exactly the tensors that stand at two or more places"
+    counted = count_bytes(manifest.queries, entries, manifest.bytes.ceiling)
     if manifest.bytes != counted:
         claimed = f"{manifest.bytes.before} before and {manifest.bytes.after} after"
-        yield f"`bytes` claims {claimed}; the tensors have {counted.before} and {counted.after}"
+        yield f"`bytes` claims {claimed}; the originals have {counted.before}, the tensors {counted.after}"
     if manifest.bytes.ceiling > counted.before:
         yield f"`bytes` claims that {manifest.bytes.ceiling} of {counted.before} bytes could be saved"
 

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from models.bundle.container import Fault, loads_strict
 from models.errors import InputError
+from models.low_rank import KEY as LOW_RANK
 from models.preprocess import Preprocess
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ Text = Annotated[str, Field(min_length=1, max_length=1000)]
 
 @dataclass(frozen=True)
 class ByteCounts:
-    """Bytes of unique tensors: of the originals one by one, of the bundle, and what could have been saved
-    at most.
+    """Bytes of the originals one by one, of the bundle's unique tensors, and what sharing between models could
+    have saved at most.
     """
 
     before: Count
@@ -147,7 +148,7 @@ class BundleQuery:
 
 @dataclass(frozen=True)
 class Shared:
-    """A tensor that two or more queries are bound to, and where: (query id, state_dict key)."""
+    """A tensor that stands at two or more places, of one query or of several: (query id, state_dict key)."""
 
     tensor: TensorName
     members: tuple[tuple[Id, ParameterPath], ...]
@@ -170,13 +171,12 @@ class Manifest:
 
 
 def shared_of(queries: tuple[BundleQuery, ...]) -> tuple[Shared, ...]:
-    """Which tensors two or more of the queries use, in order of first use."""
+    """Which tensors stand at two or more places, in order of first use."""
     members: dict[str, list[tuple[str, str]]] = {}
     for query in queries:
         for path, name in query.state().items():
             members.setdefault(name, []).append((query.id, path))
-    several = {name: tuple(who) for name, who in members.items() if len({query for query, _ in who}) > 1}
-    return tuple(Shared(name, who) for name, who in several.items())
+    return tuple(Shared(name, tuple(who)) for name, who in members.items() if len(who) > 1)
 
 
 def parse_manifest(text: str) -> Manifest:
@@ -210,7 +210,11 @@ def _check_query(query: BundleQuery, where: str) -> None:
         raise Fault(f"{where}.classes: a class stands twice")
     if query.roi is not None and not (0 <= query.roi[0] < query.roi[2] and 0 <= query.roi[1] < query.roi[3]):
         raise Fault(f"{where}.roi: empty or negative")
-    if ":" not in query.model and any(isinstance(_flat(value), dict | list) for value in query.model_args.values()):
+    args = dict(query.model_args)
+    ranks = args.pop(LOW_RANK, {})
+    if not isinstance(ranks, dict) or not all(type(rank) is int and rank > 0 for rank in ranks.values()):
+        raise Fault(f"{where}.model_args.{LOW_RANK}: no mapping of layer paths to ranks")
+    if ":" not in query.model and any(isinstance(_flat(value), dict | list) for value in args.values()):
         raise Fault(f"{where}.model_args: only plain values and flat lists of them")
 
 

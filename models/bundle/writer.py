@@ -13,7 +13,7 @@ from typing import BinaryIO
 from torch import Tensor, nn
 
 from models.atomic import check_output, writing
-from models.bundle.container import CODES, Entry, Fault, encode_header, place, raw_bytes, tensor_name
+from models.bundle.container import CODES, DTYPES, Entry, Fault, encode_header, place, raw_bytes, tensor_name
 from models.bundle.manifest import (
     FORMAT,
     MANIFEST_KEY,
@@ -27,6 +27,8 @@ from models.bundle.manifest import (
     shared_of,
 )
 from models.errors import InputError
+from models.low_rank import FACTORS
+from models.low_rank import KEY as LOW_RANK
 from models.residual import residual_layers
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
@@ -65,7 +67,8 @@ def write_bundle(
 
     def manifest_with(names: Mapping[str, str]) -> Manifest:
         named = tuple(_renamed(query, names) for query in records)
-        counts = count_bytes(named, {names[name]: nbytes for name, _, _, nbytes in sizes}, ceiling_bytes)
+        by_name = {names[entry.name]: entry for entry in entries if not entry.is_pad}
+        counts = count_bytes(named, by_name, ceiling_bytes)
         return Manifest(FORMAT, workload, method, counts, named, shared_of(named))
 
     draft = manifest_with({name: name for name in tensors}).to_json()
@@ -137,16 +140,27 @@ def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
     return tuple(sorted(users, key=rank))
 
 
-def count_bytes(queries: Iterable[BundleQuery], nbytes: Mapping[str, int], ceiling_bytes: int) -> ByteCounts:
-    """before = the sum over queries of the unique tensors of each plain model; after = all unique tensors,
-    residuals included.
-    """
+def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:
+    """before = the sum over queries of `original_bytes`; after = all unique tensors, residuals included."""
     before = 0
     unique: set[str] = set()
     for query in queries:
-        before += sum(nbytes[name] for name in set(query.tensors.values()))
+        before += original_bytes(query, entries)
         unique.update(query.state().values())
-    return ByteCounts(before, sum(nbytes[name] for name in unique), ceiling_bytes)
+    return ByteCounts(before, sum(entries[name].nbytes for name in unique), ceiling_bytes)
+
+
+def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
+    """Bytes of a query's original: every place of its plain architecture has a tensor of its own there.
+
+    However the bundle came by what stands at a place: shared within the model, or a linear layer as two factors.
+    """
+    total = sum(entries[name].nbytes for name in query.tensors.values())
+    for path in query.model_args.get(LOW_RANK, {}):  # type: ignore[union-attr]
+        a, b = (entries.get(query.tensors.get(f"{path}.{factor}.weight", "")) for factor in FACTORS)
+        if a is not None and b is not None and len(a.shape) == len(b.shape) == 2:
+            total += b.shape[0] * a.shape[1] * DTYPES[a.dtype].itemsize - a.nbytes - b.nbytes
+    return total
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from models.errors import InputError
+from models.low_rank import KEY as LOW_RANK
+from models.low_rank import factorise, ranks_of
 from models.preprocess import Preprocess
 from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory
 from models.zoo.foreign_checks import check_foreign
@@ -97,21 +99,25 @@ def build(
     """Build an architecture with random weights; on device "meta" nothing is allocated.
 
     A name `package.module:factory` is imported, from `folder` first and from Python's path after it; `factories`,
-    where given, is the list of those that may be. `num_classes` overrides the width that `classes` gives.
+    where given, is the list of those that may be. `num_classes` overrides the width that `classes` gives. The
+    argument `low_rank` is for no factory: whatever was built has its linear layers factorised (models.low_rank).
     Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
     model cannot be built, and for a user's own module that could not be merged or has another width.
     """
     width = num_classes if num_classes is not None else width_of(task, classes)
     args = dict(model_args or {})
+    ranks = ranks_of(args, model)
+    args.pop(LOW_RANK, None)
     if is_zoo_name(model):
         with torch.device(device):
-            return _from_zoo(model, width, input_size, args)
+            return factorise(_from_zoo(model, width, input_size, args), ranks, model)
     if factories is not None and model not in factories:
         raise InputError(model, "this factory may not be imported", "list it under `factories`")
     factory = foreign_factory(model, folder)
     with torch.device(device):
         module = build_foreign(model, factory, width, input_size, args)
     check_foreign(model, module, task)
+    factorise(module, ranks, model)
     answer = answer_on_meta(module, input_size) if task == "classification" else None
     if answer is not None:
         check_logits(model, answer, width)

@@ -11,21 +11,22 @@ from torch import nn
 from models.errors import InputError
 from models.plan import SharingPlan, tie
 
+EMPTY = {"residuals": {}, "low_rank": {}}
 A, B, C = ("a", "conv"), ("b", "conv"), ("c", "other")
 
 
 def test_a_plan_survives_json() -> None:
-    plan = SharingPlan(((A, B),), {"a": {"conv": 4}})
+    plan = SharingPlan(((A, B),), {"a": {"conv": 4}}, {"b": {"fc": 8}})
     assert SharingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@pytest.mark.parametrize("shared", [((A,),), ((A, ("a", "x")),), ((A, B), (B, C))])
-def test_sets_of_one_of_one_query_or_overlapping_are_refused(shared) -> None:
+@pytest.mark.parametrize("shared", [((A,),), ((A, A),), ((A, B), (B, C))])
+def test_sets_of_one_with_a_layer_twice_or_overlapping_are_refused(shared) -> None:
     with pytest.raises(InputError, match="sharing plan"):
         SharingPlan(shared)
 
 
-@pytest.mark.parametrize("value", [{}, {"shared": 1, "residuals": {}}, {"shared": [[["a"]]], "residuals": {}}])
+@pytest.mark.parametrize("value", [{}, {"shared": 1, **EMPTY}, {"shared": [[["a"]]], **EMPTY}])
 def test_malformed_json_is_refused(value) -> None:
     with pytest.raises(InputError, match="malformed"):
         SharingPlan.from_json(value)
@@ -69,3 +70,20 @@ def test_unequal_shapes_are_refused() -> None:
     models["b"] = _named(nn.Conv2d(2, 3, 1))
     with pytest.raises(InputError, match="another shape"):
         tie(models, SharingPlan(((A, B),)))
+
+
+def test_layers_of_one_model_share_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1))
+    tie({"a": model}, SharingPlan(((("a", "0"), ("a", "2")),)))
+    assert model.get_parameter("0.weight") is model.get_parameter("2.weight")
+
+
+def test_a_shared_layer_that_is_factorised_shares_both_factors() -> None:
+    plan = SharingPlan(((A, B),)).factorised((A, B), 4)
+    assert plan.shared == ((("a", "conv.a"), ("b", "conv.a")), (("a", "conv.b"), ("b", "conv.b")))
+    assert plan.low_rank == {"a": {"conv": 4}, "b": {"conv": 4}}
+    alone = plan.without("a")
+    assert alone.shared == () and alone.low_rank == {"b": {"conv": 4}}
+    with pytest.raises(InputError, match="two factors"):
+        plan.factorised((A,), 2)

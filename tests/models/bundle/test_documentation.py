@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,11 +15,15 @@ from models.bundle import open_bundle
 from models.residual import attach
 
 
-def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(tmp_path, repository, sample, writer):
-    original = zoo.build("mobilenet_v3_small", ("car", "none")).eval()
-    nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
+@pytest.mark.parametrize("factors", [False, True])
+def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(tmp_path, repository, sample, writer, factors):
+    ranks = {"low_rank": {"classifier.0": 8}} if factors else {}
+    original = zoo.build("mobilenet_v3_small", ("car", "none"), ranks).eval()
+    if not factors:
+        nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
     path = tmp_path / "one.safetensors"
-    writer(path, {"north": original}, [replace(sample.queries[0], model="mobilenet_v3_small", residuals={})])
+    record = replace(sample.queries[0], model="mobilenet_v3_small", model_args=ranks, residuals={})
+    writer(path, {"north": original}, [record])
 
     page = (repository / "docs" / "bundle.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

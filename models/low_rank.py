@@ -1,0 +1,116 @@
+"""Linear layers as two factors of low rank, asked for by a model's arguments: `low_rank: {classifier.0: 64}`.
+
+The layer at the path becomes two, W ~ b.a: `PATH.a.weight` (rank, in), then `PATH.b.weight` (out, rank) with the
+layer's own bias, `PATH.b.bias`. Since that is an argument of the architecture, whoever can build the model can build
+this one, and each factor is a layer that may be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.errors import InputError
+
+KEY = "low_rank"
+FACTORS = ("a", "b")
+EXACT_BELOW = 512
+"""Up to this smaller side a weight is decomposed exactly; above, by random projection."""
+OVERSAMPLED, POWER_ITERATIONS = 32, 4
+LEAST_SCALE = 1e-3
+"""The least weight of an input beside the mean input: one that never fires in the frames seen may fire later."""
+READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""Modules that read the weights of their linear layers without calling them."""
+
+
+class LowRankLinear(nn.Module):
+    """A linear layer of low rank; made by `factorise`."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, bias: bool, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inputs, outputs
+        self.a = nn.Linear(inputs, rank, bias=False, dtype=dtype)
+        self.b = nn.Linear(rank, outputs, bias=bias, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return self.b(self.a(x))
+
+
+def factorise(model: nn.Module, ranks: Mapping[str, int], name: str = "") -> nn.Module:
+    """Replace the linear layers at these paths by two factors each, in place, with new weights; returns the model.
+
+    Raises InputError, with `name` in front, for a path that is no plain linear layer or a rank that does not fit.
+    """
+    name = name or type(model).__name__
+    for path, rank in ranks.items():
+        layer = linear_at(model, path)
+        if layer is None:
+            raise InputError(name, f"{path} is no linear layer that can be factorised", "correct the path", _key(path))
+        most = min(layer.in_features, layer.out_features)
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
+            raise InputError(name, f"rank {rank!r} does not fit {path}", f"give 1 to {most}", _key(path))
+        with torch.device(layer.weight.device):
+            made = LowRankLinear(
+                layer.in_features, layer.out_features, rank, layer.bias is not None, layer.weight.dtype
+            )
+        owner, _, own = path.rpartition(".")
+        setattr(model.get_submodule(owner), own, made.train(layer.training))
+    return model
+
+
+def linear_at(model: nn.Module, path: str) -> nn.Linear | None:
+    """The linear layer at a path if it can be replaced by factors, else None."""
+    try:
+        layer, parent = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
+    except AttributeError:
+        return None
+    # A subclass may be more than its weight: a residual, an attention's projection that is never called.
+    return layer if path and type(layer) is nn.Linear and not isinstance(parent, READS_WEIGHTS) else None
+
+
+def ranks_of(model_args: Mapping[str, Any], name: str) -> dict[str, int]:
+    """Path -> rank as a model's arguments ask for it; empty where they do not. InputError when it is no such thing."""
+    ranks = model_args.get(KEY, {})
+    if not isinstance(ranks, Mapping) or not all(isinstance(path, str) for path in ranks):
+        raise InputError(name, "low_rank is no mapping of paths to ranks", f"write {KEY}: {{PATH: RANK}}", _key(""))
+    return dict(ranks)
+
+
+def with_ranks(model_args: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:
+    """A model's arguments with these ranks in place of those they had; without any, the plain architecture."""
+    plain = {key: value for key, value in model_args.items() if key != KEY}
+    return {**plain, KEY: dict(ranks)} if ranks else plain
+
+
+def factors(weight: Tensor, rank: int, scale: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """a (rank, in) and b (out, rank) with b.a nearest to a weight (out, in).
+
+    With `scale` (in), the root mean square of each input, the outputs are near instead: the error of W.diag(scale) is
+    the least (truncated singular values; the plain case is Eckart and Young 1936). Large weights: Halko, Martinsson
+    and Tropp 2011, from `seed`.
+    """
+    held = weight.detach().float()
+    if scale is not None:
+        scale = scale.to(held).clamp(min=float(scale.mean()) * LEAST_SCALE)
+        held = held * scale
+    if min(held.shape) <= EXACT_BELOW:
+        u, s, vh = torch.linalg.svd(held, full_matrices=False)
+        v = vh.mT
+    else:
+        devices = [held.device] if held.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            u, s, v = torch.svd_lowrank(held, min(rank + OVERSAMPLED, *held.shape), POWER_ITERATIONS)
+    root = s[:rank].sqrt()  # split evenly, so that neither factor's gradients dwarf the other's
+    a, b = (v[:, :rank] * root).mT, u[:, :rank] * root
+    if scale is not None:
+        a = a / scale
+    return a.to(weight.dtype).contiguous(), b.to(weight.dtype).contiguous()
+
+
+def _key(path: str) -> str:
+    return f"model_args.{KEY}" + (f".{path}" if path else "")
