@@ -111,6 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
     number(made, "--features", float, "weight of the features before the heads (default: the method's own)")
     made.add_argument("--precision", choices=("auto", "fp32", "bf16"), help="of the training (default: measured)")
     number(made, "--margin", float, "how far above its target a query must come on val, 0 to 1 (default 0.5)")
+    made.add_argument(
+        "--beyond", action="store_true", help="past the ceiling: sharing within models, linear layers of low rank"
+    )
     number(made, "--min-saving", float, "leave out groups that save less than this part of all bytes (default 0)")
     number(made, "--max-minutes", float, "start no more rounds after this time (default: no limit)")
     seed(made)

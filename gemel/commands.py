@@ -66,7 +66,7 @@ def merge(args: argparse.Namespace) -> Outcome:
     words = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
     recipe = Recipe(**_given(**{word: getattr(args, word) for word in words}))
     bounds = _given(**{word: getattr(args, word) for word in ("margin", "min_saving", "max_minutes", "precision")})
-    options = MergeOptions(recipe, choose_rate=args.rate is None, **bounds)
+    options = MergeOptions(recipe, choose_rate=args.rate is None, beyond=args.beyond, **bounds)
     with shown_on() as progress:
         report = merge_workload(
             load_workload(args.workload), args.out, args.method, args.resume, args.seed, progress, options

@@ -25,8 +25,10 @@ from models.bundle import BundleQuery, check_output, write_bundle
 from models.errors import InputError
 from models.evaluation import Evidence
 from models.groups import ceiling_bytes
-from models.layers import layers_of_all, model_bytes, state_bytes
+from models.layers import layers_of_all, model_bytes
+from models.low_rank import KEY as LOW_RANK
 from models.plan import tie
+from models.residual import residual_bytes
 from models.weights import fingerprint
 from models.workload import Workload
 
@@ -89,7 +91,13 @@ def merge(
     identity = {
         "workload": _fingerprint(workload), "method": method, "seed": seed, "options": options.to_json(),
     }  # fmt: skip
+    if options.beyond and method != "wide":
+        raise InputError("--beyond", f"method {method} stops at the ceiling", "leave it out, or take method wide")
     for query in workload.queries:
+        if LOW_RANK in query.model_args:
+            remedy = "leave it out: `merge --beyond` finds the ranks"
+            where = f"queries.{query.id}.model_args.{LOW_RANK}"
+            raise InputError(workload.path, "an original has no factors", remedy, where)
         BundleQuery.of(query)  # refuses what a manifest has no room for, before hours of work
     checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume)
     started = time.monotonic() - checkpoint.seconds
@@ -120,8 +128,8 @@ def _ship(
         evidence = Evidence(**checkpoint.step(f"test of {query.id}", partial(_judged, bench, query.id, models)))
         bench.progress("test", query=query.id, **_scores(evidence))
         threshold = bench.references[query.id].threshold if query.task == "detection" else None
-        records.append(BundleQuery.of(query, evidence.to_json(), threshold))
-        own = state_bytes(models[query.id]) - model_bytes(query)
+        records.append(BundleQuery.of(bench.asked(query.id, merged.plan), evidence.to_json(), threshold))
+        own = residual_bytes(models[query.id])
         results.append(QueryResult(**evidence.__dict__, id=query.id, residual_bytes=own))
     ceiling = ceiling_bytes(bench.layers)
     manifest = write_bundle(

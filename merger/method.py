@@ -19,7 +19,7 @@ class MergeOptions:
     `recipe` None means: batch, epochs and frames as `Recipe`, the rate chosen on val. `margin` is how far above its
     target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
     are not tried; a search that has run for `max_minutes` stops after its round. `precision` auto: measured at the
-    start for each architecture, and kept.
+    start for each architecture, and kept. `beyond` lets `wide` go past the ceiling (merger.beyond).
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -28,6 +28,7 @@ class MergeOptions:
     min_saving: float = 0.0
     max_minutes: float | None = None
     precision: str = "auto"
+    beyond: bool = False
 
     def __post_init__(self) -> None:
         check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")

@@ -59,7 +59,7 @@ def repair(
         if time.monotonic() > ends:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
             break
-        found = journal.step(step.what, partial(_try, bench, merged, step.plan, query, recipe, required, journal))
+        found = journal.step(step.what, partial(train_private, bench, merged, step.plan, query, recipe, required, journal))
         merged = Merged(merged.plan, {**merged.states, query: {**merged.states[query], **found["carried"]}})
         row = {"query": query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],
                "required": required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
@@ -78,11 +78,11 @@ def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal) -> It
     yield Step("norms and head", merged.plan, 0)
     furthest = journal.step("distances", partial(_furthest, bench, merged, query, shared))
     model = bench.originals[query]
-    able = [path for path in furthest if _largest_rank(model.get_submodule(path)) >= RANKS[0]]
+    able = [path for path in furthest if largest_rank(model.get_submodule(path)) >= RANKS[0]]
     able = able[: max(1, round(LAYERS * len(able)))]
     for rank in RANKS:
-        ranks = {path: rank for path in able if _largest_rank(model.get_submodule(path)) >= rank}
-        cost = sum(_residual_bytes(model.get_submodule(path), rank) for path in ranks)
+        ranks = {path: rank for path in able if largest_rank(model.get_submodule(path)) >= rank}
+        cost = sum(bytes_of_residual(model.get_submodule(path), rank) for path in ranks)
         if ranks and cost < sum(size[path] for path in shared):
             yield Step(f"residuals of rank {rank}", merged.plan.with_residuals(query, ranks), cost)
     for part in UNSHARED:
@@ -100,7 +100,7 @@ def _furthest(bench: Workbench, merged: Merged, query: str, shared: Sequence[str
     return sorted(found, key=lambda path: -found[path])
 
 
-def _try(
+def train_private(
     bench: Workbench, merged: Merged, plan: SharingPlan, query: str, recipe: Recipe, required: float, journal: Journal
 ) -> dict[str, Any]:
     """Train what is private under the plan; the best ratio on val, its state, and what a next step may carry on."""
@@ -127,7 +127,7 @@ def _try(
     return {**best, "carried": carried if plan.shared == merged.plan.shared else {}}
 
 
-def _largest_rank(layer: nn.Module) -> int:
+def largest_rank(layer: nn.Module | None) -> int:
     """The largest rank worth storing: a residual of it is smaller than the layer's weight; 0 where there is none."""
     if type(layer) not in (nn.Conv2d, nn.Linear) or getattr(layer, "groups", 1) != 1:
         return 0
@@ -135,6 +135,7 @@ def _largest_rank(layer: nn.Module) -> int:
     return (out * inner - 1) // (out + inner)
 
 
-def _residual_bytes(layer: nn.Module, rank: int) -> int:
+def bytes_of_residual(layer: nn.Module, rank: int) -> int:
+    """Bytes of a residual of this rank beside this layer."""
     count = sum(math.prod(shape) for shape in shapes(layer, rank))  # type: ignore[arg-type]
     return count * layer.weight.element_size()  # type: ignore[union-attr, operator]

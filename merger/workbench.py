@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from models.data import load_split
 from models.errors import InputError
 from models.evaluation import Evidence, compare, predict, score, truths_of, worth_keeping
 from models.layers import Layer, layers_of_all
+from models.low_rank import factorise, with_ranks
 from models.norms import calibrate_norms
 from models.plan import SharingPlan, tie
 from models.prepared import Prepared
@@ -87,16 +88,23 @@ class Workbench:
     ) -> dict[str, nn.Module]:
         """Fresh copies of these queries' models, with the weights of `states` where given, else the originals'.
 
-        They have the residuals of `plan`; those that `states` does not hold start without effect.
+        They have the residuals of `plan`; those that `states` does not hold start without effect. Factors of `plan`
+        stand in `states`.
         """
         made = {}
         for query in queries:
             model = made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
+            factorise(model, plan.low_rank.get(query, {}) if plan else {})
             for path, rank in (plan.residuals.get(query, {}) if plan else {}).items():
                 attach(model.get_submodule(path), rank, self.seed)
             if states is not None and query in states:
                 model.load_state_dict({**model.state_dict(), **states[query]})
         return made
+
+    def asked(self, query: str, plan: SharingPlan) -> Query:
+        """The query with the architecture that its model has under a plan: the arguments name its factors."""
+        found = self.queries[query]
+        return replace(found, model_args=with_ranks(found.model_args, plan.low_rank.get(query, {})))
 
     def tied(
         self,

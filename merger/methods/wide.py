@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any
 
 from merger.attempt import train_while
+from merger.beyond import beyond
 from merger.checkpoint import Checkpoint
+from merger.merit import all_met, merit
 from merger.method import MergeOptions, method
-from merger.repair import repair
+from merger.repair import repair, train_private
 from merger.start import choose_start
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
@@ -29,6 +31,8 @@ from models.plan import SharingPlan, tie
 SPRINTS = (0.5, 1, 2)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
 RATES = (5e-4, 2e-4, 1e-3)
+NEAR = 0.95
+"""A query that reaches this part of what is required may mend itself by its private parts alone."""
 GOOD_ENOUGH = 0.75
 """A rate that brings back this part of what tying has cost within half an epoch is taken without trying others."""
 FEATURES = 1.0
@@ -37,15 +41,19 @@ FEATURES = 1.0
 
 @method("wide")
 def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Tie all, choose the start, train jointly, repair; a query that nothing helps gets its original back."""
+    """Tie all, choose the start, train jointly, repair; a query that nothing helps gets its original back.
+
+    With `beyond`, on from there past the ceiling.
+    """
     plan = whole_plan(bench, options)
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    if not plan.shared:
-        bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
-        return Merged(plan, originals)
     recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
     required = {query: bench.required(query, options.margin) for query in bench.queries}
     ends = time.monotonic() + (60 * options.max_minutes - checkpoint.seconds if options.max_minutes else math.inf)
+    if not plan.shared:
+        bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
+        merged = Merged(plan, originals)
+        return beyond(bench, merged, recipe, required, checkpoint, ends) if options.beyond else merged
     found, recipe = _Joint(bench, plan, recipe, required, checkpoint, ends).run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
     ratios: Mapping[str, float] = found["ratios"]
@@ -54,7 +62,7 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
             merged, rows = repair(bench, merged, query, recipe, required[query], checkpoint, ends)
             for row in rows:
                 checkpoint.note(row)
-    return merged
+    return beyond(bench, merged, recipe, required, checkpoint, ends) if options.beyond else merged
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
@@ -86,13 +94,15 @@ class _Joint:
             found = self.checkpoint.step("trials", partial(self._trials, found))
         recipe = replace(self.recipe, rate=found["rate"])
         for index, part in enumerate(SPRINTS):
-            if _met(found["ratios"], self.required) or time.monotonic() > self.ends:
+            if all_met(found["ratios"], self.required) or time.monotonic() > self.ends:
                 break
             seed = self.bench.seed * len(SPRINTS) + index
-            sprint = replace(recipe, epochs=max(1, round(part * recipe.epochs)), seed=seed)
+            epochs = max(1, round(part * recipe.epochs))
+            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2**index)
             found = self.checkpoint.step(f"sprint {index + 1}", partial(self._sprint, found, sprint))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": index + 1, **row})
+            found = self.checkpoint.step(f"alone {index + 1}", partial(self._alone, found, recipe))
         return found, recipe
 
     def _start(self) -> dict[str, Any]:
@@ -122,6 +132,20 @@ class _Joint:
             self.checkpoint.forget(f"rate {rate:g}")
         return dict(best)
 
+    def _alone(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+        """Before all models train again for the sake of a few: what the private parts of those few can do alone."""
+        states, ratios = dict(found["states"]), dict(found["ratios"])
+        merged = Merged(self.plan, states)
+        for query, required in self.required.items():
+            if NEAR * required <= ratios.get(query, 0.0) < required and time.monotonic() < self.ends:
+                train = partial(
+                    train_private, self.bench, merged, self.plan, query, recipe, required, self.checkpoint
+                )
+                tried = self.checkpoint.step(query, train)
+                states[query], ratios[query] = tried["state"], tried["ratio"]
+                self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)
+        return {**found, "states": states, "ratios": ratios}
+
     def _sprint(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
         models = self.bench.models(self._queries(), found["states"], self.plan)
@@ -132,7 +156,7 @@ class _Joint:
             best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
         epochs = train_while(self.bench, models, recipe, self.checkpoint)
         try:
-            while not _met(best["ratios"], self.required):
+            while not all_met(best["ratios"], self.required):
                 if time.monotonic() > self.ends and len(best["rows"]) > 1:
                     self.bench.progress("warning", text="the joint training is out of time")
                     break
@@ -140,7 +164,7 @@ class _Joint:
                 if ratios is None:
                     break
                 rows = [*best["rows"], self._row(len(best["rows"]), ratios)]
-                better = _merit(ratios, self.required) > _merit(best["ratios"], self.required)
+                better = merit(ratios, self.required) > merit(best["ratios"], self.required)
                 best.update({"ratios": ratios, "states": _states(models)} if better else {}, rows=rows)
         except Diverged as error:
             self.bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
@@ -159,20 +183,10 @@ class _Joint:
         }  # fmt: skip
 
 
-def _met(ratios: Mapping[str, float], required: Mapping[str, float]) -> bool:
-    return all(ratio >= required[query] for query, ratio in ratios.items())
-
-
 def _regained(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     """The part of what was lost, on the sum of the queries, that training brought back."""
     lost = sum(max(0.0, 1 - ratio) for ratio in before.values())
     return 1 - sum(max(0.0, 1 - ratio) for ratio in after.values()) / lost if lost else 1.0
-
-
-def _merit(ratios: Mapping[str, float], required: Mapping[str, float]) -> tuple[int, float]:
-    """How good a state is: the queries that reach what is required, then how near the others come."""
-    shares = [min(1.0, ratio / required[query]) for query, ratio in ratios.items()]
-    return sum(share >= 1 for share in shares), sum(shares)
 
 
 def _states(models: Mapping[str, Any]) -> dict[str, State]:

@@ -1,0 +1,251 @@
+"""Past the ceiling: what one model can share with itself, and heavy linear layers as factors of low rank.
+
+Each kind of step is tried on its own on top of what is merged already. Its candidates stand in order of bytes saved
+per risk; as many as possible are taken at once and trained together for a short while, half as many after a refusal,
+and what is refused alone is dropped (a linear layer is tried at its next rank first). A step stays only when every
+query that it touches still reaches what is required of it on val.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from merger.attempt import train_while
+from merger.beyond_candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank
+from merger.beyond_start import applied, errors, with_risk
+from merger.checkpoint import Checkpoint
+from merger.merit import all_met, merit
+from merger.repair import RANKS, bytes_of_residual, largest_rank
+from merger.training import Diverged, Recipe
+from merger.workbench import Merged, Workbench, snapshot
+from models.layers import layers_of_all, model_bytes
+from models.plan import SharingPlan
+
+ROUNDS = {INSIDE: 3, LOW_RANK: 1}
+"""Each round halves the weights of a stage; linear layers are factorised once."""
+MOST_TRIES = 12
+LEAST_SAVING = 0.002
+"""A candidate that saves less than this part of the originals' bytes is not worth a training."""
+EPOCHS = 0.5
+"""Epochs of one try, as a part of those a search gives an attempt."""
+MAX_RISK = 0.25
+"""A linear layer starts at the least rank whose risk is below this."""
+NEAR = 0.05
+"""A query that lies no further below what is required may be helped by residuals."""
+Queue = list[list[dict[str, Any]]]
+"""Candidates as plain values, each with those to try instead, one after the other, once it is refused alone."""
+
+
+def beyond(
+    bench: Workbench,
+    merged: Merged,
+    recipe: Recipe,
+    required: Mapping[str, float],
+    checkpoint: Checkpoint,
+    ends: float,
+) -> Merged:
+    """What is merged with every step past the ceiling that holds; the log gets a row per try and a sum per kind.
+
+    No try begins after `ends` (of the monotonic clock).
+    """
+    search = _Search(bench, recipe, required, checkpoint, ends)
+    queues = checkpoint.step("candidates past the ceiling", partial(search.queues, merged))
+    for index, kind in enumerate(queues):
+        known = queues[kind] if index == 0 else None  # what is accepted of the first kind changes the others' queues
+        found = checkpoint.step(f"past the ceiling: {kind}", partial(search.run, kind, merged, known))
+        merged = Merged.from_plain(found["merged"])
+        for row in found["rows"]:
+            checkpoint.note(row)
+    return merged
+
+
+def stored_bytes(bench: Workbench, plan: SharingPlan) -> int:
+    """Bytes of all models under a plan, residuals included, as a bundle counts them (but for equal small tensors)."""
+    queries = [bench.asked(query, plan) for query in bench.queries]
+    residuals = sum(
+        bytes_of_residual(bench.originals[query].get_submodule(path), rank)
+        for query, ranks in plan.residuals.items()
+        for path, rank in ranks.items()
+    )
+    return sum(map(model_bytes, queries)) - plan.saved_bytes(layers_of_all(queries)) + residuals
+
+
+@dataclass(frozen=True)
+class _Search:
+    bench: Workbench
+    recipe: Recipe
+    required: Mapping[str, float]
+    journal: Checkpoint
+    ends: float
+
+    def queues(self, merged: Merged) -> dict[str, Queue]:
+        """The queue of each kind that has candidates, the kind with most bytes per risk first."""
+        found = {kind: queue for kind in (LOW_RANK, INSIDE) if (queue := self._queue(kind, merged))}
+        return dict(sorted(found.items(), key=lambda item: -_worth(item[1][0][0])))
+
+    def run(self, kind: str, merged: Merged, known: Queue | None) -> dict[str, Any]:
+        """Try the candidates of one kind, round after round; `merged` as plain values, and log `rows`."""
+        notes = self.journal.part("notes")
+        if not notes:
+            notes.update(merged=merged.to_plain(), round=0, tries=0, queue=[], size=0, rows=[], gained=True,
+                         begun=self.bench.work.total)  # fmt: skip
+            if known is not None:
+                notes.update(queue=known, size=len(known), round=1, gained=False)
+        while time.monotonic() <= self.ends and notes["tries"] < MOST_TRIES:
+            now = Merged.from_plain(notes["merged"])
+            if notes["queue"]:
+                self._step(kind, now, notes)
+                continue
+            if not notes["gained"] or notes["round"] == ROUNDS[kind]:
+                break
+            name = f"queue {notes['round']}"
+            queue = self.journal.step(name, partial(self._queue, kind, now))
+            notes.update(queue=queue, size=len(queue), round=notes["round"] + 1, gained=False)
+            self.journal.forget(name)
+        saved = sum(row["gained_bytes"] for row in notes["rows"])
+        total = {"beyond": kind, "tries": notes["tries"], "gained_bytes": saved, "work": self.bench.work.total,
+                 "work_spent": self.bench.work.total - notes["begun"]}  # fmt: skip
+        self.bench.progress("beyond", kind=kind, tries=notes["tries"], gained_bytes=saved)
+        return {"merged": notes["merged"], "rows": [*notes["rows"], total]}
+
+    def _queue(self, kind: str, merged: Merged) -> Queue:
+        """The candidates of one kind with their risk, by bytes saved per risk."""
+        bench = self.bench
+        least = LEAST_SAVING * sum(model_bytes(query) for query in bench.queries.values())
+        if kind == INSIDE:
+            ladders = [[one] for one in inside(bench.layers, merged.plan, least)]
+        else:
+            ladders = low_rank(bench.layers, bench.originals, merged.plan, least)
+        queries = {query for ladder in ladders for query in ladder[0].queries}
+        before = errors(bench, merged, sorted(queries))
+        found = []
+        for ladder in ladders:
+            judged = [with_risk(bench, merged, one, before) for one in ladder]
+            while len(judged) > 1 and judged[0].risk > MAX_RISK:
+                judged.pop(0)
+            found.append(judged)
+        found.sort(key=lambda ladder: -_worth(ladder[0].to_plain()))
+        return [[one.to_plain() for one in ladder] for ladder in found]
+
+    def _step(self, kind: str, merged: Merged, notes: dict[str, Any]) -> None:
+        """One try with the first candidates of the queue, and what it changes in the notes."""
+        queue, size = notes["queue"], notes["size"]
+        chunk = [Candidate.from_plain(ladder[0]) for ladder in queue[:size]]
+        name = f"try {notes['tries']}"
+        found = self.journal.step(name, partial(self._try, merged, chunk))
+        row = {
+            "beyond": kind, "try": notes["tries"] + 1, "round": notes["round"], "accepted": found["accepted"],
+            "candidates": [_told(one) for one in chunk], "gained_bytes": found["gained_bytes"],
+            "residual_rank": found["residual_rank"], "ratios": found["ratios"], "epochs": found["epochs"],
+            "in_the_way": [query for query, ratio in found["ratios"].items() if ratio < self.required[query]],
+            "work": self.bench.work.total,
+        }  # fmt: skip
+        self.bench.progress("beyond", **{key: row[key] for key in ("accepted", "gained_bytes", "ratios")}, kind=kind)
+        changes: dict[str, Any] = {"tries": notes["tries"] + 1, "rows": [*notes["rows"], row]}
+        if found["accepted"]:
+            changes.update(merged=found["merged"], queue=queue[size:], size=2 * size, gained=True)
+        elif len(chunk) > 1:
+            changes["size"] = (len(chunk) + 1) // 2
+        else:
+            left = [queue[0][1:]] if len(queue[0]) > 1 else []
+            changes["queue"] = [*left, *queue[1:]]
+        notes.update(changes)
+        self.journal.forget(name)
+
+    def _try(self, merged: Merged, chunk: Sequence[Candidate]) -> dict[str, Any]:
+        """Take these steps at once, train, and see whether everyone still reaches what is required.
+
+        Queries that lie just below it get residuals on the layers that share within their model, rank by rank.
+        """
+        at = merged
+        for candidate in chunk:
+            at = applied(self.bench, at, candidate)
+        queries = sorted(at.plan.tied_to({query for candidate in chunk for query in candidate.queries}))
+        found = self.journal.step("trained", partial(self._trained, at, queries))
+        residual_rank, epochs = 0, found["epochs"]
+        for rank in RANKS:
+            short = {q: self.required[q] - ratio for q, ratio in found["ratios"].items() if ratio < self.required[q]}
+            plan = _with_residuals(self.bench, at.plan, chunk, short, rank)
+            if not short or max(short.values()) > NEAR or plan == at.plan:
+                break
+            if stored_bytes(self.bench, plan) >= stored_bytes(self.bench, merged.plan):
+                break
+            at = Merged(plan, {**at.states, **_without_residuals(found["states"], at.plan, plan)})
+            found = self.journal.step(f"with rank {rank}", partial(self._trained, at, queries))
+            residual_rank, epochs = rank, epochs + found["epochs"]
+        gained = stored_bytes(self.bench, merged.plan) - stored_bytes(self.bench, at.plan)
+        accepted = all_met(found["ratios"], self.required) and gained > 0
+        after = Merged(at.plan, {**at.states, **found["states"]}).to_plain() if accepted else None
+        return {
+            "accepted": accepted, "merged": after, "ratios": found["ratios"], "epochs": epochs,
+            "residual_rank": residual_rank, "gained_bytes": gained if accepted else 0,
+        }  # fmt: skip
+
+    def _trained(self, start: Merged, queries: Sequence[str]) -> dict[str, Any]:
+        """The best state that a short joint training of these queries' models passes through."""
+        bench, journal = self.bench, self.journal
+        models = bench.tied(start.plan, queries, start.states, journal)
+        best: dict[str, Any] = journal.part("best")
+        if not best:
+            ratios = {query: bench.ratio(query, model) for query, model in models.items()}
+            best.update(ratios=ratios, states={q: snapshot(model) for q, model in models.items()}, epochs=0)
+        short = replace(self.recipe, epochs=max(1, round(EPOCHS * self.recipe.epochs)))
+        epochs = train_while(bench, models, short, journal)
+        try:
+            while not all_met(best["ratios"], self.required) and (ratios := next(epochs, None)) is not None:
+                better = merit(ratios, self.required) > merit(best["ratios"], self.required)
+                states = {q: snapshot(model) for q, model in models.items()} if better else best["states"]
+                best.update(
+                    epochs=best["epochs"] + 1, states=states, ratios=ratios if better else best["ratios"]
+                )
+        except Diverged as error:
+            bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
+        return dict(best)
+
+
+def _worth(candidate: Mapping[str, Any]) -> float:
+    return candidate["saved_bytes"] / candidate["risk"]
+
+
+def _told(candidate: Candidate) -> dict[str, Any]:
+    """A candidate in the log: one layer of each unit stands for all."""
+    units = [unit[0] for unit in (candidate.first, candidate.second) if unit]
+    what = {"rank": candidate.rank} if candidate.rank else {"start": candidate.start}
+    return {"layers": [f"{query}: {path}" for query, path in units], "saved_bytes": candidate.saved_bytes,
+            "risk": candidate.risk, **what}  # fmt: skip
+
+
+def _with_residuals(
+    bench: Workbench, plan: SharingPlan, chunk: Sequence[Candidate], short: Mapping[str, float], rank: int
+) -> SharingPlan:
+    """The plan with residuals of this rank for these queries on the layers whose weight another one replaced."""
+    for query in short:
+        ranks = dict(plan.residuals.get(query, {}))
+        layers = dict(bench.originals[query].named_modules())
+        for candidate in chunk:
+            if candidate.kind != INSIDE:
+                continue
+            extra = candidate.first if candidate.start == "second" else candidate.second
+            own = [path for name, path in extra if name == query]
+            own = own or [path for name, path in (*candidate.first, *candidate.second) if name == query]
+            for path in own:
+                if largest_rank(layers.get(path)) >= rank:
+                    ranks[path] = max(rank, ranks.get(path, 0))
+        plan = plan.with_residuals(query, ranks) if ranks else plan
+    return plan
+
+
+def _without_residuals(
+    states: Mapping[str, Mapping[str, Any]], old: SharingPlan, new: SharingPlan
+) -> dict[str, dict[str, Any]]:
+    """The states without the residuals whose rank changes: those start afresh."""
+    kept = {}
+    for query, state in states.items():
+        before, after = old.residuals.get(query, {}), new.residuals.get(query, {})
+        gone = tuple(f"{path}.residual_" for path in before if after.get(path) != before[path])
+        kept[query] = {name: tensor for name, tensor in state.items() if not name.startswith(gone)}
+    return kept

@@ -1,0 +1,98 @@
+"""Where a step past the ceiling starts from: the weights it gives, and what they do to the heads untrained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from merger.beyond_candidates import INSIDE, Candidate
+from merger.distance import distances
+from merger.features import watched_layers
+from merger.workbench import Merged, State, Workbench
+from models.layers import weight_key
+from models.low_rank import FACTORS, factors
+from models.plan import Member, tie
+
+FRAMES = 64
+"""Train frames of each query by which a start is judged and inputs are measured."""
+LEAST_RISK = 1e-4
+
+
+def applied(bench: Workbench, merged: Merged, candidate: Candidate) -> Merged:
+    """The plan and the states with this step taken, nothing trained; norm statistics are the old ones."""
+    plan, states = candidate.as_set(merged.plan), dict(merged.states)
+    if candidate.kind == INSIDE:
+        weights = {"first": _weight(merged, candidate.first[0]), "second": _weight(merged, candidate.second[0])}
+        weights["mean"] = (weights["first"] + weights["second"]) / 2
+        for query, path in (*candidate.first, *candidate.second):
+            state = states[query]
+            states[query] = {**state, weight_key(state, path): weights[candidate.start]}
+        return Merged(plan, states)
+    scale = _input_scale(bench, merged, candidate.first)
+    made = factors(_weight(merged, candidate.first[0]), candidate.rank, scale, bench.seed)
+    for query, path in candidate.first:
+        states[query] = _with_factors(states[query], path, dict(zip(FACTORS, made, strict=True)))
+    return Merged(plan, states)
+
+
+def with_risk(bench: Workbench, merged: Merged, candidate: Candidate, before: Mapping[str, float]) -> Candidate:
+    """The candidate with its best start and the risk of it: how much further the heads' outputs come to lie.
+
+    `before` are the `errors` of what is merged; the query that suffers most counts.
+    """
+    tried = []
+    for start in ("mean", "first", "second") if candidate.kind == INSIDE else ("mean",):
+        one = replace(candidate, start=start)
+        found = errors(bench, applied(bench, merged, one), sorted(candidate.queries))
+        worse = max(found[query] - before[query] for query in found)
+        tried.append(replace(one, risk=max(LEAST_RISK, worse)))
+    return min(tried, key=lambda one: one.risk)
+
+
+def errors(bench: Workbench, merged: Merged, queries: Sequence[str]) -> dict[str, float]:
+    """Query -> how far the outputs of its heads lie from its original's (merger.distance), norms measured again."""
+    models = bench.models(queries, merged.states, merged.plan)
+    tie(models, merged.plan)
+    found = {}
+    for query, model in models.items():
+        bench.calibrate(query, model, FRAMES)
+        by_head = distances(bench, query, model, watched_layers(bench.queries[query], model))
+        found[query] = sum(by_head.values()) / max(1, len(by_head))
+    return found
+
+
+def _weight(merged: Merged, member: Member) -> Tensor:
+    query, path = member
+    return merged.states[query][weight_key(merged.states[query], path)]
+
+
+def _with_factors(state: State, path: str, made: Mapping[str, Tensor]) -> State:
+    """The state with the factors in the layer's place; its bias goes to the last of them."""
+    plain = {name: tensor for name, tensor in state.items() if name not in (f"{path}.weight", f"{path}.bias")}
+    bias = {f"{path}.{FACTORS[-1]}.bias": state[f"{path}.bias"]} if f"{path}.bias" in state else {}
+    return {**plain, **{f"{path}.{factor}.weight": tensor for factor, tensor in made.items()}, **bias}
+
+
+@torch.no_grad()
+def _input_scale(bench: Workbench, merged: Merged, members: Sequence[Member]) -> Tensor | None:
+    """Root mean square of each input of a linear layer over train frames of all its queries; None if it never ran."""
+    total, count = None, 0
+    for query, path in members:
+        model = bench.models([query], merged.states, merged.plan)[query].eval()
+        seen: list[Tensor] = []
+        handle = model.get_submodule(path).register_forward_pre_hook(
+            lambda _, inputs, own=seen: own.append(inputs[0].float().flatten(0, -2))
+        )
+        data = bench.train[query]
+        indices = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
+        model(data.preprocess.normalise(data.prepared.batch(indices)).to(bench.device))
+        handle.remove()
+        bench.work.add(bench.queries[query], len(indices))
+        for inputs in seen:
+            squares = inputs.square().sum(0)
+            total = squares if total is None else total + squares
+            count += len(inputs)
+    return None if total is None else (total / count).sqrt()

@@ -1,0 +1,232 @@
+"""Past the ceiling: candidates, what a step does to plan and weights, what is kept, and the bundle that comes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from merger import TrainOptions, merge, train_originals
+from merger.beyond import _Search, beyond, stored_bytes
+from merger.beyond_candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank, steps_between, units
+from merger.beyond_start import applied, errors, with_risk
+from merger.checkpoint import Checkpoint
+from merger.method import MergeOptions
+from merger.methods.wide import whole_plan
+from merger.start import averaged
+from merger.training import Recipe
+from merger.workbench import Merged, Workbench, snapshot
+from models.bundle import open_bundle, verify_bundle
+from models.errors import InputError
+from models.groups import ceiling_bytes
+from models.layers import layers_of_all, model_bytes
+from models.plan import SharingPlan, tie
+from models.residual import residual_bytes
+from models.workload import Workload, load_workload
+from tests.merger.deep import FACTORY
+from tests.merger.tiny import write_workload
+
+RECIPE = Recipe(rate=2e-3, epochs=2, batch=16, features=1.0)
+OPTIONS = MergeOptions(RECIPE, choose_rate=False, precision="fp32", beyond=True)
+EASY = replace(OPTIONS, margin=0.0)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    """Two queries whose models have two and four equal blocks, with trained originals."""
+    folder = tmp_path_factory.mktemp("deep")
+    keys = {"model": FACTORY, "model_args": {"blocks": 2}, "accuracy_target": 0.7}
+    path = write_workload(folder, queries=2, frames=40, **keys)
+    document = yaml.safe_load(path.read_text())
+    document["queries"][0]["model_args"] = {"blocks": 4}
+    path.write_text(yaml.safe_dump(document))
+    train_originals(load_workload(path), options=TrainOptions(rate=3e-3, passes=240, max_cycles=1))
+    return load_workload(path)
+
+
+@pytest.fixture
+def bench(deep: Workload) -> Workbench:
+    return Workbench(deep)
+
+
+@pytest.fixture
+def merged(bench: Workbench) -> Merged:
+    """Everything tied with the mean weights, nothing retrained."""
+    plan = whole_plan(bench, OPTIONS)
+    return Merged(plan, averaged(plan, {query: snapshot(model) for query, model in bench.originals.items()}))
+
+
+def _search(bench: Workbench, folder: Path, required: float, ends: float = math.inf) -> _Search:
+    return _Search(bench, RECIPE, dict.fromkeys(bench.queries, required), Checkpoint(folder, {}, False), ends)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "steps"),
+    [
+        ("layer3.1.conv1", "layer3.2.conv1", (False, 1)),
+        ("layer3.1.conv1", "layer3.1.conv2", (True, 1)),
+        ("features.17", "features.21", (False, 4)),
+        ("blocks.denselayer5.conv2", "blocks.denselayer6.conv2", (False, 1)),
+        ("layer3.1.conv1", "layer3.2.conv2", None),
+        ("head.cls.conv.0", "head.box.conv.0", None),
+        ("layer3.0.conv1", "fpn.0", None),
+    ],
+)
+def test_repeated_layers_are_those_whose_paths_differ_in_one_number(one: str, other: str, steps: Any) -> None:
+    assert steps_between(one, other) == steps
+
+
+def test_units_are_every_stored_weight_once(bench: Workbench, merged: Merged) -> None:
+    found = units(bench.layers, merged.plan)
+    members = [member for unit in found for member in unit]
+    assert len(members) == len(set(members)) == sum(not layer.head for layer in bench.layers)
+    assert set(merged.plan.shared) <= set(found)
+
+
+def test_neighbours_of_a_stage_pair_up_until_one_weight_is_left(bench: Workbench, merged: Merged) -> None:
+    plan, sizes = merged.plan, []
+    while found := inside(bench.layers, plan, 0):
+        sizes.append(len(found))
+        for candidate in found:
+            assert all(".conv1" in path for _, path in (*candidate.first, *candidate.second))
+            plan = candidate.as_set(plan)
+    assert sizes == [2, 1]  # four weights of the stage, then two
+    layers = {(layer.query, layer.path): layer for layer in bench.layers}
+    stage = next(members for members in plan.shared if ("q0", "stage.0.conv1") in members)
+    assert len(stage) == 6
+    assert plan.saved_bytes(bench.layers) == ceiling_bytes(bench.layers) + 3 * layers[stage[0]].bytes
+
+
+def test_a_step_inside_ties_two_layers_of_one_model(bench: Workbench, merged: Merged) -> None:
+    candidate = inside(bench.layers, merged.plan, 0)[0]
+    after = applied(bench, merged, candidate)
+    models = bench.tied(after.plan, list(bench.queries), after.states)
+    parameters = {id(models[q].get_submodule(p).weight) for q, p in (*candidate.first, *candidate.second)}
+    assert len(parameters) == 1
+    assert stored_bytes(bench, merged.plan) - stored_bytes(bench, after.plan) == candidate.saved_bytes
+
+
+def test_factors_take_the_layers_place_and_are_shared(bench: Workbench, merged: Merged) -> None:
+    ladder = low_rank(bench.layers, bench.originals, merged.plan, 0)[0]
+    assert {path for one in ladder for _, path in one.first} == {"wide"}
+    assert [one.rank for one in ladder] == sorted({one.rank for one in ladder})
+    after = applied(bench, merged, ladder[-1])
+    models = bench.models(bench.queries, after.states, after.plan)
+    tie(models, after.plan)
+    assert models["q0"].get_parameter("wide.a.weight") is models["q1"].get_parameter("wide.a.weight")
+    assert models["q0"].get_parameter("wide.b.bias") is not models["q1"].get_parameter("wide.b.bias")
+    assert stored_bytes(bench, merged.plan) - stored_bytes(bench, after.plan) == ladder[-1].saved_bytes
+    assert after.plan.without("q0").low_rank == {"q1": {"wide": ladder[-1].rank}}
+    assert SharingPlan.from_json(json.loads(json.dumps(after.plan.to_json()))) == after.plan
+
+
+def test_the_risk_is_that_of_the_best_start_and_falls_with_the_rank(bench: Workbench) -> None:
+    alone = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+    before = errors(bench, alone, ["q0", "q1"])
+    assert max(before.values()) < 0.05  # only the norms were measured again
+    ladder = low_rank(bench.layers, bench.originals, alone.plan, 0)[0]
+    found = [with_risk(bench, alone, one, before) for one in ladder]
+    assert found[0].risk > found[-1].risk
+    assert [Candidate.from_plain(one.to_plain()) for one in found] == found
+    pair = inside(bench.layers, alone.plan, 0)[0]
+    by_start = {}
+    for start in ("mean", "first", "second"):
+        tried = applied(bench, alone, replace(pair, start=start))
+        by_start[start] = max(after - before[q] for q, after in errors(bench, tried, sorted(pair.queries)).items())
+    judged = with_risk(bench, alone, pair, before)
+    assert judged.start == min(by_start, key=lambda start: by_start[start])
+    assert judged.risk == pytest.approx(by_start[judged.start])
+
+
+def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
+    bench: Workbench, merged: Merged, tmp_path: Path
+) -> None:
+    bench.ratio = lambda query, model: 0.5 if query == "q1" else 1.0
+    checkpoint = Checkpoint(tmp_path / "work", {}, False)
+    after = beyond(bench, merged, RECIPE, dict.fromkeys(bench.queries, 0.95), checkpoint, math.inf)
+    assert after.plan == merged.plan
+    assert all(torch.equal(after.states[q][n], merged.states[q][n]) for q in bench.queries for n in merged.states[q])
+    tries = [row for row in checkpoint.log if "accepted" in row]
+    assert tries and all(row["in_the_way"] == ["q1"] and not row["accepted"] for row in tries)
+    sizes = [len(row["candidates"]) for row in tries if row["beyond"] == INSIDE]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 1
+    ranks = [row["candidates"][0]["rank"] for row in tries if row["beyond"] == LOW_RANK]
+    assert ranks == sorted(set(ranks))
+
+
+def test_a_query_just_below_gets_residuals_on_the_layers_that_share(
+    bench: Workbench, merged: Merged, tmp_path: Path
+) -> None:
+    def needs_residuals(query: str, model: Any) -> float:
+        return 1.0 if query == "q1" or residual_bytes(model) else 0.93
+
+    bench.ratio = needs_residuals
+    search = _search(bench, tmp_path / "work", 0.95)
+    chunk = [one for one in inside(bench.layers, merged.plan, 0) if "q0" in one.queries][:1]
+    found = search._try(merged, chunk)
+    assert found["accepted"] and found["residual_rank"] == 4
+    after = Merged.from_plain(found["merged"])
+    assert set(after.plan.residuals) == {"q0"} and set(after.plan.residuals["q0"].values()) == {4}
+    assert found["gained_bytes"] == stored_bytes(bench, merged.plan) - stored_bytes(bench, after.plan)
+    assert 0 < found["gained_bytes"] < chunk[0].saved_bytes
+
+
+def test_no_try_begins_out_of_time(bench: Workbench, merged: Merged, tmp_path: Path) -> None:
+    found = _search(bench, tmp_path / "work", 0.0, ends=-math.inf).run(INSIDE, merged, None)
+    assert SharingPlan.from_json(found["merged"]["plan"]) == merged.plan
+    assert found["rows"][-1]["tries"] == 0
+
+
+def test_wide_goes_past_the_ceiling_and_the_bundle_says_so(deep: Workload, tmp_path: Path) -> None:
+    out = tmp_path / "b.gemel"
+    report = merge(deep, out, "wide", options=EASY)
+    assert report.saved_fraction > 1.2 * report.ceiling_fraction
+    assert report.bytes_before == sum(map(model_bytes, deep.queries))
+    assert verify_bundle(out, [FACTORY]) == []
+    bundle = open_bundle(out, [FACTORY])
+    assert any("low_rank" in query.model_args for query in bundle.queries)
+    several = [one for one in bundle.manifest.shared if [q for q, _ in one.members].count("q0") > 1]
+    weights = [one for one in several if bundle.tensor(one.tensor).ndim == 4]
+    assert weights and all(".conv1" in path for one in weights for _, path in one.members)
+    rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
+    totals = {row["beyond"]: row for row in rows if "work_spent" in row}
+    assert set(totals) == {INSIDE, LOW_RANK}
+    kept = [row for row in rows if row.get("accepted")]
+    assert kept and all(ratio >= 0.7 for row in kept for ratio in row["ratios"].values())
+    gained = sum(row["gained_bytes"] for row in totals.values())
+    layers = ceiling_bytes(layers_of_all(deep.queries))
+    assert report.bytes_before - report.bytes_after >= gained + 0.99 * layers
+
+
+def test_a_merge_past_the_ceiling_goes_on_where_it_was_interrupted(
+    deep: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = merge(deep, tmp_path / "straight.gemel", "wide", options=EASY)
+    tries = _Search._try
+
+    def killed(self: _Search, merged: Merged, chunk: Any) -> Any:
+        tries(self, merged, chunk)
+        self.journal.write()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Search, "_try", killed)
+    with pytest.raises(KeyboardInterrupt):
+        merge(deep, tmp_path / "resumed.gemel", "wide", options=EASY)
+    monkeypatch.setattr(_Search, "_try", tries)
+    resumed = merge(deep, tmp_path / "resumed.gemel", "wide", resume=True, options=EASY)
+    assert (tmp_path / "resumed.gemel").read_bytes() == (tmp_path / "straight.gemel").read_bytes()
+    assert resumed.work == straight.work
+
+
+def test_what_goes_past_the_ceiling_is_asked_for_in_the_right_place(workload: Workload, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--beyond: .*stops at the ceiling"):
+        merge(workload, tmp_path / "b.gemel", "gemel", options=OPTIONS)
+    workload.queries[0].model_args["low_rank"] = {"head": 2}
+    with pytest.raises(InputError, match="low_rank: an original has no factors"):
+        merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
