@@ -19,6 +19,7 @@ from models import zoo
 from models.bundle import BundleQuery, open_bundle, write_bundle
 from models.residual import attach
 from models.tasks import task_of
+from models.tasks.base import DetectionAnswer
 
 SIDE = 64
 LEAST_SCORE = 0.73
@@ -89,6 +90,7 @@ def test_the_code_of_the_documentation_finds_what_the_box_finds(bundle, tmp_path
     query, model = opened.query("bridge"), opened.build("bridge")
     batch = query.preprocess.normalise(query.preprocess.resize(frame)[None])
     answer = task_of("detection").answers(model, model(batch), [(96, 72)], query.classes, LEAST_SCORE)[0]
+    assert isinstance(answer, DetectionAnswer)
     wanted = sorted(zip(answer.classes, answer.scores, answer.boxes, strict=True))
     assert 5 < len(wanted) < 50 and len({label for label, _, _ in wanted}) > 1
     found = sorted(names["detections"])
