@@ -59,7 +59,8 @@ def repair(
         if time.monotonic() > ends:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
             break
-        found = journal.step(step.what, partial(train_private, bench, merged, step.plan, query, recipe, required, journal))
+        train = partial(train_private, bench, merged, step.plan, query, recipe, required, journal)
+        found = journal.step(step.what, train)
         merged = Merged(merged.plan, {**merged.states, query: {**merged.states[query], **found["carried"]}})
         row = {"query": query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],
                "required": required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
