@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.settings import parse_memory
 from models.errors import InputError
 from models.yaml_file import read_yaml
@@ -36,7 +37,10 @@ class SinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class BoxConfig:
-    """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` is torch."""
+    """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` is torch.
+
+    `policy` names the schedule; `trace` is the file to record what it saw and decided, None for no record.
+    """
 
     path: Path
     bundle: Path
@@ -47,6 +51,8 @@ class BoxConfig:
     sinks: tuple[SinkConfig, ...]
     spool: Path | None
     factories: tuple[str, ...]
+    policy: str
+    trace: Path | None
 
 
 class _Strict(BaseModel):
@@ -80,6 +86,8 @@ class _BoxKeys(_Strict):
     public_key: Any = None
     spool: str | None = None
     factories: list[_Factory] = []
+    policy: str = DEFAULT_POLICY
+    trace: str | None = None
 
 
 def load_config(path: str | Path) -> BoxConfig:
@@ -99,7 +107,9 @@ def load_config(path: str | Path) -> BoxConfig:
     if spool is not None and not spool.is_dir():
         raise InputError(path, f"there is no directory {spool}", "create it", "spool")
     return BoxConfig(path, root / keys.bundle, parse_memory(keys.budget, str(path), "budget"),
-                     _device(path, keys.device), "torch", cameras, sinks, spool, tuple(keys.factories))
+                     _device(path, keys.device), "torch", cameras, sinks, spool, tuple(keys.factories),
+                     policy_named(keys.policy, str(path), "policy").name,
+                     None if keys.trace is None else root / keys.trace)
 
 
 def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any, TypeVar
 
 ALIGNMENT_BYTES = 512
+BATCHES = (1, 2, 4, 8)
+"""The batch sizes that are profiled; what lies between them is interpolated."""
+
+Value = TypeVar("Value")
 
 
 def footprint_bytes(nbytes: int) -> int:
@@ -14,19 +21,66 @@ def footprint_bytes(nbytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCost:
+    """One run of `count` frames together: seconds for all of them, workspace in bytes."""
+
+    count: int
+    run_s: float
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryCost:
-    """One query's costs: its tensors by content name in load order, one run in seconds, its workspace in bytes."""
+    """One query's costs: its tensors by content name in load order, one run in seconds, its workspace in bytes.
+
+    `run_s` and `workspace_bytes` are those of one frame; `larger` holds what is known of larger batches, in
+    ascending order; costs between two known batches lie on the line between them.
+    """
 
     tensors: tuple[str, ...]
     run_s: float
     workspace_bytes: int
     sla_s: float
+    larger: tuple[BatchCost, ...] = ()
     needed: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.run_s < 0 or self.workspace_bytes < 0 or self.sla_s <= 0:
             raise ValueError(f"a cost is negative or the SLA is not positive: {self}")
+        known = [BatchCost(1, self.run_s, self.workspace_bytes), *self.larger]
+        if any(a.count >= b.count or a.run_s > b.run_s for a, b in pairwise(known)):
+            raise ValueError(f"larger batches must ascend and take no less time: {self.larger}")
         object.__setattr__(self, "needed", frozenset(self.tensors))
+
+    @property
+    def largest(self) -> int:
+        """The largest batch whose cost is known."""
+        return self.larger[-1].count if self.larger else 1
+
+    def run_of(self, count: int) -> float:
+        """Seconds that `count` frames take in one run; ValueError beyond the largest known batch."""
+        return self.run_s if count == 1 else self._at(count).run_s
+
+    def workspace_of(self, count: int) -> int:
+        """Workspace of `count` frames in one run."""
+        return self.workspace_bytes if count == 1 else self._at(count).workspace_bytes
+
+    def _at(self, count: int) -> BatchCost:
+        if not 1 <= count <= self.largest:
+            raise ValueError(f"nothing is known of batches of {count}, only up to {self.largest}")
+        place = bisect_left(self.larger, count, key=lambda batch: batch.count)
+        above = self.larger[place]
+        below = self.larger[place - 1] if place else BatchCost(1, self.run_s, self.workspace_bytes)
+        if above.count == count:
+            return above
+        share = (count - below.count) / (above.count - below.count)
+        return BatchCost(count, below.run_s + share * (above.run_s - below.run_s),
+                         below.workspace_bytes + round(share * (above.workspace_bytes - below.workspace_bytes)))
+
+    def slowed(self, factor: float) -> QueryCost:
+        """The same query with runs of every batch taking `factor` times as long."""
+        larger = tuple(BatchCost(one.count, factor * one.run_s, one.workspace_bytes) for one in self.larger)
+        return _changed(self, run_s=factor * self.run_s, larger=larger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +88,15 @@ class Costs:
     """The costs of all queries on one device.
 
     `tensor_bytes` are bytes as stored; they are what a load moves. What a resident tensor occupies is its
-    footprint (`footprint_bytes`), and every comparison with a budget is made in footprints. A load takes
-    `load_latency_s` once and then the bytes at `copy_bytes_per_s`.
+    footprint, and every comparison with a budget is made in footprints. A load takes `load_latency_s` once and then
+    the bytes at `copy_bytes_per_s`. `footprints` follow from `tensor_bytes` unless given.
     """
 
     queries: Mapping[str, QueryCost]
     tensor_bytes: Mapping[str, int]
     copy_bytes_per_s: float
     load_latency_s: float = 0.0
+    footprints: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.copy_bytes_per_s <= 0 or self.load_latency_s < 0:
@@ -50,6 +105,9 @@ class Costs:
             unknown = cost.needed - self.tensor_bytes.keys()
             if unknown:
                 raise ValueError(f"query {query} needs tensors of unknown size: {sorted(unknown)[:3]}")
+        if not self.footprints:
+            occupied = {name: footprint_bytes(nbytes) for name, nbytes in self.tensor_bytes.items()}
+            object.__setattr__(self, "footprints", occupied)
 
     def load_s(self, nbytes: int) -> float:
         """Seconds one load of `nbytes` takes; nothing to load takes no time."""
@@ -61,7 +119,7 @@ class Costs:
 
     def resident_bytes(self, names: Collection[str]) -> int:
         """Bytes these tensors occupy when resident."""
-        return sum(footprint_bytes(self.tensor_bytes[name]) for name in names)
+        return sum(map(self.footprints.__getitem__, names))
 
     def weights_bytes(self, query: str) -> int:
         """Bytes one query's tensors occupy when resident."""
@@ -71,7 +129,80 @@ class Costs:
         """The least budget under which this query can run: its resident weights and its workspace."""
         return self.weights_bytes(query) + self.queries[query].workspace_bytes
 
+    def with_query(self, query: str, cost: QueryCost) -> Costs:
+        """The same costs with one query's replaced by `cost`, which needs the same tensors."""
+        return _changed(self, queries={**self.queries, query: cost})
+
     def with_measured(self, query: str, run_s: float, copy_bytes_per_s: float) -> Costs:
-        """The same costs with one query's run time and the copy rate replaced by measured ones."""
-        queries = {**self.queries, query: replace(self.queries[query], run_s=run_s)}
-        return replace(self, queries=queries, copy_bytes_per_s=copy_bytes_per_s)
+        """The same costs with one query's run time (of one frame; larger batches in proportion) and the copy rate
+        replaced by measured ones.
+        """
+        cost = self.queries[query]
+        changed = cost.slowed(run_s / cost.run_s) if cost.run_s > 0 else _timed(cost, run_s)
+        return _changed(self, queries={**self.queries, query: changed}, copy_bytes_per_s=copy_bytes_per_s)
+
+
+def _timed(cost: QueryCost, run_s: float) -> QueryCost:
+    """A query whose runs had no known time: a batch takes as long as its frames one after the other."""
+    larger = tuple(BatchCost(one.count, one.count * run_s, one.workspace_bytes) for one in cost.larger)
+    return _changed(cost, run_s=run_s, larger=larger)
+
+
+def _changed(value: Value, **changes: Any) -> Value:
+    """A copy of a frozen dataclass with fields replaced and nothing checked or computed again.
+
+    Costs are corrected with every frame; checking thousands of tensors each time would cost more than a frame.
+    """
+    copy = object.__new__(type(value))
+    for one in fields(value):  # type: ignore[arg-type]
+        object.__setattr__(copy, one.name, changes.get(one.name, getattr(value, one.name)))
+    return copy
+
+
+def condensed(costs: Costs, piece_bytes: int | None = None) -> Costs:
+    """The same costs over fewer names: tensors that the same queries need in one stretch become one piece.
+
+    Pieces hold at most `piece_bytes` (a 256th of all bytes unless given) or a single tensor; what a query needs, its
+    bytes and its footprint stay exactly the same. For the virtual clock, where a schedule over a hundred pieces is
+    as good as one over thousands of tensors and far quicker.
+    """
+    limit = piece_bytes or max(1, sum(costs.tensor_bytes.values()) // 256)
+    users: dict[str, list[str]] = {}
+    for query, cost in costs.queries.items():
+        for name in dict.fromkeys(cost.tensors):
+            users.setdefault(name, []).append(query)
+    piece_of: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    footprints: dict[str, int] = {}
+    open_piece: dict[tuple[str, ...], str] = {}
+    for name, by in users.items():
+        key, nbytes = tuple(by), costs.tensor_bytes[name]
+        piece = open_piece.get(key)
+        if piece is None or sizes[piece] + nbytes > limit:
+            piece = open_piece[key] = name
+            sizes[piece] = footprints[piece] = 0
+        piece_of[name] = piece
+        sizes[piece] += nbytes
+        footprints[piece] += costs.footprints[name]
+    queries = {query: QueryCost(tuple(dict.fromkeys(piece_of[name] for name in cost.tensors)), cost.run_s,
+                                cost.workspace_bytes, cost.sla_s, cost.larger)
+               for query, cost in costs.queries.items()}
+    return Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
+
+
+def apart(costs: Costs) -> Costs:
+    """The same costs with nothing shared: a tensor that several queries need becomes one copy for each.
+
+    Names become `tensor@query` (`stored_name` undoes that).
+    """
+    named = {query: tuple(f"{name}@{query}" for name in cost.tensors) for query, cost in costs.queries.items()}
+    queries = {query: QueryCost(named[query], cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger)
+               for query, cost in costs.queries.items()}
+    names = [name for tensors in named.values() for name in tensors]
+    return Costs(queries, {name: costs.tensor_bytes[stored_name(name)] for name in names}, costs.copy_bytes_per_s,
+                 costs.load_latency_s, {name: costs.footprints[stored_name(name)] for name in names})
+
+
+def stored_name(name: str) -> str:
+    """The content name behind a name that `apart` gave."""
+    return name.rpartition("@")[0] or name

@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Any
 from edge_runtime.arena import Arena
 from edge_runtime.cameras import Camera
 from edge_runtime.config import BoxConfig, load_config
-from edge_runtime.costs import Costs, QueryCost
-from edge_runtime.engine import TorchEngine
+from edge_runtime.costs import BATCHES, BatchCost, Costs, QueryCost
+from edge_runtime.engine import Engine, TorchEngine
 from edge_runtime.executor import Executor, arena_bytes, unfit
 from edge_runtime.ledger import Ledger
-from edge_runtime.mailbox import Mailboxes
+from edge_runtime.mailbox import Frame, Mailboxes
+from edge_runtime.measured import REMEDY, foreign, measured_costs, profile_path, read_profile
+from edge_runtime.policies import policy_named
 from edge_runtime.results import JsonLines
-from edge_runtime.schedule import share_order
+from edge_runtime.scene import SceneChange
+from edge_runtime.schedule import Demand
 from edge_runtime.soundness import damaged_queries
 from edge_runtime.sources import probe
 from edge_runtime.store import Store
+from edge_runtime.trace import TraceWriter
+from edge_runtime.unshared import UnsharedEngine, store_for
 from models.atomic import writing
 from models.bundle import Bundle, open_bundle
 from models.errors import BundleError, InputError
@@ -37,6 +42,7 @@ CAMERA_PATIENCE_S = 2.0
 LEDGER_FILE = "ledger.json"
 # Before anything is measured: a rate that no copy reaches.
 UNKNOWN_COPY_BYTES_PER_S = 1e12
+UNKNOWN_FPS = 10.0
 CAMERAS_ENDED, ASKED = "cameras ended", "asked to stop"
 
 log = logging.getLogger("gemel.run")
@@ -58,7 +64,7 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
               for camera, one in config.cameras.items() if any(query.camera == camera for query in bundle.queries)}
     _check_regions(config, bundle, frames)
     engines = {query.id: TorchEngine(bundle, query.id, config.device) for query in bundle.queries}
-    costs = _costs(bundle, engines)
+    costs = policy_named(config.policy, str(config.path), "policy").view(_costs(config, bundle, engines))
     _check_fit(config, costs)
     summary = _plan(config, bundle, costs, damaged)
     if check:
@@ -81,14 +87,20 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, TorchEngine], c
            damaged: Mapping[str, str]) -> dict[str, Any]:
     overhead = _private_bytes()
     arena = _allocate(config, bundle, costs)
+    policy, demands = policy_named(config.policy), _demands(config, bundle)
+    trace = TraceWriter(config.trace) if config.trace else None
     ledger = Ledger(costs.queries)
-    mailboxes = Mailboxes(costs.queries, ledger)
-    executor = Executor(arena, engines, costs, config.budget_bytes, share_order(costs), mailboxes, ledger, sinks,
-                        bundle.digest, damaged=damaged)
+    mailboxes = Mailboxes(costs.queries, ledger, heard=_teller(trace))
+    scene = SceneChange({query: demand.weight for query, demand in demands.items()})
+    bound: Mapping[str, Engine] = engines if policy.view(costs) is costs else {
+        query: UnsharedEngine(engine) for query, engine in engines.items()}
+    executor = Executor(arena, bound, costs, config.budget_bytes, policy, demands, mailboxes, ledger, sinks,
+                        bundle.digest, damaged=damaged, weights=scene.weights, trace=trace)
     executor.warm_up({query.id: frames[query.camera] for query in bundle.queries})
     warm_up = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
-    cameras = _cameras(config, bundle, mailboxes)
-    log.info("running %d queries on %d cameras, order of turns: %s", len(engines), len(cameras), executor.order)
+    cameras = _cameras(config, bundle, mailboxes, scene)
+    log.info("running %d queries on %d cameras, policy %s, order of turns: %s", len(engines), len(cameras),
+             policy.name, executor.order)
     started = time.monotonic()
     for camera in cameras:
         camera.start()
@@ -99,6 +111,8 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, TorchEngine], c
             camera.stop()
         left = [camera.id for camera in cameras if not camera.join(CAMERA_PATIENCE_S)]
         arena.close()
+        if trace is not None:
+            trace.close()
     if left:
         log.warning("these cameras did not stop in time: %s", ", ".join(left))
     return {
@@ -153,12 +167,43 @@ def _check_regions(config: BoxConfig, bundle: Bundle, frames: Mapping[str, np.nd
             raise InputError(config.path, fault, "give the camera it was made for", f"cameras.{query.camera}.source")
 
 
-def _costs(bundle: Bundle, engines: dict[str, TorchEngine]) -> Costs:
-    """What is known before anything ran: bytes and deadlines; times are learned in the warm-up."""
-    queries = {query.id: QueryCost(bundle.names_in_order(query.id), 0.0, engines[query.id].workspace_bytes,
-                                   query.sla_ms / 1000) for query in bundle.queries}
+def _costs(config: BoxConfig, bundle: Bundle, engines: Mapping[str, Engine]) -> Costs:
+    """What is known before anything ran: as `gemel profile` measured it on this machine, else bytes and deadlines.
+
+    What is not known is learned while running; until then a batch is taken to last as long as its frames one after
+    the other.
+    """
+    try:
+        profile = read_profile(bundle)
+        differing = foreign(profile, config.device)
+        if differing is None:
+            return measured_costs(bundle, profile)
+        log.warning("%s: measured on another machine (%s); %s", profile_path(bundle.path), differing, REMEDY)
+    except InputError as error:
+        log.warning("%s", error)
+    queries = {}
+    for query in bundle.queries:
+        workspace = engines[query.id].workspace_bytes
+        larger = tuple(BatchCost(count, 0.0, count * workspace) for count in BATCHES[1:])
+        queries[query.id] = QueryCost(bundle.names_in_order(query.id), 0.0, workspace, query.sla_ms / 1000, larger)
     names = {name for cost in queries.values() for name in cost.tensors}
     return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)
+
+
+def _demands(config: BoxConfig, bundle: Bundle) -> dict[str, Demand]:
+    """What each query asks for: the lower of its own and its camera's rate, and its priority."""
+    demands = {}
+    for query in bundle.queries:
+        rates = [fps for fps in (query.fps, config.cameras[query.camera].fps) if fps]
+        demands[query.id] = Demand(min(rates, default=UNKNOWN_FPS), float(query.priority))
+    return demands
+
+
+def _teller(trace: TraceWriter | None) -> Callable[[str, Frame], None] | None:
+    """What tells a trace of every frame that arrives."""
+    if trace is None:
+        return None
+    return lambda query, frame: trace.frame(query, frame.captured_at, time.monotonic())
 
 
 def _check_fit(config: BoxConfig, costs: Costs) -> None:
@@ -186,19 +231,23 @@ def _plan(config: BoxConfig, bundle: Bundle, costs: Costs, damaged: Mapping[str,
 def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs) -> Arena:
     size = arena_bytes(costs, config.budget_bytes)
     try:
-        return Arena(Store.of_bundle(bundle), size, config.device, config.budget_bytes)
+        return Arena(store_for(Store.of_bundle(bundle), costs), size, config.device, config.budget_bytes)
     except (RuntimeError, MemoryError) as error:
         fault = f"the device {config.device} has no {size} bytes for weights"
         raise InputError(config.path, fault, "give a smaller budget", "budget") from error
 
 
-def _cameras(config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes) -> list[Camera]:
+def _cameras(config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes, scene: SceneChange) -> list[Camera]:
+    def put(query: str, frame: Frame) -> None:
+        if frame.image is not None:
+            scene.saw(query, frame.captured_at, frame.image)
+        mailboxes.put(query, frame)
+
     cameras = []
     for one in config.cameras.values():
         queries = {query.id: query.fps for query in bundle.queries if query.camera == one.id}
         if queries:
-            cameras.append(Camera(one.id, one.source, one.fps, queries, mailboxes.put, one.loop,
-                                  ended=mailboxes.nudge))
+            cameras.append(Camera(one.id, one.source, one.fps, queries, put, one.loop, ended=mailboxes.nudge))
     return cameras
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +13,16 @@ import numpy as np
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs
 from edge_runtime.engine import Engine
+from edge_runtime.estimates import Estimates
 from edge_runtime.faults import is_out_of_memory
-from edge_runtime.ledger import Ledger
+from edge_runtime.ledger import DEADLINE, Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
 from edge_runtime.results import JsonLines, record_of
-from edge_runtime.schedule import Decision, Situation, Turns, decide
+from edge_runtime.schedule import Decision, Demand, Policy, Situation
+from edge_runtime.schedule.room import room_for
 from edge_runtime.simulator import age_p95_ms
+from edge_runtime.trace import TraceWriter
 
-# Weight of the newest measurement in a running average of costs.
-NEWEST_SHARE = 0.2
-# How much a run time is lowered for each frame that it cost.
-DOUBT_SHARE = 0.05
-# Loads smaller than this say more about the latency than about the rate of copying.
-RATE_FROM_BYTES = 2**20
 AGES_KEPT = 10_000
 # The first run of a model pays for what is set up once; the best of the others counts.
 WARM_UP_RUNS = 3
@@ -41,39 +37,53 @@ log = logging.getLogger("gemel.run")
 class Executor:
     """Runs the queries of a bundle over the frames in the mailboxes, by the schedule, within the budget.
 
-    `costs` are the costs known at the start and are corrected with every load and run; `digest` is the bundle's and
+    `costs` are the costs known at the start and are corrected with every load and run; from them, once the warm-up
+    has measured, `policy` plans. `weights` says what stale results cost at the moment. `digest` is the bundle's and
     goes into every result. `damaged` are queries that cannot run, with the reason: their frames count as failed.
     Where loads overlap runs (`Mover.overlaps`), layers start as they arrive, and what the schedule would load next
     is loaded beside the present run. Call it from one thread.
     """
 
-    def __init__(self, arena: Arena, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int,
-                 order: Sequence[str], mailboxes: Mailboxes, ledger: Ledger, sinks: Sequence[JsonLines], digest: str,
-                 clock: Callable[[], float] = time.monotonic, damaged: Mapping[str, str] | None = None) -> None:
-        self.arena, self.engines, self.costs, self.budget_bytes, self.order = arena, engines, costs, budget_bytes, order
+    def __init__(self, arena: Arena, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int, policy: Policy,
+                 demands: Mapping[str, Demand], mailboxes: Mailboxes, ledger: Ledger, sinks: Sequence[JsonLines],
+                 digest: str, clock: Callable[[], float] = time.monotonic, damaged: Mapping[str, str] | None = None,
+                 weights: Callable[[], Mapping[str, float]] = dict, trace: TraceWriter | None = None) -> None:
+        self.arena, self.engines, self.budget_bytes = arena, engines, budget_bytes
+        self.policy, self.demands = policy, demands
         self.mailboxes, self.ledger, self.sinks, self.clock = mailboxes, ledger, sinks, clock
         self.max_used_bytes = 0
         self._digest = digest
-        self._turns = Turns()
-        self._best: dict[str, float] = {}
+        self._weights, self._trace = weights, trace
+        self._estimates = Estimates(costs)
+        self._plan = policy.plan(costs, demands, budget_bytes)
+        self._memory: Any = None
         self._ages = {query: deque[float](maxlen=AGES_KEPT) for query in engines}
         self._failures: dict[str, str] = dict(damaged or {})
         self._out = set(self._failures)
 
+    @property
+    def costs(self) -> Costs:
+        """What the box believes that things cost."""
+        return self._estimates.costs
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The cyclic order of the plan."""
+        return self._plan.order
+
     def warm_up(self, frames: Mapping[str, np.ndarray]) -> None:
-        """Load and run every query on a frame of its camera, to learn what loads and runs cost.
+        """Load and run every query on a frame of its camera, to learn what loads and runs cost; then plan.
 
         A query that fails here is out: the others run without it.
         """
         moved = seconds = 0.0
+        best: dict[str, float] = {}
         for query in self.order:
             if query in self._out:
                 continue
-            situation = Situation(0.0, {query: math.inf}, self.arena.residency.resident, self._turns)
-            decision = self._decide(situation)
             start, before = self.clock(), self.arena.bytes_moved
             try:
-                self._load(decision, query)
+                self._load(self._first_load(query))
                 seconds += self.clock() - start
                 moved += self.arena.bytes_moved - before
                 runs = [self._timed(query, frames[query]) for _ in range(WARM_UP_RUNS)]
@@ -81,25 +91,29 @@ class Executor:
                 self._tell(query, error)
                 self._out.add(query)
                 continue
-            self._best[query] = min(runs[1:])
-            self._turns = self._turns.after(decision)
-        rate = moved / seconds if moved and seconds > 0 else self.costs.copy_bytes_per_s
-        for query, run_s in self._best.items():
-            self.costs = self.costs.with_measured(query, run_s, rate)
+            best[query] = min(runs[1:])
+        self._estimates.warmed(best, moved / seconds if moved and seconds > 0 else self.costs.copy_bytes_per_s)
+        for query, run_s in best.items():
             if run_s > self.costs.queries[query].sla_s:
                 log.warning("query %s takes %.0f ms a frame, its SLA is %.0f ms: its frames will be dropped",
                             query, 1000 * run_s, 1000 * self.costs.queries[query].sla_s)
+        self._plan = self.policy.plan(self.costs, self.demands, self.budget_bytes)
+        if self._trace is not None:
+            self._trace.begin(self.policy.name, self.costs, self._estimates.best_s, self.demands, self.budget_bytes,
+                              self.arena.residency.resident)
 
     def step(self) -> bool:
         """Carry out one decision; False when there was nothing to load or run."""
-        pending = self._pending()
-        decision = self._decide(Situation(self.clock(), pending, self.arena.residency.resident, self._turns))
-        for query, reason in decision.drop:
-            self.mailboxes.drop(query, pending[query], reason)
-            self._doubt(query)
-        if decision.turn is not None:
-            self._take_turn(decision, decision.turn)
-        self._turns = self._turns.after(decision)
+        situation = self._situation()
+        decision, budget_bytes = self._decide(situation), self.budget_bytes
+        self._memory = decision.memory
+        for query, captured_at, reason in decision.drop:
+            self.mailboxes.drop(query, captured_at, reason)
+            if reason == DEADLINE:
+                self._estimates.doubt(query)
+        load_s, moved_bytes, run_s = self._take_turn(decision, decision.turn) if decision.turn else (None, 0, None)
+        if self._trace is not None:
+            self._trace.step(situation, decision, budget_bytes, load_s, moved_bytes, run_s)
         return decision.turn is not None
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -108,89 +122,92 @@ class Executor:
                  "age_p95_ms": age_p95_ms(self._ages[query]), "last_failure": self._failures.get(query)}
                 for query in self.engines]
 
-    def _pending(self) -> dict[str, float]:
-        """What waits for queries that can run; the frames of the others fail here."""
-        pending = self.mailboxes.pending()
-        for query in self._out & pending.keys():
-            if self.mailboxes.take(query) is not None:
+    def _situation(self) -> Situation:
+        """The present one; the frames of queries that cannot run fail here."""
+        now, waiting = self.mailboxes.snapshot(self.clock)
+        for query in self._out & waiting.keys():
+            for _ in self.mailboxes.take(query, len(waiting.pop(query))):
                 self.ledger.failed(query)
-            del pending[query]
-        return pending
+        residency = self.arena.residency
+        return Situation(now, waiting, residency.resident, residency.resident_bytes, self._memory, self._weights())
 
     def _decide(self, situation: Situation) -> Decision:
-        return decide(situation, self.costs, self.budget_bytes, self.order)
+        return self.policy.decide(situation, self.costs, self._plan)
 
-    def _take_turn(self, decision: Decision, query: str) -> None:
-        run_s, copy_rate = self.costs.queries[query].run_s, self.costs.copy_bytes_per_s
-        streams = decision.run and self.arena.streams(self.engines[query])
+    def _first_load(self, query: str) -> Decision:
+        """A load for the warm-up, before anything is known but sizes."""
+        residency, cost = self.arena.residency, self.costs.queries[query]
+        missing = tuple(name for name in dict.fromkeys(cost.tensors) if name not in residency)
+        situation = Situation(0.0, {}, residency.resident, residency.resident_bytes)
+        evict = room_for(situation, self.costs, self.order, self.budget_bytes, query, missing, 1)
+        return Decision(query, 0, evict or (), missing)
+
+    def _take_turn(self, decision: Decision, query: str) -> tuple[float | None, int, float | None]:
+        """Load and run; the seconds and bytes of the load and the seconds of the run, where they could be measured."""
+        streams = decision.count > 0 and self.arena.streams(self.engines[query])
         before, load_before_s, start = self.arena.bytes_moved, self.arena.load_s, self.clock()
         try:
-            self._load(decision, query, streams)
+            self._load(decision, streams)
         except Exception as error:
-            self._fail(query, error, self.mailboxes.take(query) if decision.run else None)
-            return
+            self._fail(query, error, self.mailboxes.take(query, decision.count))
+            return None, 0, None
         loaded = self.clock()
-        ran = decision.run and self._run(query, decision)
+        ran = decision.count > 0 and self._run(query, decision)
         finished = self.clock()
         load_s = self.arena.load_s - load_before_s if streams else loaded - start
         moved = self.arena.bytes_moved - before
-        if moved >= RATE_FROM_BYTES and load_s > 0:
-            copy_rate = _average(copy_rate, moved / load_s)
-        if ran and not (streams and moved):
-            run_s = _average(run_s, finished - loaded)
-            self._best[query] = min(self._best.get(query, finished - loaded), finished - loaded)
-        self.costs = self.costs.with_measured(query, run_s, copy_rate)
-
-    def _doubt(self, query: str) -> None:
-        """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
-
-        A query believed too slow is not run, and what is not run is not measured: a stall, during the warm-up too,
-        must not be for ever. A query that is too slow indeed is tried again from time to time, and publishes late.
-        """
-        cost = self.costs.queries[query]
-        best = self._best.get(query, cost.run_s)
-        target = min(cost.run_s, best if best <= cost.sla_s else cost.sla_s / 2)
-        lower = _average(cost.run_s, target, DOUBT_SHARE)
-        self.costs = self.costs.with_measured(query, lower, self.costs.copy_bytes_per_s)
+        self._estimates.loaded(query, moved, load_s)
+        run_s = finished - loaded if ran and not (streams and moved) else None
+        if run_s is not None:
+            self._estimates.ran(query, decision.count, run_s)
+        return load_s, moved, run_s
 
     def _timed(self, query: str, image: np.ndarray) -> float:
         start = self.clock()
-        self._answer(query, image)
+        self._answers(query, [image])
         return self.clock() - start
 
-    def _load(self, decision: Decision, query: str, streams: bool = False) -> None:
-        """Make the query's tensors resident; where it `streams` they may still be arriving on return."""
-        self._twice(query, lambda: self._bring(query, decision.evict, streams))
-        used = self.arena.residency.resident_bytes + self.costs.queries[query].workspace_bytes
-        self.max_used_bytes = max(self.max_used_bytes, used)
+    def _load(self, decision: Decision, streams: bool = False) -> None:
+        """Bring what the decision asks for; where the query `streams` it may still be arriving on return."""
+        query = decision.turn
+        assert query is not None
+        workspace_bytes = self.costs.queries[query].workspace_of(max(1, decision.count))
+        self._twice(query, lambda: self._bring(query, workspace_bytes, decision.evict, streams))
+        self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
-    def _bring(self, query: str, evict: Sequence[str], streams: bool) -> None:
-        self.arena.start(self._names(query), self.costs.queries[query].workspace_bytes, evict, waits=not streams)
+    def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], streams: bool) -> None:
+        self.arena.start(self._names(query), workspace_bytes, evict, waits=not streams)
         if not streams:
             self.arena.finish(self._names(query))
 
     def _run(self, query: str, decision: Decision) -> bool:
-        """Answer the newest frame and publish it; a failure is counted, told once, and the box goes on."""
-        frame = self.mailboxes.take(query)
-        if frame is None or frame.image is None:
+        """Answer the oldest waiting frames together and publish them; a failure is counted, told once, and the box
+        goes on.
+        """
+        frames = self.mailboxes.take(query, decision.count)
+        images = [frame.image for frame in frames if frame.image is not None]
+        if not frames or len(images) < len(frames):
             return False
-        image = frame.image
         try:
-            answer = self._twice(query, lambda: self._answer(query, image, decision))
+            answers = self._twice(query, lambda: self._answers(query, images, decision))
             finished_at = self.clock()
-            record = record_of(self.engines[query].query, frame, answer, finished_at, self._digest)
-            for sink in self.sinks:
-                sink.write(record)
+            records = [record_of(self.engines[query].query, frame, answer, finished_at, self._digest)
+                       for frame, answer in zip(frames, answers, strict=True)]
+            for record in records:
+                for sink in self.sinks:
+                    sink.write(record)
         except Exception as error:
-            self._fail(query, error, frame)
+            self._fail(query, error, frames)
             return False
-        self.ledger.processed(query, late=record["late"])
-        self._ages[query].append(finished_at - frame.captured_at)
+        for frame, record in zip(frames, records, strict=True):
+            self.ledger.processed(query, late=record["late"])
+            self._ages[query].append(finished_at - frame.captured_at)
         return True
 
-    def _answer(self, query: str, image: np.ndarray, decision: Decision | None = None) -> Any:
-        """Run the query on a frame, once all it needs is resident or arriving; `decision` is what brought it here."""
-        engine, names, workspace = self.engines[query], self._names(query), self.costs.queries[query].workspace_bytes
+    def _answers(self, query: str, images: Sequence[np.ndarray], decision: Decision | None = None) -> list[Any]:
+        """Run the query on frames, once all it needs is resident or arriving; `decision` is what brought it here."""
+        engine, names = self.engines[query], self._names(query)
+        workspace = self.costs.queries[query].workspace_of(len(images))
         residency = self.arena.residency
         self.arena.start(names, workspace, waits=not self.arena.streams(engine))
         residency.hold(names, workspace)
@@ -198,20 +215,20 @@ class Executor:
             self.arena.bind(engine, names)
             if decision is not None and self.arena.mover.overlaps:
                 self._look_ahead(query, decision)
-            answer = engine.run([image])[0]
+            answers = engine.run(images)
             self.arena.synchronise()
         finally:
             residency.release(names, workspace)
         self.arena.finish(names)
-        return answer
+        return answers
 
     def _look_ahead(self, query: str, decision: Decision) -> None:
         """Begin to load what the schedule would load once the present run is over, if there is room beside it."""
-        now = self.clock() + self.costs.queries[query].run_s
-        pending = self._pending()
-        pending.pop(query, None)
-        turns = self._turns.after(decision)
-        following = self._decide(Situation(now, pending, self.arena.residency.resident, turns))
+        present = self._situation()
+        waiting = {other: captured for other, captured in present.waiting.items() if other != query}
+        now = present.now + self.costs.queries[query].run_of(decision.count)
+        following = self._decide(Situation(now, waiting, present.resident, present.resident_bytes, self._memory,
+                                           present.weights))
         if following.turn is not None and following.load:
             self.arena.prefetch(following.load, following.evict)
 
@@ -237,12 +254,13 @@ class Executor:
         for engine in self.engines.values():
             engine.unbind()
         self.arena.resize(arena_bytes(self.costs, self.budget_bytes), self.budget_bytes)
+        self._plan = self.policy.plan(self.costs, self.demands, self.budget_bytes)
 
     def _names(self, query: str) -> tuple[str, ...]:
         return self.costs.queries[query].tensors
 
-    def _fail(self, query: str, error: Exception, frame: Frame | None) -> None:
-        if frame is not None:
+    def _fail(self, query: str, error: Exception, frames: Sequence[Frame]) -> None:
+        for _ in frames:
             self.ledger.failed(query)
         self._tell(query, error)
 
@@ -252,10 +270,6 @@ class Executor:
         if self._failures.get(query) != text:
             log.error("query %s failed on a frame: %s", query, text)
         self._failures[query] = text
-
-
-def _average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:
-    return known + share * (measured - known)
 
 
 def unfit(costs: Costs, budget_bytes: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_runtime.costs import Costs, QueryCost
+from edge_runtime.costs import BATCHES, BatchCost, Costs, QueryCost
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery
@@ -75,10 +75,11 @@ PROFILES = {profile.name: profile for profile in _PROFILES}
 
 
 def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
-    """The costs of a bundle's queries on a profiled device, batch 1.
+    """The costs of a bundle's queries on a profiled device, for batches of 1, 2, 4 and 8.
 
-    A run takes its operations at the effective rate plus `launch_s` per leaf module called. Operations and
-    workspace are counted on the meta device; nothing is allocated.
+    A run takes its operations at the effective rate, however many frames they are for, plus `launch_s` per leaf
+    module called; intermediates grow with the batch. Operations and workspace are counted on the meta device;
+    nothing is allocated.
     """
     queries = {query.id: _query_cost(profile, bundle, query) for query in bundle.queries}
     names = {name for cost in queries.values() for name in cost.tensors}
@@ -87,10 +88,33 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
 
 
 def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
+    found = _on_paper(bundle, query)
+    batches = [BatchCost(count, count * found.flops / profile.flops_per_s + found.leaves * profile.launch_s,
+                         count * found.workspace_bytes) for count in BATCHES]
+    return QueryCost(bundle.names_in_order(query.id), batches[0].run_s, batches[0].workspace_bytes,
+                     query.sla_ms / 1000, tuple(batches[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _OnPaper:
+    """What one frame costs a model, whatever the device."""
+
+    flops: int
+    workspace_bytes: int
+    leaves: int
+
+
+_COUNTED: dict[tuple[object, ...], _OnPaper] = {}
+
+
+def _on_paper(bundle: Bundle, query: BundleQuery) -> _OnPaper:
+    """Counted once for all queries with the same layers and input size."""
     from models.measure import flops, workspace_bytes
 
     model = bundle.build(query.id).to("meta")
-    leaves = sum(not any(module.children()) for module in model.modules())
-    run_s = flops(model, query.input_size) / profile.flops_per_s + leaves * profile.launch_s
-    return QueryCost(bundle.names_in_order(query.id), run_s, workspace_bytes(model, query.input_size),
-                     query.sla_ms / 1000)
+    shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in model.state_dict().items())
+    key = (query.task, query.model, query.input_size, shapes)
+    if key not in _COUNTED:
+        leaves = sum(not any(module.children()) for module in model.modules())
+        _COUNTED[key] = _OnPaper(flops(model, query.input_size), workspace_bytes(model, query.input_size), leaves)
+    return _COUNTED[key]

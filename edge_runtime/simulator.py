@@ -10,7 +10,7 @@ from typing import Any
 from edge_runtime.costs import Costs
 from edge_runtime.ledger import REPLACED, Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
-from edge_runtime.schedule import CLOCK_SLACK_S, Decision, Situation, Turns, decide, share_order
+from edge_runtime.schedule import CLOCK_SLACK_S, Decision, Demand, Plan, Policy, Situation
 
 PROCESSED, DROPPED, PENDING = "processed", "dropped", "pending"
 
@@ -42,7 +42,10 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The outcome of a simulation. `bytes_moved` counts stored bytes loaded, `swaps` the loads that moved any."""
+    """The outcome of a simulation. `bytes_moved` counts stored bytes loaded, `swaps` the loads that moved any.
+
+    `costs` are those the policy saw, with the tensor names that `changes` speak of.
+    """
 
     frames: tuple[FrameOutcome, ...]
     bytes_moved: int
@@ -50,6 +53,7 @@ class Simulation:
     max_used_bytes: int
     changes: tuple[Swap, ...]
     ledger: Ledger
+    costs: Costs
 
     @property
     def timeline(self) -> tuple[tuple[float, str, frozenset[str], int], ...]:
@@ -80,33 +84,42 @@ def age_p95_ms(ages_s: Iterable[float]) -> float | None:
 
 
 def simulate(costs: Costs, arrivals: Mapping[str, Sequence[float]], budget_bytes: int,
-             order: Sequence[str] | None = None, until_s: float = math.inf) -> Simulation:
+             policy: Policy, demands: Mapping[str, Demand] | None = None, plan: Plan | None = None,
+             until_s: float = math.inf) -> Simulation:
     """Run the schedule over frames captured at the given times (seconds, ascending per query).
 
     Starts with nothing resident and ends when every frame is settled, or starts nothing more at `until_s`; frames
     then waiting or yet to come by `until_s` stay pending. Runs take exactly what `costs` says; loads and runs do not
-    overlap. Same input, same result.
+    overlap. `demands` follow from the arrivals unless given; `plan` is made by the policy unless given. Same input,
+    same result.
     """
-    return _Box(costs, arrivals, budget_bytes, order or share_order(costs), until_s).play()
+    unknown = set(arrivals) - set(costs.queries)
+    if unknown:
+        raise ValueError(f"frames arrive for queries without costs: {sorted(unknown)}")
+    seen = policy.view(costs)
+    wanted = {query: Demand(rate(arrivals.get(query, ()))) for query in costs.queries} | dict(demands or {})
+    return _Box(seen, arrivals, policy, plan or policy.plan(seen, wanted, budget_bytes), until_s).play()
+
+
+def rate(times: Sequence[float]) -> float:
+    """Frames per second of arrivals; 1 where there are too few to tell."""
+    return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else 1.0
 
 
 class _Box:
     """The virtual box: applies decisions to a clock that only they and the arrivals move."""
 
-    def __init__(self, costs: Costs, arrivals: Mapping[str, Sequence[float]], budget_bytes: int,
-                 order: Sequence[str], until_s: float) -> None:
-        unknown = set(arrivals) - set(costs.queries)
-        if unknown:
-            raise ValueError(f"frames arrive for queries without costs: {sorted(unknown)}")
-        self.costs, self.budget_bytes, self.order, self.until_s = costs, budget_bytes, order, until_s
+    def __init__(self, costs: Costs, arrivals: Mapping[str, Sequence[float]], policy: Policy, plan: Plan,
+                 until_s: float) -> None:
+        self.costs, self.policy, self.plan, self.until_s = costs, policy, plan, until_s
         self.feed = sorted((at, query, index) for query, times in arrivals.items()
                            for index, at in enumerate(times) if at <= until_s)
         self.fed = 0
         self.ledger = Ledger(costs.queries)
         self.mailboxes = Mailboxes(costs.queries, self.ledger)
         self.now = 0.0
-        self.turns = Turns()
-        self.resident: set[str] = set()
+        self.memory: Any = None
+        self.resident: frozenset[str] = frozenset()
         self.resident_bytes = self.bytes_moved = self.max_used_bytes = 0
         self.changes: list[Swap] = []
         self.outcomes: dict[tuple[str, int], FrameOutcome] = {}
@@ -114,22 +127,31 @@ class _Box:
     def play(self) -> Simulation:
         while self.now < self.until_s:
             self.deliver()
-            situation = Situation(self.now, self.mailboxes.pending(), self.resident, self.turns)
-            decision = decide(situation, self.costs, self.budget_bytes, self.order)
-            for query, reason in decision.drop:
-                frame = self.mailboxes.drop(query, situation.pending[query], reason)
-                self.settle_dropped(query, frame, reason)
+            decision = self.decide()
+            for query, captured_at, reason in decision.drop:
+                self.settle_dropped(query, self.mailboxes.drop(query, captured_at, reason), reason)
             if decision.turn is not None:
                 self.carry_out(decision, decision.turn)
-            elif self.fed < len(self.feed):
-                self.now = self.feed[self.fed][0]
-            else:
+            elif not self.sleep(decision.wake_s):
                 break
-            self.turns = self.turns.after(decision)
         self.deliver()
         swaps = sum(bool(change.loaded) for change in self.changes)
         return Simulation(tuple(self.outcomes[query, index] for _, query, index in self.feed), self.bytes_moved, swaps,
-                          self.max_used_bytes, tuple(self.changes), self.ledger)
+                          self.max_used_bytes, tuple(self.changes), self.ledger, self.costs)
+
+    def decide(self) -> Decision:
+        situation = Situation(self.now, self.mailboxes.pending(), self.resident, self.resident_bytes, self.memory)
+        decision = self.policy.decide(situation, self.costs, self.plan)
+        self.memory = decision.memory
+        return decision
+
+    def sleep(self, wake_s: float | None) -> bool:
+        """Move the clock to the next frame, or to when the policy wants to be asked again; False when neither is."""
+        upcoming = [self.feed[self.fed][0]] if self.fed < len(self.feed) else []
+        if wake_s is not None and wake_s > self.now and (upcoming or self.mailboxes.pending()):
+            upcoming.append(wake_s)
+        self.now = min(upcoming, default=self.now)
+        return bool(upcoming)
 
     def deliver(self) -> None:
         """Put every frame captured by now into its mailbox."""
@@ -145,28 +167,28 @@ class _Box:
                                                              reason=reason)
 
     def carry_out(self, decision: Decision, query: str) -> None:
-        cost = self.costs.queries[query]
         if decision.evict or decision.load:
-            self.resident.difference_update(decision.evict)
-            self.resident.update(decision.load)
+            self.resident = self.resident.difference(decision.evict).union(decision.load)
             self.resident_bytes += (self.costs.resident_bytes(decision.load)
                                     - self.costs.resident_bytes(decision.evict))
             moved = self.costs.moved_bytes(decision.load)
             self.bytes_moved += moved
             self.now += self.costs.load_s(moved)
             self.changes.append(Swap(self.now, query, decision.evict, decision.load, self.resident_bytes))
-        self.max_used_bytes = max(self.max_used_bytes, self.resident_bytes + cost.workspace_bytes)
-        if decision.run:
-            self.run(query, cost.run_s, cost.sla_s)
+        workspace_bytes = self.costs.queries[query].workspace_of(max(1, decision.count))
+        self.max_used_bytes = max(self.max_used_bytes, self.resident_bytes + workspace_bytes)
+        if decision.count:
+            self.run(query, decision.count)
 
-    def run(self, query: str, run_s: float, sla_s: float) -> None:
-        """Run the newest frame, which may have arrived during the load."""
-        self.deliver()
-        frame = self.mailboxes.take(query)
-        assert frame is not None, "the schedule ran a query without a frame"
+    def run(self, query: str, count: int) -> None:
+        """Run the oldest waiting frames together."""
+        cost = self.costs.queries[query]
+        frames = self.mailboxes.take(query, count)
+        assert len(frames) == count, "the schedule ran frames that do not wait"
         started = self.now
-        self.now += run_s
-        late = self.now - frame.captured_at > sla_s + CLOCK_SLACK_S
-        self.ledger.processed(query, late)
-        self.outcomes[query, frame.index] = FrameOutcome(query, frame.index, frame.captured_at, started, self.now,
-                                                         PROCESSED, late=late)
+        self.now += cost.run_of(count)
+        for frame in frames:
+            late = self.now - frame.captured_at > cost.sla_s + CLOCK_SLACK_S
+            self.ledger.processed(query, late)
+            self.outcomes[query, frame.index] = FrameOutcome(query, frame.index, frame.captured_at, started, self.now,
+                                                             PROCESSED, late=late)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.costs import Costs
+from edge_runtime.costs import Costs, condensed
+from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.simulator import FrameOutcome, Simulation, age_p95_ms, simulate
 from gemel.streaming import Footage, Stream, lay_streams, shown
 from models.tasks import task_of
@@ -45,12 +46,14 @@ def stream_arms(
     memory: Mapping[str, int],
     seeds: Iterable[int],
     tell: Callable[..., None],
+    policy: str = DEFAULT_POLICY,
 ) -> Streamed:
     """Play every arm (a key of `costs`) under every memory setting (bytes), once per seed.
 
     The streams of a seed are the same for all arms and settings. Accuracies are means over seeds, with the least
     and the largest as `spread`; ages are pooled over seeds, frames are summed.
     """
+    costs = {arm: condensed(cost) for arm, cost in costs.items()}
     streams = {seed: lay_streams({one.query.id: one.footage for one in tested}, seed) for seed in seeds}
     scorers = {(arm, one.query.id): _Scorer(one, arm) for arm in costs for one in tested}
     result = Streamed([], [], [], [])
@@ -58,7 +61,9 @@ def stream_arms(
         for arm, cost in costs.items():
             tell("stream", arm=arm, memory=setting, memory_bytes=nbytes)
             played = {
-                seed: simulate(cost, {query: stream.arrivals() for query, stream in laid.items()}, nbytes)
+                seed: simulate(
+                    cost, {query: stream.arrivals() for query, stream in laid.items()}, nbytes, policy_named(policy)
+                )
                 for seed, laid in streams.items()
             }
             where = {"arm": arm, "memory": setting, "memory_bytes": nbytes}
@@ -71,7 +76,7 @@ def stream_arms(
             result.ledger.extend({**where, **row} for row in ledger)
             result.swapping.append({**where, **_swapping(ledger, played.values())})
             if nbytes == min(memory.values()):
-                result.timeline.append({**where, **timeline(next(iter(played.values())), cost)})
+                result.timeline.append({**where, **timeline(next(iter(played.values())))})
     return result
 
 
@@ -142,19 +147,19 @@ def _swapping(ledger: Sequence[Mapping[str, Any]], simulations: Iterable[Simulat
     }
 
 
-def timeline(simulation: Simulation, costs: Costs, window_s: float = TIMELINE_S) -> dict[str, Any]:
+def timeline(simulation: Simulation, window_s: float = TIMELINE_S) -> dict[str, Any]:
     """When each query was resident (all its tensors) and when it ran, in spans of seconds from the first frame on."""
     start = min((frame.captured_at for frame in simulation.frames), default=0.0)
     end = start + window_s
     resident: set[str] = set()
-    spans: dict[str, list[list[float]]] = {query: [] for query in costs.queries}
+    spans: dict[str, list[list[float]]] = {query: [] for query in simulation.costs.queries}
     since: dict[str, float] = {}
     for change in simulation.changes:
         if change.at_s >= end:
             break
         resident.difference_update(change.evicted)
         resident.update(change.loaded)
-        for query, cost in costs.queries.items():
+        for query, cost in simulation.costs.queries.items():
             whole = cost.needed <= resident
             if whole and query not in since:
                 since[query] = change.at_s
@@ -162,12 +167,12 @@ def timeline(simulation: Simulation, costs: Costs, window_s: float = TIMELINE_S)
                 spans[query].append([since.pop(query), change.at_s])
     for query, began in since.items():
         spans[query].append([began, end])
-    runs: dict[str, list[list[float]]] = {query: [] for query in costs.queries}
+    runs: dict[str, list[list[float]]] = {query: [] for query in simulation.costs.queries}
     for frame in simulation.frames:
         if frame.started_at is not None and frame.finished_at is not None and frame.started_at < end:
             runs[frame.query].append([frame.started_at, min(frame.finished_at, end)])
     return {
         "from_s": start,
         "to_s": end,
-        "queries": [{"query": query, "resident": spans[query], "runs": runs[query]} for query in costs.queries],
+        "queries": [{"query": query, "resident": spans[query], "runs": runs[query]} for query in runs],
     }

@@ -155,17 +155,29 @@ def build_parser() -> argparse.ArgumentParser:
         "--seeds", type=_at_least_one, default=3, metavar="N", help="streams drawn and averaged (default 3)"
     )
 
+    def boxed(made: argparse.ArgumentParser) -> None:
+        device(made)
+        made.add_argument(
+            "--memory",
+            default="min",
+            metavar="M",
+            help="min, 50%%, 75%%, all (of what the originals need), or a size such as 512MiB (default min)",
+        )
+        made.add_argument(
+            "--policy", default="ours", metavar="P", help="schedule: ours, gemel or time-sharing (default ours)"
+        )
+        made.add_argument("--shared", action="store_true", help="a workload's models share all that they could")
+        seed(made)
+
     made = command("simulate", "the box's own schedule on a virtual clock")
-    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
-    device(made)
-    made.add_argument(
-        "--memory",
-        default="min",
-        metavar="M",
-        help="min, 50%%, 75%%, all (of what the originals need), or a size such as 512MiB (default min)",
-    )
+    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD", nargs="?")
+    boxed(made)
     made.add_argument("--duration", type=_positive, default=60.0, metavar="S", help="simulated seconds (default 60)")
-    seed(made)
+    made.add_argument("--replay", metavar="TRACE", help="replay what a box recorded (`trace:` in its config) instead")
+
+    made = command("plan", "what fits, what swaps and what rate each query will have, before anything is shipped")
+    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
+    boxed(made)
     return parser
 
 

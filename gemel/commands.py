@@ -240,9 +240,26 @@ def evaluation_text(document: dict[str, Any]) -> str:
 
 def simulate(args: argparse.Namespace) -> Outcome:
     """`gemel simulate`."""
-    from gemel.simulation import simulate_box
+    from gemel.simulation import replay_run, replayed_text, simulate_box
 
-    found = simulate_box(args.bundle, args.device, args.memory, args.duration, args.seed)
+    if args.replay is not None:
+        replayed = replay_run(args.replay)
+        return Outcome(replayed.to_json(), replayed_text(replayed))
+    if args.bundle is None:
+        from models.errors import InputError
+
+        raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
+    found = simulate_box(
+        args.bundle, args.device, args.memory, args.duration, args.seed, args.policy, args.shared
+    )
+    return Outcome(found.to_json(), found.to_text())
+
+
+def plan(args: argparse.Namespace) -> Outcome:
+    """`gemel plan`."""
+    from gemel.planning import plan_box
+
+    found = plan_box(args.bundle, args.memory, args.device, args.policy, args.shared, args.seed)
     return Outcome(found.to_json(), found.to_text())
 
 

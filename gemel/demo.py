@@ -14,7 +14,7 @@ import yaml
 from edge_runtime import daemon
 from edge_runtime.settings import memory_settings
 from gemel.evaluation import REPORT_HTML, evaluate
-from gemel.simulation import costs_apart, profile_named
+from gemel.on_paper import costs_apart, profile_named
 from gemel.text import duration, finite, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.progress import Progress, silent

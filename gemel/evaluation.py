@@ -16,9 +16,9 @@ from edge_runtime.settings import memory_settings
 from gemel.arms import MERGED, ORIGINALS, Streamed, Tested, stream_arms
 from gemel.caveats import caveats
 from gemel.footprint import bytes_of, resident_bytes, shared_of
+from gemel.on_paper import costs_apart, profile_named
 from gemel.report.frames import examples
 from gemel.report.page import render
-from gemel.simulation import costs_apart, profile_named
 from gemel.streaming import Footage, frame_interval_s
 from gemel.text import finite
 from merger.progress import Progress, silent

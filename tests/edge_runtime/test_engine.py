@@ -10,7 +10,8 @@ from torch import nn
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs, QueryCost
 from edge_runtime.engine import TorchEngine
-from edge_runtime.schedule import Situation, Turns, decide
+from edge_runtime.policies import policy_named
+from edge_runtime.schedule import Demand, Situation
 from edge_runtime.store import Store
 from models.bundle import BundleQuery, open_bundle, write_bundle
 from models.preprocess import Preprocess
@@ -52,16 +53,18 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
     costs = Costs(queries, {name: bundle.nbytes(name) for cost in queries.values() for name in cost.tensors}, 1e9)
     budget = max(costs.alone_bytes(name) for name in engines) + room
     arena = Arena(Store.of_bundle(bundle), budget - min(cost.workspace_bytes for cost in queries.values()))
-    so_far, moved = Turns(), 0
+    policy, memory, moved = policy_named("gemel"), None, 0
+    plan = policy.plan(costs, dict.fromkeys(engines, Demand(10.0)), budget)
     for seed, name in enumerate(turns):
         resident = arena.residency.resident
-        decision = decide(Situation(0.0, {name: 0.0}, resident, so_far), costs, budget, tuple(engines))
+        held = arena.residency.resident_bytes
+        decision = policy.decide(Situation(0.0, {name: (0.0,)}, resident, held, memory), costs, plan)
         moved += costs.moved_bytes(queries[name].needed - resident)
         arena.change(decision.evict, decision.load)
         engines[name].bind(arena.tensor)
         assert torch.equal(engines[name].outputs([picture(seed)]), reference(bundle, name, picture(seed)))
         assert arena.residency.resident_bytes + queries[name].workspace_bytes <= budget
-        so_far = so_far.after(decision)
+        memory = decision.memory
     assert arena.bytes_moved == moved
 
 

@@ -5,10 +5,12 @@ import pytest
 import torch
 
 from edge_runtime.arena import Arena
-from edge_runtime.costs import Costs, QueryCost
+from edge_runtime.costs import BatchCost, Costs, QueryCost
 from edge_runtime.executor import Executor, unfit
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
+from edge_runtime.policies import policy_named
+from edge_runtime.schedule import Demand
 from edge_runtime.store import Store
 from models.tasks import ClassAnswer
 from tests.edge_runtime.tiny import query
@@ -31,6 +33,7 @@ class SlowEngine:
 
     def __init__(self, query_id: str, clock: Clock, seconds: list[float]) -> None:
         self.query, self.clock, self.seconds, self.runs = query(query_id, "left", sla_ms=100.0), clock, seconds, 0
+        self.batches: list[int] = []
 
     def bind(self, tensor_of, wait=None) -> None:
         self.bound = tensor_of(self.query.id)
@@ -41,16 +44,19 @@ class SlowEngine:
     def run(self, frames) -> list:
         self.runs += 1
         self.clock.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
-        return [ClassAnswer("a", 1.0, (1.0,))]
+        self.batches.append(len(frames))
+        return [ClassAnswer("a", 1.0, (1.0,)) for _ in frames]
 
 
-def one_query(seconds: list[float]) -> tuple[Executor, SlowEngine, Clock]:
+def one_query(seconds: list[float], larger: tuple[BatchCost, ...] = ()) -> tuple[Executor, SlowEngine, Clock]:
     clock = Clock()
     engine = SlowEngine("q", clock, seconds)
-    costs = Costs({"q": QueryCost(("q",), 0.0, 0, 0.1)}, {"q": 400}, 1e12)
+    run_s = seconds[0] if larger and larger[0].run_s else 0.0
+    costs = Costs({"q": QueryCost(("q",), run_s, 0, 0.1, larger)}, {"q": 400}, 1e12)
     ledger = Ledger(["q"])
     arena = Arena(Store.of_tensors({"q": torch.arange(100, dtype=torch.int32)}), 1024)
-    executor = Executor(arena, {"q": engine}, costs, 1024, ("q",), Mailboxes(["q"], ledger), ledger, [], "d", clock)
+    executor = Executor(arena, {"q": engine}, costs, 1024, policy_named("ours"), {"q": Demand(10.0)},
+                        Mailboxes(["q"], ledger), ledger, [], "d", clock)
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock
 
@@ -98,3 +104,21 @@ def test_a_query_too_slow_for_its_deadline_is_tried_now_and_then_and_is_late():
 def test_queries_that_fit_not_even_alone_are_named():
     costs = Costs({"a": QueryCost(("t",), 0.0, 100, 1.0), "b": QueryCost(("t",), 0.0, 0, 1.0)}, {"t": 512}, 1.0)
     assert unfit(costs, 612) == [] and unfit(costs, 611) == ["a"] and unfit(costs, 511) == ["a", "b"]
+
+
+def two_frames(larger: tuple[BatchCost, ...]) -> SlowEngine:
+    """What became of two frames that waited together, beside room for a batch."""
+    executor, engine, clock = one_query([0.02], larger)
+    engine.batches.clear()
+    for captured_at in (0.0, 0.001):
+        executor.mailboxes.put("q", Frame(0, clock.now + captured_at, 0.0, IMAGE))
+    clock.now += 0.001
+    while executor.step():
+        pass
+    assert executor.ledger.to_json()[0]["processed"] == 2 and executor.ledger.balanced
+    return engine
+
+
+def test_frames_that_wait_together_run_in_one_batch_where_that_is_known_to_be_quicker():
+    assert two_frames((BatchCost(2, 0.0, 0),)).batches == [1, 1], "as far as is known a batch brings nothing"
+    assert two_frames((BatchCost(2, 0.022, 0),)).batches == [2]

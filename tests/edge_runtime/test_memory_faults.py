@@ -17,7 +17,8 @@ from edge_runtime.executor import Executor
 from edge_runtime.faults import is_out_of_memory
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
-from edge_runtime.schedule import share_order
+from edge_runtime.policies import policy_named
+from edge_runtime.schedule import Demand
 from edge_runtime.store import Store
 from models.tasks import ClassAnswer
 from tests.edge_runtime.slow_mover import SlowMover
@@ -90,8 +91,9 @@ class Box:
         self.arena = Arena(store, capacity, budget_bytes=budget, mover=self.slow)
         self.ledger = Ledger(NEEDS)
         mailboxes = Mailboxes(NEEDS, self.ledger)
-        self.executor = Executor(self.arena, self.engines, costs, budget, ("a", "b", "c"), mailboxes, self.ledger,
-                                 [self.sink], "d", self.clock)  # type: ignore[arg-type]
+        self.executor = Executor(self.arena, self.engines, costs, budget, policy_named("gemel"),
+                                 dict.fromkeys(NEEDS, Demand(10.0)), mailboxes, self.ledger, [self.sink], "d",
+                                 self.clock)  # type: ignore[arg-type]
 
     def put(self, *queries: str) -> None:
         for name in queries:
@@ -254,8 +256,8 @@ def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
         capacity = budget - min(engine.workspace_bytes for engine in engines.values())
         arena = Arena(store, capacity, budget_bytes=budget, mover=SlowMover(store, capacity) if slow else None)
         ledger, sink = Ledger(engines), Sink()
-        executor = Executor(arena, engines, costs, budget, share_order(costs), Mailboxes(engines, ledger), ledger,
-                            [sink], "d")  # type: ignore[list-item]
+        executor = Executor(arena, engines, costs, budget, policy_named("gemel"), dict.fromkeys(engines, Demand(10.0)),
+                            Mailboxes(engines, ledger), ledger, [sink], "d")  # type: ignore[list-item]
         for index in range(6):
             for name in engines:
                 executor.mailboxes.put(name, Frame(index, executor.clock(), 0.0, picture(index)))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from edge_runtime.policies import POLICIES
 from edge_runtime.profiles import PROFILES, costs_for
 from edge_runtime.settings import memory_settings
 from edge_runtime.simulator import simulate
@@ -39,6 +40,15 @@ def test_a_bundle_is_simulated_at_its_memory_settings(bundle):
     costs = costs_for(PROFILES["jetson-nano"], bundle)
     arrivals = {query: [i / 10 for i in range(10)] for query in costs.queries}
     settings = memory_settings(costs)
-    least, most = (simulate(costs, arrivals, settings[name]) for name in ("min", "all"))
+    least, most = (simulate(costs, arrivals, settings[name], POLICIES["gemel"]) for name in ("min", "all"))
     assert most.bytes_moved == costs.moved_bytes(costs.tensor_bytes) < least.bytes_moved
     assert most.swaps == 3 < least.swaps
+
+
+def test_batches_cost_their_operations_each_and_their_calls_once(bundle):
+    profile = PROFILES["xavier-nx"]
+    cost = costs_for(profile, bundle).queries["gate"]
+    operations = flops(bundle.build("gate").to("meta"), SIZE)
+    assert [batch.count for batch in cost.larger] == [2, 4, 8]
+    assert cost.run_of(8) == pytest.approx(8 * operations / profile.flops_per_s + 9 * profile.launch_s)
+    assert cost.workspace_of(4) == 4 * cost.workspace_bytes

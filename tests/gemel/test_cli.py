@@ -49,7 +49,7 @@ def test_help_imports_nothing_heavy():
     done = python("-c", script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-    for command in ("demo", "inspect", "train", "merge", "bundle", "run", "eval", "simulate"):
+    for command in ("demo", "inspect", "train", "merge", "bundle", "run", "eval", "simulate", "plan"):
         assert f"    {command} " in done.stdout
 
 
@@ -63,7 +63,7 @@ def commands_of(parser, words=()):
 
 def test_every_command_takes_json_and_has_a_handler():
     found = commands_of(cli.build_parser())
-    assert len(found) == 10
+    assert len(found) == 11
     for words, parser in found.items():
         assert any("--json" in action.option_strings for action in parser._actions), words
         assert callable(getattr(commands, "_".join(words)))

@@ -94,11 +94,12 @@ def test_swapping_is_told_per_processed_frame(document):
 
 def test_the_timeline_knows_when_all_of_a_query_is_resident():
     from edge_runtime.costs import Costs, QueryCost
+    from edge_runtime.policies import policy_named
     from edge_runtime.simulator import simulate
 
     cost = {query: QueryCost((f"{query}-own", "both"), 0.1, 0, 10.0) for query in "ab"}
     costs = Costs(cost, {"a-own": 512, "b-own": 512, "both": 512}, 512.0)  # a tensor takes a second to load
-    found = timeline(simulate(costs, {"a": [1.0], "b": [2.0]}, 1024), costs, window_s=5.0)
+    found = timeline(simulate(costs, {"a": [1.0], "b": [2.0]}, 1024, policy_named("gemel")), window_s=5.0)
     spans = {row["query"]: (row["resident"], row["runs"]) for row in found["queries"]}
     assert spans["a"] == ([[3.0, pytest.approx(4.1)]], [[3.0, pytest.approx(3.1)]])
     assert spans["b"][0] == [[pytest.approx(4.1), 6.0]], "only its own tensor is loaded; the shared one stays"

@@ -1,0 +1,19 @@
+"""The policies, one file each, chosen by name; the simulator and the daemon use the same."""
+
+from __future__ import annotations
+
+from edge_runtime.policies.gemel import Gemel
+from edge_runtime.policies.ours import Ours
+from edge_runtime.policies.time_sharing import TimeSharing
+from edge_runtime.schedule.values import Policy
+from models.errors import InputError
+
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Ours(), Gemel(), TimeSharing())}
+DEFAULT_POLICY = "ours"
+
+
+def policy_named(name: str, where: str = "--policy", key: str = "") -> Policy:
+    """The policy of this name; InputError when there is none."""
+    if name not in POLICIES:
+        raise InputError(where, f"there is no policy '{name}'", f"choose one of: {', '.join(POLICIES)}", key)
+    return POLICIES[name]

@@ -1,0 +1,175 @@
+"""The choice: one situation as `ours` sees it, what could run in it and what that is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_runtime.costs import Costs
+from edge_runtime.policies.jobs import Job, frames_lost
+from edge_runtime.policies.shadow import Shadow
+from edge_runtime.schedule.batches import batch_in_time
+from edge_runtime.schedule.room import room_for
+from edge_runtime.schedule.values import Demand, Plan, Situation
+
+# Owed so many frames, a query is loaded ahead of its next one when none that waits could be in time after the load.
+LOAD_AHEAD_FROM = 0.5
+# Owed so many frames, a query has others wait for its next one, if that could not be in time after theirs.
+WAITED_FOR_FROM = 1.0
+# How much more a frame is worth for each period of the query that its newest result is old, up to so many periods.
+STALE_SHARE, STALE_PERIODS = 0.05, 20.0
+
+
+class Accounts(Protocol):
+    """What has been run so far, and what is owed (`ours.Book`)."""
+
+    @property
+    def shadow(self) -> Shadow: ...
+    @property
+    def newest(self) -> Mapping[str, float]: ...
+    def owed(self, query: str) -> float: ...
+    def urgency(self, query: str) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A load of what is `missing`, ahead of the query's next frame."""
+
+    query: str
+    missing: tuple[str, ...]
+    evict: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The frames to run together, the older ones given up for them, and what must go from memory (captured_at)."""
+
+    captured: Sequence[float]
+    given_up: Sequence[float]
+    evict: tuple[str, ...]
+
+
+class Choice:
+    """What could run now. `waiting` are the frames that could be in time, oldest first (captured_at)."""
+
+    def __init__(self, situation: Situation, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan,
+                 accounts: Accounts) -> None:
+        self._situation, self._waiting, self._costs, self._plan = situation, waiting, costs, plan
+        self._accounts = accounts
+        self._demands: Mapping[str, Demand] = plan.detail.demands
+        self._missing = {query: self._absent(query) for query in waiting}
+        self._ready: set[str] = set()
+
+    def jobs(self) -> list[Job]:
+        """A job for every query of which some frame can be in time, and whose load is worth it."""
+        found = []
+        rates: list[tuple[str, float, float]] | None = None
+        for query in self._waiting:
+            job = self._job(query)
+            if job is None:
+                continue
+            if job.missing:
+                rates = self._resident_rates() if rates is None else rates
+                if job.count * job.per_frame <= frames_lost(job.seconds, rates, query):
+                    continue
+            self._ready.add(query)
+            found.append(job)
+        return found
+
+    def load_ahead(self, kept: Sequence[Job]) -> Ahead | None:
+        """The query to load though none of its waiting frames would be in time, if that beats all of `kept`.
+
+        One that is owed frames, or any for which nothing must go while nothing else could be done.
+        """
+        best: tuple[float, str] | None = None
+        for query, missing in self._missing.items():
+            cost, owed = self._costs.queries[query], self._accounts.owed(query)
+            if not missing or query in self._ready or cost.run_s > cost.sla_s:
+                continue
+            load_s, reload_s = self._load_s(missing), self._reload_s(query)
+            if owed < LOAD_AHEAD_FROM and (kept or reload_s):
+                continue
+            if batch_in_time(self._waiting[query], self._situation.now + load_s, cost, 1).count:
+                continue
+            frames = max(1.0, owed)
+            density = frames * self._accounts.urgency(query) / (load_s + frames * cost.run_s + reload_s)
+            best = max(best, (density, query)) if best else (density, query)
+        if best is None or any(job.density > best[0] for job in kept):
+            return None
+        missing = self._missing[best[1]]
+        evict = self._room(best[1], missing, 1)
+        return None if evict is None else Ahead(best[1], missing, evict)
+
+    def bars_a_better(self, job: Job) -> bool:
+        """Whether a frame that is about to come, and brings more for its time, could not be in time after this job."""
+        end = self._situation.now + job.seconds
+        for query, newest in self._accounts.shadow.newest.items():
+            if query in self._ready or self._accounts.owed(query) < WAITED_FOR_FROM:
+                continue
+            cost, comes = self._costs.queries[query], newest + 1 / self._demands[query].fps
+            if (comes >= self._situation.now and end > comes + cost.sla_s - cost.run_s
+                    and self._accounts.urgency(query) > job.density * cost.run_s
+                    and cost.needed <= self._situation.resident):
+                return True
+        return False
+
+    def run(self, job: Job) -> Run | None:
+        """The batch of the job that brings most frames for its time, what it drives out of memory counted in.
+
+        None when there is no room for the query.
+        """
+        cost, captured = self._costs.queries[job.query], self._waiting[job.query]
+        best, most = None, 0.0
+        for count in range(1, job.count + 1):
+            evict = self._room(job.query, job.missing, count)
+            batch = batch_in_time(captured, self._situation.now + job.load_s, cost, count)
+            if evict is None or batch.count < count:
+                break
+            gain = count / (job.load_s + cost.run_of(count) + self._load_s(evict))
+            if gain > most:
+                most = gain
+                best = Run(captured[batch.late:batch.late + count], captured[:batch.late], evict)
+        return best
+
+    def _job(self, query: str) -> Job | None:
+        cost, captured, missing = self._costs.queries[query], self._waiting[query], self._missing[query]
+        load_s = self._load_s(missing)
+        batch = batch_in_time(captured, self._situation.now + load_s, cost, self._plan.batches[query])
+        if not batch.count:
+            return None
+        seconds = load_s + cost.run_of(batch.count)
+        per_frame = self._accounts.urgency(query) * self._weight(query)
+        density = batch.count * per_frame / max(seconds + self._reload_s(query), 1e-9)
+        return Job(query, batch.count, missing, load_s, seconds, captured[batch.late] + cost.sla_s, per_frame, density)
+
+    def _weight(self, query: str) -> float:
+        """What a stale result of the query costs, the more the older its newest one is."""
+        demand, now = self._demands[query], self._situation.now
+        periods = (now - self._accounts.newest.get(query, now)) * demand.fps
+        weight = self._situation.weights.get(query, demand.weight)
+        return weight * (1 + STALE_SHARE * min(STALE_PERIODS, periods))
+
+    def _absent(self, query: str) -> tuple[str, ...]:
+        cost, resident = self._costs.queries[query], self._situation.resident
+        if cost.needed <= resident:
+            return ()
+        return tuple(name for name in dict.fromkeys(cost.tensors) if name not in resident)
+
+    def _load_s(self, names: Sequence[str]) -> float:
+        return self._costs.load_s(self._costs.moved_bytes(names)) if names else 0.0
+
+    def _reload_s(self, query: str) -> float:
+        """About how long it will take to bring back what must go for one frame of this query."""
+        missing = self._missing[query]
+        needed = self._costs.queries[query].workspace_bytes + (self._costs.resident_bytes(missing) if missing else 0)
+        return max(0, self._situation.resident_bytes + needed - self._plan.budget_bytes) / self._costs.copy_bytes_per_s
+
+    def _room(self, query: str, missing: Sequence[str], count: int) -> tuple[str, ...] | None:
+        plan = self._plan
+        return room_for(self._situation, self._costs, plan.order, plan.budget_bytes, query, missing, count)
+
+    def _resident_rates(self) -> list[tuple[str, float, float]]:
+        """Of every resident query: frames per second, and seconds that a frame of it can wait."""
+        return [(query, demand.fps, cost.sla_s - cost.run_s) for query, demand in self._demands.items()
+                if (cost := self._costs.queries[query]).needed <= self._situation.resident]

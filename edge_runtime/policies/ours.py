@@ -1,0 +1,126 @@
+"""`ours`: the most frames in time that leave no query much worse off than the paper's schedule would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from edge_runtime.costs import Costs, condensed
+from edge_runtime.ledger import DEADLINE, MEMORY
+from edge_runtime.policies.choice import Choice
+from edge_runtime.policies.gemel import Gemel
+from edge_runtime.policies.jobs import in_time_together
+from edge_runtime.policies.shadow import Shadow
+from edge_runtime.schedule.batches import largest_batches
+from edge_runtime.schedule.order import least_moving_order
+from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
+
+# What a query is owed of the frames that the paper's schedule would have brought it in time.
+OWED_SHARE = 0.9
+# A frame counts this many times as much for each frame that its query is owed, up to so many.
+URGENCY, MOST_OWED = 4.0, 12.0
+
+Dropped = tuple[str, float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What `ours` settles beforehand: the paper's plan, against which it is measured, and the queries' demands.
+
+    `unfit` are the queries that do not fit the budget even alone.
+    """
+
+    paper: Plan
+    demands: Mapping[str, Demand]
+    unfit: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What `ours` remembers: the shadow, the frames it ran of each query, and the newest of them (captured_at)."""
+
+    shadow: Shadow
+    ran: Mapping[str, int] = field(default_factory=dict)
+    newest: Mapping[str, float] = field(default_factory=dict)
+
+    def owed(self, query: str) -> float:
+        """Frames that a query is owed; negative when it had more."""
+        return OWED_SHARE * self.shadow.served.get(query, 0) - self.ran.get(query, 0)
+
+    def urgency(self, query: str) -> float:
+        """How many times as much a frame counts for what its query is owed."""
+        owed = self.owed(query)
+        return URGENCY ** min(owed, MOST_OWED) if owed > 0 else 1.0
+
+    def with_run(self, query: str, captured: Sequence[float]) -> Book:
+        """The book once frames of a query have been run."""
+        return replace(self, ran={**self.ran, query: self.ran.get(query, 0) + len(captured)},
+                       newest={**self.newest, query: captured[-1]})
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """Of all that could run next, what brings most frames in time, weighed by what stale results cost.
+
+    Queries whose weights are resident run by deadline, and when not all frames can be in time, those are given up
+    that bring least for their time (`in_time_together`). A load is one more thing that could run: it brings the
+    frames that it makes possible, and costs its time, the reloading of what it evicts, and the frames that resident
+    queries lose meanwhile; so a loaded query stays for as long as no other would bring more. Batches grow for as
+    long as a further frame brings more than it costs, a workspace that drives out weights included. What is needed
+    last in the order that moves least is evicted first. So that nobody starves, each query is owed OWED_SHARE of
+    what the paper's schedule would bring it on the same frames (`Shadow`), and the more it is owed, the more its
+    frames count, as in max-weight scheduling (Tassiulas and Ephremides 1992).
+    """
+
+    name: str = "ours"
+
+    def view(self, costs: Costs) -> Costs:
+        return costs
+
+    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+        pieces = condensed(costs)
+        unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
+        promise = Promise(Gemel().plan(pieces, demands, budget_bytes), demands, unfit)
+        order = least_moving_order(pieces, budget_bytes)
+        return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        promise: Promise = plan.detail
+        book: Book = situation.memory or Book(Shadow(situation.now))
+        shadow = book.shadow.until(situation.now, situation.waiting, costs, promise.paper)
+        book = Book(shadow, book.ran, book.newest)
+        drop, waiting = hopeless(situation, costs, promise.unfit)
+        if not waiting:
+            return Decision(drop=drop, memory=book)
+        choice = Choice(situation, waiting, costs, plan, book)
+        kept = in_time_together(situation.now, choice.jobs())
+        ahead = choice.load_ahead(kept)
+        if ahead is not None:
+            return Decision(ahead.query, 0, ahead.evict, ahead.missing, drop, memory=book)
+        for job in kept:
+            run = None if choice.bars_a_better(job) else choice.run(job)
+            if run is not None:
+                drop += tuple((job.query, captured_at, DEADLINE) for captured_at in run.given_up)
+                return Decision(job.query, len(run.captured), run.evict, job.missing, drop,
+                                memory=book.with_run(job.query, run.captured))
+        return Decision(drop=drop, memory=book)
+
+
+def hopeless(situation: Situation, costs: Costs,
+             unfit: frozenset[str]) -> tuple[tuple[Dropped, ...], dict[str, Sequence[float]]]:
+    """The frames to drop, which could not be in time even if they ran now and alone; and what else waits."""
+    drop: list[Dropped] = []
+    waiting: dict[str, Sequence[float]] = {}
+    for query, captured in situation.waiting.items():
+        if query in unfit:
+            drop += [(query, captured_at, MEMORY) for captured_at in captured]
+            continue
+        cost = costs.queries[query]
+        oldest = situation.now + cost.run_s - cost.sla_s - CLOCK_SLACK_S
+        late = 0
+        while late < len(captured) and captured[late] < oldest:
+            drop.append((query, captured[late], DEADLINE))
+            late += 1
+        if late < len(captured):
+            waiting[query] = captured[late:]
+    return tuple(drop), waiting

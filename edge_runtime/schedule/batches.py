@@ -1,0 +1,113 @@
+"""Batches: how many frames of a query can run together in time, and the sizes the paper would choose beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_runtime.costs import BATCHES, Costs, QueryCost
+from edge_runtime.schedule.order import cycle_loads
+from edge_runtime.schedule.values import CLOCK_SLACK_S, Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`count` frames that finish in time, after `late` older ones are given up; count 0 when none can."""
+
+    count: int
+    late: int
+
+
+def batch_in_time(waiting: Sequence[float], start: float, cost: QueryCost, most: int) -> Batch:
+    """The largest batch that, begun at `start`, finishes within the SLA of every frame in it.
+
+    Of equally many frames the oldest are taken. Frames too old for the batch that newer ones allow are given up.
+    """
+    latest = start - cost.sla_s - CLOCK_SLACK_S
+    best = Batch(0, sum(captured < latest + cost.run_s for captured in waiting))
+    for count in range(1, min(most, len(waiting)) + 1):
+        late = sum(captured < latest + cost.run_of(count) for captured in waiting)
+        if len(waiting) - late < count:
+            break
+        best = Batch(count, late)
+    return best
+
+
+def largest_batches(costs: Costs, budget_bytes: int, most: int = BATCHES[-1]) -> dict[str, int]:
+    """The largest batch of each query that the budget allows beside its own weights, 1 at least."""
+    found = {}
+    for query, cost in costs.queries.items():
+        room = budget_bytes - costs.weights_bytes(query)
+        fitting = [count for count in BATCHES if count <= min(cost.largest, most) and cost.workspace_of(count) <= room]
+        found[query] = max(fitting, default=1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of the cycle is expected to give: its length, and the frames in time of each query in it."""
+
+    seconds: float
+    frames: Mapping[str, float]
+
+    def per_second(self, query: str) -> float:
+        return self.frames[query] / self.seconds if self.seconds else 0.0
+
+
+def expected_round(costs: Costs, demands: Mapping[str, Demand], loads: Mapping[str, int],
+                   batches: Mapping[str, int]) -> Round:
+    """A settled round in which every query loads what is missing and then runs one batch at most.
+
+    A query finds the frames that arrived since its last turn and can still be in time; with fewer than the batch
+    takes, it runs those. The round is as long as its loads and runs, or idle for lack of frames.
+    """
+    load_s = sum(costs.load_s(loads[query]) for query in batches)
+    most = {query: _in_time_at_once(costs.queries[query], demands[query].fps, size) for query, size in batches.items()}
+    longest = load_s + sum(_run_s(costs.queries[query], count) for query, count in most.items())
+    low, high = 0.0, longest
+    for _ in range(40):
+        seconds = (low + high) / 2
+        frames = {query: min(count, demands[query].fps * seconds) for query, count in most.items()}
+        needed = load_s + sum(_run_s(costs.queries[query], count) for query, count in frames.items())
+        low, high = (seconds, high) if needed > seconds else (low, seconds)
+    return Round(high, {query: min(count, demands[query].fps * high) for query, count in most.items()})
+
+
+def _in_time_at_once(cost: QueryCost, fps: float, batch: int) -> float:
+    """Frames that one batch can finish in time: no older ones wait than the SLA less the run allows."""
+    best = 0.0
+    for count in range(1, min(batch, cost.largest) + 1):
+        waiting = 1 + fps * (cost.sla_s - cost.run_of(count))
+        best = max(best, min(float(count), waiting) if waiting >= 1 else 0.0)
+    return best
+
+
+def _run_s(cost: QueryCost, frames: float) -> float:
+    """Seconds for a number of frames that is an average over rounds."""
+    if frames <= 1:
+        return frames * cost.run_s
+    low = min(int(frames), cost.largest)
+    high = min(low + 1, cost.largest)
+    return cost.run_of(low) + (frames - low) * (cost.run_of(high) - cost.run_of(low))
+
+
+def worst_first_batches(costs: Costs, demands: Mapping[str, Demand], order: Sequence[str],
+                        budget_bytes: int) -> dict[str, int]:
+    """Batch sizes of 1, 2, 4 or 8 with which the worst query gets the largest share of its frames in time.
+
+    The paper tries all combinations. The same optimum is reached by starting from all ones and enlarging the worst
+    query's batch for as long as it can be: a larger batch of any other query only makes the round longer, so every
+    better choice enlarges the worst query's too.
+    """
+    largest = largest_batches(costs, budget_bytes)
+    batches = dict.fromkeys(order, 1)
+    best, best_share = dict(batches), -1.0
+    while True:
+        expected = expected_round(costs, demands, cycle_loads(costs, order, budget_bytes, batches), batches)
+        share, worst = min((expected.per_second(query) / demands[query].fps, query) for query in order)
+        if share > best_share + CLOCK_SLACK_S:
+            best, best_share = dict(batches), share
+        larger = [count for count in BATCHES if batches[worst] < count <= largest[worst]]
+        if not larger:
+            return best
+        batches[worst] = larger[0]

@@ -1,0 +1,87 @@
+"""What goes into a schedule and what comes out: plain values, the same on the box and on the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edge_runtime.costs import Costs
+
+# Times of one frame are added up in different orders; a difference this small is rounding, not lateness.
+CLOCK_SLACK_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a query asks for: frames per second, and how much its stale results cost against others' (1 is usual)."""
+
+    fps: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All the schedule may know.
+
+    `waiting` holds captured_at of each query's waiting frames, oldest first; `resident` the tensors in memory and
+    `resident_bytes` what they occupy. `memory` is what the policy's last decision remembered, None at the start.
+    `weights` says how much a stale result of a query costs now, where it differs from the plan's demand.
+    """
+
+    now: float
+    waiting: Mapping[str, Sequence[float]]
+    resident: Set[str]
+    resident_bytes: int
+    memory: Any = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now, in this order: drop frames, evict tensors, load tensors, run `count` frames of `turn` together.
+
+    `turn` is None when there is nothing to do. With `count` 0 tensors of `turn` are loaded ahead of its next frame.
+    `drop` holds (query, captured_at, reason). The frames to run are the oldest that then wait. `wake_s` says when to
+    ask again though nothing has changed by then, None for never. `memory` belongs to the next situation.
+    """
+
+    turn: str | None = None
+    count: int = 0
+    evict: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    drop: tuple[tuple[str, float, str], ...] = ()
+    wake_s: float | None = None
+    memory: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a policy works out before the first frame: the cyclic order, and the largest batch of each query.
+
+    `detail` holds what else the policy wants to know later.
+    """
+
+    order: tuple[str, ...]
+    batches: Mapping[str, int]
+    budget_bytes: int
+    detail: Any = None
+
+
+class Policy(Protocol):
+    """One way to schedule. Pure: no clock, no threads, no device; the same input gives the same output."""
+
+    @property
+    def name(self) -> str: ...
+
+    def view(self, costs: Costs) -> Costs:
+        """The costs as this policy sees them: which tensors count as shared."""
+        ...
+
+    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+        """Everything that can be settled beforehand. `costs` are those of `view`."""
+        ...
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        """The next step. Afterwards resident footprints + the workspace of `turn` are within the budget."""
+        ...
