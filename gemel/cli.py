@@ -178,6 +178,16 @@ def build_parser() -> argparse.ArgumentParser:
     made = command("plan", "what fits, what swaps and what rate each query will have, before anything is shipped")
     made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
     boxed(made)
+
+    made = command("profile", "measure what a bundle's queries cost on this machine; writes BUNDLE.profile.json")
+    made.add_argument("bundle", metavar="BUNDLE")
+    made.add_argument("--device", choices=("cpu", "cuda"), help="where to measure (default: cuda where there is one)")
+    made.add_argument(
+        "--factory", action="append", metavar="MODULE:NAME", help="a model of your own to allow (may be repeated)"
+    )
+
+    made = command("doctor", "measure this machine: copy and storage bandwidth, engines available")
+    made.add_argument("--folder", metavar="DIR", help="where storage is measured (default: the system's temporary one)")
     return parser
 
 

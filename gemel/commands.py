@@ -255,6 +255,23 @@ def simulate(args: argparse.Namespace) -> Outcome:
     return Outcome(found.to_json(), found.to_text())
 
 
+def doctor(args: argparse.Namespace) -> Outcome:
+    """`gemel doctor`."""
+    from gemel.doctor import diagnose
+
+    found = diagnose(args.folder)
+    return Outcome(found.to_json(), found.to_text())
+
+
+def profile(args: argparse.Namespace) -> Outcome:
+    """`gemel profile`."""
+    from gemel.profiling import profile_bundle
+
+    with shown_on() as progress:
+        found = profile_bundle(args.bundle, args.device, args.factory or (), progress=progress)
+    return Outcome(found.to_json(), found.to_text())
+
+
 def plan(args: argparse.Namespace) -> Outcome:
     """`gemel plan`."""
     from gemel.planning import plan_box

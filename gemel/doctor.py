@@ -1,0 +1,149 @@
+"""`gemel doctor`: what this machine can do: how fast it copies and reads, and which engines run here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from edge_runtime.measured import machine_of
+from gemel.text import table
+from models.errors import InputError
+
+GIGA = 1e9
+COPY_BYTES = 64 * 2**20
+STORAGE_BYTES = 128 * 2**20
+CHUNK_BYTES = 4 * 2**20
+ROUNDS = 7
+MODULES = {"torch": "torch", "onnx": "onnxruntime"}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was measured; keys of `to_json` are those of `gemel doctor --json`. Bandwidths in 10^9 bytes a second."""
+
+    device: str
+    machine: dict[str, Any]
+    copy_gb_s: float
+    storage_gb_s: float
+    storage_dropped: bool
+    storage_path: str
+    engines: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "machine": self.machine,
+            "copy_gb_s": self.copy_gb_s,
+            "storage_gb_s": self.storage_gb_s,
+            "storage_cache_dropped": self.storage_dropped,
+            "storage_path": self.storage_path,
+            "engines": list(self.engines),
+        }
+
+    def to_text(self) -> str:
+        rows = [(one["engine"], "yes" if one["available"] else "no", one["detail"]) for one in self.engines]
+        dropped = "read after its pages were dropped from the cache (posix_fadvise), which the system may not heed"
+        if not self.storage_dropped:
+            dropped = "this system has no posix_fadvise: read from the cache, most likely"
+        return "\n".join([
+            f"{self.machine['name']}, {self.machine['cores']} cores, torch {self.machine['torch']}, "
+            f"device {self.device}",
+            f"copies into device memory: {self.copy_gb_s:.2f} GB/s (median of {ROUNDS})",
+            f"storage at {self.storage_path}: {self.storage_gb_s:.2f} GB/s (median of {ROUNDS}); {dropped}",
+            "",
+            table(("engine", "runs", "how"), rows),
+        ])  # fmt: skip
+
+
+def diagnose(folder: str | Path | None = None, copy_bytes: int = COPY_BYTES,
+             storage_bytes: int = STORAGE_BYTES) -> Diagnosis:  # fmt: skip
+    """Measure this machine, copies and storage in turns so that both see the same disturbances.
+
+    `folder` is where storage is measured (the system's folder for temporary files unless given); a file of
+    `storage_bytes` is written there and removed. Raises InputError when it cannot be written.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = Path(folder or tempfile.gettempdir())
+    copies: list[float] = []
+    reads: list[float] = []
+    copy = _copier(device, copy_bytes)
+    try:
+        with tempfile.NamedTemporaryFile(dir=where, prefix="gemel-doctor-") as file:
+            _fill(file.fileno(), storage_bytes)
+            for _ in range(ROUNDS):
+                copies.append(copy_bytes / _seconds(copy))
+                dropped = _drop_cache(file.fileno())
+                reads.append(storage_bytes / _seconds(lambda: _read(file.name)))
+    except OSError as error:
+        raise InputError(where, f"storage cannot be measured here: {error.strerror}", "give a folder that can be "
+                         "written", "--folder") from error  # fmt: skip
+    return Diagnosis(device, machine_of(device), median(copies) / GIGA, median(reads) / GIGA, dropped, str(where),
+                     tuple(_engines(device)))  # fmt: skip
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return max(time.perf_counter() - start, 1e-9)
+
+
+def _copier(device: str, nbytes: int) -> Callable[[], None]:
+    """One copy as a load makes it: from host memory (pinned, for a card) into device memory."""
+    import torch
+
+    source = torch.ones(nbytes, dtype=torch.uint8, pin_memory=device == "cuda")
+    target = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+    def copy() -> None:
+        target.copy_(source, non_blocking=True)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return copy
+
+
+def _fill(descriptor: int, nbytes: int) -> None:
+    """Random bytes, since a file system may store others more cheaply than weights."""
+    chunk = os.urandom(min(CHUNK_BYTES, nbytes))
+    for at in range(0, nbytes, len(chunk)):
+        os.write(descriptor, chunk[:nbytes - at])
+    os.fsync(descriptor)
+
+
+def _drop_cache(descriptor: int) -> bool:
+    """Ask the system to forget the file's pages; whether it can be asked."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def _read(path: str) -> None:
+    buffer = bytearray(CHUNK_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def _engines(device: str) -> list[dict[str, Any]]:
+    """Each engine, whether it could run here, and by what."""
+    found = []
+    for engine, module in MODULES.items():
+        available = importlib.util.find_spec(module) is not None
+        detail = f"{module} {importlib.metadata.version(module)} on {device}" if available else f"{module} is missing"
+        if engine == "onnx" and available:
+            import onnxruntime
+
+            detail = f"onnxruntime {onnxruntime.__version__}: {', '.join(onnxruntime.get_available_providers())}"
+        found.append({"engine": engine, "available": available, "detail": detail})
+    return found

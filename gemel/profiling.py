@@ -1,0 +1,156 @@
+"""`gemel profile`: what each query of a bundle costs on this machine, measured and kept beside the bundle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from edge_runtime.costs import BATCHES, BatchCost, footprint_bytes
+from edge_runtime.measured import MeasuredProfile, QueryProfile, ascending, machine_of, write_profile
+from gemel.text import size, table
+from merger.progress import Progress, silent
+from models.bundle import Bundle, open_bundle
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edge_runtime.arena import Arena
+    from edge_runtime.engine import TorchEngine
+
+ROUNDS = 5
+FRAME_PIXELS = (1280, 720)
+ENGINE = "torch"
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A bundle's measured profile, and the file it was written to."""
+
+    path: Path
+    profile: MeasuredProfile
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "profile": str(self.path),
+            "device": self.profile.device,
+            "machine": dict(self.profile.machine),
+            "engine": self.profile.engine,
+            "copy_gb_s": self.profile.copy_bytes_per_s / 1e9,
+            "queries": [
+                {"id": query, "load_ms": 1000 * one.load_s,
+                 "batches": [{"count": batch.count, "run_ms": 1000 * batch.run_s,
+                              "workspace_bytes": batch.workspace_bytes} for batch in one.batches]}
+                for query, one in self.profile.queries.items()
+            ],
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        rows = [
+            (query, f"{1000 * one.load_s:.2f} ms", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
+             size(one.batches[0].workspace_bytes))
+            for query, one in self.profile.queries.items()
+        ]  # fmt: skip
+        headers = ("query", "load", *(f"run of {count}" for count in BATCHES), "workspace")
+        return "\n".join([
+            table(headers, rows), "",
+            f"{self.path}: measured on {self.profile.machine['name']} ({self.profile.device}), "
+            f"loads at {self.profile.copy_bytes_per_s / 1e9:.2f} GB/s",
+        ])  # fmt: skip
+
+
+def profile_bundle(
+    bundle: str | Path, device: str | None = None, factories: Sequence[str] = (), rounds: int = ROUNDS,
+    progress: Progress = silent,
+) -> Profiled:  # fmt: skip
+    """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
+
+    Medians over `rounds`, batches in turns, after one run of each that is not counted, on noise of FRAME_PIXELS; what
+    a box adds to that, or a camera with other frames, it learns as it runs. `device` is cpu or cuda, the best there
+    is unless given. Raises InputError for a bad bundle.
+    """
+    import torch
+
+    from edge_runtime.arena import Arena
+    from edge_runtime.engine import TorchEngine
+    from edge_runtime.store import Store
+
+    opened = open_bundle(bundle, factories)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
+    arena = Arena(Store.of_bundle(opened), sum(footprint_bytes(opened.nbytes(name)) for name in names), chosen)
+    queries: dict[str, QueryProfile] = {}
+    loads: list[tuple[int, float]] = []
+    try:
+        for query in opened.queries:
+            progress("profile", query=query.id)
+            engine = TorchEngine(opened, query.id, chosen)
+            needed = opened.names_in_order(query.id)
+            found = _loads(arena, needed, rounds)
+            loads += found
+            engine.bind(arena.tensor)
+            queries[query.id] = QueryProfile(median(seconds for _, seconds in found), _batches(opened, engine, rounds))
+            engine.unbind()
+    finally:
+        arena.close()
+    moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
+    rate = moved / seconds if seconds > 0 else 1e12
+    profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, ENGINE, rate, 0.0, queries)
+    return Profiled(write_profile(bundle, profile), profile)
+
+
+def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, float]]:
+    """(bytes, seconds) of loads of all these tensors into an arena that holds nothing of them."""
+    found = []
+    for _ in range(rounds):
+        arena.change(tuple(arena.residency.resident), ())
+        start = time.perf_counter()
+        moved = arena.change((), needed)
+        found.append((moved, time.perf_counter() - start))
+    return found
+
+
+def _batches(bundle: Bundle, engine: TorchEngine, rounds: int) -> tuple[BatchCost, ...]:
+    """Each batch's time and workspace, frame preparation included, as a box spends it."""
+    import torch
+
+    from models.measure import workspace_bytes
+
+    frames = _frames(engine, BATCHES[-1])
+    on_cuda = engine.device.type == "cuda"
+    seconds: dict[int, list[float]] = {count: [] for count in BATCHES}
+    on_paper = bundle.build(engine.query.id).to("meta")
+    workspace = {count: 0 if on_cuda else workspace_bytes(on_paper, engine.query.input_size, count)
+                 for count in BATCHES}  # fmt: skip
+    for round_index in range(rounds + 1):
+        for count in BATCHES:
+            before = _cuda_bytes() if on_cuda else 0
+            start = time.perf_counter()
+            engine.run(frames[:count])
+            if on_cuda:
+                torch.cuda.synchronize()
+                workspace[count] = max(workspace[count], torch.cuda.max_memory_allocated() - before)
+            if round_index:
+                seconds[count].append(time.perf_counter() - start)
+    return ascending(BatchCost(count, median(seconds[count]), workspace[count]) for count in BATCHES)
+
+
+def _frames(engine: TorchEngine, count: int) -> list[np.ndarray]:
+    """Noise as large as a camera's frames, so that the query's region lies inside."""
+    import numpy as np
+
+    width, height = FRAME_PIXELS
+    if engine.query.roi is not None:
+        width, height = max(width, round(engine.query.roi[2])), max(height, round(engine.query.roi[3]))
+    return list(np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8))
+
+
+def _cuda_bytes() -> int:
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gemel.cli import main
+from gemel.doctor import diagnose
+from models.errors import InputError
+
+
+def test_a_machine_is_measured_and_nothing_is_left_behind(tmp_path):
+    found = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20).to_json()
+    assert {"device", "copy_gb_s", "storage_gb_s", "engines"} <= set(found)
+    assert found["copy_gb_s"] > 0 and found["storage_gb_s"] > 0
+    engines = {engine["engine"]: engine for engine in found["engines"]}
+    assert engines["torch"]["available"] and "torch" in engines["torch"]["detail"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_text_says_how_storage_was_read(tmp_path):
+    said = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20).to_text()
+    assert "GB/s" in said and ("posix_fadvise" in said) and str(tmp_path) in said
+
+
+def test_a_folder_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys):
+    with pytest.raises(InputError, match="storage cannot be measured here"):
+        diagnose(tmp_path / "absent", copy_bytes=1, storage_bytes=1)
+    assert main(["doctor", "--folder", str(tmp_path / "absent"), "--json"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_the_command_prints_one_json_object(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gemel.doctor.diagnose", lambda folder: diagnose(folder, 2**20, 2**20))
+    assert main(["doctor", "--folder", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] in ("cpu", "cuda")
