@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from merger.beyond_candidates import INSIDE, Candidate
 from merger.distance import distances
@@ -83,9 +83,11 @@ def _input_scale(bench: Workbench, merged: Merged, members: Sequence[Member]) ->
     for query, path in members:
         model = bench.models([query], merged.states, merged.plan)[query].eval()
         seen: list[Tensor] = []
-        handle = model.get_submodule(path).register_forward_pre_hook(
-            lambda _, inputs, own=seen: own.append(inputs[0].float().flatten(0, -2))
-        )
+
+        def note(_: nn.Module, inputs: tuple[Tensor, ...], own: list[Tensor] = seen) -> None:
+            own.append(inputs[0].float().flatten(0, -2))
+
+        handle = model.get_submodule(path).register_forward_pre_hook(note)
         data = bench.train[query]
         indices = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
         model(data.preprocess.normalise(data.prepared.batch(indices)).to(bench.device))

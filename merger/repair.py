@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from merger.attempt import train_while
 from merger.distance import distances
@@ -132,7 +132,9 @@ def largest_rank(layer: nn.Module | None) -> int:
     """The largest rank worth storing: a residual of it is smaller than the layer's weight; 0 where there is none."""
     if type(layer) not in (nn.Conv2d, nn.Linear) or getattr(layer, "groups", 1) != 1:
         return 0
-    out, inner = layer.weight.shape[0], layer.weight[0].numel()  # type: ignore[index, union-attr]
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    out, inner = weight.shape[0], weight[0].numel()
     return (out * inner - 1) // (out + inner)
 
 

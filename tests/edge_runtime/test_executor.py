@@ -75,7 +75,8 @@ def test_the_warm_up_learns_the_best_run_but_the_first():
     executor, engine, _ = one_query([1.0, 0.03, 0.02, 0.5])
     assert engine.runs == 3
     assert executor.costs.queries["q"].run_s == pytest.approx(0.02)
-    assert executor.arena.residency.resident == {"q"} and torch.equal(engine.bound, torch.arange(100))
+    assert engine.bound is not None and torch.equal(engine.bound, torch.arange(100))
+    assert executor.arena.residency.resident == {"q"}
 
 
 def test_run_times_follow_what_is_measured():

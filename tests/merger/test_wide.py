@@ -92,7 +92,7 @@ def test_distances_are_zero_for_the_original_and_grow_with_the_damage(bench: Wor
     paths = ["stem.0", "body.0", "last.0"]
     assert set(distances(bench, "q0", model, paths).values()) == {0.0}
     with torch.no_grad():
-        model.get_submodule("body.0").weight.mul_(0.5)
+        model.get_parameter("body.0.weight").mul_(0.5)
     found = distances(bench, "q0", model, paths)
     assert found["stem.0"] == 0 and found["body.0"] > 0.05 and found["last.0"] > 0
 
