@@ -92,8 +92,8 @@ class Box:
         self.ledger = Ledger(NEEDS)
         mailboxes = Mailboxes(NEEDS, self.ledger)
         self.executor = Executor(self.arena, self.engines, costs, budget, policy_named("gemel"),
-                                 dict.fromkeys(NEEDS, Demand(10.0)), mailboxes, self.ledger, [self.sink], "d",
-                                 self.clock)  # type: ignore[arg-type]
+                                 dict.fromkeys(NEEDS, Demand(10.0)), mailboxes, self.ledger,
+                                 [self.sink], "d", self.clock)  # type: ignore[arg-type,list-item]
 
     def put(self, *queries: str) -> None:
         for name in queries:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +24,13 @@ def three_alike(run_s: float = 0.01, sla_s: float = 0.1) -> Costs:
     return Costs(queries, {"shared": 4 * KIB, "a": 4 * KIB, "b": 4 * KIB, "c": 4 * KIB}, 1e6)
 
 
-def situation_of(costs: Costs, now: float, waiting, resident=frozenset(), memory=None, weights=None) -> Situation:
+def situation_of(costs: Costs, now: float, waiting, resident: Iterable[str] = (), memory=None,
+                 weights=None) -> Situation:
     held = frozenset(resident)
     return Situation(now, waiting, held, costs.resident_bytes(held), memory, weights or {})
 
 
-def decided(costs: Costs, budget: int, now: float, waiting, resident=frozenset(), turns=None, order="abc"):
+def decided(costs: Costs, budget: int, now: float, waiting, resident: Iterable[str] = (), turns=None, order="abc"):
     """What `gemel` decides, with batches of one."""
     plan = Plan(tuple(order), dict.fromkeys(order, 1), budget)
     return Gemel().decide(situation_of(costs, now, waiting, resident, turns), costs, plan)
