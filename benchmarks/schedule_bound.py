@@ -44,8 +44,8 @@ def upper_bound(costs: Costs, arrivals: Mapping[str, Sequence[float]], fps: Mapp
     stays = {name: count + index for index, name in enumerate(tensors)}
     loads = {name: count + len(tensors) + index for index, name in enumerate(tensors)}
     width = count + 2 * len(tensors)
-    rows = lil_matrix((sum(len(cost.needed) for cost in possible.values()) + 2, width))
-    limits = np.zeros(rows.shape[0])
+    height = sum(len(cost.needed) for cost in possible.values()) + 2
+    rows, limits = lil_matrix((height, width)), np.zeros(height)
     row = 0
     for index, (query, cost) in enumerate(possible.items()):
         for name in cost.needed:

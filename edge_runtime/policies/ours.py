@@ -17,8 +17,9 @@ from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, 
 
 # What a query is owed of the frames that the paper's schedule would have brought it in time.
 OWED_SHARE = 0.9
-# A frame counts this many times as much for each frame that its query is owed, up to so many.
-URGENCY, MOST_OWED = 4.0, 12.0
+# A frame counts this many times as much for each frame that its query is owed, up to so many; what a query is owed
+# counts double when it should have had so many frames so far, and less the more they are.
+URGENCY, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
 
 Dropped = tuple[str, float, str]
 
@@ -48,9 +49,14 @@ class Book:
         return OWED_SHARE * self.shadow.served.get(query, 0) - self.ran.get(query, 0)
 
     def urgency(self, query: str) -> float:
-        """How many times as much a frame counts for what its query is owed."""
+        """How many times as much a frame counts for what its query is owed.
+
+        A query that has had few frames feels each one missed more, and cannot wait until it is owed many.
+        """
         owed = self.owed(query)
-        return URGENCY ** min(owed, MOST_OWED) if owed > 0 else 1.0
+        if owed <= 0:
+            return 1.0
+        return URGENCY ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.served[query]))
 
     def with_run(self, query: str, captured: Sequence[float]) -> Book:
         """The book once frames of a query have been run."""

@@ -95,19 +95,21 @@ def worst_first_batches(costs: Costs, demands: Mapping[str, Demand], order: Sequ
                         budget_bytes: int) -> dict[str, int]:
     """Batch sizes of 1, 2, 4 or 8 with which the worst query gets the largest share of its frames in time.
 
-    The paper tries all combinations. The same optimum is reached by starting from all ones and enlarging the worst
-    query's batch for as long as it can be: a larger batch of any other query only makes the round longer, so every
-    better choice enlarges the worst query's too.
+    The paper tries all combinations. The same optimum is reached by starting from all ones and enlarging the batches
+    of the worst queries (all that are equally badly off) for as long as each of them can be: a larger batch of any
+    other query only makes the round longer, so every better choice enlarges those of the worst too.
     """
     largest = largest_batches(costs, budget_bytes)
     batches = dict.fromkeys(order, 1)
     best, best_share = dict(batches), -1.0
     while True:
         expected = expected_round(costs, demands, cycle_loads(costs, order, budget_bytes, batches), batches)
-        share, worst = min((expected.per_second(query) / demands[query].fps, query) for query in order)
-        if share > best_share + CLOCK_SLACK_S:
-            best, best_share = dict(batches), share
-        larger = [count for count in BATCHES if batches[worst] < count <= largest[worst]]
-        if not larger:
-            return best
-        batches[worst] = larger[0]
+        shares = {query: expected.per_second(query) / demands[query].fps for query in order}
+        least = min(shares.values())
+        if least > best_share + CLOCK_SLACK_S:
+            best, best_share = dict(batches), least
+        for query in (query for query, share in shares.items() if share <= least + CLOCK_SLACK_S):
+            larger = [count for count in BATCHES if batches[query] < count <= largest[query]]
+            if not larger:
+                return best
+            batches[query] = larger[0]
