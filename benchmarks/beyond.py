@@ -6,7 +6,7 @@ For each workload, in % of the originals' bytes, on top of the ceiling:
   inside    repeated layers of a stage in one model become one weight (merger.beyond_candidates), residuals not counted
   low rank  linear layers above 1 MB become two factors of rank 64
   leading   a weight is the leading channels of a larger one of the same kind and kernel in a model of another query
-  fp32      the ceiling, inside and low rank together
+  fp32      the ceiling, inside and low rank together (a layer that repeats is factorised once)
   fp16      that with every float stored in 2 bytes; int8: weights in 1 byte and a scale of 4 bytes per output channel
 `leading` is not built: the column says what it could bring at most. Nothing is trained, no weights are read.
 """
@@ -64,9 +64,8 @@ def weights(layers: Sequence[Layer], plan: SharingPlan) -> list[Weight]:
     return found
 
 
-def inside_bytes(layers: Sequence[Layer], plan: SharingPlan) -> int:
-    """What is saved when every chain of neighbours becomes one weight."""
-    size = {(layer.query, layer.path): layer.bytes for layer in layers}
+def repeats(layers: Sequence[Layer], plan: SharingPlan) -> set[Unit]:
+    """The units that are stored no more when every chain of neighbours becomes one weight."""
     chain: dict[Unit, Unit] = {}
 
     def end(unit: Unit) -> Unit:
@@ -74,12 +73,10 @@ def inside_bytes(layers: Sequence[Layer], plan: SharingPlan) -> int:
             unit = chain[unit]
         return unit
 
-    saved = 0
     for _, one, other in neighbours(layers, plan):
         if end(one) != end(other):
             chain[end(one)] = end(other)
-            saved += size[one[0]]
-    return saved
+    return set(chain)
 
 
 def low_rank_bytes(stored: Sequence[Weight]) -> int:
@@ -110,15 +107,17 @@ def row(path: Path) -> list[str]:
     plan = SharingPlan.of(groups(layers))
     stored = weights(layers, plan)
     ceiling = plan.saved_bytes(layers)
-    inside, low_rank, leading = inside_bytes(layers, plan), low_rank_bytes(stored), leading_bytes(stored)
-    left = before - ceiling - inside - low_rank
-    kept = [weight for weight in stored if weight.nbytes > 0]
-    # The weights left are at most `left`; everything else (norms, biases, heads) keeps 2 bytes of 4 in fp16, 4 in int8.
-    in_weights = max(0, sum(weight.nbytes for weight in kept) - inside - low_rank)
+    repeated = repeats(layers, plan)
+    kept = [weight for weight in stored if weight.unit not in repeated]
+    inside = sum(weight.nbytes for weight in stored) - sum(weight.nbytes for weight in kept)
+    low_rank, leading = low_rank_bytes(stored), leading_bytes(stored)
+    factorised = low_rank_bytes(kept)
+    left = before - ceiling - inside - factorised
+    in_weights = sum(weight.nbytes for weight in kept) - factorised  # the rest are norms, biases, heads
     scales = SCALE_BYTES * sum(weight.shape[0] for weight in kept)
     int8 = (left - in_weights) + in_weights / 4 + scales
-    parts = (ceiling, inside, low_rank, leading, ceiling + inside + low_rank, before - left / 2, before - int8)
-    gain = (ceiling + inside + low_rank) / ceiling if ceiling else float("inf")
+    parts = (ceiling, inside, low_rank, leading, before - left, before - left / 2, before - int8)
+    gain = (before - left) / ceiling if ceiling else float("inf")
     percents = [f"{100 * part / before:.1f}" for part in parts]
     return [path.stem, f"{before / 1e6:,.0f}", *percents[:5], f"{gain:.2f}", *percents[5:]]
 
