@@ -159,37 +159,6 @@ def _changed(value: Value, **changes: Any) -> Value:
     return copy
 
 
-def condensed(costs: Costs, piece_bytes: int | None = None) -> Costs:
-    """The same costs over fewer names: tensors that the same queries need in one stretch become one piece.
-
-    Pieces hold at most `piece_bytes` (a 256th of all bytes unless given) or a single tensor; what a query needs, its
-    bytes and its footprint stay exactly the same. For the virtual clock, where a schedule over a hundred pieces is
-    as good as one over thousands of tensors and far quicker.
-    """
-    limit = piece_bytes or max(1, sum(costs.tensor_bytes.values()) // 256)
-    users: dict[str, list[str]] = {}
-    for query, cost in costs.queries.items():
-        for name in dict.fromkeys(cost.tensors):
-            users.setdefault(name, []).append(query)
-    piece_of: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    footprints: dict[str, int] = {}
-    open_piece: dict[tuple[str, ...], str] = {}
-    for name, by in users.items():
-        key, nbytes = tuple(by), costs.tensor_bytes[name]
-        piece = open_piece.get(key)
-        if piece is None or sizes[piece] + nbytes > limit:
-            piece = open_piece[key] = name
-            sizes[piece] = footprints[piece] = 0
-        piece_of[name] = piece
-        sizes[piece] += nbytes
-        footprints[piece] += costs.footprints[name]
-    queries = {query: QueryCost(tuple(dict.fromkeys(piece_of[name] for name in cost.tensors)), cost.run_s,
-                                cost.workspace_bytes, cost.sla_s, cost.larger)
-               for query, cost in costs.queries.items()}
-    return Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
-
-
 def apart(costs: Costs) -> Costs:
     """The same costs with nothing shared: a tensor that several queries need becomes one copy for each.
 

@@ -17,6 +17,7 @@ from edge_runtime.estimates import Estimates
 from edge_runtime.faults import is_out_of_memory
 from edge_runtime.ledger import DEADLINE, Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
+from edge_runtime.pieces import pieces_of
 from edge_runtime.results import JsonLines, record_of
 from edge_runtime.schedule import Decision, Demand, Policy, Situation
 from edge_runtime.schedule.room import room_for
@@ -54,8 +55,13 @@ class Executor:
         self.max_used_bytes = 0
         self._digest = digest
         self._weights, self._trace = weights, trace
-        self._estimates = Estimates(costs)
-        self._plan = policy.plan(costs, demands, budget_bytes)
+        self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
+        self._pieces = pieces_of(costs)
+        self._held: frozenset[str] | None = None
+        self._held_bytes = 0
+        self._loose: frozenset[str] = frozenset()
+        self._estimates = Estimates(self._pieces.costs)
+        self._plan = policy.plan(self.costs, demands, budget_bytes)
         self._memory: Any = None
         self._ages = {query: deque[float](maxlen=AGES_KEPT) for query in engines}
         self._failures: dict[str, str] = dict(damaged or {})
@@ -63,7 +69,7 @@ class Executor:
 
     @property
     def costs(self) -> Costs:
-        """What the box believes that things cost."""
+        """What the box believes that things cost, over pieces of tensors (`Pieces`)."""
         return self._estimates.costs
 
     @property
@@ -100,7 +106,7 @@ class Executor:
         self._plan = self.policy.plan(self.costs, self.demands, self.budget_bytes)
         if self._trace is not None:
             self._trace.begin(self.policy.name, self.costs, self._estimates.best_s, self.demands, self.budget_bytes,
-                              self.arena.residency.resident)
+                              self._resident())
 
     def step(self) -> bool:
         """Carry out one decision; False when there was nothing to load or run."""
@@ -128,17 +134,29 @@ class Executor:
         for query in self._out & waiting.keys():
             for _ in self.mailboxes.take(query, len(waiting.pop(query))):
                 self.ledger.failed(query)
-        residency = self.arena.residency
-        return Situation(now, waiting, residency.resident, residency.resident_bytes, self._memory, self._weights())
+        held = self._resident()
+        return Situation(now, waiting, held, self._held_bytes, self._memory, self._weights())
+
+    def _resident(self) -> frozenset[str]:
+        """The pieces that are whole in memory; looked up anew only when something may have come or gone.
+
+        Tensors of pieces that are not whole (after a load that failed) are noted, to be evicted with the next change.
+        """
+        if self._held is None:
+            resident = self.arena.residency.resident
+            self._held = self._pieces.held(resident)
+            self._held_bytes = self.costs.resident_bytes(self._held)
+            self._loose = resident.difference(self._pieces.names(self._held))
+        return self._held
 
     def _decide(self, situation: Situation) -> Decision:
         return self.policy.decide(situation, self.costs, self._plan)
 
     def _first_load(self, query: str) -> Decision:
         """A load for the warm-up, before anything is known but sizes."""
-        residency, cost = self.arena.residency, self.costs.queries[query]
-        missing = tuple(name for name in dict.fromkeys(cost.tensors) if name not in residency)
-        situation = Situation(0.0, {}, residency.resident, residency.resident_bytes)
+        held, cost = self._resident(), self.costs.queries[query]
+        missing = tuple(piece for piece in cost.tensors if piece not in held)
+        situation = Situation(0.0, {}, held, self._held_bytes)
         evict = room_for(situation, self.costs, self.order, self.budget_bytes, query, missing, 1)
         return Decision(query, 0, evict or (), missing)
 
@@ -172,7 +190,12 @@ class Executor:
         query = decision.turn
         assert query is not None
         workspace_bytes = self.costs.queries[query].workspace_of(max(1, decision.count))
-        self._twice(query, lambda: self._bring(query, workspace_bytes, decision.evict, streams))
+        evict = (*self._pieces.names(decision.evict), *self._loose.difference(self._names(query)))
+        try:
+            self._twice(query, lambda: self._bring(query, workspace_bytes, evict, streams))
+        finally:
+            if decision.load or evict:
+                self._held = None
         self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
     def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], streams: bool) -> None:
@@ -209,7 +232,8 @@ class Executor:
         engine, names = self.engines[query], self._names(query)
         workspace = self.costs.queries[query].workspace_of(len(images))
         residency = self.arena.residency
-        self.arena.start(names, workspace, waits=not self.arena.streams(engine))
+        if self.arena.start(names, workspace, waits=not self.arena.streams(engine)):
+            self._held = None
         residency.hold(names, workspace)
         try:
             self.arena.bind(engine, names)
@@ -230,7 +254,8 @@ class Executor:
         following = self._decide(Situation(now, waiting, present.resident, present.resident_bytes, self._memory,
                                            present.weights))
         if following.turn is not None and following.load:
-            self.arena.prefetch(following.load, following.evict)
+            self._held = None
+            self.arena.prefetch(self._pieces.names(following.load), self._pieces.names(following.evict))
 
     def _twice(self, query: str, attempt: Callable[[], Result]) -> Result:
         """Try; when the device has no memory left, make room and try once more."""
@@ -253,13 +278,15 @@ class Executor:
                     query, told, self.budget_bytes)
         for engine in self.engines.values():
             engine.unbind()
+        self._held = None
         self.arena.resize(arena_bytes(self.costs, self.budget_bytes), self.budget_bytes)
         self._plan = self.policy.plan(self.costs, self.demands, self.budget_bytes)
 
     def _names(self, query: str) -> tuple[str, ...]:
-        return self.costs.queries[query].tensors
+        return self._tensors[query]
 
     def _fail(self, query: str, error: Exception, frames: Sequence[Frame]) -> None:
+        self._held = None
         for _ in frames:
             self.ledger.failed(query)
         self._tell(query, error)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.costs import Costs, condensed
+from edge_runtime.costs import Costs
+from edge_runtime.pieces import condensed
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.simulator import FrameOutcome, Simulation, age_p95_ms, simulate
 from gemel.streaming import Footage, Stream, lay_streams, shown

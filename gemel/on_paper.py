@@ -10,8 +10,9 @@ from typing import cast
 
 from torch import nn
 
-from edge_runtime.costs import Costs, condensed
+from edge_runtime.costs import Costs
 from edge_runtime.measured import measured_costs, read_profile
+from edge_runtime.pieces import condensed
 from edge_runtime.profiles import PROFILES, DeviceProfile, costs_for
 from edge_runtime.schedule import Demand
 from edge_runtime.settings import memory_bytes

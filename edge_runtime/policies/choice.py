@@ -121,8 +121,10 @@ class Choice:
         """
         cost, captured = self._costs.queries[job.query], self._waiting[job.query]
         best, most = None, 0.0
+        # Where the whole batch needs no room made, no smaller one does.
+        free = self._room(job.query, job.missing, job.count) == ()
         for count in range(1, job.count + 1):
-            evict = self._room(job.query, job.missing, count)
+            evict = () if free else self._room(job.query, job.missing, count)
             batch = batch_in_time(captured, self._situation.now + job.load_s, cost, count)
             if evict is None or batch.count < count:
                 break

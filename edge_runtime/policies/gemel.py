@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edge_runtime.costs import Costs, condensed
+from edge_runtime.costs import Costs
 from edge_runtime.ledger import DEADLINE, MEMORY
+from edge_runtime.pieces import condensed
 from edge_runtime.schedule.batches import batch_in_time, worst_first_batches
 from edge_runtime.schedule.order import share_order
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.costs import Costs, condensed
+from edge_runtime.costs import Costs
 from edge_runtime.ledger import DEADLINE, MEMORY
+from edge_runtime.pieces import condensed
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.gemel import Gemel
 from edge_runtime.policies.jobs import in_time_together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from edge_runtime.costs import Costs
@@ -22,11 +23,12 @@ def room_for(situation: Situation, costs: Costs, order: Sequence[str], budget_by
     sizes = costs.footprints
     evict: list[str] = []
     for names in _by_next_use(situation, costs, order, query):
-        names.sort(key=lambda name: (sizes[name], name))
-        while names and excess > 0:
-            enough = next((place for place, name in enumerate(names) if sizes[name] >= excess), len(names) - 1)
-            evict.append(names.pop(enough))
-            excess -= sizes[evict[-1]]
+        ascending = sorted((sizes[name], name) for name in names)
+        while ascending and excess > 0:
+            enough = min(bisect_left(ascending, (excess, "")), len(ascending) - 1)
+            size, name = ascending.pop(enough)
+            evict.append(name)
+            excess -= size
         if excess <= 0:
             break
     if excess > 0:

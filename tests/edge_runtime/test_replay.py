@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
+from edge_runtime.costs import Costs, QueryCost
 from edge_runtime.daemon import run
+from edge_runtime.pieces import pieces_of
 from edge_runtime.replay import replay
 from edge_runtime.trace import costs_of, read_trace
 from models.errors import InputError
@@ -54,15 +56,18 @@ def test_a_replay_notices_decisions_that_are_not_those_of_the_schedule(box):
     assert found.agreement < 0.9 and found.first_difference is not None and "road" in found.first_difference
 
 
-def test_a_trace_holds_the_costs_and_names_tensors_by_numbers_in_the_order_of_their_names(box):
+def test_a_trace_holds_the_costs_over_numbered_pieces_in_the_order_of_their_names(box):
     recorded(box, "ours", "costs.trace")
     head, *_ = read_trace(box / "costs.trace")
     costs, bundle = costs_of(head), tiny_bundle(box / "again.safetensors")
-    names = sorted({name for query in bundle.queries for name in bundle.names_in_order(query.id)})
-    assert [costs.tensor_bytes[f"{number:06}"] for number in range(len(names))] == list(map(bundle.nbytes, names))
-    for query in bundle.queries:
-        numbers = [names.index(name) for name in bundle.names_in_order(query.id)]
-        assert list(costs.queries[query.id].tensors) == [f"{number:06}" for number in numbers]
+    queries = {query.id: QueryCost(bundle.names_in_order(query.id), 0.0, 0, 1.0) for query in bundle.queries}
+    sizes = {name: bundle.nbytes(name) for cost in queries.values() for name in cost.tensors}
+    pieces = pieces_of(Costs(queries, sizes, 1.0)).costs
+    names = sorted(pieces.tensor_bytes)
+    assert [costs.tensor_bytes[f"{number:06}"] for number in range(len(names))] == [
+        pieces.tensor_bytes[name] for name in names]
+    for query, cost in pieces.queries.items():
+        assert list(costs.queries[query].tensors) == [f"{names.index(name):06}" for name in cost.tensors]
     assert all(cost.run_s > 0 for cost in costs.queries.values())
 
 

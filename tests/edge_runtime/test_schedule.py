@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.costs import BatchCost, Costs, QueryCost, apart, condensed
+from edge_runtime.costs import BatchCost, Costs, QueryCost, apart
+from edge_runtime.pieces import pieces_of
 from edge_runtime.schedule import Demand, Situation
 from edge_runtime.schedule.batches import batch_in_time, expected_round, largest_batches, worst_first_batches
 from edge_runtime.schedule.order import cycle_loads, least_moving_order, share_order
@@ -185,7 +186,7 @@ def test_room_suffices_spares_what_is_needed_and_evicts_nothing_in_vain(data):
 
 @given(strategies.costs(), st.integers(1, 60_000))
 def test_condensed_costs_are_the_same_costs_over_fewer_names(costs, piece_bytes):
-    small = condensed(costs, piece_bytes)
+    small = pieces_of(costs, piece_bytes).costs
     assert set(small.queries) == set(costs.queries) and len(small.tensor_bytes) <= len(costs.tensor_bytes)
     for a, b in product(costs.queries, repeat=2):
         before, after = (one.queries[a].needed & one.queries[b].needed for one in (costs, small))
@@ -201,3 +202,17 @@ def test_costs_apart_share_nothing_and_weigh_the_same_alone(costs):
         assert alone.moved_bytes(alone.queries[query].tensors) == costs.moved_bytes(cost.tensors)
         assert not any(alone.queries[query].needed & alone.queries[other].needed
                        for other in costs.queries if other != query)
+
+
+@given(st.data())
+def test_a_piece_is_held_when_all_its_tensors_are_and_pieces_hold_every_tensor_once(data):
+    costs = data.draw(strategies.costs())
+    pieces = pieces_of(costs, data.draw(st.integers(1, 60_000)))
+    needed = {name for cost in costs.queries.values() for name in cost.needed}
+    assert sorted(pieces.names(pieces.costs.tensor_bytes)) == sorted(needed)
+    query = data.draw(st.sampled_from(list(costs.queries)))
+    mine = pieces.costs.queries[query].needed
+    assert set(pieces.names(mine)) == costs.queries[query].needed
+    assert pieces.held(costs.queries[query].needed) >= mine
+    for name in costs.queries[query].needed:
+        assert not pieces.held(costs.queries[query].needed - {name}) >= mine

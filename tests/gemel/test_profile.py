@@ -34,8 +34,8 @@ def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, c
 
 
 def test_what_was_measured_can_be_simulated(tmp_path, capsys):
-    from edge_runtime.costs import condensed
     from edge_runtime.measured import measured_costs
+    from edge_runtime.pieces import condensed
     from edge_runtime.policies import policy_named
     from edge_runtime.simulator import simulate
 
