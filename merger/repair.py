@@ -130,7 +130,7 @@ def train_private(
 
 def largest_rank(layer: nn.Module | None) -> int:
     """The largest rank worth storing: a residual of it is smaller than the layer's weight; 0 where there is none."""
-    if type(layer) not in (nn.Conv2d, nn.Linear) or getattr(layer, "groups", 1) != 1:
+    if layer is None or type(layer) not in (nn.Conv2d, nn.Linear) or getattr(layer, "groups", 1) != 1:
         return 0
     weight = layer.weight
     assert isinstance(weight, Tensor)
