@@ -16,8 +16,10 @@ from models.layers import weight_key
 from models.low_rank import FACTORS, factors
 from models.plan import Member, tie
 
-FRAMES = 64
-"""Train frames of each query by which a start is judged and inputs are measured."""
+FRAMES = 16
+"""Train frames of each query by which a start is judged: there are three for each of many candidates."""
+INPUT_FRAMES = 64
+"""Train frames of each query on which the inputs of a linear layer are measured."""
 LEAST_RISK = 1e-4
 
 
@@ -59,7 +61,7 @@ def errors(bench: Workbench, merged: Merged, queries: Sequence[str]) -> dict[str
     found = {}
     for query, model in models.items():
         bench.calibrate(query, model, FRAMES)
-        by_head = distances(bench, query, model, watched_layers(bench.queries[query], model))
+        by_head = distances(bench, query, model, watched_layers(bench.queries[query], model), FRAMES)
         found[query] = sum(by_head.values()) / max(1, len(by_head))
     return found
 
@@ -89,7 +91,7 @@ def _input_scale(bench: Workbench, merged: Merged, members: Sequence[Member]) ->
 
         handle = model.get_submodule(path).register_forward_pre_hook(note)
         data = bench.train[query]
-        indices = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
+        indices = torch.linspace(0, len(data) - 1, min(INPUT_FRAMES, len(data))).long().tolist()
         model(data.preprocess.normalise(data.prepared.batch(indices)).to(bench.device))
         handle.remove()
         bench.work.add(bench.queries[query], len(indices))

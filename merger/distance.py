@@ -16,7 +16,9 @@ LEAST_VARIANCE = 1e-12
 
 
 @torch.no_grad()
-def distances(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, float]:
+def distances(
+    bench: Workbench, query: str, model: nn.Module, paths: Iterable[str], frames_used: int = FRAMES
+) -> dict[str, float]:
     """Path -> mean squared difference of the layer's outputs over the variance of the original's, on train frames.
 
     Paths that are no module (packed projections) are left out.
@@ -25,7 +27,7 @@ def distances(bench: Workbench, query: str, model: nn.Module, paths: Iterable[st
     modules = {path for path, _ in original.named_modules()}
     paths = [path for path in paths if path in modules]
     wrong, whole = dict.fromkeys(paths, 0.0), dict.fromkeys(paths, 0.0)
-    indices = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
+    indices = torch.linspace(0, len(data) - 1, min(frames_used, len(data))).long().tolist()
     was_training = model.training
     model.eval()
     for start in range(0, len(indices), BATCH):
