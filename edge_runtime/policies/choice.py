@@ -121,10 +121,11 @@ class Choice:
         """
         cost, captured = self._costs.queries[job.query], self._waiting[job.query]
         best, most = None, 0.0
-        # Where the whole batch needs no room made, no smaller one does.
-        free = self._room(job.query, job.missing, job.count) == ()
+        for_all = self._room(job.query, job.missing, job.count)
         for count in range(1, job.count + 1):
-            evict = () if free else self._room(job.query, job.missing, count)
+            # Where the whole batch needs no room made, no smaller one does.
+            known = count == job.count or for_all == ()
+            evict = for_all if known else self._room(job.query, job.missing, count)
             batch = batch_in_time(captured, self._situation.now + job.load_s, cost, count)
             if evict is None or batch.count < count:
                 break

@@ -10,6 +10,7 @@ from edge_runtime.ledger import DEADLINE, MEMORY
 from edge_runtime.pieces import condensed
 from edge_runtime.schedule.batches import batch_in_time, worst_first_batches
 from edge_runtime.schedule.order import share_order
+from edge_runtime.schedule.room import by_next_use
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 
 # Turns of one query passed over as too late before it is loaded ahead. 0, a load at every turn, spends on loads the
@@ -100,28 +101,19 @@ def _room(situation: Situation, turns: Turns, costs: Costs, plan: Plan, query: s
     if excess <= 0:
         return ()
     evict: list[str] = []
-    for name in _eviction_order(situation, turns, costs, plan.order):
-        if name in cost.needed:
-            continue
-        evict.append(name)
-        excess -= costs.footprints[name]
-        if excess <= 0:
-            return tuple(evict)
+    for names in by_next_use(situation.resident, costs, _coming(turns, plan.order), cost.needed):
+        for name in reversed(names):
+            evict.append(name)
+            excess -= costs.footprints[name]
+            if excess <= 0:
+                return tuple(evict)
     return None
 
 
-def _eviction_order(situation: Situation, turns: Turns, costs: Costs, order: Sequence[str]) -> list[str]:
-    """Resident tensors, first to go first: the most recently run query's, last loaded layers first.
+def _coming(turns: Turns, order: Sequence[str]) -> list[str]:
+    """The queries by their next turn as far as it is known: those that have had none yet, then the least recent.
 
-    A tensor several queries share goes with the last of them. Queries that have had no turn come next in the
-    cycle, so theirs go last; tensors no query uses (of an older bundle) go first.
+    So the most recently run query's tensors go first, last loaded layers first, and a tensor that several queries
+    share goes with the last of them.
     """
-    recent = turns.recent
-    queries = [*recent, *(query for query in reversed(order) if query not in recent)]
-    placed: dict[str, None] = {}
-    for query in reversed(queries):
-        for name in costs.queries[query].tensors:
-            if name in situation.resident:
-                placed.setdefault(name)
-    unused = sorted(name for name in situation.resident if name not in placed)
-    return [*unused, *reversed(placed)]
+    return [*(query for query in order if query not in turns.recent), *reversed(turns.recent)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from edge_runtime.costs import Costs
 from edge_runtime.schedule.values import Situation
@@ -22,7 +22,9 @@ def room_for(situation: Situation, costs: Costs, order: Sequence[str], budget_by
         return ()
     sizes = costs.footprints
     evict: list[str] = []
-    for names in _by_next_use(situation, costs, order, query):
+    here = order.index(query)
+    coming = [*order[here + 1:], *order[:here]]
+    for names in by_next_use(situation.resident, costs, coming, cost.needed):
         ascending = sorted((sizes[name], name) for name in names)
         while ascending and excess > 0:
             enough = min(bisect_left(ascending, (excess, "")), len(ascending) - 1)
@@ -40,16 +42,18 @@ def room_for(situation: Situation, costs: Costs, order: Sequence[str], budget_by
     return tuple(evict)
 
 
-def _by_next_use(situation: Situation, costs: Costs, order: Sequence[str], query: str) -> list[list[str]]:
-    """Resident tensors that `query` does not need, those needed at the same time together, the last needed first."""
-    here = order.index(query)
-    coming = [*order[here + 1:], *order[:here]]
-    seen = set(costs.queries[query].needed)
-    found = []
-    for other in coming:
-        names = [name for name in costs.queries[other].tensors if name in situation.resident and name not in seen]
-        seen.update(names)
-        if names:
-            found.append(list(dict.fromkeys(names)))
-    unused = [name for name in situation.resident if name not in seen]
-    return [unused, *reversed(found)] if unused else found[::-1]
+def by_next_use(resident: Set[str], costs: Costs, coming: Sequence[str], kept: Set[str]) -> Iterator[list[str]]:
+    """Resident tensors that are not `kept`, those needed at the same time together, the last needed first.
+
+    `coming` are the queries in the order of their next turns; a tensor that several need counts as needed when the
+    first of them has its turn. Tensors that none of them needs come before all others. Each list is in load order.
+    """
+    unused = frozenset(resident).difference(kept, *(costs.queries[query].needed for query in coming))
+    if unused:
+        yield sorted(unused)
+    for place in range(len(coming) - 1, -1, -1):
+        cost = costs.queries[coming[place]]
+        last = cost.needed.intersection(resident).difference(
+            kept, *(costs.queries[sooner].needed for sooner in coming[:place]))
+        if last:
+            yield [name for name in dict.fromkeys(cost.tensors) if name in last]
