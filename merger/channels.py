@@ -226,9 +226,9 @@ class _Reader:
 
     def _concatenated(self, node: fx.Node, inputs: list[Layout | None]) -> Layout | None:
         axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-        parts = node.args[0]
+        parts: Any = node.args[0] if node.args else None
         listed = isinstance(parts, (list, tuple)) and all(isinstance(part, fx.Node) for part in parts)
-        layouts = [self.layouts[part] for part in parts] if listed else [None]  # type: ignore[union-attr, index]
+        layouts = [self.layouts[part] for part in parts] if listed else [None]
         if axis != 1 or any(layout is None or any(p.repeat != 1 for p in layout) for layout in layouts):
             return self._unknown(inputs)
         return tuple(part for layout in layouts for part in layout or ())

@@ -1,0 +1,142 @@
+"""The start: which there are, that the nearest is taken, what it says of ancestors, and that a kill costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from merger.ancestry import COMMON, kinship
+from merger.journal import Journal
+from merger.method import MergeOptions
+from merger.methods.wide import whole_plan
+from merger.start import averaged, choose_start, donated, features_error
+from merger.workbench import Workbench, snapshot
+from models.layers import weight_key
+from models.plan import SharingPlan
+from models.workload import Workload
+
+
+@pytest.fixture
+def bench(workload: Workload) -> Workbench:
+    return Workbench(workload)
+
+
+@pytest.fixture
+def always_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("merger.start.WORTH_SOLVING", 0.0)
+
+
+def test_equal_originals_are_merged_without_any_training(workload: Workload) -> None:
+    first, third = workload.queries[0], workload.queries[2]
+    assert isinstance(first.weights, Path) and isinstance(third.weights, Path)
+    third.weights.write_bytes(first.weights.read_bytes())
+    bench = Workbench(workload)
+    plan = whole_plan(bench, MergeOptions())
+    states = choose_start(bench, plan, Journal())
+    for members in plan.shared:
+        if {query for query, _ in members} == {"q0", "q2"}:
+            weights = [states[query][weight_key(states[query], path)] for query, path in members]
+            assert torch.equal(*weights)
+
+
+def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
+    plan = whole_plan(bench, MergeOptions())
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    members = next(members for members in plan.shared if len(members) == 3)
+    weights = {query: originals[query][weight_key(originals[query], path)] for query, path in members}
+    for states, wanted in (
+        (averaged(plan, originals), torch.stack(list(weights.values())).mean(0)),
+        (donated(plan, originals, "q1"), weights["q1"]),
+    ):
+        for query, path in members:
+            assert torch.equal(states[query][weight_key(states[query], path)], wanted)
+    assert torch.equal(originals["q0"]["stem.0.weight"], bench.originals["q0"].state_dict()["stem.0.weight"])
+
+
+def test_the_start_with_the_nearest_features_is_taken(bench: Workbench, always_solved: None) -> None:
+    said = _heard(bench)
+    plan = whole_plan(bench, MergeOptions())
+    states = choose_start(bench, plan, Journal())
+    errors = {row["start"]: row["error"] for event, row in said if event == "start"}
+    starts = {"mean", "q0", "q1", "q2", "aligned mean"}
+    best = min(starts, key=lambda name: errors[name])
+    assert set(errors) == {*starts, f"{best}, solved"}
+    found = features_error(bench, plan, states)
+    assert sum(found.values()) / len(found) == pytest.approx(min(errors.values()), rel=1e-4)
+
+
+def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
+    first = snapshot(bench.originals["q0"])
+    for query in ("q1", "q2"):
+        state = snapshot(bench.originals[query])
+        generator = torch.Generator().manual_seed(1)
+        for name, tensor in first.items():
+            if name in state and state[name].shape == tensor.shape and tensor.ndim > 1:
+                state[name] = tensor + 0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        bench.originals[query].load_state_dict(state)
+    said = _heard(bench)
+    choose_start(bench, _plan_of_three(), Journal())
+    (row,) = [row for event, row in said if event == "ancestry"]
+    assert row["common"] and min(row["kinship"].values()) > 0.8
+    assert not any(event == "aligned" or "aligned" in row.get("start", "") for event, row in said)
+
+
+def test_a_start_that_is_near_enough_is_not_solved(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = _heard(bench)
+    monkeypatch.setattr("merger.start.WORTH_SOLVING", 100.0)
+    choose_start(bench, _plan_of_three(), Journal())
+    assert not any("solved" in row.get("start", "") for _, row in said)
+
+
+def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None:
+    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    assert max(kinship(_plan_of_three(), bench.layers, states).values()) < COMMON
+
+
+def test_every_set_is_forecast_before_the_start(bench: Workbench) -> None:
+    said = _heard(bench)
+    plan = whole_plan(bench, MergeOptions())
+    choose_start(bench, plan, Journal())
+    told = [(row["likeness"], tuple(map(tuple, row["members"]))) for event, row in said if event == "forecast"]
+    assert {members for _, members in told} == set(plan.shared) and told == sorted(told, key=lambda row: row[0])
+
+
+def test_a_start_goes_on_where_it_was_stopped(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, always_solved: None
+) -> None:
+    plan, journal = whole_plan(bench, MergeOptions()), Journal()
+    before = bench.work.total
+    wanted = choose_start(bench, plan, journal)
+    spent, done = bench.work.total - before, journal.state_dict()["done"]
+    for stop in (1, len(done) // 2, len(done) - 1):
+        bench.work.total = before
+        stopped, steps = Journal(), []
+        stopped.meter = bench.work
+
+        def dying(stopped: Journal = stopped, steps: list[Any] = steps, stop: int = stop) -> None:
+            steps.append(None)
+            if len(steps) == stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(stopped, "tick", dying)
+        with pytest.raises(KeyboardInterrupt):
+            choose_start(bench, plan, stopped)
+        resumed = Journal()
+        resumed.meter = bench.work
+        resumed.load_state_dict(stopped.state_dict())
+        states = choose_start(bench, plan, resumed)
+        assert bench.work.total - before == pytest.approx(spent)
+        assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
+
+
+def _plan_of_three() -> SharingPlan:
+    return SharingPlan(tuple(tuple((q, path) for q in ("q0", "q1", "q2")) for path in ("stem.0", "body.0", "last.0")))
+
+
+def _heard(bench: Workbench) -> list[tuple[str, dict[str, Any]]]:
+    said: list[tuple[str, dict[str, Any]]] = []
+    bench.progress = lambda event, **fields: said.append((event, fields))
+    return said
