@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from edge_runtime.arena import Arena
-from edge_runtime.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.mover_host import ordinary_memory
 from edge_runtime.placing import Holes
 from edge_runtime.residency import Extent

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from edge_runtime.engine import Engine
+from edge_runtime.engines import Engine
 from edge_runtime.mover import Mover, Transfer, mover_for
 from edge_runtime.residency import Residency
 from edge_runtime.store import Store

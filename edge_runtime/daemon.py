@@ -16,7 +16,8 @@ from edge_runtime.arena import Arena
 from edge_runtime.cameras import Camera
 from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.costs import BATCHES, BatchCost, Costs, QueryCost
-from edge_runtime.engine import Engine, TorchEngine
+from edge_runtime.engines import Engine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.executor import Executor, arena_bytes, unfit
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs
-from edge_runtime.engine import Engine
+from edge_runtime.engines import Engine
 from edge_runtime.estimates import Estimates
 from edge_runtime.faults import is_out_of_memory
 from edge_runtime.ledger import DEADLINE, Ledger

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from edge_runtime.costs import Costs, stored_name
-from edge_runtime.engine import Engine, Wait
+from edge_runtime.engines import Engine, Wait
 from edge_runtime.store import Store
 from models.tasks import Answer
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from edge_runtime.arena import Arena
-    from edge_runtime.engine import TorchEngine
+    from edge_runtime.engines.torch_engine import TorchEngine
 
 ROUNDS = 5
 FRAME_PIXELS = (1280, 720)
@@ -75,7 +75,7 @@ def profile_bundle(
     import torch
 
     from edge_runtime.arena import Arena
-    from edge_runtime.engine import TorchEngine
+    from edge_runtime.engines.torch_engine import TorchEngine
     from edge_runtime.store import Store
 
     opened = open_bundle(bundle, factories)

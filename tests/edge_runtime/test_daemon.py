@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edge_runtime.daemon import run
-from edge_runtime.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from models.errors import BundleError, InputError
 from models.tasks import ClassAnswer, task_of
 from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder

@@ -9,7 +9,7 @@ from torch import nn
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs, QueryCost
-from edge_runtime.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand, Situation
 from edge_runtime.store import Store
@@ -39,7 +39,7 @@ def reference(bundle, query_id: str, frame: np.ndarray) -> torch.Tensor:
 
 def test_an_engine_holds_no_weights_until_it_is_bound(bundle):
     engine = TorchEngine(bundle, "gate")
-    assert all(tensor.is_meta for tensor in (*engine._model.parameters(), *engine._model.buffers()))
+    assert all(tensor.is_meta for tensor in (*engine.model.parameters(), *engine.model.buffers()))
     with pytest.raises((NotImplementedError, RuntimeError)):
         engine.outputs([picture(1)])
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.engine import TorchEngine, layers_to_wait_for
+from edge_runtime.engines.slots import layers_to_wait_for
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.gate import gated
 from models.zoo import build
 from tests.edge_runtime.tiny import picture, tiny_bundle
@@ -64,4 +65,4 @@ def test_the_gate_is_gone_after_the_run_and_a_layer_waits_for_its_own_tensors_on
     engine.bind(bundle.tensor)
     assert torch.equal(engine.outputs([picture(1)]), streamed) and len(waited) == 5
     engine.unbind()
-    assert all(tensor.is_meta for tensor in (*engine._model.parameters(), *engine._model.buffers()))
+    assert all(tensor.is_meta for tensor in (*engine.model.parameters(), *engine.model.buffers()))

@@ -12,7 +12,7 @@ import torch
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs, QueryCost
-from edge_runtime.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.executor import Executor
 from edge_runtime.faults import is_out_of_memory
 from edge_runtime.ledger import Ledger

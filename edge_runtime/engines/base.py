@@ -1,0 +1,132 @@
+"""Engines: an architecture without weights, bound to tensors of the arena before it runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.bundle import Bundle, BundleQuery
+from models.measure import workspace_bytes
+from models.tasks import Answer, DetectionAnswer, task_of
+
+TensorOf = Callable[[str], Tensor]
+"""Gives a resident tensor by its content name: a view of the arena."""
+Wait = Callable[[Iterable[str]], None]
+"""Returns when what is started next may read the tensors of these names."""
+
+
+class Engine(Protocol):
+    """What runs one query: bind its tensors, then run it on frames.
+
+    `streams` says whether a run may begin before its last tensors have arrived.
+    """
+
+    query: BundleQuery
+    workspace_bytes: int
+    streams: bool
+
+    def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
+        """Use the tensors that `tensor_of` gives by content name from now on.
+
+        With `wait`, which only an engine that streams is given, they are still arriving: a run calls it with the
+        names of a layer's tensors before it starts the layer. Without, all are there.
+        """
+        ...
+
+    def unbind(self) -> None:
+        """Let go of all tensors, so that their memory can be given back; `bind` comes before the next run."""
+        ...
+
+    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
+        """One answer per RGB frame (H, W, 3); boxes in pixels of the whole frame."""
+        ...
+
+
+class FrameEngine(ABC):
+    """What every engine does alike: frames cropped to the roi, resized and normalised; outputs made answers.
+
+    `model` is the query's architecture with its residuals, on the meta device: an engine may compile it or bind it,
+    and answers are decoded by it. Raises BundleError when the bundle's tensors don't fit the architecture.
+    """
+
+    name: ClassVar[str]
+    streams: bool = False
+
+    def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
+        self.query = bundle.query(query_id)
+        self.device = torch.device(device)
+        self.model = bundle.build(query_id).to("meta")
+        self._task = task_of(self.query.task)
+        self.workspace_bytes = self.workspace_of(1)
+
+    @classmethod
+    def missing(cls, device: str) -> str | None:
+        """Why this engine cannot run on this machine and device ("cpu" or "cuda"); None when it can."""
+        return None
+
+    @classmethod
+    def detail(cls, device: str) -> str:
+        """By what it runs, for `gemel doctor`."""
+        return f"torch {torch.__version__} on {device}"
+
+    @abstractmethod
+    def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
+        """As `Engine.bind`."""
+
+    @abstractmethod
+    def unbind(self) -> None:
+        """As `Engine.unbind`."""
+
+    @abstractmethod
+    def forward(self, batch: Tensor) -> Any:
+        """The network on a normalised batch f32 (N, 3, S, S) on the engine's device, channels last.
+
+        Returns what `decode` takes: unless that is overridden too, what the model's forward returns.
+        """
+
+    def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Answer]:
+        """Outputs as answers, boxes in pixels of the cropped frames, whose (width, height) are `sizes`."""
+        return self._task.answers(self.model, outputs, sizes, self.query.classes, least_score)
+
+    def workspace_of(self, count: int) -> int:
+        """Peak bytes of intermediates of a run of `count` frames, as far as it is known without running."""
+        return workspace_bytes(self.model, self.query.input_size, count)
+
+    @torch.inference_mode()
+    def outputs(self, frames: Sequence[np.ndarray]) -> Any:
+        """What `forward` returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
+        prepare = self.query.preprocess
+        batch = torch.stack([prepare.resize(self._crop(frame)) for frame in frames]).to(self.device)
+        return self.forward(prepare.normalise(batch))
+
+    @torch.inference_mode()
+    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
+        """One answer per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
+
+        Where the query sets no `min_score`, the threshold chosen on val takes its place.
+        """
+        sizes = [self._crop(frame).shape[1::-1] for frame in frames]
+        least = self.query.min_score or self.query.threshold or 0.0
+        return [self._uncrop(answer) for answer in self.decode(self.outputs(frames), sizes, least)]
+
+    def _crop(self, frame: np.ndarray) -> np.ndarray:
+        if self.query.roi is None:
+            return frame
+        x0, y0, x1, y1 = (round(edge) for edge in self.query.roi)
+        cropped = frame[y0:y1, x0:x1]
+        if not cropped.size:
+            height, width = frame.shape[:2]
+            raise ValueError(f"roi {list(self.query.roi)} lies outside a frame of {width}x{height} pixels")
+        return cropped
+
+    def _uncrop(self, answer: Answer) -> Answer:
+        if self.query.roi is None or not isinstance(answer, DetectionAnswer):
+            return answer
+        dx, dy = round(self.query.roi[0]), round(self.query.roi[1])
+        boxes = tuple((x0 + dx, y0 + dy, x1 + dx, y1 + dy) for x0, y0, x1, y1 in answer.boxes)
+        return DetectionAnswer(answer.classes, answer.scores, boxes)

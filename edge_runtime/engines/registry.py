@@ -1,0 +1,27 @@
+"""The engines by name; the file of one is imported when it is asked for, since some import slow libraries."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from edge_runtime.engines.base import FrameEngine
+from models.bundle import Bundle
+
+AUTO = "auto"
+ENGINES: dict[str, tuple[str, str]] = {
+    "torch": ("edge_runtime.engines.torch_engine", "TorchEngine"),
+}
+"""Name -> module and class."""
+
+
+def engine_named(name: str) -> type[FrameEngine]:
+    """The class of an engine; KeyError for a name that is not in ENGINES."""
+    module, kind = ENGINES[name]
+    return getattr(importlib.import_module(module), kind)
+
+
+def make_engine(name: str, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> FrameEngine:
+    """An engine of this name for one query of a bundle, unbound."""
+    return engine_named(name)(bundle, query_id, device)
