@@ -28,7 +28,7 @@ def damaged_queries(bundle: Bundle) -> dict[str, str]:
         damaged = {entry.name for entry, whole in zip(entries, pool.map(sound, entries)) if not whole}
     reasons = {}
     for query in bundle.queries:
-        hit = [(path, name) for path, name in query.state().items() if name in damaged]
+        hit = [(path, name) for path, name in query.places().items() if name in damaged]
         if hit:
             path, name = hit[0]
             more = f" and {len(hit) - 1} more" if len(hit) > 1 else ""

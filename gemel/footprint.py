@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.bundle import Bundle
-from models.bundle.writer import original_bytes
+from models.bundle.counting import original_bytes
 
 
 def shared_of(bundle: Bundle) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def bytes_of(bundle: Bundle) -> dict[str, Any]:
     """
     users: dict[str, set[str]] = {}
     for query in bundle.queries:
-        for name in query.state().values():
+        for name in query.places().values():
             users.setdefault(name, set()).add(query.id)
     rows = []
     for query in bundle.queries:

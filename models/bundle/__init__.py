@@ -1,10 +1,10 @@
-"""Bundles of format 1: ONE safetensors file that holds each unique tensor once, and a manifest.
+"""Bundles: ONE safetensors file that holds each unique tensor once, and a manifest.
 
 `write_bundle` writes one, `open_bundle` maps one, `verify_bundle` checks every byte of one.
 """
 
 from models.atomic import check_output
-from models.bundle.manifest import BundleEvidence, BundleQuery, ByteCounts, Manifest, ResidualTensors, Shared
+from models.bundle.manifest import BundleEvidence, BundleQuery, ByteCounts, Manifest, ResidualTensors, Shared, StoredTensor
 from models.bundle.reader import Bundle, open_bundle
 from models.bundle.verify import verify_bundle
 from models.bundle.writer import write_bundle
@@ -17,6 +17,7 @@ __all__ = [
     "Manifest",
     "ResidualTensors",
     "Shared",
+    "StoredTensor",
     "check_output",
     "open_bundle",
     "verify_bundle",

@@ -6,12 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 from torch import nn
+from typing_extensions import Buffer
 
-from models.bundle.container import ALIGNMENT_BYTES, DTYPES, Entry, Header
-from models.bundle.manifest import BundleQuery, Manifest, shared_of
-from models.bundle.writer import count_bytes, load_order
+from models.bundle.container import ALIGNMENT_BYTES, CODES, Entry, Header
+from models.bundle.counting import count_bytes, wide_dtype
+from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B, BundleQuery, Manifest, shared_of
+from models.bundle.writer import load_order
+from models.narrow import MOST, STORED, WIDE
 from models.residual import shapes
+
+MOST_SCALE = float(np.finfo(np.float32).max) / MOST
+"""A larger scale would widen a code to infinity."""
 
 
 def layout_problems(header: Header) -> Iterator[str]:
@@ -36,7 +43,7 @@ def manifest_problems(manifest: Manifest, header: Header) -> Iterator[str]:
     entries = {name: entry for name, entry in header.entries.items() if not entry.is_pad}
     missing = False
     for query in manifest.queries:
-        for path, name in query.state().items():
+        for path, name in query.places().items():
             if name not in entries:
                 missing = True
                 yield f"query {query.id}: tensor {name} of {path} is missing"
@@ -44,6 +51,7 @@ def manifest_problems(manifest: Manifest, header: Header) -> Iterator[str]:
         return
     for query in manifest.queries:
         yield from _residual_problems(query, entries)
+        yield from _stored_problems(query, entries)
     for name in entries.keys() - set(load_order(manifest.queries)):
         yield f"tensor {name} belongs to no query"
     shared = shared_of(manifest.queries)
@@ -63,7 +71,7 @@ def order_problems(manifest: Manifest, header: Header) -> Iterator[str]:
     """
     users: dict[str, set[str]] = {}
     for query in manifest.queries:
-        for name in query.state().values():
+        for name in query.places().values():
             users.setdefault(name, set()).add(query.id)
     done: set[frozenset[str]] = set()
     current: frozenset[str] = frozenset()
@@ -92,7 +100,7 @@ def architecture_problems(query: BundleQuery, model: nn.Module, entries: Mapping
         entry, wanted = entries[query.tensors[path]], state[path]
         if entry.shape != tuple(wanted.shape):
             yield f"{where}: {path} has shape {entry.shape}, {query.model} needs {tuple(wanted.shape)}"
-        elif DTYPES[entry.dtype] != wanted.dtype:
+        elif wide_dtype(query, path, entry) != wanted.dtype:
             yield f"{where}: {path} has dtype {entry.dtype}, {query.model} needs {wanted.dtype}"
     layers = dict(model.named_modules())
     for path, residual in query.residuals.items():
@@ -118,5 +126,39 @@ def _residual_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iter
         rank = residual.rank
         if a.shape != (rank, *inner) or b.shape != (out, rank, *(1,) * (len(inner) - 1)):
             yield f"{where}: a {a.shape} and b {b.shape} do not fit rank {rank} and weight {weight.shape}"
-        if not a.dtype == b.dtype == weight.dtype:
+        keys = {f"{layer}.{RESIDUAL_A}": a, f"{layer}.{RESIDUAL_B}": b, f"{layer}.weight": weight}
+        if len({wide_dtype(query, key, entry) for key, entry in keys.items()}) > 1:
             yield f"{where} has another dtype than the weight"
+
+
+def _stored_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterator[str]:
+    """What `stored` says and the header does not bear out; the values of scales are `scale_problems`."""
+    state = query.state()
+    for key, own in query.stored.items():
+        where = f"query {query.id}: {key}, stored as {own.dtype},"
+        if key not in state:
+            yield f"query {query.id}: `stored` names {key}, which stands in neither `tensors` nor `residuals`"
+            continue
+        entry = entries[state[key]]
+        if entry.dtype != CODES[STORED[own.dtype]]:
+            yield f"{where} has a tensor of dtype {entry.dtype}"
+        if (own.dtype == "int8") != (own.scale is not None):
+            yield f"{where} names {'no scale' if own.scale is None else 'a scale, which it has no use for'}"
+        elif own.scale is not None:
+            scale = entries[own.scale]
+            if (scale.dtype, scale.shape) != (CODES[WIDE], entry.shape[:1]) or not entry.shape:
+                yield f"{where} has a scale {scale.dtype} {scale.shape} for a tensor of shape {entry.shape}"
+
+
+def scale_problems(manifest: Manifest, header: Header, content: Buffer) -> Iterator[str]:
+    """Scales whose values cannot be; `content` is the file, and everything above must hold."""
+    seen: set[str] = set()
+    for query in manifest.queries:
+        for key, own in query.stored.items():
+            if own.scale is None or own.scale in seen:
+                continue
+            seen.add(own.scale)
+            entry = header.entries[own.scale]
+            values = np.frombuffer(content, "<f4", entry.nbytes // WIDE.itemsize, header.data_start + entry.begin)
+            if not bool(np.all((values > 0) & (values <= MOST_SCALE))):
+                yield f"query {query.id}: the scale of {key} is not above zero and finite in every channel"

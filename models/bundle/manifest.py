@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,15 +15,18 @@ from typing_extensions import TypedDict
 from models.bundle.container import Fault, loads_strict
 from models.errors import InputError
 from models.low_rank import KEY as LOW_RANK
+from models.narrow import NarrowDtype
 from models.preprocess import Preprocess
 
 if TYPE_CHECKING:
     from models.workload import Query
 
-FORMAT = 1
+FORMAT, NARROW_FORMAT = 1, 2
+"""A bundle is of format 2 when it holds tensors that are stored narrow, else of format 1."""
 MANIFEST_KEY = "gemel.manifest"
 MAX_BYTES = 1 << 50
 RESIDUAL_A, RESIDUAL_B = "residual_a", "residual_b"
+SCALE = "scale"
 
 Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -54,6 +57,14 @@ class ResidualTensors:
     b: TensorName
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """How a tensor is stored where the architecture wants float32 (models.narrow): int8 names its scale's tensor."""
+
+    dtype: NarrowDtype
+    scale: TensorName | None = None
+
+
 class BundleEvidence(TypedDict):
     """Accuracy on the test split as DESIGN names it; further plain keys (chance_corrected, map ...) may
     stand beside.
@@ -77,7 +88,7 @@ class BundleQuery:
     does.
 
     `tensors` maps state_dict keys of the plain architecture to tensor names, layer by layer; `residuals` maps
-    layer paths. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
+    layer paths; `stored` maps those state_dict keys whose tensors are narrow. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
     (detection). `roi`, `min_score`, `priority` and `threshold` are ours beyond DESIGN, and optional when
     read.
     """
@@ -95,6 +106,7 @@ class BundleQuery:
     accuracy_target: Annotated[float, Field(gt=0, le=1)]
     tensors: dict[ParameterPath, TensorName] = field(default_factory=dict, hash=False)
     residuals: dict[ParameterPath, ResidualTensors] = field(default_factory=dict, hash=False)
+    stored: dict[ParameterPath, StoredTensor] = field(default_factory=dict, hash=False)
     evidence: BundleEvidence | None = field(default=None, hash=False)
     roi: tuple[float, float, float, float] | None = None
     min_score: Fraction = 0.0
@@ -145,6 +157,16 @@ class BundleQuery:
             state.update(_residual_state(layer, residual))
         return state
 
+    def places(self) -> dict[str, str]:
+        """Every place of a tensor: those of `state`, and `KEY.scale` right after the key of a tensor with a scale."""
+        places: dict[str, str] = {}
+        for key, name in self.state().items():
+            places[key] = name
+            own = self.stored.get(key)
+            if own is not None and own.scale is not None:
+                places[f"{key}.{SCALE}"] = own.scale
+        return places
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -158,7 +180,7 @@ class Shared:
 class Manifest:
     """Everything a bundle says about its tensors."""
 
-    format: Literal[1]
+    format: Literal[1, 2]
     workload: Id
     method: Id
     bytes: ByteCounts
@@ -167,14 +189,23 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text that stands under `gemel.manifest`."""
-        return json.dumps(dataclasses.asdict(self), allow_nan=False, separators=(",", ":"))
+        document = dataclasses.asdict(self)
+        for query in document["queries"]:
+            if not query["stored"]:
+                del query["stored"]
+        return json.dumps(document, allow_nan=False, separators=(",", ":"))
+
+
+def format_of(queries: Iterable[BundleQuery]) -> Literal[1, 2]:
+    """The format of a bundle of these queries."""
+    return NARROW_FORMAT if any(query.stored for query in queries) else FORMAT
 
 
 def shared_of(queries: tuple[BundleQuery, ...]) -> tuple[Shared, ...]:
     """Which tensors stand at two or more places, in order of first use."""
     members: dict[str, list[tuple[str, str]]] = {}
     for query in queries:
-        for path, name in query.state().items():
+        for path, name in query.places().items():
             members.setdefault(name, []).append((query.id, path))
     return tuple(Shared(name, tuple(who)) for name, who in members.items() if len(who) > 1)
 
@@ -182,13 +213,16 @@ def shared_of(queries: tuple[BundleQuery, ...]) -> tuple[Shared, ...]:
 def parse_manifest(text: str) -> Manifest:
     """Read an untrusted manifest; a type, range or format that does not fit raises Fault, naming the key."""
     document = loads_strict(text, "the manifest")
-    if isinstance(document, dict) and document.get("format") != FORMAT:
+    if isinstance(document, dict) and document.get("format") not in (FORMAT, NARROW_FORMAT):
         given = str(document.get("format"))[:20]
-        raise Fault(f"unknown format {given!r}; this version reads format {FORMAT}")
+        raise Fault(f"unknown format {given!r}; this version reads formats {FORMAT} and {NARROW_FORMAT}")
     try:
         manifest = _MANIFEST.validate_json(text, strict=True)
     except ValidationError as error:
         raise Fault(_first(error)) from None
+    if manifest.format != format_of(manifest.queries):
+        narrow = "no tensor is" if manifest.format == NARROW_FORMAT else "tensors are"
+        raise Fault(f"format: {manifest.format}, but {narrow} stored narrow")
     ids = [query.id for query in manifest.queries]
     for index, query in enumerate(manifest.queries):
         _check_query(query, f"queries[{index}] ({query.id})")

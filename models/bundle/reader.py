@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import mmap
 import os
 import warnings
+import weakref
 from collections.abc import Collection
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from models.bundle.checks import architecture_problems, layout_problems, manifest_problems
+from models.bundle.checks import architecture_problems, layout_problems, manifest_problems, scale_problems
 from models.bundle.container import DTYPES, Fault, Header, parse_header
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_manifest
 from models.errors import BundleError, InputError
+from models.narrow import Narrow
 from models.residual import attach
 
 REMEDY = "copy or build the bundle again"
@@ -44,6 +47,7 @@ class Bundle:
         self.folder = folder
         self.mapping = mapping
         self._data = _view(mapping, header.data_start)
+        self._widened: weakref.WeakValueDictionary[tuple[str, str | None], Tensor] = weakref.WeakValueDictionary()
         self._queries = {query.id: query for query in manifest.queries}
 
     @property
@@ -68,19 +72,37 @@ class Bundle:
         entry = self.header.entries[name]
         return self._data[entry.begin : entry.end].view(DTYPES[entry.dtype]).view(entry.shape)
 
+    def wide_tensor(self, query_id: str, key: str) -> Tensor:
+        """The tensor at a state_dict key of a query as its architecture uses it.
+
+        One that is stored narrow is widened: float32 in memory of its own, the same for all who ask while one has it.
+        """
+        query = self.query(query_id)
+        name, own = query.state()[key], query.stored.get(key)
+        if own is None:
+            return self.tensor(name)
+        found = self._widened.get((name, own.scale))
+        if found is None:
+            scale = None if own.scale is None else self.tensor(own.scale)
+            # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
+            found = nn.Parameter(Narrow(self.tensor(name), scale).wide(), requires_grad=False)
+            self._widened[name, own.scale] = found
+        return found
+
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor of this name."""
         return self.header.entries[name].nbytes
 
     def names_in_order(self, query_id: str) -> tuple[str, ...]:
-        """The unique tensors of a query, residuals included, in file (load) order."""
-        needed = set(self.query(query_id).state().values())
+        """The unique tensors of a query, residuals and scales included, in file (load) order."""
+        needed = set(self.query(query_id).places().values())
         return tuple(name for name in self.header.entries if name in needed)
 
     def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
-        """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other
-        devices).
+        """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
+        Tensors that are stored narrow are widened: the model is the reference for whatever runs them as they are. On
+        the device "meta" it is the architecture alone, and no tensor is read.
         With `copy` the module has its own memory and may be trained. A model that is not in the zoo is
         imported only when its name stands in the bundle's `factories`. Raises BundleError when the tensors
         don't fit the architecture, before anything is allocated.
@@ -91,7 +113,9 @@ class Bundle:
             raise BundleError(self.path, problem, REMEDY)
         for layer, residual in query.residuals.items():
             attach(model.get_submodule(layer), residual.rank)
-        state = {path: self.tensor(name) for path, name in query.state().items()}
+        if torch.device(device).type == "meta":
+            return model.requires_grad_(copy).eval()
+        state = {path: self.wide_tensor(query_id, path) for path in query.state()}
         if copy:
             state = {path: tensor.clone() for path, tensor in state.items()}
         model.load_state_dict(state, strict=True, assign=True)
@@ -113,7 +137,9 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
     mapping = map_file(path)
     try:
         header, manifest = parse(mapping)
-        for problem in (*layout_problems(header), *manifest_problems(manifest, header)):
+        checks = (layout_problems(header), manifest_problems(manifest, header),
+                  scale_problems(manifest, header, mapping))  # fmt: skip
+        for problem in itertools.chain(*checks):
             raise Fault(problem)
     except Fault as fault:
         raise BundleError(path, str(fault), REMEDY) from None

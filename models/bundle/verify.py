@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from models.bundle.checks import architecture_problems, layout_problems, manifest_problems, order_problems
+from models.bundle.checks import (
+    architecture_problems,
+    layout_problems,
+    manifest_problems,
+    order_problems,
+    scale_problems,
+)
 from models.bundle.container import ALIGNMENT_BYTES, Fault, Header, tensor_name
 from models.bundle.manifest import Manifest
 from models.bundle.reader import architecture, map_file, parse
@@ -45,6 +51,8 @@ def _problems(
     yield from layout_problems(header)
     lies = list(manifest_problems(manifest, header))
     yield from lies
+    if not lies:
+        yield from scale_problems(manifest, header, view)
     yield from order_problems(manifest, header)
     if not any("is missing" in lie for lie in lies):
         yield from _architecture_problems(path, header, manifest, factories)

@@ -13,22 +13,23 @@ from typing import BinaryIO
 from torch import Tensor, nn
 
 from models.atomic import check_output, writing
-from models.bundle.container import CODES, DTYPES, Entry, Fault, encode_header, place, raw_bytes, tensor_name
+from models.bundle.container import CODES, Entry, Fault, encode_header, place, raw_bytes, tensor_name
+from models.bundle.counting import count_bytes
 from models.bundle.manifest import (
-    FORMAT,
     MANIFEST_KEY,
     RESIDUAL_A,
     RESIDUAL_B,
+    SCALE,
     BundleQuery,
-    ByteCounts,
     Manifest,
     ResidualTensors,
+    StoredTensor,
+    format_of,
     parse_manifest,
     shared_of,
 )
 from models.errors import InputError
-from models.low_rank import FACTORS
-from models.low_rank import KEY as LOW_RANK
+from models.narrow import Narrow
 from models.residual import residual_layers
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
@@ -45,22 +46,27 @@ def write_bundle(
     method: str,
     ceiling_bytes: int,
     overwrite: bool = False,
+    narrow: Mapping[str, Mapping[str, Narrow]] | None = None,
 ) -> Manifest:
-    """Write the models of a workload as one bundle of format 1 and return its manifest.
+    """Write the models of a workload as one bundle and return its manifest; with `narrow` tensors of format 2.
 
     `models` holds each query's module, tied and with residuals attached; what is shared is found by content.
     `queries` are records without tensors (`BundleQuery.of`), in the order they shall have. `ceiling_bytes`
-    are the bytes that could be saved; before and after are counted here. Raises InputError, with nothing
+    are the bytes that could be saved; before and after are counted here. `narrow` maps queries and state dict keys to
+    what is stored there in place of the model's tensor; what shares a weight should have the same one. Raises InputError, with nothing
     written, when the path exists or cannot be written or the disk is full, and ValueError when models and
     queries don't fit together.
     """
     path = check_output(path, overwrite)
-    states = {query.id: models[query.id].state_dict() for query in queries}
-    if len(states) < len(queries) or set(states) != set(models):
+    narrow = narrow or {}
+    if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(models):
         raise ValueError(f"models {sorted(models)} and queries {[query.id for query in queries]} differ")
+    states = {query.id: _as_stored(models[query.id].state_dict(), narrow.get(query.id, {})) for query in queries}
     stand_ins = _stand_ins(tensor for state in states.values() for tensor in state.values())
     tensors = {stand_ins[_identity(tensor)]: tensor for state in states.values() for tensor in state.values()}
-    records = [_bind(query, models[query.id], states[query.id], stand_ins) for query in queries]
+    records = [
+        _bind(query, models[query.id], states[query.id], narrow.get(query.id, {}), stand_ins) for query in queries
+    ]
     sizes = [(name, CODES[tensors[name].dtype], tuple(tensors[name].shape), tensors[name].nbytes)
              for name in load_order(records)]  # fmt: skip
     entries = place(sizes)
@@ -69,7 +75,7 @@ def write_bundle(
         named = tuple(_renamed(query, names) for query in records)
         by_name = {names[entry.name]: entry for entry in entries if not entry.is_pad}
         counts = count_bytes(named, by_name, ceiling_bytes)
-        return Manifest(FORMAT, workload, method, counts, named, shared_of(named))
+        return Manifest(format_of(named), workload, method, counts, named, shared_of(named))
 
     draft = manifest_with({name: name for name in tensors}).to_json()
     try:
@@ -127,7 +133,7 @@ def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
     """
     users: dict[str, list[int]] = {}
     for index, query in enumerate(queries):
-        for name in query.state().values():
+        for name in query.places().values():
             who = users.setdefault(name, [])
             if index not in who:
                 who.append(index)
@@ -138,29 +144,6 @@ def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
         return len(who) == 1, -len(who), who, first_use[name]
 
     return tuple(sorted(users, key=rank))
-
-
-def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:
-    """before = the sum over queries of `original_bytes`; after = all unique tensors, residuals included."""
-    before = 0
-    unique: set[str] = set()
-    for query in queries:
-        before += original_bytes(query, entries)
-        unique.update(query.state().values())
-    return ByteCounts(before, sum(entries[name].nbytes for name in unique), ceiling_bytes)
-
-
-def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
-    """Bytes of a query's original: every place of its plain architecture has a tensor of its own there.
-
-    However the bundle came by what stands at a place: shared within the model, or a linear layer as two factors.
-    """
-    total = sum(entries[name].nbytes for name in query.tensors.values())
-    for path in query.model_args.get(LOW_RANK, {}):  # type: ignore[union-attr]
-        a, b = (entries.get(query.tensors.get(f"{path}.{factor}.weight", "")) for factor in FACTORS)
-        if a is not None and b is not None and len(a.shape) == len(b.shape) == 2:
-            total += b.shape[0] * a.shape[1] * DTYPES[a.dtype].itemsize - a.nbytes - b.nbytes
-    return total
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
@@ -192,6 +175,21 @@ def _name_of(tensor: Tensor) -> str:
     return tensor_name(CODES[tensor.dtype], tensor.shape, raw_bytes(tensor))
 
 
+def _as_stored(state: Mapping[str, Tensor], narrow: Mapping[str, Narrow]) -> dict[str, Tensor]:
+    """The state with narrow tensors in the places of wide ones and their scales beside them."""
+    stored: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        own = narrow.get(key)
+        stored[key] = tensor if own is None else own.tensor
+        if stored[key].shape != tensor.shape:
+            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its narrow tensor {tuple(stored[key].shape)}")
+        if own is not None and own.scale is not None:
+            stored[f"{key}.{SCALE}"] = own.scale
+    if unknown := narrow.keys() - state.keys():
+        raise ValueError(f"the model has no {sorted(unknown)[0]} that could be narrow")
+    return stored
+
+
 def _renamed(query: BundleQuery, names: Mapping[str, str]) -> BundleQuery:
     return dataclasses.replace(
         query,
@@ -200,14 +198,23 @@ def _renamed(query: BundleQuery, names: Mapping[str, str]) -> BundleQuery:
             layer: dataclasses.replace(residual, a=names[residual.a], b=names[residual.b])
             for layer, residual in query.residuals.items()
         },
+        stored={
+            key: dataclasses.replace(own, scale=names[own.scale]) if own.scale is not None else own
+            for key, own in query.stored.items()
+        },
     )
 
 
 def _bind(
-    query: BundleQuery, model: nn.Module, state: Mapping[str, Tensor], names: Mapping[tuple[object, ...], str]
+    query: BundleQuery,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    narrow: Mapping[str, Narrow],
+    names: Mapping[tuple[object, ...], str],
 ) -> BundleQuery:
-    """The query's record with the names of its tensors and residuals."""
+    """The query's record with the names of its tensors, residuals and scales."""
     paths = {path: names[_identity(tensor)] for path, tensor in state.items()}
+    stored = {key: StoredTensor(own.dtype, paths.pop(f"{key}.{SCALE}", None)) for key, own in narrow.items()}
     residuals = {
         layer: ResidualTensors(
             rank=module.residual_a.shape[0],
@@ -216,4 +223,4 @@ def _bind(
         )
         for layer, module in residual_layers(model).items()
     }
-    return dataclasses.replace(query, tensors=paths, residuals=residuals)
+    return dataclasses.replace(query, tensors=paths, residuals=residuals, stored=stored)

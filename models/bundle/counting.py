@@ -1,0 +1,47 @@
+"""What a bundle's bytes are: those of its unique tensors as stored, and those that its originals would take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from models.bundle.container import DTYPES, Entry
+from models.bundle.manifest import BundleQuery, ByteCounts
+from models.low_rank import FACTORS
+from models.low_rank import KEY as LOW_RANK
+from models.narrow import WIDE
+
+
+def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:
+    """before = the sum over queries of `original_bytes`; after = all unique tensors, residuals and scales included."""
+    before = 0
+    unique: set[str] = set()
+    for query in queries:
+        before += original_bytes(query, entries)
+        unique.update(query.places().values())
+    return ByteCounts(before, sum(entries[name].nbytes for name in unique), ceiling_bytes)
+
+
+def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
+    """Bytes of a query's original: every place of its plain architecture has a tensor of its own there, stored wide.
+
+    However the bundle came by what stands at a place: shared within the model, or a linear layer as two factors.
+    """
+    total = sum(
+        math.prod(entries[name].shape) * wide_dtype(query, key, entries[name]).itemsize
+        for key, name in query.tensors.items()
+    )
+    for path in query.model_args.get(LOW_RANK, {}):  # type: ignore[union-attr]
+        keys = [f"{path}.{factor}.weight" for factor in FACTORS]
+        a, b = (entries.get(query.tensors.get(key, "")) for key in keys)
+        if a is not None and b is not None and len(a.shape) == len(b.shape) == 2:
+            factors = math.prod(a.shape) + math.prod(b.shape)
+            total += (b.shape[0] * a.shape[1] - factors) * wide_dtype(query, keys[0], a).itemsize
+    return total
+
+
+def wide_dtype(query: BundleQuery, key: str, entry: Entry) -> torch.dtype:
+    """The dtype in which the tensor at a state_dict key is used, however it is stored."""
+    return WIDE if key in query.stored else DTYPES[entry.dtype]

@@ -1,0 +1,83 @@
+"""Weights stored narrow, and widened to float32 where they are used: int8 with a scale per output channel, or float16.
+
+int8 is symmetric: a channel's weights are code * scale, codes -127 to 127 and scale = largest magnitude / 127, so that
+no weight moves by more than half a scale (Krishnamoorthi 2018, section 3.1.2, per channel). Narrowing is a function of
+the weight alone: what shares one weight shares one narrow tensor and one scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+NarrowDtype = Literal["fp16", "int8"]
+WIDE = torch.float32
+STORED: dict[str, torch.dtype] = {"fp16": torch.float16, "int8": torch.int8}
+WEIGHTS = ("fp32", *STORED)
+MOST = 127
+"""The largest code; -128 is left out, so that codes are symmetric."""
+LEAST_BYTES = 4096
+"""Smaller tensors stay as they are: together they weigh next to nothing."""
+LEAST_ROW = 16
+"""Channels of fewer weights are stored as float16: beside a scale of 4 bytes, int8 saves little more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Narrow:
+    """A tensor as it is stored: int8 with `scale` f32 (out,), or float16 without; `out` is its first dimension."""
+
+    tensor: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def dtype(self) -> NarrowDtype:
+        """How it is stored."""
+        return "fp16" if self.scale is None else "int8"
+
+    def wide(self) -> Tensor:
+        """The float32 tensor that is used in its place."""
+        return widen(self.tensor, self.scale, torch.empty(self.tensor.shape, device=self.tensor.device))
+
+
+def narrowed(weight: Tensor, dtype: NarrowDtype) -> Narrow:
+    """A float32 weight (out, ...) as it is stored; ValueError where it holds what that cannot hold."""
+    weight = weight.detach()
+    if dtype == "fp16":
+        stored, scale = weight.half(), None
+        sound = stored
+    else:
+        rows = weight.reshape(len(weight), -1)
+        # A channel of zeros needs a scale above zero, too.
+        sound = scale = (rows.abs().amax(1) / MOST).clamp(min=torch.finfo(WIDE).tiny)
+        codes = (rows / scale[:, None]).round().clamp(-MOST, MOST)
+        stored = codes.to(torch.int8).view(weight.shape)
+    if not bool(torch.isfinite(sound).all()):
+        raise ValueError(f"a weight that is not finite, or too large for {dtype}")
+    return Narrow(stored.contiguous(), scale)
+
+
+def widen(stored: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
+    """Write a stored tensor's float32 values into `out`, of the same shape, and return it."""
+    if scale is None:
+        return out.copy_(stored)
+    return torch.mul(stored, scale.view(-1, *(1,) * (stored.ndim - 1)), out=out)
+
+
+def choices(key: str, shape: Sequence[int], weights: str, head: bool = False) -> tuple[NarrowDtype, ...]:
+    """How a state dict's float32 tensor may be stored when `weights` ("fp16" or "int8") is asked for, narrowest first.
+
+    Empty for what stays wide: norms, biases, statistics and small tensors. A head, a residual and a layer whose
+    channels are short (depthwise) are stored as float16 at least: int8 would hurt most, or save little, there.
+    """
+    name = key.rpartition(".")[2]
+    is_weight = name == "weight" or name.endswith("_weight")
+    is_residual = name.startswith("residual_")
+    if len(shape) < 2 or math.prod(shape) * WIDE.itemsize < LEAST_BYTES or not (is_weight or is_residual):
+        return ()
+    short = math.prod(shape[1:]) < LEAST_ROW
+    return ("fp16",) if weights == "fp16" or head or is_residual or short else ("int8", "fp16")

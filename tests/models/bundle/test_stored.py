@@ -1,0 +1,192 @@
+"""Bundles of format 2: tensors stored narrow, once however many share them, and every lie about them refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+from torch import nn
+
+from models.bundle import Bundle, open_bundle, verify_bundle
+from models.bundle.container import parse_header
+from models.errors import BundleError
+from models.narrow import Narrow, narrowed
+from models.residual import ResidualConv2d
+
+SCALE, KEY = "conv.weight.scale", "conv.weight"
+
+
+def narrow_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Narrow]]:
+    """The shared convolution as int8, the depthwise one and the residual as float16."""
+    shared = narrowed(models["north"].get_parameter(KEY), "int8")
+    depthwise = narrowed(models["north"].get_parameter("depthwise.weight"), "fp16")
+    residual = narrowed(models["gate"].get_parameter("conv.residual_a"), "fp16")
+    other = narrowed(models["gate"].get_parameter("conv.residual_b"), "fp16")
+    return {
+        "north": {KEY: shared, "depthwise.weight": depthwise},
+        "south": {KEY: shared, "depthwise.weight": depthwise},
+        "gate": {KEY: shared, "conv.residual_a": residual, "conv.residual_b": other},
+    }
+
+
+@pytest.fixture
+def narrow(tmp_path, tied, writer) -> Bundle:
+    """The sample with narrow tensors."""
+    models, queries = tied()
+    writer(tmp_path / "n.safetensors", models, queries, narrow=narrow_of(models))
+    return open_bundle(tmp_path / "n.safetensors")
+
+
+def test_a_narrow_bundle_is_sound_and_of_format_2(narrow, sample):
+    assert verify_bundle(narrow.path) == []
+    assert (narrow.manifest.format, sample.manifest.format) == (2, 1)
+    assert narrow.query("north").stored[KEY].dtype == "int8"
+    assert narrow.query("gate").stored["conv.residual_a"].dtype == "fp16"
+
+
+def test_a_bundle_without_narrow_tensors_says_nothing_of_them(sample):
+    assert "stored" not in parse_header(sample.path.read_bytes()).metadata["gemel.manifest"]
+
+
+def test_a_shared_tensor_and_its_scale_are_stored_once(narrow):
+    names = {query.places()[KEY] for query in narrow.queries}
+    scales = {query.places()[SCALE] for query in narrow.queries}
+    assert len(names) == len(scales) == 1
+    shared = {one.tensor: one.members for one in narrow.manifest.shared}
+    everyone = [query.id for query in narrow.queries]
+    assert shared[names.pop()] == tuple((query, KEY) for query in everyone)
+    assert shared[scales.pop()] == tuple((query, SCALE) for query in everyone)
+
+
+def test_bytes_before_are_the_originals_and_after_those_stored(narrow, sample):
+    assert narrow.manifest.bytes.before == sample.manifest.bytes.before
+    assert narrow.manifest.bytes.ceiling == sample.manifest.bytes.ceiling
+    sizes = {name: narrow.nbytes(name) for query in narrow.queries for name in query.places().values()}
+    assert narrow.manifest.bytes.after == sum(sizes.values())
+    places = narrow.query("north").places()
+    assert narrow.nbytes(places[KEY]) == 8 * 3 * 3 * 3 and narrow.nbytes(places[SCALE]) == 8 * 4
+    assert narrow.nbytes(places["depthwise.weight"]) == 8 * 9 * 2
+
+
+def test_a_load_brings_the_scales(narrow):
+    for query in narrow.queries:
+        assert query.places()[SCALE] in narrow.names_in_order(query.id)
+
+
+def test_a_built_model_computes_with_the_widened_tensors(narrow, tied):
+    models, _ = tied()
+    expected = narrow_of(models)
+    for query in narrow.queries:
+        built = narrow.build(query.id)
+        for key, one in expected[query.id].items():
+            assert torch.equal(built.state_dict()[key], one.wide())
+        with torch.no_grad():
+            for key, one in expected[query.id].items():
+                models[query.id].get_parameter(key).copy_(one.wide())
+        frames = torch.randn(2, 3, 16, 16)
+        assert torch.equal(built(frames), models[query.id](frames))
+    assert isinstance(narrow.build("gate").get_submodule("conv"), ResidualConv2d)
+
+
+def test_models_built_side_by_side_share_the_widened_tensor(narrow):
+    built = [narrow.build(query.id) for query in narrow.queries]
+    assert len({model.get_parameter(KEY).data_ptr() for model in built}) == 1
+    copy = narrow.build("north", copy=True)
+    assert copy.get_parameter(KEY).data_ptr() != built[0].get_parameter(KEY).data_ptr()
+
+
+def test_the_architecture_alone_reads_no_tensor(narrow):
+    model = narrow.build("gate", "meta")
+    assert all(tensor.is_meta and tensor.dtype == torch.float32 for tensor in model.parameters())
+    assert model.get_parameter("conv.residual_a").shape == (2, 3, 3, 3)
+
+
+def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(narrow):
+    document = json.loads(parse_header(narrow.path.read_bytes()).metadata["gemel.manifest"])
+    assert document["format"] == 2
+
+
+def test_narrow_tensors_must_fit_the_model(tmp_path, tied, writer):
+    models, queries = tied()
+    wrong = {"north": {KEY: narrowed(torch.ones(3, 2), "int8")}}
+    with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its narrow tensor \(3, 2\)"):
+        writer(tmp_path / "b.safetensors", models, queries, narrow=wrong)
+    with pytest.raises(ValueError, match="no conv.kernel that could be narrow"):
+        writer(tmp_path / "b.safetensors", models, queries, narrow={"north": {"conv.kernel": wrong["north"][KEY]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def stored(manifest, query=0):
+    return manifest["queries"][query]["stored"]
+
+
+LIES = {
+    "unknown dtype": (lambda m: stored(m)[KEY].update(dtype="int4"), "queries[0].stored.conv.weight.dtype"),
+    "no dtype": (lambda m: stored(m)[KEY].pop("dtype"), "queries[0].stored.conv.weight.dtype"),
+    "scale is no name": (lambda m: stored(m)[KEY].update(scale="fast"), "queries[0].stored.conv.weight.scale"),
+    "scale is gone": (lambda m: stored(m)[KEY].update(scale=None), "conv.weight, stored as int8, names no scale"),
+    "scale is missing": (lambda m: stored(m)[KEY].update(scale="0" * 64), "of conv.weight.scale is missing"),
+    "scale of another": (
+        lambda m: stored(m)[KEY].update(scale=m["queries"][0]["tensors"]["fc.weight"]), "has a scale F32 (2, 8)",
+    ),
+    "scale for fp16": (
+        lambda m: stored(m)["depthwise.weight"].update(scale=stored(m)[KEY]["scale"]), "which it has no use for",
+    ),
+    "path of nothing": (
+        lambda m: stored(m).update({"conv.kernel": stored(m).pop("depthwise.weight")}),
+        "`stored` names conv.kernel, which stands in neither",
+    ),
+    "a wide tensor": (lambda m: stored(m).update({"fc.weight": {"dtype": "fp16", "scale": None}}), "of dtype F32"),
+    "int8 called fp16": (lambda m: stored(m)[KEY].update(dtype="fp16", scale=None), "of dtype I8"),
+    "not said to be narrow": (lambda m: stored(m).pop("depthwise.weight"), "dtype torch.float16|F16"),
+    "format 1": (lambda m: m.update(format=1), "format: 1, but tensors are stored narrow"),
+    "stored as a list": (lambda m: m["queries"][0].update(stored=[]), "queries[0].stored"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_about_narrow_tensors_is_refused(narrow, rewrite, lie):
+    edit, reason = LIES[lie]
+    rewrite(narrow.path, lambda manifest, data, types: edit(manifest) and None)
+    problems = verify_bundle(narrow.path)
+    assert any(part in problem for problem in problems for part in reason.split("|")), problems
+    assert all("\n" not in problem for problem in problems)
+    with pytest.raises(BundleError):
+        open_bundle(narrow.path).build("north")
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0, float("inf"), 3e38])
+def test_a_scale_that_cannot_be_is_refused_when_opened(narrow, rewrite, value):
+    name = narrow.query("north").places()[SCALE]
+
+    def spoil(manifest, data, types):
+        data[name] = struct.pack("<f", value) + data[name][4:]
+
+    rewrite(narrow.path, spoil)
+    reason = "query north: the scale of conv.weight is not above zero and finite in every channel"
+    assert reason in verify_bundle(narrow.path)
+    with pytest.raises(BundleError, match="is not above zero and finite"):
+        open_bundle(narrow.path)
+
+
+def test_a_scale_of_another_shape_is_refused(narrow, rewrite):
+    name = narrow.query("north").places()[SCALE]
+
+    def shorten(manifest, data, types):
+        data[name], types[name] = data[name][:16], ("F32", (4,))
+
+    rewrite(narrow.path, shorten)
+    assert any("has a scale F32 (4,) for a tensor of shape (8, 3, 3, 3)" in one for one in verify_bundle(narrow.path))
+
+
+def test_a_flipped_bit_in_a_narrow_tensor_is_found(narrow):
+    content = bytearray(narrow.path.read_bytes())
+    entry = narrow.header.entries[narrow.query("north").places()[KEY]]
+    content[narrow.header.data_start + entry.begin] ^= 1
+    damaged = narrow.path.with_name("damaged.safetensors")
+    damaged.write_bytes(content)
+    assert any("its bytes do not match its name" in problem for problem in verify_bundle(damaged))
+
+
