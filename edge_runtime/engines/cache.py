@@ -1,0 +1,122 @@
+"""What engines make once per architecture (compiled packages, graphs, choices) and keep for the next start.
+
+Packages are loaded as code, so the folder must be nobody else's: mode 0700, and no folder above it writable by others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.atomic import writing
+from models.errors import InputError
+
+PRIVATE = 0o700
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+RECORD = ".json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of the cache, and what its maker noted about it (JSON values)."""
+
+    path: Path
+    notes: Mapping[str, Any]
+
+
+class EngineCache:
+    """A private folder of files by key; whole or not at all, each made once even when processes start together.
+
+    `folder` is `gemel/engines` in $XDG_CACHE_HOME (~/.cache unless set) if not given; it is created with mode 0700.
+    Raises InputError when it belongs to somebody else or others may write to it, or cannot be made.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self.folder = Path(folder or Path(base) / "gemel" / "engines")
+        _make_private(self.folder)
+
+    def find(self, key: Mapping[str, Any], suffix: str) -> Kept | None:
+        """What was kept under this key; None when there is nothing, or when its bytes are not what was written."""
+        path = self._path(key, suffix)
+        try:
+            record = json.loads(path.with_name(path.name + RECORD).read_bytes())
+            whole = record["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest() and record["key"] == _plain(key)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return Kept(path, record["notes"]) if whole else None
+
+    def fetch(self, key: Mapping[str, Any], suffix: str, make: Callable[[Path], Mapping[str, Any]]) -> Kept:
+        """What is kept under this key; where there is nothing sound, `make` writes the file and returns notes.
+
+        `make` is given a path in a private folder of its own. It is called by one process at a time for one key; what
+        it raises leaves nothing behind.
+        """
+        found = self.find(key, suffix)
+        if found is not None:
+            return found
+        path = self._path(key, suffix)
+        with self._alone(path):
+            found = self.find(key, suffix)
+            if found is not None:
+                return found
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".making-") as folder:
+                made = Path(folder) / f"made{suffix}"
+                notes = dict(make(made))
+                data = made.read_bytes()
+            record = {"key": _plain(key), "sha256": hashlib.sha256(data).hexdigest(), "notes": notes}
+            with writing(path, overwrite=True) as file:
+                file.write(data)
+            with writing(path.with_name(path.name + RECORD), overwrite=True) as file:
+                file.write(json.dumps(record, indent=1).encode())
+        return Kept(path, notes)
+
+    def _path(self, key: Mapping[str, Any], suffix: str) -> Path:
+        digest = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{digest[:32]}{suffix}"
+
+    @contextmanager
+    def _alone(self, path: Path) -> Iterator[None]:
+        """Hold the key's lock; the system lets go of it when a process dies."""
+        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
+    """The key as JSON gives it back."""
+    return json.loads(json.dumps(key))
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        real = folder.resolve(strict=True)
+        mine = real.stat()
+        if mine.st_uid == os.getuid() and mine.st_mode & 0o777 != PRIVATE and not mine.st_mode & WRITABLE_BY_OTHERS:
+            real.chmod(PRIVATE)
+        for one in (real, *real.parents):
+            found = one.stat()
+            trusted = (os.getuid(),) if one == real else (os.getuid(), 0)
+            if found.st_uid not in trusted:
+                raise InputError(folder, f"{one} belongs to another user, and what lies there is run as code",
+                                 "set XDG_CACHE_HOME to a folder of your own")
+            sticky = one != real and found.st_mode & stat.S_ISVTX
+            if found.st_mode & WRITABLE_BY_OTHERS and not sticky:
+                raise InputError(folder, f"others may write to {one}, and what lies there is run as code",
+                                 f"chmod go-w {one}, or set XDG_CACHE_HOME")
+    except OSError as error:
+        raise InputError(folder, f"cannot be used as a cache: {error.strerror}",
+                         "set XDG_CACHE_HOME to a folder that can be written") from error
