@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from edge_runtime.engines import Engine
+from edge_runtime.layout import arrange, channels_last, moves_bytes, row_major
 from edge_runtime.mover import Mover, Transfer, mover_for
 from edge_runtime.residency import Residency
 from edge_runtime.store import Store
@@ -21,18 +22,24 @@ class Arena:
     """Resident tensors in `capacity_bytes` of a device ("cpu" or "cuda"), weights and workspaces in `budget_bytes`.
 
     Loads are begun with `start` or, for a query whose turn is yet to come, `prefetch`; `finish` waits for them and
-    counts them. Counts the stored bytes that arrived (`bytes_moved`), loads asked for that moved any (`swaps`),
+    counts them. The weights of convolutions named in `channels_last` are put in that order once they have arrived, and
+    are seen so; all others lie as stored. Counts the stored bytes that arrived (`bytes_moved`), loads asked for that moved any (`swaps`),
     prefetches begun, the bytes that compaction moved inside the arena (`compacted_bytes`, apart) and the most bytes
     resident at once, and the seconds that the copies took (`load_s`). Call it from one thread.
     """
 
     def __init__(self, store: Store, capacity_bytes: int, device: str | torch.device = "cpu",
-                 budget_bytes: int | None = None, mover: Mover | None = None) -> None:
+                 budget_bytes: int | None = None, mover: Mover | None = None,
+                 channels_last: Collection[str] = ()) -> None:
         self.store, self.device = store, torch.device(device)
         self.residency = Residency(capacity_bytes, store.extents, budget_bytes)
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
         self._views: dict[tuple[str, int], Tensor] = {}
         self._whole: dict[torch.dtype, Tensor] = {}
+        self._channels_last = frozenset(channels_last)
+        self._to_arrange = frozenset(name for name in self._channels_last if moves_bytes(store.kinds[name][1]))
+        # What is on its way and has to be arranged when it is there.
+        self._as_stored: set[str] = set()
         self._under_way: list[Transfer] = []
         self._bound: dict[Engine, int] = {}
         # Counts the times that anything was given a place.
@@ -69,7 +76,7 @@ class Arena:
             self.compacted_bytes += sum(move.nbytes for move in admission.moves)
         if admission.copies:
             self.swaps += 1
-            self._under_way.append(self.mover.start(admission.copies, waits))
+            self._follow(self.mover.start(admission.copies, waits))
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
 
@@ -89,7 +96,7 @@ class Arena:
         self._placed += bool(admission.copies)
         if admission.copies:
             self.prefetches += 1
-            self._under_way.append(self.mover.start(admission.copies))
+            self._follow(self.mover.start(admission.copies))
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
 
@@ -121,6 +128,7 @@ class Arena:
         names = tuple(names)
         for transfer in self._under_way:
             transfer.wait(names)
+        self._arrange(names)
 
     def finish(self, names: Collection[str] | None = None) -> None:
         """Wait for all loads under way, or for those that bring any of these names.
@@ -140,11 +148,8 @@ class Arena:
         view = self._views.get(place)
         if view is not None:
             return view
-        dtype, shape = self.store.kinds[name]
-        if dtype not in self._whole:
-            self._whole[dtype] = self.mover.memory[:self.residency.capacity_bytes].view(dtype)
-        # One call instead of a slice and two views: a swap makes hundreds of these.
-        view = self._whole[dtype].as_strided(shape, _strides(shape), place[1] // dtype.itemsize)
+        shape = self.store.kinds[name][1]
+        view = self._view(*place, channels_last(shape) if name in self._channels_last else row_major(shape))
         if len(self._views) >= VIEWS_PER_TENSOR * len(self.store.extents):
             self._views.clear()
         self._views[place] = view
@@ -178,6 +183,24 @@ class Arena:
             self._retire(transfer)
         self.mover.close()
 
+    def _view(self, name: str, offset: int, strides: tuple[int, ...]) -> Tensor:
+        dtype, shape = self.store.kinds[name]
+        if dtype not in self._whole:
+            self._whole[dtype] = self.mover.memory[:self.residency.capacity_bytes].view(dtype)
+        # One call instead of a slice and two views: a swap makes hundreds of these.
+        return self._whole[dtype].as_strided(shape, strides, offset // dtype.itemsize)
+
+    def _follow(self, transfer: Transfer) -> None:
+        self._under_way.append(transfer)
+        self._as_stored |= self._to_arrange & transfer.names
+
+    def _arrange(self, names: Iterable[str]) -> None:
+        """Put those of these tensors that have arrived as stored in the order they are wanted in."""
+        for name in self._as_stored.intersection(names):
+            shape = self.store.kinds[name][1]
+            arrange(self._view(name, self.residency.placement(name).offset, row_major(shape)))
+            self._as_stored.discard(name)
+
     def _settle(self, wanted: Collection[str]) -> None:
         """Cut short what is under way for others, so that its places can be used and the way is free.
 
@@ -195,11 +218,5 @@ class Arena:
         self.load_s += transfer.seconds()
         self.bytes_moved += sum(self.store.extents[name].nbytes for name in transfer.names - lost)
         self.residency.evict(lost)
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a tensor in row-major order."""
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides)) if shape else ()
+        self._as_stored -= lost
+        self._arrange(transfer.names)

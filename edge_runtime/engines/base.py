@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from models.bundle import Bundle, BundleQuery
+from models.errors import InputError
 from models.measure import workspace_bytes
 from models.tasks import Answer, DetectionAnswer, task_of
 
@@ -18,6 +20,10 @@ TensorOf = Callable[[str], Tensor]
 """Gives a resident tensor by its content name: a view of the arena."""
 Wait = Callable[[Iterable[str]], None]
 """Returns when what is started next may read the tensors of these names."""
+
+
+class EngineError(Exception):
+    """An engine cannot run this query's architecture here; the message says why, in a few words."""
 
 
 class Engine(Protocol):
@@ -56,13 +62,22 @@ class FrameEngine(ABC):
 
     name: ClassVar[str]
     streams: bool = False
+    channels_last: ClassVar[bool] = False
+    """Whether it takes the weights of convolutions in the order out, height, width, in (`Arena.channels_last`)."""
+    runs_narrow: ClassVar[bool] = False
+    """Whether tensors that are stored as int8 or float16 stay so in the arena and are used from there."""
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
         self.query = bundle.query(query_id)
         self.device = torch.device(device)
-        self.model = bundle.build(query_id).to("meta")
+        self._check_narrow(bundle)
+        self.model = bundle.build(query_id, "meta")
         self._task = task_of(self.query.task)
-        self.workspace_bytes = self.workspace_of(1)
+
+    @functools.cached_property
+    def workspace_bytes(self) -> int:
+        """The workspace of a run of one frame."""
+        return self.workspace_of(1)
 
     @classmethod
     def missing(cls, device: str) -> str | None:
@@ -73,6 +88,12 @@ class FrameEngine(ABC):
     def detail(cls, device: str) -> str:
         """By what it runs, for `gemel doctor`."""
         return f"torch {torch.__version__} on {device}"
+
+    def prepare(self) -> None:  # noqa: B027: most engines have nothing to prepare
+        """Make what a run needs besides tensors, which may take minutes the first time; `bind` does it if need be.
+
+        Raises EngineError where the engine cannot run this query.
+        """
 
     @abstractmethod
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
@@ -94,7 +115,7 @@ class FrameEngine(ABC):
         return self._task.answers(self.model, outputs, sizes, self.query.classes, least_score)
 
     def workspace_of(self, count: int) -> int:
-        """Peak bytes of intermediates of a run of `count` frames, as far as it is known without running."""
+        """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
         return workspace_bytes(self.model, self.query.input_size, count)
 
     @torch.inference_mode()
@@ -113,6 +134,13 @@ class FrameEngine(ABC):
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
         least = self.query.min_score or self.query.threshold or 0.0
         return [self._uncrop(answer) for answer in self.decode(self.outputs(frames), sizes, least)]
+
+    def _check_narrow(self, bundle: Bundle) -> None:
+        """Raise InputError for weights that this engine cannot take as they are stored."""
+        if self.query.stored and not self.runs_narrow:
+            dtypes = " and ".join(sorted({own.dtype for own in self.query.stored.values()}))
+            fault = f"query {self.query.id} has weights stored as {dtypes}, which engine {self.name} cannot run"
+            raise InputError(bundle.path, fault, "take engine torch, or merge with --weights fp32")
 
     def _crop(self, frame: np.ndarray) -> np.ndarray:
         if self.query.roi is None:

@@ -12,6 +12,7 @@ from models.bundle import Bundle
 AUTO = "auto"
 ENGINES: dict[str, tuple[str, str]] = {
     "torch": ("edge_runtime.engines.torch_engine", "TorchEngine"),
+    "compiled": ("edge_runtime.engines.compiled", "CompiledEngine"),
 }
 """Name -> module and class."""
 
