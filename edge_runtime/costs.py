@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ class QueryCost:
     """One query's costs: its tensors by content name in load order, one run in seconds, its workspace in bytes.
 
     `run_s` and `workspace_bytes` are those of one frame; `larger` holds what is known of larger batches, in
-    ascending order; costs between two known batches lie on the line between them.
+    ascending order; costs between two known batches lie on the line between them. A tensor named twice counts once.
     """
 
     tensors: tuple[str, ...]
@@ -43,6 +42,8 @@ class QueryCost:
     sla_s: float
     larger: tuple[BatchCost, ...] = ()
     needed: frozenset[str] = field(init=False, repr=False, compare=False)
+    runs_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    workspaces: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.run_s < 0 or self.workspace_bytes < 0 or self.sla_s <= 0:
@@ -50,37 +51,50 @@ class QueryCost:
         known = [BatchCost(1, self.run_s, self.workspace_bytes), *self.larger]
         if any(a.count >= b.count or a.run_s > b.run_s for a, b in pairwise(known)):
             raise ValueError(f"larger batches must ascend and take no less time: {self.larger}")
+        object.__setattr__(self, "tensors", tuple(dict.fromkeys(self.tensors)))
         object.__setattr__(self, "needed", frozenset(self.tensors))
+        object.__setattr__(self, "runs_s", tuple(_every([(one.count, one.run_s) for one in known])))
+        spaces = _every([(one.count, one.workspace_bytes) for one in known])
+        object.__setattr__(self, "workspaces", tuple(round(nbytes) for nbytes in spaces))
 
     @property
     def largest(self) -> int:
         """The largest batch whose cost is known."""
-        return self.larger[-1].count if self.larger else 1
+        return len(self.runs_s)
 
     def run_of(self, count: int) -> float:
         """Seconds that `count` frames take in one run; ValueError beyond the largest known batch."""
-        return self.run_s if count == 1 else self._at(count).run_s
+        return self.run_s if count == 1 else self.runs_s[self._place(count)]
 
     def workspace_of(self, count: int) -> int:
         """Workspace of `count` frames in one run."""
-        return self.workspace_bytes if count == 1 else self._at(count).workspace_bytes
+        return self.workspace_bytes if count == 1 else self.workspaces[self._place(count)]
 
-    def _at(self, count: int) -> BatchCost:
-        if not 1 <= count <= self.largest:
+    def _place(self, count: int) -> int:
+        if not 1 <= count <= len(self.runs_s):
             raise ValueError(f"nothing is known of batches of {count}, only up to {self.largest}")
-        place = bisect_left(self.larger, count, key=lambda batch: batch.count)
-        above = self.larger[place]
-        below = self.larger[place - 1] if place else BatchCost(1, self.run_s, self.workspace_bytes)
-        if above.count == count:
-            return above
-        share = (count - below.count) / (above.count - below.count)
-        return BatchCost(count, below.run_s + share * (above.run_s - below.run_s),
-                         below.workspace_bytes + round(share * (above.workspace_bytes - below.workspace_bytes)))
+        return count - 1
 
     def slowed(self, factor: float) -> QueryCost:
         """The same query with runs of every batch taking `factor` times as long."""
-        larger = tuple(BatchCost(one.count, factor * one.run_s, one.workspace_bytes) for one in self.larger)
-        return _changed(self, run_s=factor * self.run_s, larger=larger)
+        return self.timed([factor * run_s for run_s in self.runs_s])
+
+    def timed(self, runs_s: Sequence[float]) -> QueryCost:
+        """The same query with the run times of every batch replaced, from that of one frame on."""
+        larger = tuple(BatchCost(one.count, runs_s[one.count - 1], one.workspace_bytes) for one in self.larger)
+        return _changed(self, run_s=runs_s[0], larger=larger, runs_s=tuple(runs_s))
+
+
+def _every(known: Sequence[tuple[int, float]]) -> list[float]:
+    """The value of every batch from 1 to the largest known, on the line between its neighbours.
+
+    Worked out once, since every decision looks several up.
+    """
+    every = [known[0][1]]
+    for (low, below), (high, above) in pairwise(known):
+        every += [below + (count - low) / (high - low) * (above - below) for count in range(low + 1, high)]
+        every.append(above)
+    return every
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +152,10 @@ class Costs:
         replaced by measured ones.
         """
         cost = self.queries[query]
-        changed = cost.slowed(run_s / cost.run_s) if cost.run_s > 0 else _timed(cost, run_s)
+        # A query whose runs had no known time: a batch takes as long as its frames one after the other.
+        changed = (cost.slowed(run_s / cost.run_s) if cost.run_s > 0
+                   else cost.timed([count * run_s for count in range(1, cost.largest + 1)]))
         return _changed(self, queries={**self.queries, query: changed}, copy_bytes_per_s=copy_bytes_per_s)
-
-
-def _timed(cost: QueryCost, run_s: float) -> QueryCost:
-    """A query whose runs had no known time: a batch takes as long as its frames one after the other."""
-    larger = tuple(BatchCost(one.count, one.count * run_s, one.workspace_bytes) for one in cost.larger)
-    return _changed(cost, run_s=run_s, larger=larger)
 
 
 def _changed(value: Value, **changes: Any) -> Value:
@@ -164,12 +174,15 @@ def apart(costs: Costs) -> Costs:
 
     Names become `tensor@query` (`stored_name` undoes that).
     """
-    named = {query: tuple(f"{name}@{query}" for name in cost.tensors) for query, cost in costs.queries.items()}
-    queries = {query: QueryCost(named[query], cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger)
-               for query, cost in costs.queries.items()}
-    names = [name for tensors in named.values() for name in tensors]
-    return Costs(queries, {name: costs.tensor_bytes[stored_name(name)] for name in names}, costs.copy_bytes_per_s,
-                 costs.load_latency_s, {name: costs.footprints[stored_name(name)] for name in names})
+    queries: dict[str, QueryCost] = {}
+    sizes: dict[str, int] = {}
+    footprints: dict[str, int] = {}
+    for query, cost in costs.queries.items():
+        named = {name: f"{name}@{query}" for name in cost.tensors}
+        queries[query] = QueryCost(tuple(named.values()), cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger)
+        for name, own in named.items():
+            sizes[own], footprints[own] = costs.tensor_bytes[name], costs.footprints[name]
+    return Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
 
 
 def stored_name(name: str) -> str:

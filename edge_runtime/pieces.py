@@ -35,7 +35,7 @@ def pieces_of(costs: Costs, piece_bytes: int | None = None) -> Pieces:
     limit = piece_bytes or max(1, sum(costs.tensor_bytes.values()) // PIECES)
     users: dict[str, list[str]] = {}
     for query, cost in costs.queries.items():
-        for name in dict.fromkeys(cost.tensors):
+        for name in cost.tensors:
             users.setdefault(name, []).append(query)
     tensors: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
@@ -51,7 +51,7 @@ def pieces_of(costs: Costs, piece_bytes: int | None = None) -> Pieces:
         sizes[piece] += nbytes
         tensors[piece].append(name)
     footprints = {piece: costs.resident_bytes(names) for piece, names in tensors.items()}
-    queries = {query: QueryCost(tuple(dict.fromkeys(piece_of[name] for name in cost.tensors)), cost.run_s,
+    queries = {query: QueryCost(tuple(piece_of[name] for name in cost.tensors), cost.run_s,
                                 cost.workspace_bytes, cost.sla_s, cost.larger)
                for query, cost in costs.queries.items()}
     small = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)

@@ -9,7 +9,7 @@ from typing import Protocol
 from edge_runtime.costs import Costs
 from edge_runtime.policies.jobs import Job, frames_lost
 from edge_runtime.policies.shadow import Shadow
-from edge_runtime.schedule.batches import batch_in_time
+from edge_runtime.schedule.batches import batch_in_time, too_late
 from edge_runtime.schedule.room import room_for
 from edge_runtime.schedule.values import Demand, Plan, Situation
 
@@ -30,6 +30,18 @@ class Accounts(Protocol):
     def newest(self) -> Mapping[str, float]: ...
     def owed(self, query: str) -> float: ...
     def urgency(self, query: str) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """What of a query is not in memory: tensors in load order, seconds to load them, bytes they will occupy."""
+
+    names: tuple[str, ...] = ()
+    load_s: float = 0.0
+    nbytes: int = 0
+
+
+NOTHING = Absent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,7 @@ class Choice:
         self._situation, self._waiting, self._costs, self._plan = situation, waiting, costs, plan
         self._accounts = accounts
         self._demands: Mapping[str, Demand] = plan.detail.demands
-        self._missing = {query: self._absent(query) for query in waiting}
+        self._absent = {query: self._look_up(query) for query in waiting}
         self._ready: set[str] = set()
 
     def jobs(self) -> list[Job]:
@@ -83,21 +95,23 @@ class Choice:
         One that is owed frames, or any for which nothing must go while nothing else could be done.
         """
         best: tuple[float, str] | None = None
-        for query, missing in self._missing.items():
-            cost, owed = self._costs.queries[query], self._accounts.owed(query)
-            if not missing or query in self._ready or cost.run_s > cost.sla_s:
+        for query, absent in self._absent.items():
+            if not absent.names or query in self._ready:
                 continue
-            load_s, reload_s = self._load_s(missing), self._reload_s(query)
+            cost, owed, load_s = self._costs.queries[query], self._accounts.owed(query), absent.load_s
+            if cost.run_s > cost.sla_s:
+                continue
+            reload_s = self._reload_s(query)
             if owed < LOAD_AHEAD_FROM and (kept or reload_s):
                 continue
-            if batch_in_time(self._waiting[query], self._situation.now + load_s, cost, 1).count:
+            if too_late(self._waiting[query], self._situation.now + load_s, cost, 1) < len(self._waiting[query]):
                 continue
             frames = max(1.0, owed)
             density = frames * self._accounts.urgency(query) / (load_s + frames * cost.run_s + reload_s)
             best = max(best, (density, query)) if best else (density, query)
         if best is None or any(job.density > best[0] for job in kept):
             return None
-        missing = self._missing[best[1]]
+        missing = self._absent[best[1]].names
         evict = self._room(best[1], missing, 1)
         return None if evict is None else Ahead(best[1], missing, evict)
 
@@ -122,29 +136,31 @@ class Choice:
         cost, captured = self._costs.queries[job.query], self._waiting[job.query]
         best, most = None, 0.0
         for_all = self._room(job.query, job.missing, job.count)
+        start = self._situation.now + job.load_s
         for count in range(1, job.count + 1):
             # Where the whole batch needs no room made, no smaller one does.
             known = count == job.count or for_all == ()
             evict = for_all if known else self._room(job.query, job.missing, count)
-            batch = batch_in_time(captured, self._situation.now + job.load_s, cost, count)
-            if evict is None or batch.count < count:
+            late = too_late(captured, start, cost, count)
+            if evict is None or len(captured) - late < count:
                 break
             gain = count / (job.load_s + cost.run_of(count) + self._load_s(evict))
             if gain > most:
                 most = gain
-                best = Run(captured[batch.late:batch.late + count], captured[:batch.late], evict)
+                best = Run(captured[late:late + count], captured[:late], evict)
         return best
 
     def _job(self, query: str) -> Job | None:
-        cost, captured, missing = self._costs.queries[query], self._waiting[query], self._missing[query]
-        load_s = self._load_s(missing)
+        cost, captured, absent = self._costs.queries[query], self._waiting[query], self._absent[query]
+        load_s = absent.load_s
         batch = batch_in_time(captured, self._situation.now + load_s, cost, self._plan.batches[query])
         if not batch.count:
             return None
         seconds = load_s + cost.run_of(batch.count)
         per_frame = self._accounts.urgency(query) * self._weight(query)
         density = batch.count * per_frame / max(seconds + self._reload_s(query), 1e-9)
-        return Job(query, batch.count, missing, load_s, seconds, captured[batch.late] + cost.sla_s, per_frame, density)
+        deadline = captured[batch.late] + cost.sla_s
+        return Job(query, batch.count, absent.names, load_s, seconds, deadline, per_frame, density)
 
     def _weight(self, query: str) -> float:
         """What a stale result of the query costs, the more the older its newest one is."""
@@ -153,24 +169,25 @@ class Choice:
         weight = self._situation.weights.get(query, demand.weight)
         return weight * (1 + STALE_SHARE * min(STALE_PERIODS, periods))
 
-    def _absent(self, query: str) -> tuple[str, ...]:
+    def _look_up(self, query: str) -> Absent:
         cost, resident = self._costs.queries[query], self._situation.resident
         if cost.needed <= resident:
-            return ()
-        return tuple(name for name in dict.fromkeys(cost.tensors) if name not in resident)
+            return NOTHING
+        names = tuple(name for name in cost.tensors if name not in resident)
+        return Absent(names, self._load_s(names), self._costs.resident_bytes(names))
 
     def _load_s(self, names: Sequence[str]) -> float:
         return self._costs.load_s(self._costs.moved_bytes(names)) if names else 0.0
 
     def _reload_s(self, query: str) -> float:
         """About how long it will take to bring back what must go for one frame of this query."""
-        missing = self._missing[query]
-        needed = self._costs.queries[query].workspace_bytes + (self._costs.resident_bytes(missing) if missing else 0)
+        needed = self._costs.queries[query].workspace_bytes + self._absent[query].nbytes
         return max(0, self._situation.resident_bytes + needed - self._plan.budget_bytes) / self._costs.copy_bytes_per_s
 
     def _room(self, query: str, missing: Sequence[str], count: int) -> tuple[str, ...] | None:
         plan = self._plan
-        return room_for(self._situation, self._costs, plan.order, plan.budget_bytes, query, missing, count)
+        return room_for(self._situation, self._costs, plan.order, plan.budget_bytes, query, missing, count,
+                        plan.next_use)
 
     def _resident_rates(self) -> list[tuple[str, float, float]]:
         """Of every resident query: frames per second, and seconds that a frame of it can wait."""

@@ -10,7 +10,6 @@ from edge_runtime.ledger import DEADLINE, MEMORY
 from edge_runtime.pieces import condensed
 from edge_runtime.schedule.batches import batch_in_time, worst_first_batches
 from edge_runtime.schedule.order import share_order
-from edge_runtime.schedule.room import by_next_use
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 
 # Turns of one query passed over as too late before it is loaded ahead. 0, a load at every turn, spends on loads the
@@ -66,7 +65,7 @@ class Gemel:
         for query in _candidates(situation, turns, plan.order):
             cost, waiting = costs.queries[query], situation.waiting[query]
             missing = () if cost.needed <= situation.resident else tuple(
-                name for name in dict.fromkeys(cost.tensors) if name not in situation.resident)
+                name for name in cost.tensors if name not in situation.resident)
             start = situation.now + costs.load_s(costs.moved_bytes(missing))
             batch = batch_in_time(waiting, start, cost, plan.batches[query])
             load_ahead = bool(missing) and cost.run_s <= cost.sla_s and turns.passed.get(query, 0) >= PATIENCE
@@ -101,8 +100,11 @@ def _room(situation: Situation, turns: Turns, costs: Costs, plan: Plan, query: s
     if excess <= 0:
         return ()
     evict: list[str] = []
-    for names in by_next_use(situation.resident, costs, _coming(turns, plan.order), cost.needed):
+    resident = situation.resident
+    for names in plan.next_use.of(costs, _coming(turns, plan.order), query):
         for name in reversed(names):
+            if name not in resident:
+                continue
             evict.append(name)
             excess -= costs.footprints[name]
             if excess <= 0:
@@ -110,10 +112,10 @@ def _room(situation: Situation, turns: Turns, costs: Costs, plan: Plan, query: s
     return None
 
 
-def _coming(turns: Turns, order: Sequence[str]) -> list[str]:
+def _coming(turns: Turns, order: Sequence[str]) -> tuple[str, ...]:
     """The queries by their next turn as far as it is known: those that have had none yet, then the least recent.
 
     So the most recently run query's tensors go first, last loaded layers first, and a tensor that several queries
     share goes with the last of them.
     """
-    return [*(query for query in order if query not in turns.recent), *reversed(turns.recent)]
+    return (*(query for query in order if query not in turns.recent), *reversed(turns.recent))

@@ -94,6 +94,9 @@ class Ours:
     def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
         promise: Promise = plan.detail
         book: Book = situation.memory or Book(Shadow(situation.now))
+        if not situation.waiting:
+            # The shadow can catch up when something is to be decided: nothing it does not know of has come.
+            return Decision(memory=book)
         shadow = book.shadow.until(situation.now, situation.waiting, costs, promise.paper)
         book = Book(shadow, book.ran, book.newest)
         drop, waiting = hopeless(situation, costs, promise.unfit)

@@ -48,6 +48,9 @@ class Shadow:
             while coming and coming[0][0] <= clock:
                 captured_at, query = coming.pop(0)
                 queues[query] = (*queues.get(query, ()), captured_at)[-DEPTH:]
+            if not queues:
+                clock = coming[0][0] if coming else now
+                continue
             decision = PAPER.decide(Situation(clock, queues, resident, resident_bytes, turns), costs, plan)
             turns = decision.memory
             for query, captured_at, _ in decision.drop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,14 +24,18 @@ def batch_in_time(waiting: Sequence[float], start: float, cost: QueryCost, most:
 
     Of equally many frames the oldest are taken. Frames too old for the batch that newer ones allow are given up.
     """
-    latest = start - cost.sla_s - CLOCK_SLACK_S
-    best = Batch(0, sum(captured < latest + cost.run_s for captured in waiting))
+    best, late = 0, too_late(waiting, start, cost, 1)
     for count in range(1, min(most, len(waiting)) + 1):
-        late = sum(captured < latest + cost.run_of(count) for captured in waiting)
-        if len(waiting) - late < count:
+        then_late = too_late(waiting, start, cost, count)
+        if len(waiting) - then_late < count:
             break
-        best = Batch(count, late)
-    return best
+        best, late = count, then_late
+    return Batch(best, late)
+
+
+def too_late(waiting: Sequence[float], start: float, cost: QueryCost, count: int) -> int:
+    """How many of the oldest frames would be late in a batch of `count` begun at `start`."""
+    return bisect_left(waiting, start + cost.run_of(count) - cost.sla_s - CLOCK_SLACK_S)
 
 
 def largest_batches(costs: Costs, budget_bytes: int, most: int = BATCHES[-1]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edge_runtime.costs import Costs
+from edge_runtime.schedule.room import NextUse
 
 # Times of one frame are added up in different orders; a difference this small is rounding, not lateness.
 CLOCK_SLACK_S = 1e-9
@@ -59,13 +60,14 @@ class Decision:
 class Plan:
     """What a policy works out before the first frame: the cyclic order, and the largest batch of each query.
 
-    `detail` holds what else the policy wants to know later.
+    `detail` holds what else the policy wants to know later, `next_use` what was worked out once for all decisions.
     """
 
     order: tuple[str, ...]
     batches: Mapping[str, int]
     budget_bytes: int
     detail: Any = None
+    next_use: NextUse = field(default_factory=NextUse, repr=False)
 
 
 class Policy(Protocol):

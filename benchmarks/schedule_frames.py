@@ -1,0 +1,151 @@
+"""Frames in time by each policy and by the bound, case by case; what is measured is kept and not done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from schedule_bound import upper_bound
+from schedule_cases import ORDER, SETTINGS, Case, arrivals_of, case_of, catalogue, markdown
+
+import edge_runtime
+from edge_runtime.pieces import condensed
+from edge_runtime.policies import POLICIES
+from edge_runtime.settings import memory_settings
+from edge_runtime.simulator import simulate
+
+LEAST_SHARE = 0.8
+DECIDES = ("policies", "schedule", "costs.py", "mailbox.py", "pieces.py", "profiles.py", "settings.py", "simulator.py")
+WORST_SHOWN = 12
+
+Row = dict[str, Any]
+
+
+def code() -> str:
+    """A digest of all the code that the outcome depends on, so that figures of other code are not taken for its own."""
+    root = Path(next(iter(edge_runtime.__path__)))
+    files = [file for name in DECIDES for file in
+             (sorted((root / name).glob("*.py")) if (root / name).is_dir() else [root / name])]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def measure(devices: Iterable[str], seconds: float, seeds: int, kept: Path | None) -> list[Row]:
+    """One row per workload, device and memory setting; those in the file `kept` of the same code are not done again."""
+    state = {"code": code(), "seconds": seconds, "seeds": seeds}
+    rows = [row for row in read([kept] if kept and kept.exists() else []) if state.items() <= row.items()]
+    done = {(row["workload"], row["device"], row["memory"]) for row in rows}
+    for path in catalogue():
+        for device in devices:
+            left = [setting for setting in SETTINGS if (path.stem, device, setting) not in done]
+            case = case_of(path, device) if left else None
+            for setting in left if case else ():
+                rows.append(_row(case, setting, seconds, seeds) | state)
+                print(_line(rows[-1]), flush=True)
+                if kept:
+                    write(kept, rows)
+    return rows
+
+
+def read(files: Iterable[Path]) -> list[Row]:
+    """The rows of several files."""
+    return [row for file in files for row in json.loads(file.read_text())["frames"]]
+
+
+def write(file: Path, rows: list[Row]) -> None:
+    whole = file.with_suffix(".part")
+    whole.write_text(json.dumps({"frames": rows}, indent=1))
+    whole.replace(file)
+
+
+def _row(case: Case, setting: str, seconds: float, seeds: int) -> Row:
+    shared = condensed(case.shared)
+    budget = memory_settings(case.apart)[setting]
+    in_time: dict[str, dict[str, int]] = {name: dict.fromkeys(case.demands, 0) for name in ORDER}
+    moved = dict.fromkeys(ORDER, 0)
+    bound = 0.0
+    for seed in range(seeds):
+        arrivals = arrivals_of(case.demands, seconds, seed)
+        bound += upper_bound(shared, arrivals, {query: one.fps for query, one in case.demands.items()}, budget)
+        for name in ORDER:
+            played = simulate(shared, arrivals, budget, POLICIES[name], case.demands)
+            moved[name] += played.bytes_moved
+            for one in played.per_query():
+                in_time[name][one["id"]] += one["processed"] - one["late"]
+    received = {query: int(seconds * demand.fps) * seeds for query, demand in case.demands.items()}
+    return {"workload": case.workload, "device": case.device, "memory": setting, "memory_bytes": budget,
+            "received": received, "in_time": in_time, "bound": bound, "moved": moved}
+
+
+def total(row: Row, name: str) -> int:
+    """A policy's frames in time over all queries and seeds."""
+    return sum(row["in_time"][name].values())
+
+
+def ratios(row: Row) -> dict[str, float]:
+    """Each query's frames in time under `ours`, over those under `gemel` where there were any."""
+    paper = row["in_time"]["gemel"]
+    return {query: row["in_time"]["ours"][query] / count for query, count in paper.items() if count}
+
+
+def worst(row: Row) -> tuple[float, str]:
+    """The query with the least ratio; 1 where `gemel` gave none any frame."""
+    return min(((ratio, query) for query, ratio in ratios(row).items()), default=(1.0, "-"))
+
+
+def _line(row: Row) -> str:
+    ratio, query = worst(row)
+    counts = "  ".join(f"{name} {total(row, name)}" for name in ORDER)
+    return (f"{row['workload']} {row['device']} {row['memory']}: {counts}  bound {row['bound']:.0f}  "
+            f"worst {ratio:.2f} ({query})")
+
+
+def tables(rows: list[Row]) -> str:
+    """The tables of docs/schedule.md."""
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    parts = [f"code {', '.join(sorted({row['code'] for row in rows}))}; {len(rows)} cases", _sums(rows, devices)]
+    parts += ["## min\n\n" + _by_workload([row for row in rows if row["memory"] == "min"])]
+    parts += ["## worst queries\n\n" + _worst_queries(rows)]
+    return "\n\n".join(parts)
+
+
+def _sums(rows: list[Row], devices: list[str]) -> str:
+    lines = []
+    for setting in SETTINGS:
+        for device in (*devices, "all"):
+            chosen = [row for row in rows if row["memory"] == setting and device in (row["device"], "all")]
+            if not chosen:
+                continue
+            counts = {name: sum(total(row, name) for row in chosen) for name in ORDER}
+            bound = sum(row["bound"] for row in chosen)
+            received = sum(sum(row["received"].values()) for row in chosen)
+            more, fewer = (sum(sign * (total(row, "ours") - total(row, "gemel")) > 0 for row in chosen)
+                           for sign in (1, -1))
+            lines.append((setting, device, received, *counts.values(), round(bound),
+                          f"{counts['ours'] / counts['gemel']:.3f}", f"{counts['ours'] / bound:.2f}",
+                          f"{more} / {fewer} of {len(chosen)}", f"{min(worst(row)[0] for row in chosen):.2f}"))
+    return markdown(("memory", "device", "frames", *ORDER, "bound", "ours / gemel", "ours / bound",
+                     "workloads with more / fewer", "worst query"), lines)
+
+
+def _by_workload(rows: Iterable[Row]) -> str:
+    return markdown(
+        ("workload", "device", "frames", *ORDER, "bound", "ours / gemel", "worst query"),
+        [(row["workload"], row["device"], sum(row["received"].values()), *(total(row, name) for name in ORDER),
+          round(row["bound"]), f"{total(row, 'ours') / max(1, total(row, 'gemel')):.2f}", f"{worst(row)[0]:.2f}")
+         for row in rows])
+
+
+def _worst_queries(rows: Iterable[Row]) -> str:
+    found = sorted((ratio, row["workload"], row["device"], row["memory"], query, row["in_time"]["gemel"][query],
+                    row["in_time"]["ours"][query]) for row in rows for query, ratio in ratios(row).items())
+    return markdown(("ratio", "workload", "device", "memory", "query", "gemel", "ours"),
+                    [(f"{ratio:.2f}", *rest) for ratio, *rest in found[:WORST_SHOWN]])
+
+
+def misses(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The cases in which `ours` has fewer frames in time than `gemel`, or a query less than LEAST_SHARE of its own."""
+    return [_line(dict(row)) for row in rows
+            if total(dict(row), "ours") < total(dict(row), "gemel") or worst(dict(row))[0] < LEAST_SHARE]
