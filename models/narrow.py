@@ -63,9 +63,9 @@ def narrowed(weight: Tensor, dtype: NarrowDtype) -> Narrow:
 
 def widen(stored: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
     """Write a stored tensor's float32 values into `out`, of the same shape, and return it."""
-    if scale is None:
-        return out.copy_(stored)
-    return torch.mul(stored, scale.view(-1, *(1,) * (stored.ndim - 1)), out=out)
+    out.copy_(stored)
+    # In two steps: one that converts and multiplies at once is four to six times slower on the CPU.
+    return out if scale is None else out.mul_(scale.view(-1, *(1,) * (stored.ndim - 1)))
 
 
 def choices(key: str, shape: Sequence[int], weights: str, head: bool = False) -> tuple[NarrowDtype, ...]:

@@ -4,7 +4,15 @@
 """
 
 from models.atomic import check_output
-from models.bundle.manifest import BundleEvidence, BundleQuery, ByteCounts, Manifest, ResidualTensors, Shared, StoredTensor
+from models.bundle.manifest import (
+    BundleEvidence,
+    BundleQuery,
+    ByteCounts,
+    Manifest,
+    ResidualTensors,
+    Shared,
+    StoredTensor,
+)
 from models.bundle.reader import Bundle, open_bundle
 from models.bundle.verify import verify_bundle
 from models.bundle.writer import write_bundle

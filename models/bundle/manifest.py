@@ -88,9 +88,9 @@ class BundleQuery:
     does.
 
     `tensors` maps state_dict keys of the plain architecture to tensor names, layer by layer; `residuals` maps
-    layer paths; `stored` maps those state_dict keys whose tensors are narrow. `fps` None means the camera's own. `threshold` is the score threshold chosen on val
-    (detection). `roi`, `min_score`, `priority` and `threshold` are ours beyond DESIGN, and optional when
-    read.
+    layer paths; `stored` maps those state_dict keys whose tensors are narrow. `fps` None means the camera's own.
+    `threshold` is the score threshold chosen on val (detection). `roi`, `min_score`, `priority`, `threshold` and
+    `stored` are ours beyond DESIGN, and optional when read.
     """
 
     id: Id

@@ -113,7 +113,7 @@ def test_narrow_tensors_must_fit_the_model(tmp_path, tied, writer):
     wrong = {"north": {KEY: narrowed(torch.ones(3, 2), "int8")}}
     with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its narrow tensor \(3, 2\)"):
         writer(tmp_path / "b.safetensors", models, queries, narrow=wrong)
-    with pytest.raises(ValueError, match="no conv.kernel that could be narrow"):
+    with pytest.raises(ValueError, match=r"no conv\.kernel that could be narrow"):
         writer(tmp_path / "b.safetensors", models, queries, narrow={"north": {"conv.kernel": wrong["north"][KEY]}})
     assert list(tmp_path.iterdir()) == []
 
