@@ -36,6 +36,8 @@ MAX_FILE_BYTES = 2**31 - 1
 INPUT = "frames"
 BATCH_AXIS = "batch"
 DYNAMIC = "dynamic"
+SCALE = ".scale"
+"""Ends the name of the input that holds a narrow weight's scale."""
 Batch = int | Literal["dynamic"]
 Shape = tuple[int | str, ...]
 _PREFIX = "network."
@@ -117,6 +119,52 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
     if isinstance(module, Detector):
         values |= {"nms_iou": module.nms_iou, "least_score": query.min_score or query.threshold or 0.0}
     return {f"gemel.{key}": json.dumps(value) for key, value in values.items()}
+
+
+def graph_without_weights(
+    module: nn.Module, input_size: int, batch: Batch | None = None, narrow: Mapping[str, str] | None = None
+) -> bytes:
+    """A model as `export_onnx` would write it, but with every tensor of its state dict an input of the graph.
+
+    Each such input has its state_dict key, and no byte of a weight is read. What `narrow` names is stored as "int8",
+    with an input `KEY.scale` f32 (out,) beside it, or as "fp16"; it is widened inside. Raises InputError as
+    `export_onnx` does.
+    """
+    where = Path(type(module).__name__)
+    model = _traced(module, where, input_size, _batch_of(module, batch, where))
+    _tidy(model)
+    state = module.state_dict().keys()
+    for value in [value for key, value in model.graph.initializers.items() if key in state]:
+        _make_input(model.graph, value, (narrow or {}).get(str(value.name)))
+    return _checked(model, where).SerializeToString()
+
+
+def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, narrow: str | None) -> None:
+    """Turn an initialiser into an input; where it is stored narrow, the graph widens it before its first use."""
+    import onnx_ir as ir
+
+    name, tensor = str(value.name), value.const_value
+    assert tensor is not None
+    shape = ir.Shape(tensor.shape)
+    del graph.initializers[name]
+    value.const_value, value.shape, value.dtype = None, shape, tensor.dtype
+    if narrow is None:
+        graph.inputs.append(value)
+        return
+    dtype = ir.DataType.INT8 if narrow == "int8" else ir.DataType.FLOAT16
+    stored = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
+    graph.inputs.append(stored)
+    if narrow == "int8":
+        scale = ir.Value(name=name + SCALE, shape=ir.Shape(shape[:1]), type=ir.TensorType(tensor.dtype))
+        graph.inputs.append(scale)
+        widened = ir.node("DequantizeLinear", [stored, scale], {"axis": 0})
+    else:
+        widened = ir.node("Cast", [stored], {"to": tensor.dtype})
+    output = widened.outputs[0]
+    output.name, output.shape, output.dtype = f"{name}.wide", shape, tensor.dtype
+    first = next(node for node in graph if value in node.inputs)
+    graph.insert_before(first, widened)
+    ir.convenience.replace_all_uses_with(value, output)
 
 
 class _Exported(nn.Module):

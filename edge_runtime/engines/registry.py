@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import torch
 
 from edge_runtime.engines.base import FrameEngine
 from models.bundle import Bundle
+from models.errors import InputError
 
 AUTO = "auto"
 ENGINES: dict[str, tuple[str, str]] = {
     "torch": ("edge_runtime.engines.torch_engine", "TorchEngine"),
     "compiled": ("edge_runtime.engines.compiled", "CompiledEngine"),
+    "onnx": ("edge_runtime.engines.onnx_engine", "OnnxEngine"),
 }
 """Name -> module and class."""
+
+
+def check_engine(name: str, where: str | Path, key: str) -> str:
+    """`name` itself; InputError for one that is neither "auto" nor in ENGINES."""
+    if name not in (AUTO, *ENGINES):
+        raise InputError(where, f"unknown engine '{name}'", f"use {', '.join((AUTO, *ENGINES))}", key)
+    return name
 
 
 def engine_named(name: str) -> type[FrameEngine]:

@@ -1,0 +1,314 @@
+"""ONNX Runtime as an engine: it answers as torch does, over tensors of the arena that it never copies."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_runtime.arena import Arena
+from edge_runtime.engines import engine_named
+from edge_runtime.engines.base import EngineError
+from edge_runtime.engines.cache import EngineCache
+from edge_runtime.engines.onnx_engine import OnnxEngine
+from edge_runtime.engines.onnx_session import session_of
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.store import Store
+from models import zoo
+from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.low_rank import factorise
+from models.narrow import Narrow, narrowed
+from models.preprocess import Preprocess
+from models.residual import attach
+from models.tasks import DetectionAnswer
+from tests.edge_runtime.tiny import picture, tiny_bundle
+
+HERE = "tests.edge_runtime.test_onnx_engine"
+SIZE = 32
+TOLERANCE = 1e-3
+FRAMES = [picture(1), picture(2), picture(3, width=60, height=80)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_collection():
+    """A traced network is many small objects that live to its end; collecting meanwhile takes a fifth of the time."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> EngineCache:
+    return EngineCache(tmp_path_factory.mktemp("cache") / "engines")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Bundle:
+    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny.safetensors")
+
+
+class Attending(nn.Module):
+    """Attention with packed projections, a layer norm, and a linear layer that may be factorised."""
+
+    def __init__(self, num_classes: int, input_size: int = SIZE) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 8, stride=8)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+        self.mlp = nn.Linear(16, 16)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = self.norm(tokens + self.attention(tokens, tokens, tokens, need_weights=False)[0])
+        return self.head(torch.relu(self.mlp(tokens)).mean(1))
+
+
+class OneByOne(nn.Module):
+    """A Python loop over the frames: the batch is a part of the graph."""
+
+    def __init__(self, num_classes: int, input_size: int = SIZE) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.head(frame[None].mean((2, 3))) for frame in x])
+
+
+class Branching(OneByOne):
+    """Which way it goes depends on the frame's values: no graph says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta and x.sum() > 0:
+            return -self.head(x.mean((2, 3)))
+        return self.head(x.mean((2, 3)))
+
+
+def record(model: str, size: int = SIZE, query_id: str = "one", **keys) -> BundleQuery:
+    defaults = {"task": "classification", "classes": ("car", "bus", "truck"), "model_args": {}, "fps": None,
+                "sla_ms": 100.0, "accuracy_target": 0.9}
+    return BundleQuery(id=query_id, camera="c", model=model, input_size=size, preprocess=Preprocess(size),
+                       **{**defaults, **keys})
+
+
+def bundled(path: Path, modules: dict[str, nn.Module], queries: list[BundleQuery],
+            narrow: dict[str, dict[str, Narrow]] | None = None) -> Bundle:
+    write_bundle(path, {name: module.eval() for name, module in modules.items()}, queries, workload="w", method="none",
+                 ceiling_bytes=0, narrow=narrow)
+    return open_bundle(path, [query.model for query in queries if ":" in query.model])
+
+
+def lively(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights and statistics that make every layer matter, biases included."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if tensor.is_floating_point() and tensor.ndim == 1:
+                low = 0.6 if name.endswith(("var", "weight")) else -0.3
+                tensor.copy_(torch.rand(tensor.shape, generator=random) * 0.8 + low)
+    return module.eval()
+
+
+def bind(engine, bundle: Bundle, arena: Arena | None = None) -> Arena:
+    """Bind an engine to an arena in which all its tensors are resident."""
+    names = bundle.names_in_order(engine.query.id)
+    arena = arena or Arena(Store.of_bundle(bundle), 512 * 2**20)
+    arena.change((), names)
+    arena.bind(engine, names)
+    return arena
+
+
+def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = "one") -> OnnxEngine:
+    """Raw outputs within the tolerance for a classifier; for a detector the very same detections."""
+    ours, eager = OnnxEngine(bundle, query_id, cache=cache), TorchEngine(bundle, query_id)
+    bind(eager, bundle, bind(ours, bundle))
+    if ours.query.task == "classification":
+        wanted = eager.outputs(FRAMES)
+        assert torch.allclose(ours.outputs(FRAMES), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+        assert float((wanted[0] - wanted[1]).abs().max()) > 10 * TOLERANCE
+        return ours
+    for got, wanted in zip(ours.run(FRAMES), eager.run(FRAMES), strict=True):
+        assert isinstance(got, DetectionAnswer) and isinstance(wanted, DetectionAnswer)
+        assert got.classes == wanted.classes and len(got.classes) > 3
+        assert np.allclose(got.scores, wanted.scores, atol=TOLERANCE)
+        assert np.allclose(got.boxes, wanted.boxes, atol=TOLERANCE * 100)  # pixels of frames of up to 80
+    return ours
+
+
+def test_a_classifier_with_a_residual_answers_as_torch_does(tiny, cache):
+    for query in tiny.queries:
+        assert_answers_as_torch(tiny, cache, query.id)
+
+
+def test_attention_and_a_layer_of_low_rank_answer_as_torch_does(tmp_path, cache):
+    torch.manual_seed(0)
+    module = lively(factorise(Attending(3), {"mlp": 4}))
+    attach(module.get_submodule("head"), 2)
+    query = record(f"{HERE}:Attending", model_args={"low_rank": {"mlp": 4}})
+    assert_answers_as_torch(bundled(tmp_path / "a.safetensors", {"one": module}, [query]), cache)
+
+
+def detector(name: str, size: int) -> nn.Module:
+    torch.manual_seed(0)
+    module = lively(zoo.build(name, ("car", "bus"), {}, size, "detection"))
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d) and part.bias is not None:
+            nn.init.normal_(part.bias)
+    return module
+
+
+def test_a_one_stage_detector_finds_what_torch_finds(tmp_path, cache):
+    query = record("ssdlite320_mobilenet_v2", 96, task="detection", classes=("car", "bus"), min_score=0.3)
+    module = detector(query.model, 96)
+    assert_answers_as_torch(bundled(tmp_path / "d.safetensors", {"one": module}, [query]), cache)
+
+
+@pytest.mark.slow
+def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, cache):
+    query = record("fasterrcnn_mobilenet_v3_large_320_fpn", 64, task="detection", classes=("car", "bus"))
+    module = detector(query.model, 64)
+    with torch.no_grad():
+        for parameter in module.roi_heads.box_predictor.cls_score.parameters():  # type: ignore[union-attr]
+            parameter.mul_(20)
+    assert_answers_as_torch(bundled(tmp_path / "d.safetensors", {"one": module}, [query]), cache)
+
+
+@pytest.mark.parametrize("weights", ["int8", "fp16"])
+def test_narrow_weights_stay_narrow_and_are_widened_inside_the_graph(tmp_path, cache, weights):
+    torch.manual_seed(0)
+    module, query = lively(zoo.build("cifar_resnet20", ("car", "bus", "truck"), {}, SIZE)), record("cifar_resnet20")
+    narrow = {key: narrowed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}
+    bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": narrow})
+    engine = assert_answers_as_torch(bundle, cache)
+    dtypes = {str(engine._bound[key][1].dtype) for key in narrow}
+    assert dtypes == {"torch.int8" if weights == "int8" else "torch.float16"}
+
+
+def test_private_norms_are_not_folded_and_a_shared_weight_is_one(tmp_path, cache):
+    """Changing a tensor of ResNet-50 in place changes both queries; changing one's norm changes that query alone."""
+    torch.manual_seed(0)
+    classes = ("car", "bus", "truck")
+    models = {name: lively(zoo.build("resnet50", classes, {}, SIZE), seed) for seed, name in enumerate(("a", "b"))}
+    tied = {key: tensor for key, tensor in models["a"].state_dict().items() if tensor.ndim == 4}
+    models["b"].load_state_dict(tied, strict=False)
+    bundle = bundled(tmp_path / "r.safetensors", models, [record("resnet50", query_id=name) for name in models])
+    engines = {name: OnnxEngine(bundle, name, cache=cache) for name in models}
+    arena = Arena(Store.of_bundle(bundle), 256 * 2**20)
+    for engine in engines.values():
+        bind(engine, bundle, arena)
+
+    def outputs() -> dict[str, Tensor]:
+        return {name: engine.outputs(FRAMES[:1]).clone() for name, engine in engines.items()}
+
+    before, state = outputs(), {name: bundle.query(name).state() for name in models}
+    for key in tied:
+        assert state["a"][key] == state["b"][key]
+        weight = arena.tensor(state["a"][key])
+        kept = weight.clone()
+        weight.mul_(1.5)
+        after = outputs()
+        assert not torch.equal(after["a"], before["a"]) and not torch.equal(after["b"], before["b"]), key
+        weight.copy_(kept)
+    arena.tensor(state["a"]["layer2.0.bn1.weight"]).mul_(1.5)
+    after = outputs()
+    assert not torch.equal(after["a"], before["a"]) and torch.equal(after["b"], before["b"])
+
+
+def test_queries_of_one_architecture_share_one_graph_that_holds_no_weight(tiny, cache):
+    engines = {name: OnnxEngine(tiny, name, cache=cache) for name in ("gate", "road", "yard")}
+    for engine in engines.values():
+        bind(engine, tiny)
+    gate, road, yard = (engines[name]._session for name in ("gate", "road", "yard"))
+    assert gate is road and gate is not yard
+    kept = engines["yard"]._kept
+    assert kept is not None
+    graph = onnx.load(str(kept.path)).graph
+    state = tiny.query("yard").state()
+    assert not state.keys() & {one.name for one in graph.initializer}
+    assert sum(len(one.raw_data) for one in graph.initializer) < 100
+    left_out = {f"{norm}.num_batches_tracked" for norm in (1, 4)}
+    assert {one.name for one in graph.input} == {"frames", *state} - left_out
+
+
+def test_equal_bytes_at_two_places_of_one_query_are_two_inputs_for_the_next(tmp_path, cache):
+    """In the first bundle all norms are as new, so they are one tensor each; the second one's differ."""
+    torch.manual_seed(0)
+    fresh = zoo.build("cifar_resnet20", ("car", "bus", "truck"), {}, 16)
+    for name, module in (("fresh", fresh), ("used", lively(zoo.build("cifar_resnet20", ("a", "b", "c"), {}, 16)))):
+        bundle = bundled(tmp_path / f"{name}.safetensors", {"one": module}, [record("cifar_resnet20", 16)])
+        ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
+        bind(eager, bundle, bind(ours, bundle))
+        assert torch.allclose(ours.outputs(FRAMES), eager.outputs(FRAMES), atol=TOLERANCE)
+
+
+def test_tensors_that_moved_are_found_again_and_those_that_did_not_are_left_alone(tiny, cache, monkeypatch):
+    engine, eager = OnnxEngine(tiny, "gate", cache=cache), TorchEngine(tiny, "gate")
+    arena = bind(engine, tiny)
+    bind(eager, tiny, arena)
+    wanted = eager.outputs(FRAMES)
+    handed_over = []
+    plain = OnnxEngine._bind_input
+    monkeypatch.setattr(OnnxEngine, "_bind_input", lambda self, *args: (handed_over.append(args[0]), plain(self, *args)))
+    engine.bind(arena.tensor)
+    assert not handed_over
+    arena.change(tiny.names_in_order("gate"), tiny.names_in_order("road"))
+    arena.change((), tiny.names_in_order("gate"))
+    arena.bind(engine, tiny.names_in_order("gate"))
+    assert handed_over
+    assert torch.allclose(engine.outputs(FRAMES), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_without_being_bound_it_does_not_run(tiny, cache):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    with pytest.raises(RuntimeError, match="bind comes before"):
+        engine.outputs(FRAMES)
+    bind(engine, tiny)
+    engine.unbind()
+    with pytest.raises(RuntimeError, match="bind comes before"):
+        engine.outputs(FRAMES)
+
+
+def test_a_graph_is_exported_once_and_found_by_the_next_start(tiny, cache, monkeypatch):
+    OnnxEngine(tiny, "gate", cache=cache).prepare()
+    monkeypatch.setattr("edge_runtime.engines.onnx_engine.write_graph", None)
+    again = OnnxEngine(tiny, "gate", cache=EngineCache(cache.folder))
+    again.prepare()
+    assert again._kept is not None and again._kept.notes["batch"] == "dynamic"
+
+
+def test_a_model_that_fixes_its_batch_runs_frame_by_frame(tmp_path, cache):
+    torch.manual_seed(0)
+    bundle = bundled(tmp_path / "o.safetensors", {"one": OneByOne(3)}, [record(f"{HERE}:OneByOne")])
+    engine = assert_answers_as_torch(bundle, cache)
+    assert engine._kept is not None and engine._kept.notes["batch"] == 1
+
+
+def test_a_model_that_no_graph_can_hold_is_refused_in_a_few_words(tmp_path, cache):
+    bundle = bundled(tmp_path / "b.safetensors", {"one": Branching(3)}, [record(f"{HERE}:Branching")])
+    with pytest.raises(EngineError, match="it cannot be exported") as refused:
+        OnnxEngine(bundle, "one", cache=cache).prepare()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny, cache, caplog):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    engine.prepare()
+    assert engine._kept is not None
+    with caplog.at_level(logging.WARNING, "gemel.run"):
+        sessions = [session_of(engine._kept.path, torch.device("cuda", index)) for index in range(2)]
+    assert [session.device.type for session in sessions] == ["cpu", "cpu"]
+    assert [line for line in caplog.messages if "CUDAExecutionProvider" in line] == caplog.messages[:1]
+
+
+def test_the_registry_knows_it_and_why_it_may_be_missing():
+    assert engine_named("onnx") is OnnxEngine
+    assert OnnxEngine.missing("cpu") is None
+    if not torch.cuda.is_available():
+        assert "CUDAExecutionProvider" in str(OnnxEngine.missing("cuda"))
