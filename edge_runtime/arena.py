@@ -23,9 +23,11 @@ class Arena:
 
     Loads are begun with `start` or, for a query whose turn is yet to come, `prefetch`; `finish` waits for them and
     counts them. The weights of convolutions named in `channels_last` are put in that order once they have arrived, and
-    are seen so; all others lie as stored. Counts the stored bytes that arrived (`bytes_moved`), loads asked for that moved any (`swaps`),
-    prefetches begun, the bytes that compaction moved inside the arena (`compacted_bytes`, apart) and the most bytes
-    resident at once, and the seconds that the copies took (`load_s`). Call it from one thread.
+    are seen so; all others lie as stored.
+
+    Counts the stored bytes that arrived (`bytes_moved`), loads asked for that moved any (`swaps`), prefetches begun,
+    the bytes that compaction moved inside the arena (`compacted_bytes`, apart) and the most bytes resident at once,
+    and the seconds that the copies took (`load_s`). Call it from one thread.
     """
 
     def __init__(self, store: Store, capacity_bytes: int, device: str | torch.device = "cpu",

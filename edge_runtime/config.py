@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from edge_runtime.engines import AUTO, check_engine
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.settings import parse_memory
 from models.errors import InputError
 from models.yaml_file import read_yaml
 
-_KNOWN_ENGINES = ("compiled", "onnx")
 _KNOWN_SINKS = ("mqtt", "http", "webhook")
 
 
@@ -37,7 +37,7 @@ class SinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class BoxConfig:
-    """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` is torch.
+    """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` a name of ENGINES or auto.
 
     `policy` names the schedule; `trace` is the file to record what it saw and decided, None for no record.
     """
@@ -79,7 +79,7 @@ class _BoxKeys(_Strict):
     bundle: str
     budget: str | int
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    engine: str = "auto"
+    engine: str = AUTO
     cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
     sinks: Annotated[list[_SinkKeys], Field(min_length=1)] = [_SinkKeys(kind="jsonl")]
     http: Any = None
@@ -107,17 +107,13 @@ def load_config(path: str | Path) -> BoxConfig:
     if spool is not None and not spool.is_dir():
         raise InputError(path, f"there is no directory {spool}", "create it", "spool")
     return BoxConfig(path, root / keys.bundle, parse_memory(keys.budget, str(path), "budget"),
-                     _device(path, keys.device), "torch", cameras, sinks, spool, tuple(keys.factories),
-                     policy_named(keys.policy, str(path), "policy").name,
+                     _device(path, keys.device), check_engine(keys.engine, path, "engine"), cameras, sinks, spool,
+                     tuple(keys.factories), policy_named(keys.policy, str(path), "policy").name,
                      None if keys.trace is None else root / keys.trace)
 
 
 def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
     """One clear line for each thing the config may name one day and that does nothing today."""
-    if keys.engine not in ("auto", "torch"):
-        built = keys.engine in _KNOWN_ENGINES
-        fault = f"the engine '{keys.engine}' is not built yet" if built else f"unknown engine '{keys.engine}'"
-        raise InputError(path, fault, "use auto or torch", "engine")
     for index, sink in enumerate(keys.sinks):
         if sink.kind != "jsonl":
             known = sink.kind in _KNOWN_SINKS

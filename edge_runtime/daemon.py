@@ -16,12 +16,20 @@ from edge_runtime.arena import Arena
 from edge_runtime.cameras import Camera
 from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.costs import BATCHES, BatchCost, Costs, QueryCost
-from edge_runtime.engines import Engine
-from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.engines import Engine, FrameEngine, make_engine
+from edge_runtime.engines.choosing import FALLBACK, engines_for, layout_of
 from edge_runtime.executor import Executor, arena_bytes, unfit
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
-from edge_runtime.measured import REMEDY, foreign, measured_costs, profile_path, read_profile
+from edge_runtime.measured import (
+    REMEDY,
+    MeasuredProfile,
+    ascending,
+    foreign,
+    measured_costs,
+    profile_path,
+    read_profile,
+)
 from edge_runtime.policies import policy_named
 from edge_runtime.results import JsonLines
 from edge_runtime.scene import SceneChange
@@ -64,12 +72,18 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     frames = {camera: probe(one.source, str(config.path), f"cameras.{camera}.source")
               for camera, one in config.cameras.items() if any(query.camera == camera for query in bundle.queries)}
     _check_regions(config, bundle, frames)
-    engines = {query.id: TorchEngine(bundle, query.id, config.device) for query in bundle.queries}
-    costs = policy_named(config.policy, str(config.path), "policy").view(_costs(config, bundle, engines))
+    policy = policy_named(config.policy, str(config.path), "policy")
+    # Whether the bundle fits is known without preparing engines, which may take minutes.
+    engines = {query.id: make_engine(FALLBACK, bundle, query.id, config.device) for query in bundle.queries}
+    profile = _profile(config, bundle)
+    costs = policy.view(_costs(bundle, engines, profile))
     _check_fit(config, costs)
-    summary = _plan(config, bundle, costs, damaged)
     if check:
-        return {"ok": True, **summary}
+        return {"ok": True, **_plan(config, bundle, costs, damaged)}
+    engines = engines_for(bundle, config.engine, config.device)
+    costs = policy.view(_costs(bundle, engines, profile))
+    _check_fit(config, costs)
+    summary = {**_plan(config, bundle, costs, damaged), "engines": {query: one.name for query, one in engines.items()}}
     stopping = stop or threading.Event()
     with contextlib.ExitStack() as closing:
         reasons = closing.enter_context(_signals(stopping))
@@ -83,11 +97,11 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     return summary
 
 
-def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, TorchEngine], costs: Costs,
+def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], costs: Costs,
            frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event,
            damaged: Mapping[str, str]) -> dict[str, Any]:
     overhead = _private_bytes()
-    arena = _allocate(config, bundle, costs)
+    arena = _allocate(config, bundle, costs, engines)
     policy, demands = policy_named(config.policy), _demands(config, bundle)
     trace = TraceWriter(config.trace) if config.trace else None
     ledger = Ledger(costs.queries)
@@ -168,25 +182,34 @@ def _check_regions(config: BoxConfig, bundle: Bundle, frames: Mapping[str, np.nd
             raise InputError(config.path, fault, "give the camera it was made for", f"cameras.{query.camera}.source")
 
 
-def _costs(config: BoxConfig, bundle: Bundle, engines: Mapping[str, Engine]) -> Costs:
-    """What is known before anything ran: as `gemel profile` measured it on this machine, else bytes and deadlines.
-
-    What is not known is learned while running; until then a batch is taken to last as long as its frames one after
-    the other.
-    """
+def _profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None:
+    """What `gemel profile` measured on this machine with the engine asked for; None, with a warning, without it."""
     try:
         profile = read_profile(bundle)
-        differing = foreign(profile, config.device)
-        if differing is None:
-            return measured_costs(bundle, profile)
-        log.warning("%s: measured on another machine (%s); %s", profile_path(bundle.path), differing, REMEDY)
     except InputError as error:
         log.warning("%s", error)
+        return None
+    differing = foreign(profile, config.device)
+    if differing is None and profile.engine != config.engine:
+        differing = f"engine {profile.engine}, here {config.engine}"
+    if differing is None:
+        return profile
+    log.warning("%s: measured on another machine or engine (%s); %s", profile_path(bundle.path), differing, REMEDY)
+    return None
+
+
+def _costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None) -> Costs:
+    """What is known before anything ran: as measured, else bytes and deadlines.
+
+    What is not known is learned while running.
+    """
+    if profile is not None:
+        return measured_costs(bundle, profile)
     queries = {}
     for query in bundle.queries:
-        workspace = engines[query.id].workspace_bytes
-        larger = tuple(BatchCost(count, 0.0, count * workspace) for count in BATCHES[1:])
-        queries[query.id] = QueryCost(bundle.names_in_order(query.id), 0.0, workspace, query.sla_ms / 1000, larger)
+        first, *larger = ascending(BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES)
+        queries[query.id] = QueryCost(bundle.names_in_order(query.id), 0.0, first.workspace_bytes,
+                                      query.sla_ms / 1000, tuple(larger))
     names = {name for cost in queries.values() for name in cost.tensors}
     return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)
 
@@ -229,10 +252,11 @@ def _plan(config: BoxConfig, bundle: Bundle, costs: Costs, damaged: Mapping[str,
     }  # fmt: skip
 
 
-def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs) -> Arena:
+def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs, engines: Mapping[str, FrameEngine]) -> Arena:
     size = arena_bytes(costs, config.budget_bytes)
+    store = store_for(Store.of_bundle(bundle), costs)
     try:
-        return Arena(store_for(Store.of_bundle(bundle), costs), size, config.device, config.budget_bytes)
+        return Arena(store, size, config.device, config.budget_bytes, channels_last=layout_of(engines, store.kinds))
     except (RuntimeError, MemoryError) as error:
         fault = f"the device {config.device} has no {size} bytes for weights"
         raise InputError(config.path, fault, "give a smaller budget", "budget") from error

@@ -16,8 +16,8 @@ Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def convolutions(kinds: Kinds) -> frozenset[str]:
-    """The tensors that are weights of two-dimensional convolutions, by dtype and shape."""
-    return frozenset(name for name, (dtype, shape) in kinds.items() if dtype.is_floating_point and len(shape) == 4)
+    """The float32 tensors that are weights of two-dimensional convolutions, by shape; narrow ones are widened anew."""
+    return frozenset(name for name, (dtype, shape) in kinds.items() if dtype == torch.float32 and len(shape) == 4)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

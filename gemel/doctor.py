@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import tempfile
 import time
@@ -22,7 +20,6 @@ COPY_BYTES = 64 * 2**20
 STORAGE_BYTES = 128 * 2**20
 CHUNK_BYTES = 4 * 2**20
 ROUNDS = 7
-MODULES = {"torch": "torch", "onnx": "onnxruntime"}
 
 
 @dataclass(frozen=True)
@@ -136,14 +133,13 @@ def _read(path: str) -> None:
 
 
 def _engines(device: str) -> list[dict[str, Any]]:
-    """Each engine, whether it could run here, and by what."""
-    found = []
-    for engine, module in MODULES.items():
-        available = importlib.util.find_spec(module) is not None
-        detail = f"{module} {importlib.metadata.version(module)} on {device}" if available else f"{module} is missing"
-        if engine == "onnx" and available:
-            import onnxruntime
+    """Each engine, whether it can run here, and by what or why not."""
+    from edge_runtime.engines import ENGINES, engine_named
 
-            detail = f"onnxruntime {onnxruntime.__version__}: {', '.join(onnxruntime.get_available_providers())}"
-        found.append({"engine": engine, "available": available, "detail": detail})
+    found = []
+    for name in ENGINES:
+        engine = engine_named(name)
+        missing = engine.missing(device)
+        detail = engine.detail(device) if missing is None else missing
+        found.append({"engine": name, "available": missing is None, "detail": detail})
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,17 +14,16 @@ from edge_runtime.costs import BATCHES, BatchCost, footprint_bytes
 from edge_runtime.measured import MeasuredProfile, QueryProfile, ascending, machine_of, write_profile
 from gemel.text import size, table
 from merger.progress import Progress, silent
-from models.bundle import Bundle, open_bundle
+from models.bundle import open_bundle
 
 if TYPE_CHECKING:
     import numpy as np
 
     from edge_runtime.arena import Arena
-    from edge_runtime.engines.torch_engine import TorchEngine
+    from edge_runtime.engines import FrameEngine
 
 ROUNDS = 5
 FRAME_PIXELS = (1280, 720)
-ENGINE = "torch"
 
 
 @dataclass(frozen=True)
@@ -64,41 +64,49 @@ class Profiled:
 
 def profile_bundle(
     bundle: str | Path, device: str | None = None, factories: Sequence[str] = (), rounds: int = ROUNDS,
-    progress: Progress = silent,
+    progress: Progress = silent, engine: str = "auto",
 ) -> Profiled:  # fmt: skip
     """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
 
     Medians over `rounds`, batches in turns, after one run of each that is not counted, on noise of FRAME_PIXELS; what
     a box adds to that, or a camera with other frames, it learns as it runs. `device` is cpu or cuda, the best there
-    is unless given. Raises InputError for a bad bundle.
+    is unless given; `engine` as in a box config, which takes over these costs when it names the same. Raises InputError
+    for a bad bundle or an unknown engine.
     """
     import torch
 
     from edge_runtime.arena import Arena
-    from edge_runtime.engines.torch_engine import TorchEngine
+    from edge_runtime.engines import check_engine
+    from edge_runtime.engines.choosing import engines_for, layout_of
     from edge_runtime.store import Store
+
+    check_engine(engine, "gemel profile", "--engine")
 
     opened = open_bundle(bundle, factories)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
-    arena = Arena(Store.of_bundle(opened), sum(footprint_bytes(opened.nbytes(name)) for name in names), chosen)
+    engines, store = engines_for(opened, engine, chosen), Store.of_bundle(opened)
+    capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
+    arena = Arena(store, capacity, chosen, channels_last=layout_of(engines, store.kinds))
     queries: dict[str, QueryProfile] = {}
     loads: list[tuple[int, float]] = []
     try:
         for query in opened.queries:
             progress("profile", query=query.id)
-            engine = TorchEngine(opened, query.id, chosen)
             needed = opened.names_in_order(query.id)
             found = _loads(arena, needed, rounds)
             loads += found
-            engine.bind(arena.tensor)
-            queries[query.id] = QueryProfile(median(seconds for _, seconds in found), _batches(opened, engine, rounds))
-            engine.unbind()
+            load_s = median(seconds for _, seconds in found)
+            one = engines[query.id]
+            workspace = {count: one.workspace_of(count) for count in BATCHES}
+            one.bind(arena.tensor)
+            queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
+            one.unbind()
     finally:
         arena.close()
     moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
     rate = moved / seconds if seconds > 0 else 1e12
-    profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, ENGINE, rate, 0.0, queries)
+    profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, engine, rate, 0.0, queries)
     return Profiled(write_profile(bundle, profile), profile)
 
 
@@ -113,32 +121,32 @@ def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, 
     return found
 
 
-def _batches(bundle: Bundle, engine: TorchEngine, rounds: int) -> tuple[BatchCost, ...]:
-    """Each batch's time and workspace, frame preparation included, as a box spends it."""
+def _batches(engine: FrameEngine, rounds: int, workspace: dict[int, int]) -> tuple[BatchCost, ...]:
+    """Each batch's time and workspace, frame preparation included, as a box spends it.
+
+    `workspace` is what the engine knows of it; what torch's allocator sees takes its place where it is more.
+    """
     import torch
 
-    from models.measure import workspace_bytes
+    from edge_runtime.engines.workspace import peak_bytes
 
     frames = _frames(engine, BATCHES[-1])
-    on_cuda = engine.device.type == "cuda"
     seconds: dict[int, list[float]] = {count: [] for count in BATCHES}
-    on_paper = bundle.build(engine.query.id).to("meta")
-    workspace = {count: 0 if on_cuda else workspace_bytes(on_paper, engine.query.input_size, count)
-                 for count in BATCHES}  # fmt: skip
     for round_index in range(rounds + 1):
         for count in BATCHES:
-            before = _cuda_bytes() if on_cuda else 0
             start = time.perf_counter()
             engine.run(frames[:count])
-            if on_cuda:
+            if engine.device.type == "cuda":
                 torch.cuda.synchronize()
-                workspace[count] = max(workspace[count], torch.cuda.max_memory_allocated() - before)
             if round_index:
                 seconds[count].append(time.perf_counter() - start)
+    for count in BATCHES:
+        seen = peak_bytes(partial(engine.run, frames[:count]), engine.device)
+        workspace[count] = max(workspace[count], seen)
     return ascending(BatchCost(count, median(seconds[count]), workspace[count]) for count in BATCHES)
 
 
-def _frames(engine: TorchEngine, count: int) -> list[np.ndarray]:
+def _frames(engine: FrameEngine, count: int) -> list[np.ndarray]:
     """Noise as large as a camera's frames, so that the query's region lies inside."""
     import numpy as np
 
@@ -146,11 +154,3 @@ def _frames(engine: TorchEngine, count: int) -> list[np.ndarray]:
     if engine.query.roi is not None:
         width, height = max(width, round(engine.query.roi[2])), max(height, round(engine.query.roi[3]))
     return list(np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8))
-
-
-def _cuda_bytes() -> int:
-    import torch
-
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()

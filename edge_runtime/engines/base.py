@@ -62,8 +62,9 @@ class FrameEngine(ABC):
 
     name: ClassVar[str]
     streams: bool = False
-    channels_last: ClassVar[bool] = False
-    """Whether it takes the weights of convolutions in the order out, height, width, in (`Arena.channels_last`)."""
+    channels_last: ClassVar[bool | None] = False
+    """Whether it takes the weights of convolutions in the order out, height, width, in (`Arena.channels_last`); None
+    where it takes them in either and that one is faster."""
     runs_narrow: ClassVar[bool] = False
     """Whether tensors that are stored as int8 or float16 stay so in the arena and are used from there."""
 
@@ -89,7 +90,11 @@ class FrameEngine(ABC):
         """By what it runs, for `gemel doctor`."""
         return f"torch {torch.__version__} on {device}"
 
-    def prepare(self) -> None:  # noqa: B027: most engines have nothing to prepare
+    def ready(self) -> bool:
+        """Whether `prepare` will find what it needs, so that it takes no time."""
+        return True
+
+    def prepare(self) -> None:  # noqa: B027 (most engines have nothing to prepare)
         """Make what a run needs besides tensors, which may take minutes the first time; `bind` does it if need be.
 
         Raises EngineError where the engine cannot run this query.

@@ -25,7 +25,7 @@ class CompiledEngine(FrameEngine):
 
     Packages are kept by architecture (`EngineCache`), so that it is compiled once; weights and norms stay outside, so
     that a shared tensor is one. Outputs differ from eager ones in rounding alone. Preparing raises EngineError for an
-    architecture that cannot be compiled (two-stage detectors), for tensors stored narrow, and without a compiler.
+    architecture that cannot be compiled (two-stage detectors), and without a compiler.
     """
 
     name = "compiled"
@@ -39,6 +39,7 @@ class CompiledEngine(FrameEngine):
         self._package: Any = None
         self._constants: dict[str, str] = {}
         self._made: dict[str, Tensor] = {}
+        self._bound: dict[str, Tensor] = {}
         self._spec: pytree.TreeSpec | None = None
 
     @classmethod
@@ -58,8 +59,6 @@ class CompiledEngine(FrameEngine):
         """Compile this architecture, or find its package; nothing is loaded before `bind`."""
         if self._kept is not None:
             return
-        if self.query.stored:
-            raise EngineError("its weights are stored narrow, which only the engine torch widens as it runs")
         if isinstance(self.model, Detector) and not isinstance(self.model, OneStage):
             raise EngineError("a two-stage detector's second stage depends on what the first one finds")
         why = self.missing(self.device.type)
@@ -71,8 +70,8 @@ class CompiledEngine(FrameEngine):
             key, SUFFIX, lambda path: compile_package(self._bundle, self.query, self.device, path))
         self.__dict__.pop("workspace_bytes", None)
 
-    def compiled_before(self) -> bool:
-        """Whether `prepare` will find a package."""
+    def ready(self) -> bool:
+        """Whether this architecture was compiled before."""
         if self._kept is None:
             self._cache = self._cache or EngineCache()
             self._kept = self._cache.find(package_key(self.query, self.model, self.device), SUFFIX)
@@ -82,12 +81,14 @@ class CompiledEngine(FrameEngine):
         """Hand the package views of the arena: nothing is copied, so the tensors must stay where they are."""
         if self._package is None:
             self._load()
-        constants = {name: tensor_of(own) for name, own in self._constants.items()}
-        self._package.load_constants(constants | self._made, check_full_update=True, user_managed=True)
+        # The package knows addresses alone; what lies there has to be kept alive here.
+        self._bound = {name: tensor_of(own) for name, own in self._constants.items()} | self._made
+        self._package.load_constants(self._bound, check_full_update=True, user_managed=True)
 
     def unbind(self) -> None:
         """Drop the package, which has no other way to let go of what it was bound to."""
         self._package = None
+        self._bound = {}
 
     def forward(self, batch: Tensor) -> Any:
         """As the model's forward, from compiled code."""

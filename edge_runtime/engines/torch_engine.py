@@ -25,6 +25,7 @@ class TorchEngine(FrameEngine):
 
     name = "torch"
     streams = True
+    channels_last = None
     runs_narrow = True
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:

@@ -90,7 +90,7 @@ def write_folder(path: Path, count: int) -> Path:
 def write_config(folder: Path, **keys) -> Path:
     """A box config beside tiny.safetensors; a key given as None is left out."""
     document = {
-        "bundle": "tiny.safetensors", "budget": "64MiB", "device": "cpu", "factories": [FACTORY],
+        "bundle": "tiny.safetensors", "budget": "64MiB", "device": "cpu", "engine": "torch", "factories": [FACTORY],
         "cameras": {"left": {"source": "left.mp4"}, "right": {"source": "right", "fps": 12}},
         "sinks": [{"kind": "jsonl", "path": "results.jsonl"}],
     } | keys  # fmt: skip

@@ -19,7 +19,7 @@ def bundle(tmp_path):
 
 
 def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, capsys):
-    assert main(["profile", str(bundle.path), "--factory", FACTORY, "--device", "cpu", "--json"]) == 0
+    assert main(["profile", str(bundle.path), "--factory", FACTORY, "--device", "cpu", "--engine", "torch", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["profile"] == f"{bundle.path}.profile.json" and found["copy_gb_s"] > 0
     assert [query["id"] for query in found["queries"]] == ["gate", "yard", "road"]
@@ -41,7 +41,7 @@ def test_what_was_measured_can_be_simulated(tmp_path, capsys):
 
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
-    profiled = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=2)
+    profiled = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=2, engine="torch")
     costs = condensed(measured_costs(bundle, profiled.profile))
     frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
     result = simulate(costs, frames, 64 * 2**20, policy_named("ours"))

@@ -1,0 +1,158 @@
+"""Which engine runs which query: the one asked for, or the fastest here, measured once per architecture."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edge_runtime.engines.architecture import key_of
+from edge_runtime.engines.base import EngineError, FrameEngine
+from edge_runtime.engines.cache import EngineCache
+from edge_runtime.engines.registry import AUTO, ENGINES, engine_named, make_engine
+from edge_runtime.layout import channels_last, convolutions, moves_bytes
+from models.bundle import Bundle
+from models.errors import InputError
+
+FALLBACK = "torch"
+"""Runs every architecture."""
+SUFFIX = ".choice"
+ROUNDS = 7
+
+log = logging.getLogger("gemel.run")
+
+
+def engines_for(bundle: Bundle, wanted: str, device: str = "cpu") -> dict[str, FrameEngine]:
+    """The engine of each query, prepared and unbound; `wanted` is a name of ENGINES or "auto".
+
+    Where an engine cannot run an architecture, torch does, and one line per architecture says why. What takes long
+    the first time (compiling, measuring) is said before it begins. All take the weights in one layout.
+    """
+    chosen = fastest(bundle, device) if wanted == AUTO else {query.id: wanted for query in bundle.queries}
+    told: set[str] = set()
+    return {query: _prepared(name, bundle, query, device, told) for query, name in chosen.items()}
+
+
+def layout_of(engines: Mapping[str, FrameEngine], kinds: Mapping[str, Any]) -> frozenset[str]:
+    """The tensors (dtype and shape by name) to be arranged channels last for these engines: convolutions, or none."""
+    as_stored = any(engine.channels_last is False for engine in engines.values())
+    return frozenset() if as_stored else convolutions(kinds)
+
+
+def fastest(bundle: Bundle, device: str = "cpu") -> dict[str, str]:
+    """The name of the fastest engine for each query, of those that take one layout of the weights.
+
+    Each architecture is measured once on a machine: runs of one frame, engines in turns, medians. The times are kept
+    in the engine's cache; where that cannot be used, nothing is measured and torch runs.
+    """
+    usable = [name for name in ENGINES if engine_named(name).missing(device) is None]
+    if usable == [FALLBACK]:
+        return dict.fromkeys((query.id for query in bundle.queries), FALLBACK)
+    try:
+        cache = EngineCache()
+    except InputError as error:
+        log.warning("%s; engine torch runs all queries", error)
+        return dict.fromkeys((query.id for query in bundle.queries), FALLBACK)
+    times = {query.id: _times(bundle, query.id, device, usable, cache) for query in bundle.queries}
+    return best_of_one_layout(times, {name: engine_named(name).channels_last for name in usable})
+
+
+def best_of_one_layout(times: Mapping[str, Mapping[str, float]],
+                       layouts: Mapping[str, bool | None]) -> dict[str, str]:
+    """The fastest engine of each query by its times (query -> engine -> ms), all taking weights in one layout.
+
+    `layouts` is `FrameEngine.channels_last` by engine; the layout whose times come to less in sum is taken.
+    """
+    options = []
+    for layout in (True, False):
+        fitting = [name for name, own in layouts.items() if own in (layout, None)]
+        if all(any(name in found for name in fitting) for found in times.values()):
+            chosen = {query: min((name for name in fitting if name in found), key=found.__getitem__)
+                      for query, found in times.items()}
+            options.append((sum(times[query][name] for query, name in chosen.items()), chosen))
+    return min(options, key=lambda option: option[0])[1]
+
+
+def _prepared(name: str, bundle: Bundle, query: str, device: str, told: set[str]) -> FrameEngine:
+    model = bundle.query(query).model
+    try:
+        engine = make_engine(name, bundle, query, device)
+        if not engine.ready():
+            log.info("preparing engine %s for %s: takes a minute or so, once for this architecture", name, model)
+        engine.prepare()
+        return engine
+    except (EngineError, InputError) as error:
+        if name == FALLBACK:
+            raise
+        line = f"engine {name} cannot run {model}: {error}; engine {FALLBACK} does"
+        if line not in told:
+            log.warning("%s", line)
+            told.add(line)
+        return make_engine(FALLBACK, bundle, query, device)
+
+
+def _times(bundle: Bundle, query: str, device: str, usable: list[str], cache: EngineCache) -> Mapping[str, float]:
+    """Milliseconds of a run of one frame per engine that can run this query."""
+    reference = make_engine(FALLBACK, bundle, query, device)
+    versions = {name: engine_named(name).detail(device) for name in usable}
+    stored = sorted({own.dtype for own in reference.query.stored.values()})
+    key = {"choice": versions, "stored": stored, **key_of(reference.query, reference.model, reference.device)}
+
+    def measure(path: Path) -> Mapping[str, Any]:
+        log.info("measuring which engine runs %s fastest (%s): takes a minute or two, once for this architecture",
+                 reference.query.model, ", ".join(usable))
+        found = _measured(bundle, query, device, usable)
+        path.write_text(json.dumps(found))
+        shown = ", ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(found.items(), key=lambda one: one[1]))
+        log.info("one frame of %s: %s", reference.query.model, shown)
+        return {"ms": found}
+
+    return cache.fetch(key, SUFFIX, measure).notes["ms"]
+
+
+def _measured(bundle: Bundle, query: str, device: str, usable: list[str]) -> dict[str, float]:
+    engines: dict[str, FrameEngine] = {}
+    for name in usable:
+        try:
+            engine = make_engine(name, bundle, query, device)
+            engine.prepare()
+            engine.bind(_resident(bundle, engine))
+            engines[name] = engine
+        except (EngineError, InputError) as error:
+            log.info("engine %s cannot run %s: %s", name, bundle.query(query).model, error)
+    size = bundle.query(query).input_size
+    frames = torch.zeros(1, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    taken: dict[str, list[float]] = {name: [] for name in engines}
+    with torch.inference_mode():
+        for round_index in range(ROUNDS + 1):
+            for name, engine in engines.items():
+                start = time.perf_counter()
+                engine.forward(frames)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if round_index:
+                    taken[name].append(1000 * (time.perf_counter() - start))
+    return {name: median(times) for name, times in taken.items()}
+
+
+def _resident(bundle: Bundle, engine: FrameEngine) -> Any:
+    """Copies of the tensors as an arena would give them to this engine; the copies live as long as it is bound."""
+    kinds = {name: (bundle.tensor(name).dtype, tuple(bundle.tensor(name).shape))
+             for name in bundle.names_in_order(engine.query.id)}
+    last = convolutions(kinds) if engine.channels_last is not False else frozenset()
+
+    def copied(name: str) -> Tensor:
+        tensor = bundle.tensor(name).to(engine.device, copy=True)
+        if name not in last or not moves_bytes(kinds[name][1]):
+            return tensor
+        return torch.empty_strided(tensor.shape, channels_last(kinds[name][1]), device=tensor.device).copy_(tensor)
+
+    held = {name: copied(name) for name in kinds}
+    return held.__getitem__
