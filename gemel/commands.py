@@ -268,7 +268,7 @@ def profile(args: argparse.Namespace) -> Outcome:
     from gemel.profiling import profile_bundle
 
     with shown_on() as progress:
-        found = profile_bundle(args.bundle, args.device, args.factory or (), progress=progress)
+        found = profile_bundle(args.bundle, args.device, args.factory or (), progress=progress, engine=args.engine)
     return Outcome(found.to_json(), found.to_text())
 
 
