@@ -64,12 +64,12 @@ def build_parser() -> argparse.ArgumentParser:
     def number(made: argparse.ArgumentParser, name: str, kind: type, help: str) -> None:
         made.add_argument(name, type=kind, metavar="N", help=help)
 
-    def device(made: argparse.ArgumentParser, default: str = "orin-nano-8gb") -> None:
+    def device(made: argparse.ArgumentParser, default: str = "orin-nano-8gb", or_all: str = "") -> None:
         made.add_argument(
             "--device",
             default=default,
             metavar="PROFILE",
-            help=f"device profile of the virtual clock (default {default})",
+            help=f"device profile of the virtual clock (default {default}){or_all}",
         )
 
     made = command("demo", "the whole road on rendered camera clips: train, merge, run, report")
@@ -155,8 +155,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--seeds", type=_at_least_one, default=3, metavar="N", help="streams drawn and averaged (default 3)"
     )
 
-    def boxed(made: argparse.ArgumentParser) -> None:
-        device(made)
+    def boxed(made: argparse.ArgumentParser, or_all: str = "") -> None:
+        device(made, or_all=or_all)
         made.add_argument(
             "--memory",
             default="min",
@@ -173,11 +173,18 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("bundle", metavar="BUNDLE|WORKLOAD", nargs="?")
     boxed(made)
     made.add_argument("--duration", type=_positive, default=60.0, metavar="S", help="simulated seconds (default 60)")
+        made.add_argument(
+            "--factory",
+            action="append",
+            default=[],
+            metavar="MODULE:NAME",
+            help="a model of your own in the bundle, from here or Python's path, to allow (may be repeated)",
+        )
     made.add_argument("--replay", metavar="TRACE", help="replay what a box recorded (`trace:` in its config) instead")
 
     made = command("plan", "what fits, what swaps and what rate each query will have, before anything is shipped")
     made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
-    boxed(made)
+    boxed(made, "; all: every one, to compare")
 
     made = command("profile", "measure what a bundle's queries cost on this machine; writes BUNDLE.profile.json")
     made.add_argument("bundle", metavar="BUNDLE")

@@ -250,7 +250,7 @@ def simulate(args: argparse.Namespace) -> Outcome:
 
         raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
     found = simulate_box(
-        args.bundle, args.device, args.memory, args.duration, args.seed, args.policy, args.shared
+        args.bundle, args.device, args.memory, args.duration, args.seed, args.policy, args.shared, args.factory
     )
     return Outcome(found.to_json(), found.to_text())
 
@@ -274,9 +274,12 @@ def profile(args: argparse.Namespace) -> Outcome:
 
 def plan(args: argparse.Namespace) -> Outcome:
     """`gemel plan`."""
-    from gemel.planning import plan_box
+    from gemel.planning import EVERY_DEVICE, plan_box, plan_everywhere
 
-    found = plan_box(args.bundle, args.memory, args.device, args.policy, args.shared, args.seed)
+    given = (args.policy, args.shared, args.seed, args.factory)
+    everywhere = args.device == EVERY_DEVICE
+    found = (plan_everywhere(args.bundle, args.memory, *given) if everywhere
+             else plan_box(args.bundle, args.memory, args.device, *given))
     return Outcome(found.to_json(), found.to_text())
 
 

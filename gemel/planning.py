@@ -1,17 +1,24 @@
-"""`gemel plan`: before anything is shipped, what fits, what swaps, and what rate each query will have."""
+"""`gemel plan`: before anything is shipped, what fits, what swaps, what rate each query has and what limits it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
+from edge_runtime.profiles import PROFILES
+from edge_runtime.schedule import Policy
 from edge_runtime.simulator import Simulation, simulate
 from gemel.on_paper import Subject, subject_of
 from gemel.text import percent, size, table
 
 DURATION_S = 60.0
+EVERY_DEVICE = "all"
+# A query that brings this share of its frames in time is not called limited: the first frames find nothing loaded.
+ENOUGH = 0.98
+FITS_NOT, TOO_SLOW, MEMORY, DEVICE = "does not fit", "slower than its SLA", "memory", "device"
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,19 @@ class Planned:
     bytes_moved_per_s: float
     queries: tuple[dict[str, Any], ...]
 
+    @property
+    def in_time(self) -> float:
+        """The share of all frames that are answered in time."""
+        return self._share("fps")
+
+    @property
+    def in_time_if_all_fits(self) -> float:
+        """The same with memory for all weights at once: what more memory could bring, and no faster device."""
+        return self._share("fps_if_all_fits")
+
+    def _share(self, key: str) -> float:
+        return sum(row[key] for row in self.queries) / sum(row["asked_fps"] for row in self.queries)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "source": self.subject.source,
@@ -32,25 +52,72 @@ class Planned:
             "modelled": self.subject.modelled,
             "policy": self.policy,
             "memory_bytes": self.subject.memory_bytes,
+            "device_bytes": self.subject.device_bytes,
+            "all_bytes": self.subject.all_bytes,
             "fits": self.fits,
             "resident_bytes": self.resident_bytes,
             "bytes_moved_per_s": self.bytes_moved_per_s,
+            "asked_load": self.subject.asked_load,
+            "in_time_fraction": self.in_time,
+            "in_time_fraction_if_all_fits": self.in_time_if_all_fits,
             "queries": list(self.queries),
         }
 
     def to_text(self) -> str:
         rows = [
-            (row["id"], "stays" if row["resident"] else "swaps", f"{row['fps']:.3g}", f"{row['asked_fps']:.3g}",
-             percent(row["drop_fraction"], 0), "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms")
+            (row["id"], size(row["alone_bytes"]), f"{row['run_ms']:.0f} ms", f"{row['sla_ms']:.0f} ms",
+             "stays" if row["resident"] else "swaps", f"{row['fps']:.3g}", f"{row['asked_fps']:.3g}",
+             f"{row['fps_if_all_fits']:.3g}", percent(row["drop_fraction"], 0),
+             "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms", " and ".join(row["limited_by"]))
             for row in self.queries
         ]  # fmt: skip
-        fits = "everything stays resident" if self.fits else f"{size(self.bytes_moved_per_s)} a second are swapped"
+        headers = (
+            "query", "needs alone", "one run", "SLA", "weights", "fps", "of", "if all fits", "dropped", "age p95",
+            "limited by",
+        )  # fmt: skip
+        swapped = "nothing is swapped" if self.fits else f"{size(self.bytes_moved_per_s)} a second are swapped"
         modelled = ", modelled" if self.subject.modelled else ""
         return "\n".join([
-            table(("query", "weights", "fps", "of", "dropped", "age p95"), rows),
+            table(headers, rows),
             "",
             f"{self.subject.source} with {size(self.subject.memory_bytes)} on {self.subject.title} (virtual "
-            f"clock{modelled}), policy {self.policy}: {fits}; at most {size(self.resident_bytes)} of weights at a time",
+            f"clock{modelled}), policy {self.policy}: {percent(self.in_time, 0)} of all frames in time, "
+            f"{percent(self.in_time_if_all_fits, 0)} if all weights fitted; {swapped}, at most "
+            f"{size(self.resident_bytes)} of weights at a time",
+            f"runs alone, in the best batches, would take {percent(self.subject.asked_load, 0)} of the device's time",
+            self.subject.needs(),
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The same plan on every device, for whoever has yet to buy one."""
+
+    plans: tuple[Planned, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"devices": [plan.to_json() for plan in self.plans]}
+
+    def to_text(self) -> str:
+        rows = [
+            (plan.subject.device, size(plan.subject.device_bytes or 0), percent(plan.subject.asked_load, 0),
+             percent(plan.in_time, 0),
+             percent(plan.in_time_if_all_fits, 0), size(plan.bytes_moved_per_s) + "/s",
+             f"{sum(not row['limited_by'] for row in plan.queries)} of {len(plan.queries)}",
+             ", ".join(row["id"] for row in plan.queries if TOO_SLOW in row["limited_by"]) or "none")
+            for plan in self.plans
+        ]  # fmt: skip
+        headers = (
+            "device", "its memory", "its time asked", "frames in time", "if all fits", "swapped",
+            "queries served in full", "slower than their SLA",
+        )  # fmt: skip
+        first = self.plans[0]
+        modelled = " (virtual clock, modelled)" if first.subject.modelled else ""
+        return "\n".join([
+            table(headers, rows),
+            "",
+            f"{first.subject.source} with {size(first.subject.memory_bytes)}{modelled}, policy {first.policy}",
+            first.subject.needs(),
         ])  # fmt: skip
 
 
@@ -61,34 +128,67 @@ def plan_box(
     policy: str = DEFAULT_POLICY,
     shared: bool = False,
     seed: int = 0,
+    factories: Sequence[str] = (),
 ) -> Planned:
     """Predict what a bundle, or a workload's models, would do with so much memory.
 
     A query is `resident` when its weights stay once they are there (looked at in the second half of a simulated
-    minute); `fps` counts results in time, `drop_fraction` the other frames. `fits`: all weights and the largest
-    workspace have room together. Raises InputError as `subject_of` does.
+    minute); `fps` counts results in time, `fps_if_all_fits` those with memory for everything, `drop_fraction` the
+    frames that are not in time. `limited_by`: `memory` when more of it would help, `device` when frames are lost even
+    with memory for everything. `fits`: all weights and the largest workspace have room together. Raises InputError as
+    `subject_of` does.
     """
     chosen = policy_named(policy)
-    subject = subject_of(source, device, memory, shared)
-    played = simulate(subject.costs, subject.arrivals(DURATION_S, seed), subject.memory_bytes, chosen, subject.demands)
-    costs = played.costs
-    workspace = max(cost.workspace_bytes for cost in costs.queries.values())
-    everything = costs.resident_bytes(costs.tensor_bytes.keys())
-    staying = _staying(played)
+    subject = subject_of(source, device, memory, shared, factories)
+    fits = subject.all_bytes <= subject.memory_bytes
+    played = _played(subject, chosen, subject.memory_bytes, seed)
+    roomy = played if fits else _played(subject, chosen, max(subject.all_bytes, subject.memory_bytes), seed)
+    staying, costs, unfit = _staying(played), subject.costs, subject.unfit()
     queries = []
-    for row in played.per_query():
-        in_time = row["processed"] - row["late"]
+    for row, best in zip(played.per_query(), roomy.per_query(), strict=True):
+        cost, asked = costs.queries[row["id"]], subject.demands[row["id"]].fps
+        in_time, at_best = row["processed"] - row["late"], best["processed"] - best["late"]
         queries.append({
             "id": row["id"],
             "resident": row["id"] in staying,
             "fps": in_time / DURATION_S,
-            "asked_fps": subject.demands[row["id"]].fps,
+            "asked_fps": asked,
+            "fps_if_all_fits": at_best / DURATION_S,
             "drop_fraction": 1 - in_time / row["received"] if row["received"] else 0.0,
             "age_p95_ms": row["age_p95_ms"],
+            "alone_bytes": costs.alone_bytes(row["id"]),
+            "run_ms": 1000 * cost.run_s,
+            "sla_ms": 1000 * cost.sla_s,
+            "limited_by": [FITS_NOT] if row["id"] in unfit else _limits(cost.run_s > cost.sla_s, in_time, at_best,
+                                                                        row["received"]),
         })  # fmt: skip
     resident = max((change.resident_bytes for change in played.changes), default=0)
-    return Planned(subject, policy, everything + workspace <= subject.memory_bytes, resident,
-                   played.bytes_moved / DURATION_S, tuple(queries))  # fmt: skip
+    return Planned(subject, policy, fits, resident, played.bytes_moved / DURATION_S, tuple(queries))
+
+
+def plan_everywhere(
+    source: str | Path,
+    memory: str,
+    policy: str = DEFAULT_POLICY,
+    shared: bool = False,
+    seed: int = 0,
+    factories: Sequence[str] = (),
+) -> Compared:
+    """`plan_box` on every device there is a profile of."""
+    return Compared(tuple(plan_box(source, memory, device, policy, shared, seed, factories) for device in PROFILES))
+
+
+def _played(subject: Subject, policy: Policy, memory_bytes: int, seed: int) -> Simulation:
+    arrivals = subject.arrivals(DURATION_S, seed)
+    return simulate(subject.costs, arrivals, memory_bytes, policy, subject.demands)
+
+
+def _limits(too_slow: bool, in_time: int, at_best: int, received: int) -> list[str]:
+    if too_slow:
+        return [TOO_SLOW]
+    if in_time >= ENOUGH * received:
+        return []
+    return [MEMORY] * (in_time < ENOUGH * at_best) + [DEVICE] * (at_best < ENOUGH * received) or [MEMORY]
 
 
 def _staying(played: Simulation) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ class Simulated:
             "policy": self.policy,
             "duration_s": self.duration_s,
             "memory_bytes": self.subject.memory_bytes,
-            "queries": self.simulation.per_query(),
+            "queries": [
+                {**row, "dropped_by": _dropped_by(self.simulation, row["id"])} for row in self.simulation.per_query()
+            ],
             "bytes_moved": self.simulation.bytes_moved,
             "swaps": self.simulation.swaps,
         }
@@ -41,17 +44,27 @@ class Simulated:
         """The same for a terminal."""
         rows = [
             (row["id"], row["received"], row["processed"], percent(row["processed"] / max(1, row["received"]), 0),
-             row["late"], row["dropped"], "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms")
+             row["late"], row["dropped"], _reasons(self.simulation, row["id"]),
+             "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms")
             for row in self.simulation.per_query()
         ]  # fmt: skip
         modelled = ", modelled" if self.subject.modelled else ""
         return "\n".join([
-            table(("query", "received", "processed", "share", "late", "dropped", "age p95"), rows),
+            table(("query", "received", "processed", "share", "late", "dropped", "because of", "age p95"), rows),
             "",
             f"{self.subject.source} with {size(self.subject.memory_bytes)} on {self.subject.title} (virtual "
             f"clock{modelled}), policy {self.policy}: {size(self.simulation.bytes_moved)} moved in "
             f"{self.simulation.swaps} loads over {self.duration_s:g} s",
+            self.subject.needs(),
         ])  # fmt: skip
+
+
+def _dropped_by(simulation: Simulation, query: str) -> dict[str, int]:
+    return next(dict(account["dropped"]) for account in simulation.ledger.to_json() if account["query"] == query)
+
+
+def _reasons(simulation: Simulation, query: str) -> str:
+    return ", ".join(reason for reason, count in _dropped_by(simulation, query).items() if count) or "-"
 
 
 def simulate_box(
@@ -62,14 +75,15 @@ def simulate_box(
     seed: int = 0,
     policy: str = DEFAULT_POLICY,
     shared: bool = False,
+    factories: Sequence[str] = (),
 ) -> Simulated:
     """Run the schedule of a bundle, or of a workload's models, on a virtual clock.
 
-    `device`, `memory` and `shared` as in `gemel.on_paper.subject_of`. Frames arrive at each query's rate, with phases
-    drawn from the seed. Raises InputError for a bad file, device, size or policy.
+    `device`, `memory`, `shared` and `factories` as in `gemel.on_paper.subject_of`. Frames arrive at each query's rate,
+    with phases drawn from the seed. Raises InputError for a bad file, device, size or policy.
     """
     chosen = policy_named(policy)
-    subject = subject_of(source, device, memory, shared)
+    subject = subject_of(source, device, memory, shared, factories)
     played = simulate(
         subject.costs, subject.arrivals(duration_s, seed), subject.memory_bytes, chosen, subject.demands
     )

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from edge_runtime.profiles import PROFILES
 from gemel.cli import main
 from gemel.on_paper import costs_apart, costs_shared, profile_named
+from gemel.planning import Compared, plan_box
 from models.groups import ceiling_bytes
 from models.layers import layers_of_all
 from models.workload import load_workload
+from tests.edge_runtime import tiny
+from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
 WORKLOAD = """
 name: three
@@ -59,6 +66,88 @@ def test_costs_shared_save_exactly_the_ceiling(workload):
     assert saved == ceiling_bytes(layers_of_all(queries)) > 0
     assert {query: cost.run_s for query, cost in apart.queries.items()} == {
         query: cost.run_s for query, cost in shared.queries.items()}
+
+
+def test_a_plan_tells_lack_of_memory_from_lack_of_speed(workload, capsys):
+    scarce = answer(capsys, "plan", workload, "--memory", "min", "--device", "jetson-nano")
+    for query in scarce["queries"]:
+        enough = query["fps_if_all_fits"] >= 0.98 * query["asked_fps"]
+        assert ("device" in query["limited_by"]) != enough
+        assert ("memory" in query["limited_by"]) == (query["fps"] < 0.98 * query["asked_fps"]) or not enough
+    assert scarce["in_time_fraction"] < scarce["in_time_fraction_if_all_fits"] <= 1
+    assert 0 < scarce["asked_load"] < 1
+    plenty = answer(capsys, "plan", workload, "--memory", "1GiB")
+    assert all(query["limited_by"] == [] for query in plenty["queries"])
+    workload.write_text(WORKLOAD.replace("sla_ms: 300", "sla_ms: 5"))
+    hasty = answer(capsys, "plan", workload, "--memory", "1GiB", "--device", "jetson-nano")
+    assert all(query["limited_by"] == ["slower than its SLA"] for query in hasty["queries"])
+    assert hasty["in_time_fraction"] == 0 and hasty["bytes_moved_per_s"] == 0
+
+
+def test_a_query_the_memory_is_too_small_for_is_named_with_what_it_needs(workload, capsys):
+    small = answer(capsys, "plan", workload, "--memory", "60MB")
+    assert [query["limited_by"] for query in small["queries"]][2] == ["does not fit"]
+    needed = small["queries"][2]["alone_bytes"]
+    assert needed > 60e6 > small["queries"][0]["alone_bytes"]
+    for command in ("plan", "simulate"):
+        assert main([command, str(workload), "--memory", "60MB"]) == 0
+        said = capsys.readouterr().out
+        assert f"c needs {needed / 1e6:.3g} MB alone: none of its frames run in 60 MB" in said
+        assert f"needs at least {needed / 1e6:.3g} MB (c alone)" in said
+    exact = answer(capsys, "plan", workload, "--memory", str(needed))
+    assert exact["queries"][2]["fps"] > 0
+    dropped = answer(capsys, "simulate", workload, "--memory", "60MB")["queries"]
+    assert dropped[2]["dropped_by"] == {"memory": dropped[2]["received"]} and not dropped[0]["dropped_by"]
+
+
+def test_from_the_memory_it_names_on_nothing_is_swapped(workload, capsys):
+    needed = answer(capsys, "plan", workload, "--memory", "min")["all_bytes"]
+    assert answer(capsys, "plan", workload, "--memory", str(needed))["fits"]
+    assert not answer(capsys, "plan", workload, "--memory", str(needed - 1))["fits"]
+
+
+def test_every_device_stands_beside_the_others_and_too_large_a_memory_is_told(workload, capsys):
+    found = answer(capsys, "plan", workload, "--memory", "6GiB", "--device", "all")["devices"]
+    assert [plan["device"] for plan in found] == list(PROFILES)
+    load = {plan["device"]: plan["asked_load"] for plan in found}
+    assert load["jetson-nano"] > load["orin-nano-8gb"] > load["agx-orin"]
+    one = plan_box(workload, "6GiB", "jetson-nano")
+    lines = Compared((one, replace(one, fits=False))).to_text().splitlines()
+    assert lines[0].startswith("device") and lines[2] == lines[3] and lines[2].startswith("jetson-nano")
+    assert "3 of 3" in lines[2]
+    assert "Jetson Nano 4 GB has no more than 4.29 GB" in one.to_text()
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_users_own_model_in_a_bundle_is_imported_only_when_it_is_allowed(tmp_path, capsys, command):
+    path = tmp_path / "tiny.safetensors"
+    tiny_bundle(path)
+    words = [command, str(path), "--memory", "all"]
+    assert main(words) == 2
+    assert f"give --factory {FACTORY} if you trust it" in capsys.readouterr().err
+    assert [row["id"] for row in answer(capsys, *words, "--factory", FACTORY)["queries"]] == ["gate", "yard", "road"]
+
+
+def test_what_is_not_allowed_is_not_imported_and_what_is_may_lie_in_the_current_folder(tmp_path, monkeypatch):
+    source = Path(tiny.__file__).read_text().replace("tests.edge_runtime.tiny:net", "own_net_of_mine:net")
+    (tmp_path / "own_net_of_mine.py").write_text(source)
+    monkeypatch.setattr(tiny, "FACTORY", "own_net_of_mine:net")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tiny, "open_bundle", lambda path, factories: path)
+    tiny_bundle(tmp_path / "own.safetensors")
+    for words in (["bundle", "show"], ["plan"], ["simulate"]):
+        main([*words, "own.safetensors"])
+        assert "own_net_of_mine" not in sys.modules
+    try:
+        assert main(["plan", "own.safetensors", "--memory", "all", "--factory", "own_net_of_mine:net"]) == 0
+    finally:
+        sys.modules.pop("own_net_of_mine", None)
+
+
+def test_a_bundle_of_a_users_own_model_is_shown_without_importing_it(tmp_path, capsys):
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    shown = answer(capsys, "bundle", "show", tmp_path / "tiny.safetensors")
+    assert {query["model"] for query in shown["queries"]} == {FACTORY}
 
 
 def test_a_plan_for_people_is_a_table(workload, capsys):
