@@ -114,8 +114,14 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--beyond", action="store_true", help="past the ceiling: sharing within models, linear layers of low rank"
     )
+    made.add_argument(
+        "--weights",
+        choices=("fp32", "fp16", "int8"),
+        help="how narrow weights are stored and resident at most, as far as every query bears it (default fp32)",
+    )
     number(made, "--min-saving", float, "leave out groups that save less than this part of all bytes (default 0)")
-    number(made, "--max-minutes", float, "start no more rounds after this time (default: no limit)")
+    number(made, "--max-minutes", float, "begin nothing more after this time (default: no limit)")
+    number(made, "--max-work", float, "begin nothing more after this work, image passes x FLOPs (default: no limit)")
     seed(made)
 
     bundle = commands.add_parser("bundle", help="look at and check bundles", description="Look at and check bundles.")
@@ -167,12 +173,6 @@ def build_parser() -> argparse.ArgumentParser:
             "--policy", default="ours", metavar="P", help="schedule: ours, gemel or time-sharing (default ours)"
         )
         made.add_argument("--shared", action="store_true", help="a workload's models share all that they could")
-        seed(made)
-
-    made = command("simulate", "the box's own schedule on a virtual clock")
-    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD", nargs="?")
-    boxed(made)
-    made.add_argument("--duration", type=_positive, default=60.0, metavar="S", help="simulated seconds (default 60)")
         made.add_argument(
             "--factory",
             action="append",
@@ -180,6 +180,12 @@ def build_parser() -> argparse.ArgumentParser:
             metavar="MODULE:NAME",
             help="a model of your own in the bundle, from here or Python's path, to allow (may be repeated)",
         )
+        seed(made)
+
+    made = command("simulate", "the box's own schedule on a virtual clock")
+    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD", nargs="?")
+    boxed(made)
+    made.add_argument("--duration", type=_positive, default=60.0, metavar="S", help="simulated seconds (default 60)")
     made.add_argument("--replay", metavar="TRACE", help="replay what a box recorded (`trace:` in its config) instead")
 
     made = command("plan", "what fits, what swaps and what rate each query will have, before anything is shipped")

@@ -65,7 +65,8 @@ def merge(args: argparse.Namespace) -> Outcome:
 
     words = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
     recipe = Recipe(**_given(**{word: getattr(args, word) for word in words}))
-    bounds = _given(**{word: getattr(args, word) for word in ("margin", "min_saving", "max_minutes", "precision")})
+    names = ("margin", "min_saving", "max_minutes", "max_work", "precision", "weights")
+    bounds = _given(**{word: getattr(args, word) for word in names})
     options = MergeOptions(recipe, choose_rate=args.rate is None, beyond=args.beyond, **bounds)
     with shown_on() as progress:
         report = merge_workload(

@@ -15,6 +15,9 @@ from merger.workbench import Merged, State, Workbench, snapshot
 from models.layers import weight_key
 from models.plan import Member, SharingPlan
 
+SETTLING_FRAMES = 128
+"""Train frames on which norms are measured before a model is judged."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -43,6 +46,8 @@ def train_while(
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each, every query's ratio on val. Stop early by not asking for more.
 
+    Before it is judged a model's running statistics are measured again: they lag behind weights that move fast.
+
     With a journal it goes on where it stood: with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or Journal()
@@ -55,6 +60,7 @@ def train_while(
         ratios = seen.setdefault("ratios", {})
         for query, model in models.items():
             if query not in ratios:
+                bench.calibrate(query, model, SETTLING_FRAMES)
                 ratios[query] = bench.ratio(query, model)
                 journal.tick()
         bench.progress(

@@ -8,7 +8,6 @@ query that it touches still reaches what is required of it on val.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 from merger.attempt import train_while
 from merger.beyond_candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank
 from merger.beyond_start import applied, errors, with_risk
+from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
 from merger.repair import RANKS, bytes_of_residual, largest_rank
@@ -46,13 +46,13 @@ def beyond(
     recipe: Recipe,
     required: Mapping[str, float],
     checkpoint: Checkpoint,
-    ends: float,
+    bounds: Bounds,
 ) -> Merged:
     """What is merged with every step past the ceiling that holds; the log gets a row per try and a sum per kind.
 
-    No try begins after `ends` (of the monotonic clock).
+    No try begins once the bounds are over.
     """
-    search = _Search(bench, recipe, required, checkpoint, ends)
+    search = _Search(bench, recipe, required, checkpoint, bounds)
     queues = checkpoint.step("candidates past the ceiling", partial(search.queues, merged))
     for index, kind in enumerate(queues):
         known = queues[kind] if index == 0 else None  # what is accepted of the first kind changes the others' queues
@@ -80,7 +80,7 @@ class _Search:
     recipe: Recipe
     required: Mapping[str, float]
     journal: Checkpoint
-    ends: float
+    bounds: Bounds
 
     def queues(self, merged: Merged) -> dict[str, Queue]:
         """The queue of each kind that has candidates, the kind with most bytes per risk first."""
@@ -95,7 +95,7 @@ class _Search:
                          begun=self.bench.work.total)  # fmt: skip
             if known is not None:
                 notes.update(queue=known, size=len(known), round=1, gained=False)
-        while time.monotonic() <= self.ends and notes["tries"] < MOST_TRIES:
+        while not self.bounds.over and notes["tries"] < MOST_TRIES:
             now = Merged.from_plain(notes["merged"])
             if notes["queue"]:
                 self._step(kind, now, notes)

@@ -10,6 +10,8 @@ from merger.checkpoint import Checkpoint
 from merger.precision import check_precision
 from merger.training import Recipe, check
 from merger.workbench import Merged, Workbench
+from models.errors import InputError
+from models.narrow import FP32, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,10 @@ class MergeOptions:
 
     `recipe` None means: batch, epochs and frames as `Recipe`, the rate chosen on val. `margin` is how far above its
     target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
-    are not tried; a search that has run for `max_minutes` stops after its round. `precision` auto: measured at the
-    start for each architecture, and kept. `beyond` lets `wide` go past the ceiling (merger.beyond).
+    are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
+    the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
+    `wide` go past the ceiling (merger.beyond). `weights` fp16 or int8: how narrow they are stored at most
+    (merger.narrowing).
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -27,12 +31,17 @@ class MergeOptions:
     margin: float = 0.5
     min_saving: float = 0.0
     max_minutes: float | None = None
+    max_work: float | None = None
     precision: str = "auto"
     beyond: bool = False
+    weights: str = FP32
 
     def __post_init__(self) -> None:
         check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
         check_precision(self.precision)
+        if self.weights not in WEIGHTS:
+            remedy = f"choose one of: {', '.join(WEIGHTS)}"
+            raise InputError("options", f"'{self.weights}' is unknown", remedy, "weights")
         check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
 
     def to_json(self) -> dict[str, Any]:

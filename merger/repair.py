@@ -8,7 +8,6 @@ touches another query, so none need be judged again.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from merger.attempt import train_while
+from merger.bounds import Bounds
 from merger.distance import distances
 from merger.journal import Journal
 from merger.training import Diverged, Recipe
@@ -48,15 +48,15 @@ def repair(
     recipe: Recipe,
     required: float,
     journal: Journal,
-    ends: float = math.inf,
+    bounds: Bounds,
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once this query reaches `required` on val, and a log row per step tried.
 
-    No step begins after `ends` (of the monotonic clock): then the query leaves at once.
+    No step begins once the bounds are over: then the query leaves at once.
     """
     rows = []
     for step in _steps(bench, merged, query, journal):
-        if time.monotonic() > ends:
+        if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
             break
         train = partial(train_private, bench, merged, step.plan, query, recipe, required, journal)

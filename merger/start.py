@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor, nn
 
 from merger.alignment import aligned, by_shared_bytes
 from merger.ancestry import COMMON, kinship
-from merger.features import feature_loss, watched_layers, watching
+from merger.features import watched_layers, watching
 from merger.journal import Journal
 from merger.similarity import forecast
 from merger.solving import solved
@@ -17,38 +18,42 @@ from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
 from models.plan import SharingPlan, tie
 
+MEAN, ALIGNED = "mean", "aligned mean"
 MOST_DONORS = 4
 """Donors tried at most, those with the most shared bytes of their own first."""
-WORTH_SOLVING = 0.5
-"""The error from which a start is solved: it costs a third of an epoch, which a near start does not need."""
-FRAMES = 64
+WORTH_SOLVING = 0.6
+"""What a mean may lose and not be solved: that costs a third of an epoch, which a near start does not need."""
+LEAST_VARIANCE = 1e-12
+FRAMES = 32
 """Train frames of each query by which a start is judged."""
 
 
 def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
     """The states to start from: every set with its members' mean, or with one donor's weight wherever it has one.
 
-    Each start is tied, its norms are measured again, and one pass of a few train frames decides: how far what goes
-    into the heads lies from what goes into the originals' heads, on the mean of the queries. Originals that descend
+    Each start is tied, its norms are measured again, and one pass of a few train frames decides: how much of what goes
+    into the originals' heads is lost, on the mean of the queries. Originals that descend
     from one ancestor favour the mean; independent ones a donor, whose own model then begins where it was. Where they
-    have no common ancestor, the mean of models whose channels were brought into one order is tried too. Where even the
-    best of these is far off, it is tried once more with every tied layer solved by least squares. Progress hears of
-    the ancestry, of a forecast for every set, and of the error of every start.
+    have no common ancestor, the mean of models whose channels were brought into one order is tried too. Where a mean
+    is best and still far off, it is tried once more with every tied layer solved by least squares (a donor's weights,
+    which one model knows already, lose by that). Progress hears of the ancestry, of a forecast for every set, and of
+    the error of every start.
     """
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
     donors = by_shared_bytes(bench, plan)[:MOST_DONORS]
     _tell_forecast(bench, plan, journal)
-    starts = {"mean": (originals, averaged(plan, originals))}
-    starts.update({donor: (originals, donated(plan, originals, donor)) for donor in donors})
+    starts = {donor: (originals, donated(plan, originals, donor)) for donor in donors}
+    starts[MEAN] = (originals, averaged(plan, originals))
     if not _have_common_ancestor(bench, plan, originals):
-        ordered = journal.step("aligned", lambda: aligned(bench, plan, donors[0], journal, originals))
-        starts["aligned mean"] = (ordered, averaged(plan, ordered))
-    reached = {name: _reached(bench, plan, name, states, journal) for name, (_, states) in starts.items()}
+        ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
+        starts[ALIGNED] = (ordered, averaged(plan, ordered))
+    judge = _Judge(bench, plan, journal)
+    reached = {name: judge.error(name, states) for name, (_, states) in starts.items()}
     best = min(reached, key=lambda name: reached[name])
-    if reached[best] > WORTH_SOLVING:
+    if best in (MEAN, ALIGNED) and reached[best] > WORTH_SOLVING:
         wanted, states = starts[best]
         found = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
-        if _reached(bench, plan, f"{best}, solved", found, journal) < reached[best]:
+        if judge.error(f"{best}, solved", found) < reached[best]:
             return found
     return starts[best][1]
 
@@ -90,29 +95,57 @@ def _tell_forecast(bench: Workbench, plan: SharingPlan, journal: Journal) -> Non
         bench.progress("forecast", members=members, likeness=likeness[index])
 
 
-def _reached(bench: Workbench, plan: SharingPlan, name: str, states: Mapping[str, State], journal: Journal) -> float:
-    errors = journal.step(f"start {name}", partial(features_error, bench, plan, states))
-    error = sum(errors.values()) / len(errors)
-    bench.progress("start", start=name, error=error, errors=errors)
-    return error
+def lost(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The part of the variance of the features (N, C, ...) that each one's own counterpart no longer tells, 0 to 1.
+
+    Scale and mean of a channel don't matter: private norms and heads restore them.
+    """
+    parts = []
+    for mine, theirs in zip(seen, wanted, strict=True):
+        if mine.shape == theirs.shape:
+            one, other = (each.transpose(0, 1).flatten(1).double() for each in (mine, theirs))
+            one, other = one - one.mean(1, keepdim=True), other - other.mean(1, keepdim=True)
+            told = (one * other).sum(1).clamp(min=0).square() / one.square().sum(1).clamp(min=LEAST_VARIANCE)
+            parts.append(1 - told.sum() / other.square().sum().clamp(min=LEAST_VARIANCE))
+    return float(torch.stack(parts).mean()) if parts else 0.0
 
 
-@torch.no_grad()
-def features_error(bench: Workbench, plan: SharingPlan, states: Mapping[str, State]) -> dict[str, float]:
-    """Relative squared error of the heads' inputs, 1 for features that say nothing about the original's."""
-    queries = sorted({query for members in plan.shared for query, _ in members})
-    models = bench.models(queries, states, plan)
-    tie(models, plan)
-    errors = {}
-    for query, model in models.items():
-        data, found = bench.train[query], bench.queries[query]
-        bench.calibrate(query, model, FRAMES)
-        indices = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
-        frames = data.preprocess.normalise(data.prepared.batch(indices)).to(bench.device)
-        paths = watched_layers(found, model)
-        with watching(model.eval(), paths) as mine, watching(bench.originals[query], paths) as theirs:
+class _Judge:
+    """How far starts are off: the part of the heads' inputs that is lost, on a few train frames of each query."""
+
+    def __init__(self, bench: Workbench, plan: SharingPlan, journal: Journal) -> None:
+        self._bench, self._plan, self._journal = bench, plan, journal
+        self._queries = sorted({query for members in plan.shared for query, _ in members})
+        self._wanted: dict[str, list[Tensor]] = journal.step("originals' features", self._originals)
+
+    def error(self, name: str, states: Mapping[str, State]) -> float:
+        """Mean over the queries; progress hears of each."""
+        errors = self._journal.step(f"start {name}", partial(self.errors, states))
+        error = sum(errors.values()) / len(errors)
+        self._bench.progress("start", start=name, error=error, errors=errors)
+        return error
+
+    @torch.no_grad()
+    def errors(self, states: Mapping[str, State]) -> dict[str, float]:
+        """Query -> error of the tied models, their norms measured again."""
+        models = self._bench.models(self._queries, states, self._plan)
+        tie(models, self._plan)
+        errors = {}
+        for query, model in models.items():
+            self._bench.calibrate(query, model, FRAMES)
+            errors[query] = lost(self._features(query, model), self._wanted[query])
+        return errors
+
+    @torch.no_grad()
+    def _originals(self) -> dict[str, list[Tensor]]:
+        return {query: self._features(query, self._bench.originals[query]) for query in self._queries}
+
+    def _features(self, query: str, model: nn.Module) -> list[Tensor]:
+        data, found = self._bench.train[query], self._bench.queries[query]
+        count = min(FRAMES, len(data))
+        indices = [int((place + 0.5) * len(data) / count) for place in range(count)]  # others than solving has seen
+        frames = data.preprocess.normalise(data.prepared.batch(indices)).to(self._bench.device)
+        self._bench.work.add(found, len(frames))
+        with watching(model.eval(), watched_layers(found, model)) as seen:
             model(frames)
-            bench.originals[query](frames)
-        bench.work.add(found, 2 * len(indices))
-        errors[query] = float(feature_loss(mine, theirs))
-    return errors
+        return seen

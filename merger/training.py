@@ -18,6 +18,7 @@ from merger.nodes import Streams, apart, can_run_together, split
 from merger.precision import autocast, by_rule
 from models.errors import InputError
 from models.measure import flops
+from models.norms import at_rest
 from models.prepared import Prepared
 from models.tasks import task_of
 from models.workload import Query
@@ -251,8 +252,7 @@ def as_float32(outputs: Any) -> Any:
 
 def _rest_frozen_norms(model: nn.Module) -> None:
     for part in model.modules():
-        own = list(part.parameters(recurse=False))
-        if isinstance(part, _BatchNorm) and own and not any(parameter.requires_grad for parameter in own):
+        if isinstance(part, _BatchNorm) and at_rest(part):
             part.eval()
 
 

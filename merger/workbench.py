@@ -21,7 +21,7 @@ from models.errors import InputError
 from models.evaluation import Evidence, compare, predict, score, truths_of, worth_keeping
 from models.layers import Layer, layers_of_all
 from models.low_rank import factorise, with_ranks
-from models.norms import calibrate_norms
+from models.norms import at_rest, calibrate_norms, norms_of
 from models.plan import SharingPlan, tie
 from models.prepared import Prepared
 from models.residual import attach
@@ -32,6 +32,7 @@ from models.zoo import build_query
 
 State = dict[str, Tensor]
 CALIBRATION_FRAMES = 256
+ROUNDING = 1e-6
 
 
 def default_device() -> torch.device:
@@ -58,11 +59,15 @@ class Merged:
 
 @dataclass(frozen=True)
 class Reference:
-    """What an original reaches on val, the truth it is judged by, and the score from which its detections count."""
+    """What an original reaches on val, the truth it is judged by, and the score from which its detections count.
+
+    `one_error` is the part of that score that one wrong answer can cost.
+    """
 
     truths: Sequence[Truth]
     threshold: float
     score: float
+    one_error: float
 
 
 class Workbench:
@@ -123,7 +128,9 @@ class Workbench:
         return models
 
     def calibrate(self, query: str, model: nn.Module, frames: int = CALIBRATION_FRAMES) -> None:
-        """Measure the running statistics of the norms again, on so many train frames."""
+        """Measure the running statistics of the norms that are not at rest again, on so many train frames."""
+        if all(map(at_rest, norms_of(model))):
+            return
         data = self.train[query]
         count = min(len(data), frames)
         indices = torch.linspace(0, len(data) - 1, count).long().tolist()
@@ -160,9 +167,12 @@ class Workbench:
         return reached / reference.score if reference.score > 0 else 0.0
 
     def required(self, query: str, margin: float) -> float:
-        """The ratio on val from which a query is accepted: `margin` of the way from its target to 1."""
+        """The ratio on val from which a query is accepted: `margin` of the way from its target to 1.
+
+        Never so much that one error more than the original's would be too many where the target itself allows it.
+        """
         target = self.queries[query].accuracy_target
-        return target + margin * (1 - target)
+        return max(target, min(target + margin * (1 - target), 1 - self.references[query].one_error))
 
     def evidence(self, query: str, model: nn.Module) -> Evidence:
         """Merged against original on test."""
@@ -194,7 +204,8 @@ class Workbench:
         if not worth_keeping(query, reached):
             text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
             self.progress("warning", text=text)
-        return Reference(truths, threshold, reached)
+        one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
+        return Reference(truths, threshold, reached, one_error)
 
 
 def snapshot(model: nn.Module) -> State:

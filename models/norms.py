@@ -17,13 +17,20 @@ def norms_of(model: nn.Module) -> list[_BatchNorm]:
     return [part for part in model.modules() if isinstance(part, _BatchNorm) and part.running_mean is not None]
 
 
+def at_rest(norm: _BatchNorm) -> bool:
+    """Whether the norm is frozen: it has parameters and none of them is trained."""
+    own = list(norm.parameters(recurse=False))
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
+
+
 @torch.no_grad()
 def calibrate_norms(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Measure the running statistics anew: the plain average over `batches` of what each norm meets in training.
 
-    Batches are inputs ready for the model, f32 (N, 3, S, S). Weights stay; nothing happens without norms or batches.
+    Batches are inputs ready for the model, f32 (N, 3, S, S). Weights stay, and so do norms at rest; nothing happens
+    without norms or batches.
     """
-    norms = norms_of(model)
+    norms = [norm for norm in norms_of(model) if not at_rest(norm)]
     batches = iter(batches)
     first = next(batches, None)
     if not norms or first is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from merger.attempt import Attempt, attempt
+from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
 from merger.rate import choose_recipe
@@ -43,13 +44,13 @@ def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queu
     """
     required = {query: bench.required(query, options.margin) for query in bench.queries}
     accepted = checkpoint.merged(bench)
+    bounds = Bounds.of(bench, options, checkpoint)
     recipe = _recipe(bench, options, checkpoint)
     ceiling = sum(group.saved_bytes for group in worthwhile(bench, options))
     started = time.monotonic() - checkpoint.seconds
     for index in range(checkpoint.rounds, len(queue)):
-        if options.max_minutes is not None and time.monotonic() - started > options.max_minutes * 60:
-            text = f"stopped after {options.max_minutes:g} minutes, {index} of {len(queue)} groups"
-            bench.progress("warning", text=text)
+        if bounds.over:
+            bench.progress("warning", text=f"its time or work is over after {index} of {len(queue)} groups")
             break
         accepted, rows = _Round(bench, checkpoint, accepted, queue, index, recipe, required).run()
         seconds = time.monotonic() - started

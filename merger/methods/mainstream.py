@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import Any
 from torch import nn
 
 from merger.attempt import hopeless, train_while
+from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
 from merger.rate import choose_recipe
@@ -58,11 +58,11 @@ def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) 
     recipe = _recipe(bench, options, checkpoint, found)
     states: dict[str, State] = {query: snapshot(model) for query, model in bench.originals.items()}
     lengths: dict[str, int] = dict.fromkeys(states, 0)
-    ends = time.monotonic() + (options.max_minutes * 60 - checkpoint.seconds if options.max_minutes else float("inf"))
+    bounds = Bounds.of(bench, options, checkpoint)
     for family in found:
         for query in family.queries:
             required = bench.required(query, options.margin)
-            best = checkpoint.step(query, partial(_bisect, bench, checkpoint, family, query, recipe, required, ends))
+            best = checkpoint.step(query, partial(_bisect, bench, checkpoint, family, query, recipe, required, bounds))
             lengths[query] = best["length"]
             states[query] = best["state"] or states[query]
             row = {
@@ -136,14 +136,20 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, fou
 
 
 def _bisect(
-    bench: Workbench, checkpoint: Checkpoint, family: Family, query: str, recipe: Recipe, required: float, ends: float
+    bench: Workbench,
+    checkpoint: Checkpoint,
+    family: Family,
+    query: str,
+    recipe: Recipe,
+    required: float,
+    bounds: Bounds,
 ) -> dict[str, Any]:
     """The longest prefix that holds, taking for granted that a shorter one holds as well."""
     best: dict[str, Any] = {"length": 0, "state": None, "ratio": 1.0}
     low, high, trials = 0, len(family.paths), 0
     if query == family.giver:
         return {**best, "length": high, "trials": 0}
-    while low < high and time.monotonic() < ends:
+    while low < high and not bounds.over:
         length, trials = (low + high + 1) // 2, trials + 1
         tried = checkpoint.step(
             f"prefix {length}", partial(_try, bench, checkpoint, family, query, length, recipe, required)

@@ -8,7 +8,6 @@ one annealed training brings nearly all queries back, and a query that stays bel
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 from merger.attempt import train_while
 from merger.beyond import beyond
+from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
 from merger.method import MergeOptions, method
@@ -49,20 +49,20 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
     recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
     required = {query: bench.required(query, options.margin) for query in bench.queries}
-    ends = time.monotonic() + (60 * options.max_minutes - checkpoint.seconds if options.max_minutes else math.inf)
+    bounds = Bounds.of(bench, options, checkpoint)
     if not plan.shared:
         bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
         merged = Merged(plan, originals)
-        return beyond(bench, merged, recipe, required, checkpoint, ends) if options.beyond else merged
-    found, recipe = _Joint(bench, plan, recipe, required, checkpoint, ends).run(options.choose_rate)
+        return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
+    found, recipe = _Joint(bench, plan, recipe, required, checkpoint, bounds).run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
     ratios: Mapping[str, float] = found["ratios"]
     for query in sorted(ratios, key=lambda query: ratios[query] - required[query]):
         if ratios[query] < required[query]:
-            merged, rows = repair(bench, merged, query, recipe, required[query], checkpoint, ends)
+            merged, rows = repair(bench, merged, query, recipe, required[query], checkpoint, bounds)
             for row in rows:
                 checkpoint.note(row)
-    return beyond(bench, merged, recipe, required, checkpoint, ends) if options.beyond else merged
+    return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
@@ -77,7 +77,7 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
 class _Joint:
     """The training of all models that share, from the best start until all reach what is `required`.
 
-    No epoch begins after `ends` (of the monotonic clock) but the first.
+    No epoch begins once the bounds are over, but the first.
     """
 
     bench: Workbench
@@ -85,7 +85,7 @@ class _Joint:
     recipe: Recipe
     required: Mapping[str, float]
     checkpoint: Checkpoint
-    ends: float
+    bounds: Bounds
 
     def run(self, choose_rate: bool) -> tuple[dict[str, Any], Recipe]:
         """The best `states` seen and their `ratios` on val, and the recipe with the rate that was chosen."""
@@ -94,7 +94,7 @@ class _Joint:
             found = self.checkpoint.step("trials", partial(self._trials, found))
         recipe = replace(self.recipe, rate=found["rate"])
         for index, part in enumerate(SPRINTS):
-            if all_met(found["ratios"], self.required) or time.monotonic() > self.ends:
+            if all_met(found["ratios"], self.required) or self.bounds.over:
                 break
             seed = self.bench.seed * len(SPRINTS) + index
             epochs = max(1, round(part * recipe.epochs))
@@ -133,17 +133,23 @@ class _Joint:
         return dict(best)
 
     def _alone(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-        """Before all models train again for the sake of a few: what the private parts of those few can do alone."""
+        """Before all models train again for the sake of a few: what the private parts of those few can do alone.
+
+        The one furthest below goes first, for where it fails all train again anyhow.
+        """
         states, ratios = dict(found["states"]), dict(found["ratios"])
         merged = Merged(self.plan, states)
-        for query, required in self.required.items():
-            if NEAR * required <= ratios.get(query, 0.0) < required and time.monotonic() < self.ends:
-                train = partial(
-                    train_private, self.bench, merged, self.plan, query, recipe, required, self.checkpoint
-                )
-                tried = self.checkpoint.step(query, train)
-                states[query], ratios[query] = tried["state"], tried["ratio"]
-                self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)
+        below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
+        for near, query in below:
+            if near < NEAR or self.bounds.over:
+                break
+            required = self.required[query]
+            train = partial(train_private, self.bench, merged, self.plan, query, recipe, required, self.checkpoint)
+            tried = self.checkpoint.step(query, train)
+            states[query], ratios[query] = tried["state"], tried["ratio"]
+            self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)
+            if tried["ratio"] < required:
+                break
         return {**found, "states": states, "ratios": ratios}
 
     def _sprint(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -157,7 +163,7 @@ class _Joint:
         epochs = train_while(self.bench, models, recipe, self.checkpoint)
         try:
             while not all_met(best["ratios"], self.required):
-                if time.monotonic() > self.ends and len(best["rows"]) > 1:
+                if self.bounds.over and len(best["rows"]) > 1:
                     self.bench.progress("warning", text="the joint training is out of time")
                     break
                 ratios = next(epochs, None)

@@ -82,6 +82,10 @@ class Task(Protocol):
         """The task's metric, 0..1, from summed counts."""
         ...
 
+    def one_error(self, truths: Sequence[Any], classes: Sequence[str]) -> float:
+        """How much of the metric one wrong answer can cost on these frames: it tells no finer."""
+        ...
+
     def choose_threshold(self, answers: Sequence[Any], truths: Sequence[Any]) -> float:
         """The score from which an answer counts, chosen on val for the original and kept for the merged."""
         ...

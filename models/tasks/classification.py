@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -78,6 +79,11 @@ class Classification:
         right, frames = total
         seen = frames > 0
         return float((right[seen] / frames[seen]).mean()) if seen.any() else 0.0
+
+    def one_error(self, truths: Sequence[str], classes: Sequence[str]) -> float:
+        """A frame of the rarest class that occurs."""
+        frames = Counter(truths).values()
+        return 1 / (len(frames) * min(frames)) if frames else 1.0
 
     def choose_threshold(self, answers: Sequence[ClassAnswer], truths: Sequence[str]) -> float:
         """Classification answers always, so there is nothing to choose."""

@@ -67,6 +67,10 @@ class Detection:
         """F1 at IoU 0.5, micro over classes."""
         return f1_of(total)
 
+    def one_error(self, truths: Sequence[Boxes], classes: Sequence[str]) -> float:
+        """An object that is missed."""
+        return 1 / max(1, sum(len(truth.boxes) for truth in truths))
+
     def choose_threshold(self, answers: Sequence[DetectionAnswer], truths: Sequence[Boxes]) -> float:
         """The threshold with the largest F1 on these frames."""
         return best_threshold(match_frames(answers, truths))

@@ -16,6 +16,7 @@ from merger import TrainOptions, merge, train_originals
 from merger.beyond import _Search, beyond, stored_bytes
 from merger.beyond_candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank, steps_between, units
 from merger.beyond_start import applied, errors, with_risk
+from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
@@ -62,8 +63,9 @@ def merged(bench: Workbench) -> Merged:
     return Merged(plan, averaged(plan, {query: snapshot(model) for query, model in bench.originals.items()}))
 
 
-def _search(bench: Workbench, folder: Path, required: float, ends: float = math.inf) -> _Search:
-    return _Search(bench, RECIPE, dict.fromkeys(bench.queries, required), Checkpoint(folder, {}, False), ends)
+def _search(bench: Workbench, folder: Path, required: float, most_work: float = math.inf) -> _Search:
+    bounds = Bounds(bench.work, most_work)
+    return _Search(bench, RECIPE, dict.fromkeys(bench.queries, required), Checkpoint(folder, {}, False), bounds)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,8 @@ def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
 ) -> None:
     bench.ratio = lambda query, model: 0.5 if query == "q1" else 1.0
     checkpoint = Checkpoint(tmp_path / "work", {}, False)
-    after = beyond(bench, merged, replace(RECIPE, epochs=1), dict.fromkeys(bench.queries, 0.95), checkpoint, math.inf)
+    required, bounds = dict.fromkeys(bench.queries, 0.95), Bounds(bench.work)
+    after = beyond(bench, merged, replace(RECIPE, epochs=1), required, checkpoint, bounds)
     assert after.plan == merged.plan
     assert all(torch.equal(after.states[q][n], merged.states[q][n]) for q in bench.queries for n in merged.states[q])
     tries = [row for row in checkpoint.log if "accepted" in row]
@@ -179,7 +182,7 @@ def test_a_query_just_below_gets_residuals_on_the_layers_that_share(
 
 
 def test_no_try_begins_out_of_time(bench: Workbench, merged: Merged, tmp_path: Path) -> None:
-    found = _search(bench, tmp_path / "work", 0.0, ends=-math.inf).run(INSIDE, merged, None)
+    found = _search(bench, tmp_path / "work", 0.0, most_work=0.0).run(INSIDE, merged, None)
     assert SharingPlan.from_json(found["merged"]["plan"]) == merged.plan
     assert found["rows"][-1]["tries"] == 0
 

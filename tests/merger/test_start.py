@@ -12,8 +12,8 @@ from merger.ancestry import COMMON, kinship
 from merger.journal import Journal
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
-from merger.start import averaged, choose_start, donated, features_error
-from merger.workbench import Workbench, snapshot
+from merger.start import _Judge, averaged, choose_start, donated
+from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
 from models.plan import SharingPlan
 from models.workload import Workload
@@ -56,27 +56,40 @@ def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
     assert torch.equal(originals["q0"]["stem.0.weight"], bench.originals["q0"].state_dict()["stem.0.weight"])
 
 
-def test_the_start_with_the_nearest_features_is_taken(bench: Workbench, always_solved: None) -> None:
+def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     said = _heard(bench)
     plan = whole_plan(bench, MergeOptions())
     states = choose_start(bench, plan, Journal())
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
-    starts = {"mean", "q0", "q1", "q2", "aligned mean"}
-    best = min(starts, key=lambda name: errors[name])
-    assert set(errors) == {*starts, f"{best}, solved"}
-    found = features_error(bench, plan, states)
+    assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
+    found = _Judge(bench, plan, Journal()).errors(states)
     assert sum(found.values()) / len(found) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
+def test_a_mean_that_is_best_is_solved_and_a_donor_is_not(
+    bench: Workbench, always_solved: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for means_are_any_good in (True, False):
+        if not means_are_any_good:
+            monkeypatch.setattr("merger.start.averaged", _ruined)
+        said = _heard(bench)
+        choose_start(bench, _plan_of_three(), Journal())
+        errors = {row["start"]: row["error"] for event, row in said if event == "start"}
+        best = min((name for name in errors if "solved" not in name), key=lambda name: errors[name])
+        assert ("mean" in best) == means_are_any_good
+        assert any("solved" in name for name in errors) == means_are_any_good
+
+
+def _ruined(plan: SharingPlan, states: dict[str, State]) -> dict[str, State]:
+    shared = {(query, weight_key(states[query], path)) for members in plan.shared for query, path in members}
+    return {
+        query: {name: tensor * 0 if (query, name) in shared else tensor for name, tensor in state.items()}
+        for query, state in states.items()
+    }
+
+
 def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
-    first = snapshot(bench.originals["q0"])
-    for query in ("q1", "q2"):
-        state = snapshot(bench.originals[query])
-        generator = torch.Generator().manual_seed(1)
-        for name, tensor in first.items():
-            if name in state and state[name].shape == tensor.shape and tensor.ndim > 1:
-                state[name] = tensor + 0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator)
-        bench.originals[query].load_state_dict(state)
+    _give_an_ancestor(bench)
     said = _heard(bench)
     choose_start(bench, _plan_of_three(), Journal())
     (row,) = [row for event, row in said if event == "ancestry"]
@@ -130,6 +143,18 @@ def test_a_start_goes_on_where_it_was_stopped(
         states = choose_start(bench, plan, resumed)
         assert bench.work.total - before == pytest.approx(spent)
         assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
+
+
+def _give_an_ancestor(bench: Workbench) -> None:
+    """All weights become those of the first original with noise of their own."""
+    first = snapshot(bench.originals["q0"])
+    for seed, query in enumerate(bench.queries):
+        state = snapshot(bench.originals[query])
+        generator = torch.Generator().manual_seed(seed)
+        for name, tensor in first.items():
+            if name in state and state[name].shape == tensor.shape and tensor.ndim > 1:
+                state[name] = tensor + 0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        bench.originals[query].load_state_dict(state)
 
 
 def _plan_of_three() -> SharingPlan:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from merger import merge
+from merger.bounds import Bounds
 from merger.distance import distances
 from merger.journal import Journal
 from merger.method import MergeOptions
@@ -63,7 +64,7 @@ def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
     required = 0.9
-    repaired, rows = repair(bench, merged, "q1", Recipe(rate=3e-3, epochs=6), required, Journal())
+    repaired, rows = repair(bench, merged, "q1", Recipe(rate=3e-3, epochs=6), required, Journal(), Bounds(bench.work))
     assert rows[0]["repair"] == "norms and head"
     for query in ("q0", "q2"):
         assert repaired.states[query] is merged.states[query]
@@ -80,7 +81,7 @@ def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(be
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
     bench.ratio = lambda query, model: 0.5  # nothing helps
-    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal())
+    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
     costs = [row["cost_bytes"] for row in rows if "cost_bytes" in row]
     assert costs == sorted(costs) and rows[-1]["repair"] == "leaves"
     assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
@@ -90,7 +91,7 @@ def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(be
 
 def test_without_time_left_a_query_leaves_at_once(bench: Workbench) -> None:
     merged = _damaged(bench, whole_plan(bench, OPTIONS))
-    _, rows = repair(bench, merged, "q1", Recipe(), 0.95, Journal(), ends=0.0)
+    _, rows = repair(bench, merged, "q1", Recipe(), 0.95, Journal(), Bounds(bench.work, most_work=0.0))
     assert [row["repair"] for row in rows] == ["leaves"]
 
 
@@ -103,7 +104,7 @@ def test_a_bundle_holds_the_residuals_of_a_repair(bench: Workbench, tmp_path: Pa
         return 1.0 if residual_layers(model) else min(0.5, ratio(query, model))
 
     bench.ratio = needs_a_residual
-    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal())
+    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
     assert rows[-1]["repair"] == f"residuals of rank {RANKS[0]}" and repaired.plan.residuals["q1"]
     monkeypatch.setattr("merger.merging.METHODS", {"wide": lambda *_: repaired})
     report = merge(bench.workload, tmp_path / "b.gemel", "wide", options=OPTIONS)

@@ -49,6 +49,15 @@ def test_calibration_mends_statistics_that_no_longer_fit():
     assert mended < 0.01 * broken
 
 
+def test_calibration_leaves_norms_at_rest_alone():
+    model = network()
+    resting = model[1].requires_grad_(False)
+    before = {norm: norm.running_mean.clone() for norm in (resting, model[5])}
+    calibrate_norms(model, batches())
+    assert torch.equal(resting.running_mean, before[resting])
+    assert not torch.equal(model[5].running_mean, before[model[5]])
+
+
 def test_calibration_leaves_weights_modes_and_momenta_alone():
     model = network().train()
     model[3].eval()

@@ -1,0 +1,32 @@
+"""When a merge has had its time or its work."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from merger.checkpoint import Checkpoint
+from merger.method import MergeOptions
+from merger.training import Work
+from merger.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Nothing more is begun once `work` reaches `most_work`, or the monotonic clock `ends`."""
+
+    work: Work
+    most_work: float = math.inf
+    ends: float = math.inf
+
+    @classmethod
+    def of(cls, bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Bounds:
+        """The bounds of the options; time that an interrupted merge had spent counts."""
+        left = math.inf if options.max_minutes is None else 60 * options.max_minutes - checkpoint.seconds
+        return cls(bench.work, math.inf if options.max_work is None else options.max_work, time.monotonic() + left)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more may begin."""
+        return self.work.total >= self.most_work or time.monotonic() >= self.ends
