@@ -12,12 +12,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from models.narrow import STORED, WIDE
+
 Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def convolutions(kinds: Kinds) -> frozenset[str]:
-    """The float32 tensors that are weights of two-dimensional convolutions, by shape; narrow ones are widened anew."""
-    return frozenset(name for name, (dtype, shape) in kinds.items() if dtype == torch.float32 and len(shape) == 4)
+    """The tensors that are weights of two-dimensional convolutions, by shape. Narrow ones are widened as they lie."""
+    dtypes = (WIDE, *STORED.values())
+    return frozenset(name for name, (dtype, shape) in kinds.items() if dtype in dtypes and len(shape) == 4)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

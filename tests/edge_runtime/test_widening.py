@@ -13,6 +13,7 @@ from edge_runtime.arena import Arena
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.engines.widening import Widening
+from edge_runtime.layout import convolutions
 from edge_runtime.store import Store
 from models.bundle import Bundle, open_bundle, write_bundle
 from models.errors import InputError
@@ -95,6 +96,17 @@ def test_outputs_are_bit_equal_to_those_of_the_widened_model(bundle: Bundle, que
         assert torch.equal(engine.outputs([picture(seed)]), reference(bundle, query, seed))
     both = engine.outputs([picture(1), picture(2)])
     torch.testing.assert_close(both[0], reference(bundle, query, 1)[0])
+
+
+def test_where_the_arena_lays_weights_channels_last_they_are_widened_in_that_order(bundle: Bundle) -> None:
+    store = Store.of_bundle(bundle)
+    arena = Arena(store, 2**20, channels_last=convolutions(store.kinds))
+    engine = bound(bundle, arena, "yard")
+    seen: list[Tensor] = []
+    engine.model.get_submodule("3").register_forward_hook(lambda module, _, __: seen.append(module.weight))
+    torch.testing.assert_close(engine.outputs([picture(3)]), reference(bundle, "yard", 3), rtol=1e-5, atol=1e-4)
+    assert arena.tensor(bundle.query("yard").tensors["3.weight"]).is_contiguous(memory_format=torch.channels_last)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last) and seen[0].dtype == torch.float32
 
 
 def test_what_is_resident_are_the_stored_bytes(bundle: Bundle) -> None:
