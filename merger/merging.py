@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.method import METHODS, MergeOptions
+from merger.narrow_weights import Narrowing, residual_bytes, store, tied_models
+from merger.narrowing import narrow
 from merger.precision import Precisions
 from merger.progress import Progress, silent
 from merger.workbench import Merged, Workbench
@@ -27,8 +30,7 @@ from models.evaluation import Evidence
 from models.groups import ceiling_bytes
 from models.layers import layers_of_all, model_bytes
 from models.low_rank import KEY as LOW_RANK
-from models.plan import tie
-from models.residual import residual_bytes
+from models.narrow import FP32
 from models.weights import fingerprint
 from models.workload import Workload
 
@@ -107,8 +109,9 @@ def merge(
     bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
     found = checkpoint.step("method", lambda: METHODS[method](bench, options, checkpoint).to_plain())
     merged = Merged.from_plain(found)
+    narrowing = _narrowing(bench, merged, options, checkpoint)
     checkpoint.write()  # what comes from here on finds out at once whether it was begun before
-    report = _ship(bench, merged, out, method, time.monotonic() - started, checkpoint, begun)
+    report = _ship(bench, merged, narrowing, out, method, time.monotonic() - started, checkpoint, begun)
     if checkpoint.log:
         with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
             file.write("".join(json.dumps(row) + "\n" for row in checkpoint.log).encode())
@@ -116,12 +119,32 @@ def merge(
     return report
 
 
+def _narrowing(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Narrowing:
+    """How the tensors of what is merged are stored."""
+    if options.weights == FP32:
+        return Narrowing({}, {})
+    required = {query: bench.required(query, options.margin) for query in bench.queries}
+    bounds = Bounds.of(bench, options, checkpoint)
+    search = partial(narrow, bench, merged, options.weights, required, checkpoint, bounds)
+    found = checkpoint.step(f"weights {options.weights}", search)
+    for row in found["rows"]:
+        checkpoint.note(row)
+    return Narrowing(**found["narrowing"])
+
+
 def _ship(
-    bench: Workbench, merged: Merged, out: Path, method: str, seconds: float, checkpoint: Checkpoint, overwrite: bool
+    bench: Workbench,
+    merged: Merged,
+    narrowing: Narrowing,
+    out: Path,
+    method: str,
+    seconds: float,
+    checkpoint: Checkpoint,
+    overwrite: bool,
 ) -> MergeReport:
-    """Judge the merged models on test, write the bundle, and say what came of it."""
-    models = bench.models(bench.queries, merged.states, merged.plan)
-    tie(models, merged.plan)
+    """Judge the merged models on test as they are stored, write the bundle, and say what came of it."""
+    models = tied_models(bench, merged, bench.queries)
+    stored = store(models, narrowing)
     records, results = [], []
     work = bench.work.total
     for query in bench.workload.queries:
@@ -129,12 +152,12 @@ def _ship(
         bench.progress("test", query=query.id, **_scores(evidence))
         threshold = bench.references[query.id].threshold if query.task == "detection" else None
         records.append(BundleQuery.of(bench.asked(query.id, merged.plan), evidence.to_json(), threshold))
-        own = residual_bytes(models[query.id])
+        own = residual_bytes(models[query.id], stored.get(query.id, {}))
         results.append(QueryResult(**evidence.__dict__, id=query.id, residual_bytes=own))
     ceiling = ceiling_bytes(bench.layers)
     manifest = write_bundle(
         out, models, records, workload=bench.workload.name, method=method, ceiling_bytes=ceiling,
-        overwrite=overwrite,
+        overwrite=overwrite, narrow=stored,
     )  # fmt: skip
     before, after = manifest.bytes.before, manifest.bytes.after
     return MergeReport(

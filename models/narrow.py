@@ -18,7 +18,8 @@ from torch import Tensor
 NarrowDtype = Literal["fp16", "int8"]
 WIDE = torch.float32
 STORED: dict[str, torch.dtype] = {"fp16": torch.float16, "int8": torch.int8}
-WEIGHTS = ("fp32", *STORED)
+FP32 = "fp32"
+WEIGHTS = (FP32, *STORED)
 MOST = 127
 """The largest code; -128 is left out, so that codes are symmetric."""
 LEAST_BYTES = 4096
