@@ -40,8 +40,9 @@ class Arena:
         self._whole: dict[torch.dtype, Tensor] = {}
         self._channels_last = frozenset(channels_last)
         self._to_arrange = frozenset(name for name in self._channels_last if moves_bytes(store.kinds[name][1]))
-        # What is on its way and has to be arranged when it is there.
-        self._as_stored: set[str] = set()
+        # What is on its way and has to be arranged when it is there, and where that is: by then residency may have
+        # planned to move it on.
+        self._as_stored: dict[str, int] = {}
         self._under_way: list[Transfer] = []
         self._bound: dict[Engine, int] = {}
         # Counts the times that anything was given a place.
@@ -194,14 +195,13 @@ class Arena:
 
     def _follow(self, transfer: Transfer) -> None:
         self._under_way.append(transfer)
-        self._as_stored |= self._to_arrange & transfer.names
+        for name in self._to_arrange & transfer.names:
+            self._as_stored[name] = self.residency.placement(name).offset
 
     def _arrange(self, names: Iterable[str]) -> None:
         """Put those of these tensors that have arrived as stored in the order they are wanted in."""
-        for name in self._as_stored.intersection(names):
-            shape = self.store.kinds[name][1]
-            arrange(self._view(name, self.residency.placement(name).offset, row_major(shape)))
-            self._as_stored.discard(name)
+        for name in self._as_stored.keys() & frozenset(names):
+            arrange(self._view(name, self._as_stored.pop(name), row_major(self.store.kinds[name][1])))
 
     def _settle(self, wanted: Collection[str]) -> None:
         """Cut short what is under way for others, so that its places can be used and the way is free.
@@ -220,5 +220,6 @@ class Arena:
         self.load_s += transfer.seconds()
         self.bytes_moved += sum(self.store.extents[name].nbytes for name in transfer.names - lost)
         self.residency.evict(lost)
-        self._as_stored -= lost
+        for name in lost:
+            self._as_stored.pop(name, None)
         self._arrange(transfer.names)

@@ -42,8 +42,9 @@ class SlowTransfer:
     def __init__(self, mover: SlowMover, copies: Sequence[Copy]) -> None:
         self._mover = mover
         self.fault: OSError | None = None
-        self.waiting = [(name, copy, end) for copy in copies for name, end in zip(copy.names, copy.ends)]
-        self.names = frozenset(name for name, _, _ in self.waiting)
+        self.waiting = [(name, copy, begin, end) for copy in copies
+                        for name, begin, end in zip(copy.names, (0, *copy.ends), copy.ends)]
+        self.names = frozenset(name for name, *_ in self.waiting)
         self.waited: list[str] = []
 
     @property
@@ -51,9 +52,9 @@ class SlowTransfer:
         return self.fault is not None
 
     def bring(self, reader: Reader) -> str:
-        name, copy, end = self.waiting.pop(0)
-        # Copied anew from the copy's start: what is before this tensor is there already and stays the same.
-        reader.read(self._mover._bytes, copy.target, copy.source, end)
+        name, copy, begin, end = self.waiting.pop(0)
+        # From where the last one ended: what is before has arrived and may have been arranged since.
+        reader.read(self._mover._bytes, copy.target + begin, copy.source + begin, end - begin)
         return name
 
     def wait(self, names: Iterable[str]) -> None:
@@ -73,7 +74,7 @@ class SlowTransfer:
                 self._mover._transfers.remove(self)
 
     def lost(self) -> frozenset[str]:
-        return frozenset(name for name, _, _ in self.waiting)
+        return frozenset(name for name, *_ in self.waiting)
 
     def seconds(self) -> float:
         return 0.001

@@ -1,0 +1,101 @@
+"""Every family of the zoo in one engine against eager: the same outputs, what making it took, and how fast it runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from edge_runtime.arena import Arena
+from edge_runtime.costs import footprint_bytes
+from edge_runtime.engines import EngineError, FrameEngine, make_engine
+from edge_runtime.engines.choosing import layout_of
+from edge_runtime.store import Store
+from models import zoo
+from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+
+FAMILIES = {
+    "cifar_resnet20": 32, "resnet18": 64, "resnext50_32x4d": 64, "vgg11_bn": 64, "alexnet": 96, "squeezenet1_1": 64,
+    "densenet121": 64, "mobilenet_v2": 64, "mobilenet_v3_small": 64, "shufflenet_v2_x0_5": 64, "efficientnet_b0": 64,
+    "convnext_tiny": 64, "googlenet": 64, "inception_v3": 96, "regnet_y_400mf": 64, "swin_t": 64, "vit_b_16": 32,
+    "ssdlite320_mobilenet_v2": 96, "ssd_resnet18": 96, "ssd300_vgg16": 300, "fastestdet": 96, "fcos_resnet50_fpn": 96,
+    "retinanet_resnet50_fpn": 96, "yolov3_tiny": 96, "fasterrcnn_mobilenet_v3_large_320_fpn": 96,
+}  # fmt: skip
+"""One architecture of each family, and a frame that is small for it."""
+CLASSES = ("car", "bus", "truck")
+COUNTS = (1, 3)
+ROUNDS = 7
+
+
+def families(folder: Path, engine: str = "compiled") -> list[dict[str, Any]]:
+    """A row per family: the largest difference over batches of COUNTS, seconds to prepare, time over eager's."""
+    rows = []
+    for model, size in FAMILIES.items():
+        print(f"{model} ...", end=" ", flush=True)
+        row = {"model": model, "size": size, **_compared(folder, engine, model, size)}
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def _compared(folder: Path, engine: str, model: str, size: int) -> dict[str, Any]:
+    bundle = _bundle(folder / f"{model}.gemel", model, size)
+    one = make_engine(engine, bundle, "only")
+    found_before, start = one.ready(), time.perf_counter()
+    try:
+        one.prepare()
+    except EngineError as error:
+        return {"difference": None, "seconds": None, "ratio": None, "note": str(error)}
+    seconds = None if found_before else round(time.perf_counter() - start, 1)
+    eager, bare = make_engine("torch", bundle, "only"), bundle.build("only")
+    for each in (one, eager):
+        _resident(bundle, each)
+    worst, times = 0.0, {"engine": [], "bare": []}
+    with torch.inference_mode():
+        for count in COUNTS:
+            frames = torch.rand(count, 3, size, size).contiguous(memory_format=torch.channels_last)
+            wanted = bare(frames)
+            worst = max(worst, apart(one.forward(frames), wanted))
+            if apart(eager.forward(frames), wanted):
+                raise AssertionError(f"{model}: the engine torch is not bit-equal to the plain module")
+        for index in range(ROUNDS + 1):
+            for name, run in (("engine", one.forward), ("bare", bare)):
+                start = time.process_time()
+                run(frames[:1])
+                if index:
+                    times[name].append(time.process_time() - start)
+    ratio = round(median(times["engine"]) / median(times["bare"]), 2)
+    return {"difference": worst, "seconds": seconds, "ratio": ratio, "note": ""}
+
+
+def apart(outputs: Any, wanted: Any) -> float:
+    """The largest difference of any tensor, in shares of its largest value where that is above 1."""
+    pairs = zip(pytree.tree_leaves(outputs), pytree.tree_leaves(wanted), strict=True)
+    return max(float((a - b).abs().max()) / max(1.0, float(b.abs().max())) for a, b in pairs if b.numel())
+
+
+def _bundle(path: Path, model: str, size: int) -> Bundle:
+    """One query, weights random, norms with statistics of their own."""
+    torch.manual_seed(0)
+    task = "detection" if model in zoo.names("detection") else "classification"
+    network = zoo.build(model, CLASSES, {}, size, task).eval()
+    for name, tensor in network.state_dict().items():
+        if name.endswith(("running_mean", "running_var")):
+            tensor.copy_(torch.rand_like(tensor) + 0.5 * name.endswith("var"))
+    query = BundleQuery(id="only", camera="bridge", task=task, classes=CLASSES, model=model, model_args={},
+                        input_size=size, preprocess=zoo.preprocess_of(model, size), fps=5.0, sla_ms=100.0,
+                        accuracy_target=0.95)
+    write_bundle(path, {"only": network}, [query], workload="benchmark", method="none", ceiling_bytes=0)
+    return open_bundle(path)
+
+
+def _resident(bundle: Bundle, engine: FrameEngine) -> None:
+    names, store = bundle.names_in_order("only"), Store.of_bundle(bundle)
+    arena = Arena(store, sum(footprint_bytes(bundle.nbytes(name)) for name in names),
+                  channels_last=layout_of({"only": engine}, store.kinds))
+    arena.change((), names)
+    engine.bind(arena.tensor)

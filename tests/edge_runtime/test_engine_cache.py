@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import multiprocessing
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.engines.cache import EngineCache
+from models.errors import InputError
+
+KEY = {"model": "resnet18", "classes": 3, "residuals": {"conv1": 4}}
+
+
+def writer(path: Path) -> dict[str, int]:
+    path.write_bytes(b"package")
+    return {"workspace": 7}
+
+
+def refuse(path: Path) -> dict[str, int]:
+    raise AssertionError("made a second time")
+
+
+def test_what_was_made_is_found_again_by_its_key_and_by_no_other(tmp_path):
+    cache = EngineCache(tmp_path / "engines")
+    assert cache.find(KEY, ".pt2") is None
+    made = cache.fetch(KEY, ".pt2", writer)
+    assert made.path.read_bytes() == b"package" and made.notes == {"workspace": 7}
+    again = EngineCache(tmp_path / "engines").fetch(dict(reversed(KEY.items())), ".pt2", refuse)
+    assert (again.path, again.notes) == (made.path, made.notes)
+    assert cache.find({**KEY, "classes": 4}, ".pt2") is None and cache.find(KEY, ".onnx") is None
+
+
+@pytest.mark.parametrize("damage", [b"packagf", b"", None], ids=["a flipped bit", "emptied", "removed"])
+def test_a_damaged_file_is_made_anew(tmp_path, damage):
+    cache = EngineCache(tmp_path / "engines")
+    path = cache.fetch(KEY, ".pt2", writer).path
+    path.unlink() if damage is None else path.write_bytes(damage)
+    assert cache.find(KEY, ".pt2") is None
+    assert cache.fetch(KEY, ".pt2", writer).path.read_bytes() == b"package"
+    path.with_name(path.name + ".json").write_text("{")
+    assert cache.find(KEY, ".pt2") is None and cache.fetch(KEY, ".pt2", writer).notes == {"workspace": 7}
+
+
+def test_what_fails_in_the_making_leaves_nothing_behind(tmp_path):
+    cache = EngineCache(tmp_path / "engines")
+
+    def fail(path: Path) -> dict[str, int]:
+        path.write_bytes(b"half")
+        raise RuntimeError("no compiler")
+
+    with pytest.raises(RuntimeError, match="no compiler"):
+        cache.fetch(KEY, ".pt2", fail)
+    assert [path.suffix for path in cache.folder.iterdir()] == [".lock"]
+
+
+def test_the_folder_is_private_and_one_that_others_may_write_to_is_refused(tmp_path):
+    cache = EngineCache(tmp_path / "engines")
+    assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o700
+    cache.folder.chmod(0o755)
+    assert stat.S_IMODE(EngineCache(cache.folder).folder.stat().st_mode) == 0o700, "its own folder is closed again"
+    cache.folder.chmod(0o770)
+    with pytest.raises(InputError, match="others may write to"):
+        EngineCache(cache.folder)
+    cache.folder.chmod(0o700)
+    tmp_path.chmod(0o777)
+    with pytest.raises(InputError, match=r"others may write to .*go-w"):
+        EngineCache(cache.folder)
+    tmp_path.chmod(0o700)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be used as a cache"):
+        EngineCache(tmp_path / "file" / "engines")
+
+
+def test_the_folder_follows_xdg_cache_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert EngineCache().folder == tmp_path / "elsewhere" / "gemel" / "engines"
+
+
+def _race(folder: Path, barrier, made) -> None:
+    def slowly(path: Path) -> dict[str, int]:
+        with made.get_lock():
+            made.value += 1
+        path.write_bytes(b"x" * 10_000_000)
+        return {}
+
+    barrier.wait()
+    assert EngineCache(folder).fetch(KEY, ".pt2", slowly).path.stat().st_size == 10_000_000
+
+
+def test_processes_that_start_together_make_it_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, made = context.Barrier(3), context.Value("i", 0)
+    racers = [context.Process(target=_race, args=(tmp_path / "engines", barrier, made)) for _ in range(3)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert [racer.exitcode for racer in racers] == [0, 0, 0] and made.value == 1
