@@ -138,6 +138,7 @@ def bundle_show(args: argparse.Namespace) -> Outcome:
         f"{manifest.workload}, method {manifest.method}: {size(counts['before'])} became {size(counts['after'])}, "
         f"{percent(counts['saved_fraction'])} saved (ceiling {percent(counts['ceiling_fraction'])}); "
         f"{len(result['shared'])} shared weights",
+        "stored as " + ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in counts["stored"].items()),
         f"SHA-256 {bundle.digest}",
     ])  # fmt: skip
     return Outcome(result, text)

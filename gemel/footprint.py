@@ -6,6 +6,7 @@ from typing import Any
 
 from models.bundle import Bundle
 from models.bundle.counting import original_bytes
+from models.narrow import FP32, WEIGHTS
 
 
 def shared_of(bundle: Bundle) -> list[dict[str, Any]]:
@@ -50,14 +51,30 @@ def bytes_of(bundle: Bundle) -> dict[str, Any]:
         "ceiling": counts.ceiling,
         "saved_fraction": 1 - counts.after / counts.before,
         "ceiling_fraction": counts.ceiling / counts.before,
+        "stored": stored_of(bundle),
         "queries": rows,
     }
 
 
+def stored_of(bundle: Bundle) -> dict[str, int]:
+    """How the bytes of the weights are stored: dtype (fp32, fp16, int8) -> bytes, scales with what they scale."""
+    found = {dtype: dict[str, int]() for dtype in WEIGHTS}
+    for query in bundle.queries:
+        for key, name in query.state().items():
+            own = query.stored.get(key)
+            found[own.dtype if own is not None else FP32][name] = bundle.nbytes(name)
+            if own is not None and own.scale is not None:
+                found[own.dtype][own.scale] = bundle.nbytes(own.scale)
+    return {dtype: sum(sizes.values()) for dtype, sizes in found.items() if sizes}
+
+
 def resident_bytes(bundle: Bundle) -> int:
-    """Bytes of the unique memory behind all queries' models, built side by side."""
+    """Bytes of the unique memory behind all queries' models, built side by side; narrow weights as a box holds them."""
     found: dict[int, int] = {}
     for query in bundle.queries:
-        for tensor in bundle.build(query.id).state_dict().values():
-            found[tensor.data_ptr()] = tensor.nbytes
+        model = bundle.build(query.id).state_dict()
+        held = [tensor for key, tensor in model.items() if key not in query.stored]
+        places = query.places()
+        held += [bundle.tensor(places[key]) for key in places if key in query.stored or key not in model]
+        found |= {tensor.data_ptr(): tensor.nbytes for tensor in held}
     return sum(found.values())

@@ -92,7 +92,9 @@ def weights_of(bench: Workbench, merged: Merged, asked_for: str) -> list[Weight]
         state = model.state_dict(keep_vars=True)
         heads = {weight_key(state, row.path) for row in layers_of(bench.asked(query, merged.plan)) if row.head}
         for key, tensor in state.items():
-            own = choices(key, tensor.shape, asked_for, key in heads) if tensor.dtype == WIDE else ()
+            own: tuple[NarrowDtype, ...] = ()
+            if tensor.dtype == WIDE:
+                own = choices(key, tensor.shape, asked_for, key in heads)
             if tensor.numel() and float(tensor.detach().abs().max()) > LARGEST_FP16:
                 own = tuple(dtype for dtype in own if dtype != "fp16")
             if not own:

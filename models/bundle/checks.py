@@ -4,11 +4,11 @@ one line.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 from torch import nn
-from typing_extensions import Buffer
 
 from models.bundle.container import ALIGNMENT_BYTES, CODES, Entry, Header
 from models.bundle.counting import count_bytes, wide_dtype
@@ -150,7 +150,7 @@ def _stored_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterat
                 yield f"{where} has a scale {scale.dtype} {scale.shape} for a tensor of shape {entry.shape}"
 
 
-def scale_problems(manifest: Manifest, header: Header, content: Buffer) -> Iterator[str]:
+def scale_problems(manifest: Manifest, header: Header, content: memoryview | mmap.mmap) -> Iterator[str]:
     """Scales whose values cannot be; `content` is the file, and everything above must hold."""
     seen: set[str] = set()
     for query in manifest.queries:

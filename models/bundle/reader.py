@@ -116,7 +116,7 @@ class Bundle:
         if torch.device(device).type == "meta":
             return model.requires_grad_(copy).eval()
         state = {path: self.wide_tensor(query_id, path) for path in query.state()}
-        if copy:
+        if copy or torch.device(device).type != "cpu":  # moving a module moves its parameters, here everyone's
             state = {path: tensor.clone() for path, tensor in state.items()}
         model.load_state_dict(state, strict=True, assign=True)
         left = [name for name, tensor in model.named_buffers() if tensor.is_meta]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,8 +103,9 @@ def test_where_the_arena_lays_weights_channels_last_they_are_widened_in_that_ord
     store = Store.of_bundle(bundle)
     arena = Arena(store, 2**20, channels_last=convolutions(store.kinds))
     engine = bound(bundle, arena, "yard")
-    seen: list[Tensor] = []
-    engine.model.get_submodule("3").register_forward_hook(lambda module, _, __: seen.append(module.weight))
+    seen: list[Any] = []
+    layer = engine.model.get_submodule("3")
+    layer.register_forward_hook(lambda *_: seen.append(layer.weight))
     torch.testing.assert_close(engine.outputs([picture(3)]), reference(bundle, "yard", 3), rtol=1e-5, atol=1e-4)
     assert arena.tensor(bundle.query("yard").tensors["3.weight"]).is_contiguous(memory_format=torch.channels_last)
     assert seen[0].is_contiguous(memory_format=torch.channels_last) and seen[0].dtype == torch.float32

@@ -1,0 +1,72 @@
+"""`gemel merge --weights` and what the other commands say of the bundle it writes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from gemel.cli import main
+from gemel.footprint import resident_bytes, stored_of
+from models.bundle import open_bundle
+from tests.merger.tiny import SIZE, write_random_weights, write_workload
+
+FACTORY = "tests.merger.tiny:tiny_net"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """The originals of two tiny queries, random, stored as int8."""
+    folder = tmp_path_factory.mktemp("narrow")
+    path = write_workload(folder, queries=2, frames=12)
+    write_random_weights(path)
+    out = folder / "b.safetensors"
+    command = ["merge", str(path), "-o", str(out), "--method", "none", "--weights", "int8", "--precision", "fp32"]
+    assert main([*command, "--json"]) in (0, 1)
+    return out
+
+
+def answer(capsys, *words):
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_show_says_how_the_bytes_are_stored(bundle, capsys):
+    shown = answer(capsys, "bundle", "show", str(bundle))
+    stored = shown["bytes"]["stored"]
+    assert set(stored) == {"fp32", "fp16", "int8"} and sum(stored.values()) == shown["bytes"]["after"]
+    assert stored["int8"] > stored["fp32"] and shown["bytes"]["saved_fraction"] > 0.5
+    assert main(["bundle", "show", str(bundle)]) == 0
+    assert "stored as fp32 " in capsys.readouterr().out
+
+
+def test_what_is_resident_is_what_is_stored(bundle):
+    opened = open_bundle(bundle, [FACTORY])
+    assert resident_bytes(opened) == opened.manifest.bytes.after == sum(stored_of(opened).values())
+
+
+def test_verify_finds_it_sound_but_for_the_model_of_ones_own(bundle, capsys):
+    assert main(["bundle", "verify", str(bundle), "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert len(problems) == 2 and all("is not in the zoo" in problem for problem in problems)
+
+
+def test_an_exported_model_has_the_widened_weights(bundle, tmp_path, capsys):
+    runtime = pytest.importorskip("onnxruntime")
+    out = tmp_path / "q0.onnx"
+    words = ["bundle", "export", str(bundle), "--query", "q0", "-o", str(out), "--batch", "1", "--factory", FACTORY]
+    answer(capsys, *words)
+    frame = torch.rand(1, 3, SIZE, SIZE)
+    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: frame.numpy()})
+    with torch.inference_mode():
+        wanted = open_bundle(bundle, [FACTORY]).build("q0")(frame)
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-4, rtol=1e-3)
+
+
+def test_an_unknown_width_is_refused_by_the_command_line(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["merge", "w.yaml", "-o", "b", "--weights", "int4"])
+    assert left.value.code == 2 and "invalid choice: 'int4'" in capsys.readouterr().err
