@@ -12,18 +12,26 @@ from torch import nn
 
 from models import zoo
 from models.bundle import open_bundle
+from models.narrow import choices, narrowed
 from models.residual import attach
 
 
+@pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("factors", [False, True])
-def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(tmp_path, repository, sample, writer, factors):
+def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(
+    tmp_path, repository, sample, writer, factors, weights
+):
     ranks = {"low_rank": {"classifier.0": 8}} if factors else {}
     original = zoo.build("mobilenet_v3_small", ("car", "none"), ranks).eval()
     if not factors:
         nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
     path = tmp_path / "one.safetensors"
     record = replace(sample.queries[0], model="mobilenet_v3_small", model_args=ranks, residuals={})
-    writer(path, {"north": original}, [record])
+    narrow = {key: narrowed(tensor, own[0]) for key, tensor in original.state_dict().items()
+              if weights != "fp32" and (own := choices(key, tensor.shape, weights))}  # fmt: skip
+    assert bool(narrow) == (weights != "fp32")
+    writer(path, {"north": original}, [record], narrow={"north": narrow})
+    original.load_state_dict({key: one.wide() for key, one in narrow.items()}, strict=False)
 
     page = (repository / "docs" / "bundle.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
