@@ -1,7 +1,10 @@
 """Merges workloads by several arms and seeds, and compares what came of it.
 
 Usage: python benchmarks/merge.py [--arms wide gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
-       [--targets 0.95 0.99] [--minutes 10]; --summary only prints the tables of what is there
+       [--targets 0.95 0.99] [--work 6e13]; --summary only prints the tables of what is there
+
+Every arm gets the same work (image passes x FLOPs), not the same time: on a machine that does other things too, time
+would favour whoever came when it was idle.
 
 Every merge leaves one JSON (its report, its log, options, machine and date) under OUT/NAME/ARM-seedN.json, where NAME
 is the workload, with the target where that is not the workload's own. What has its JSON is skipped and an interrupted
@@ -40,7 +43,9 @@ from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ARMS = ("wide", "gemel", "mainstream", "ceiling", "joint")
-WORKLOADS = ("gti", "junction", "cifar")
+MOST_WORK = {"gti": 6e13, "junction": 1.5e13, "cifar": 6e13}
+"""What two cores of 2026 do in about ten minutes; junction's small networks wait for memory more than they compute."""
+WORKLOADS = tuple(MOST_WORK)
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -121,12 +126,16 @@ def run(
     options: MergeOptions,
     out: Path,
 ) -> list[InputError]:
-    """Every cell that is not there yet, a whole seed before the next one; returns what stood in the way of some."""
+    """Every cell that is not there yet, a whole seed before the next one; returns what stood in the way of some.
+
+    Where the options set no bound, each workload has its own.
+    """
     variants = [variant_of(workload, target) for workload in workloads for target in targets]
     refused = []
     for seed, variant, arm in itertools.product(seeds, variants, arms):
         try:
-            measure(variant, arm, seed, options, out)
+            bound = options.max_work or MOST_WORK.get(variant.workload.name)
+            measure(variant, arm, seed, replace(options, max_work=bound), out)
         except InputError as error:
             say(f"error: {error}")
             refused.append(error)
@@ -155,8 +164,8 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
     for name in ("epochs", "frames_per_epoch", "rate"):
         if getattr(given, name) is not None:
             recipe = replace(recipe, **{name: getattr(given, name)})
-    bounds = {name: getattr(given, name) for name in ("margin", "min_saving") if getattr(given, name) is not None}
-    return MergeOptions(recipe, choose_rate=given.rate is None, max_minutes=given.minutes, **bounds)
+    bounds = {name: getattr(given, name) for name in ("margin", "min_saving", "max_work") if getattr(given, name) is not None}
+    return MergeOptions(recipe, choose_rate=given.rate is None, **bounds)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -166,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), help=f"default: {WORKLOADS}")
     parser.add_argument("--targets", nargs="+", type=float, default=[None], help="default: each workload's own")
-    parser.add_argument("--minutes", type=float, default=10.0, help="bound of one merge (default 10)")
+    parser.add_argument("--work", type=float, dest="max_work", help=f"bound of one merge (default: {MOST_WORK})")
     parser.add_argument("--epochs", type=int, help="of one attempt, as in `gemel merge`")
     parser.add_argument("--frames-per-epoch", type=int)
     parser.add_argument("--rate", type=float, help="this learning rate; without it each arm chooses its own on val")

@@ -88,7 +88,7 @@ def test_two_arms_are_interrupted_resumed_and_compared(
         assert rows[cell.arm][4] == f"{min(ratios):.3f}"
         assert rows[cell.arm][5] == f"{sum(query['met'] for query in kept['queries'])} of 2"
         assert rows[cell.arm][7] == f"{kept['work']:.3g}"
-        assert cell.asked["options"]["max_minutes"] == 10 and cell.machine["cores"] and cell.date.count("-") == 2
+        assert cell.asked["options"]["max_work"] is None and cell.machine["cores"] and cell.date.count("-") == 2
         assert cell.accepted()[-1][1] == pytest.approx(saved, abs=EQUAL * cell.ceiling_bytes)
     svg = ElementTree.fromstring((tmp_path / "docs" / "merge-tiny.svg").read_text())
     assert len(svg.findall(f"{SVG}path")) == 2
@@ -118,7 +118,7 @@ def test_cells_of_other_options_or_originals_are_not_mixed(
 ) -> None:
     assert call(workload, tmp_path, "--arms", "none") == 0
     kept = path_of(tmp_path / "cells", "tiny", "none", 0).read_bytes()
-    assert call(workload, tmp_path, "--arms", "none", "--minutes", "3") == merge.BAD_INPUT
+    assert call(workload, tmp_path, "--arms", "none", "--work", "3e9") == merge.BAD_INPUT
     assert "none-seed0.json: was measured with another state of: options" in capsys.readouterr().err
     write_random_weights(workload)
     assert call(workload, tmp_path, "--arms", "none") == merge.BAD_INPUT
@@ -250,5 +250,8 @@ def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monke
         raise InputError("x", "is no merge", "none")
 
     monkeypatch.setattr(merge, "merge", refusing)
-    assert call(workload, tmp_path, "--arms", "wide", "--minutes", "2.5") == merge.BAD_INPUT
-    assert asked == [MergeOptions(Recipe(rate=0.002, epochs=3, frames_per_epoch=64), False, max_minutes=2.5)]
+    assert call(workload, tmp_path, "--arms", "wide", "--work", "2.5e9") == merge.BAD_INPUT
+    monkeypatch.setitem(merge.MOST_WORK, "tiny", 7e9)
+    assert call(workload, tmp_path, "--arms", "wide") == merge.BAD_INPUT
+    recipe = Recipe(rate=0.002, epochs=3, frames_per_epoch=64)
+    assert asked == [MergeOptions(recipe, False, max_work=bound) for bound in (2.5e9, 7e9)]
