@@ -35,6 +35,7 @@ from edge_runtime.arena import Arena
 from edge_runtime.costs import footprint_bytes
 from edge_runtime.engines import ENGINES, FrameEngine, engine_named, make_engine
 from edge_runtime.engines.choosing import layout_of
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.store import Store
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
@@ -147,6 +148,9 @@ def speed(bundle: Bundle, names: Sequence[str], rounds: int) -> list[dict[str, A
             difference[name] = float((engines["plain"].forward(frames) - bare(frames)).abs().max())
         for kind, engine in engines.items():
             cases[name, kind] = lambda engine=engine: engine.forward(frames)
+    narrow = TorchEngine(bundle, "first", precision="bf16")
+    arenas.append(resident(bundle, {"first": narrow}))
+    cases["torch, precision bf16", "plain"] = lambda: narrow.forward(frames)
     wall, cpu = interleaved(cases, rounds)
     rows = []
     for case, times in wall.items():

@@ -38,6 +38,7 @@ class SinkConfig:
 @dataclass(frozen=True, slots=True)
 class BoxConfig:
     """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` a name of ENGINES or auto.
+    `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
     `policy` names the schedule; `trace` is the file to record what it saw and decided, None for no record.
     """
@@ -53,6 +54,7 @@ class BoxConfig:
     factories: tuple[str, ...]
     policy: str
     trace: Path | None
+    precision: str
 
 
 class _Strict(BaseModel):
@@ -80,6 +82,7 @@ class _BoxKeys(_Strict):
     budget: str | int
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
     sinks: Annotated[list[_SinkKeys], Field(min_length=1)] = [_SinkKeys(kind="jsonl")]
     http: Any = None
@@ -109,11 +112,14 @@ def load_config(path: str | Path) -> BoxConfig:
     return BoxConfig(path, root / keys.bundle, parse_memory(keys.budget, str(path), "budget"),
                      _device(path, keys.device), check_engine(keys.engine, path, "engine"), cameras, sinks, spool,
                      tuple(keys.factories), policy_named(keys.policy, str(path), "policy").name,
-                     None if keys.trace is None else root / keys.trace)
+                     None if keys.trace is None else root / keys.trace, keys.precision)
 
 
 def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
     """One clear line for each thing the config may name one day and that does nothing today."""
+    if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
+        fault = f"the engine {keys.engine} computes in fp32"
+        raise InputError(path, fault, "leave it out, or use engine torch", "precision")
     for index, sink in enumerate(keys.sinks):
         if sink.kind != "jsonl":
             known = sink.kind in _KNOWN_SINKS

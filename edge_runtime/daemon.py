@@ -80,7 +80,7 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     _check_fit(config, costs)
     if check:
         return {"ok": True, **_plan(config, bundle, costs, damaged)}
-    engines = engines_for(bundle, config.engine, config.device)
+    engines = engines_for(bundle, config.engine, config.device, config.precision)
     costs = policy.view(_costs(bundle, engines, profile))
     _check_fit(config, costs)
     summary = {**_plan(config, bundle, costs, damaged), "engines": {query: one.name for query, one in engines.items()}}

@@ -17,6 +17,7 @@ from edge_runtime.engines.architecture import key_of
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.registry import AUTO, ENGINES, engine_named, make_engine
+from edge_runtime.engines.torch_engine import FULL
 from edge_runtime.layout import channels_last, convolutions, moves_bytes
 from models.bundle import Bundle
 from models.errors import InputError
@@ -29,12 +30,17 @@ ROUNDS = 7
 log = logging.getLogger("gemel.run")
 
 
-def engines_for(bundle: Bundle, wanted: str, device: str = "cpu") -> dict[str, FrameEngine]:
+def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str = FULL) -> dict[str, FrameEngine]:
     """The engine of each query, prepared and unbound; `wanted` is a name of ENGINES or "auto".
+
+    A `precision` other than fp32 is for the engine torch alone, whatever was wanted.
 
     Where an engine cannot run an architecture, torch does, and one line per architecture says why. What takes long
     the first time (compiling, measuring) is said before it begins. All take the weights in one layout.
     """
+    if precision != FULL:
+        return {query.id: make_engine(FALLBACK, bundle, query.id, device, precision=precision)
+                for query in bundle.queries}
     chosen = fastest(bundle, device) if wanted == AUTO else {query.id: wanted for query in bundle.queries}
     told: set[str] = set()
     return {query: _prepared(name, bundle, query, device, told) for query, name in chosen.items()}

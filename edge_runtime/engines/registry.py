@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +34,7 @@ def engine_named(name: str) -> type[FrameEngine]:
     return getattr(importlib.import_module(module), kind)
 
 
-def make_engine(name: str, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> FrameEngine:
-    """An engine of this name for one query of a bundle, unbound."""
-    return engine_named(name)(bundle, query_id, device)
+def make_engine(name: str, bundle: Bundle, query_id: str, device: str | torch.device = "cpu",
+                **options: Any) -> FrameEngine:
+    """An engine of this name for one query of a bundle, unbound; `options` are those of its class."""
+    return engine_named(name)(bundle, query_id, device, **options)

@@ -14,13 +14,19 @@ from edge_runtime.engines.widening import Widening
 from edge_runtime.gate import gated
 from models.bundle import Bundle
 
+FULL = "fp32"
+PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What convolutions and matrix products may be computed in."""
+
 
 class TorchEngine(FrameEngine):
     """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
 
     The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
     are stored narrow stay so, and are widened while a run needs them (`Widening`). Outputs are bit-equal to those of
-    the module that `Bundle.build` makes. Raises BundleError when the bundle's tensors don't fit the architecture.
+    the module that `Bundle.build` makes. With `precision` "bf16" or "fp16" convolutions and matrix products are
+    computed so (autocast): weights stay as they are and are cast in every run, outputs differ in the third digit.
+    Raises BundleError when the bundle's tensors don't fit the architecture.
     """
 
     name = "torch"
@@ -28,8 +34,10 @@ class TorchEngine(FrameEngine):
     channels_last = None
     runs_narrow = True
 
-    def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
+    def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu",
+                 precision: str = FULL) -> None:
         super().__init__(bundle, query_id, device)
+        self._narrow = PRECISIONS[precision]
         state = self.query.state()
         self._slots = [Slot(self.model, path, name) for path, name in state.items() if path not in self.query.stored]
         self._layers = layers_to_wait_for(self.model, self.query.places())
@@ -53,7 +61,11 @@ class TorchEngine(FrameEngine):
 
     def forward(self, batch: Tensor) -> Any:
         """What the module returns; where its tensors are still arriving, layer by layer as they do."""
-        with gated(self._layers, self._wait) if self._wait else nullcontext(), self._widening.scratch(self.device):
+        arriving = gated(self._layers, self._wait) if self._wait else nullcontext()
+        # Nothing may be kept from run to run: what is cast would be a second copy of the weights.
+        casting = (torch.autocast(self.device.type, self._narrow, cache_enabled=False) if self._narrow
+                   else nullcontext())
+        with arriving, self._widening.scratch(self.device), casting:
             return self.model(batch)
 
     def workspace_of(self, count: int) -> int:

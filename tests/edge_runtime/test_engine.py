@@ -9,7 +9,9 @@ from torch import nn
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs, QueryCost
+from edge_runtime.engines import make_engine
 from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.layout import convolutions
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand, Situation
 from edge_runtime.store import Store
@@ -45,14 +47,17 @@ def test_an_engine_holds_no_weights_until_it_is_bound(bundle):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(turns=st.lists(st.sampled_from(["gate", "yard", "road"]), min_size=1, max_size=12), room=st.integers(0, 20_000))
-def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle, turns, room):
+@given(turns=st.lists(st.sampled_from(["gate", "yard", "road"]), min_size=1, max_size=12), room=st.integers(0, 20_000),
+       arranged=st.booleans())
+def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle, turns, room, arranged):
     engines = {query.id: TorchEngine(bundle, query.id) for query in bundle.queries}
     queries = {name: QueryCost(bundle.names_in_order(name), 0.0, engine.workspace_bytes, 1.0)
                for name, engine in engines.items()}
     costs = Costs(queries, {name: bundle.nbytes(name) for cost in queries.values() for name in cost.tensors}, 1e9)
     budget = max(costs.alone_bytes(name) for name in engines) + room
-    arena = Arena(Store.of_bundle(bundle), budget - min(cost.workspace_bytes for cost in queries.values()))
+    store = Store.of_bundle(bundle)
+    arena = Arena(store, budget - min(cost.workspace_bytes for cost in queries.values()),
+                  channels_last=convolutions(store.kinds) if arranged else ())
     policy, memory, moved = policy_named("gemel"), None, 0
     plan = policy.plan(costs, dict.fromkeys(engines, Demand(10.0)), budget)
     for seed, name in enumerate(turns):
@@ -129,3 +134,17 @@ def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_p
     assert isinstance(answer, DetectionAnswer) and isinstance(expected, DetectionAnswer) and answer.boxes
     assert min(answer.scores) >= 0.4 and (answer.classes, answer.scores) == (expected.classes, expected.scores)
     assert answer.boxes == tuple((x0 + 30, y0 + 20, x1 + 30, y1 + 20) for x0, y0, x1, y1 in expected.boxes)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_narrower_precision_answers_nearly_the_same_and_keeps_no_copy_of_the_weights(bundle, precision):
+    arena = Arena(Store.of_bundle(bundle), 2**20)
+    arena.change((), bundle.names_in_order("gate"))
+    engine = make_engine("torch", bundle, "gate", precision=precision)
+    engine.bind(arena.tensor)
+    wanted, narrow = reference(bundle, "gate", picture(1)), engine.outputs([picture(1)]).float()
+    assert not torch.equal(narrow, wanted) and (narrow - wanted).abs().max() < 0.02 * wanted.abs().max()
+    weight = arena.tensor(bundle.query("gate").state()["3.weight"])
+    weight.mul_(1.5)
+    assert not torch.equal(engine.outputs([picture(1)]).float(), narrow)
+    assert engine.run([picture(1)])[0].label in ("a", "b", "c")

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.engines import EngineError, choosing, make_engine
+from edge_runtime.engines.choosing import best_of_one_layout, engines_for, fastest, layout_of
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.store import Store
+from tests.edge_runtime.tiny import tiny_bundle
+
+LAYOUTS = {"torch": None, "compiled": True, "onnx": False}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["compiled", "onnx"]), st.floats(1, 100)), min_size=1, max_size=5),
+       st.floats(1, 100))
+def test_the_choice_is_the_quickest_in_sum_among_those_that_take_one_layout(found, torch_ms):
+    times = {str(index): {"torch": torch_ms, **one} for index, one in enumerate(found)}
+    chosen = best_of_one_layout(times, LAYOUTS)
+    assert not {"compiled", "onnx"} <= set(chosen.values())
+    sums = [sum(min(one.get(name, torch_ms), torch_ms) for one in times.values()) for name in ("compiled", "onnx")]
+    assert sum(times[query][name] for query, name in chosen.items()) == pytest.approx(min(sums))
+
+
+class Quick(TorchEngine):
+    name = "quick"
+    channels_last = False
+
+    def ready(self) -> bool:
+        return False
+
+    def prepare(self) -> None:
+        if self.query.id == "yard":
+            raise EngineError("residuals are beyond it")
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    """A bundle, and two engines that can run: torch, and one that refuses the query with a residual."""
+    monkeypatch.setattr(choosing, "ENGINES", {"torch": (), "quick": ()})
+    known = {"torch": TorchEngine, "quick": Quick}
+    monkeypatch.setattr(choosing, "engine_named", known.__getitem__)
+    monkeypatch.setattr(choosing, "make_engine", lambda name, *args: known[name](*args))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tiny_bundle(tmp_path / "tiny.safetensors")
+
+
+def test_auto_measures_each_architecture_once_and_takes_the_fastest(bundle, monkeypatch, caplog):
+    caplog.set_level("INFO", "gemel.run")
+    asked = []
+
+    def measured(_bundle, query, _device, usable):
+        asked.append(query)
+        return {"torch": 9.0} if query == "yard" else {"torch": 9.0, "quick": 2.0}
+
+    monkeypatch.setattr(choosing, "_measured", measured)
+    assert fastest(bundle) == {"gate": "quick", "yard": "torch", "road": "quick"}
+    assert asked == ["gate", "yard"], "road has the architecture of gate"
+    assert caplog.text.count("measuring which engine runs") == 2 and "quick 2.0 ms, torch 9.0 ms" in caplog.text
+    assert fastest(bundle) == {"gate": "quick", "yard": "torch", "road": "quick"} and len(asked) == 2
+
+
+def test_what_is_measured_is_real_and_leaves_out_what_cannot_run(bundle):
+    found = choosing._measured(bundle, "gate", "cpu", ["torch", "quick"])
+    assert set(found) == {"torch", "quick"} and min(found.values()) > 0
+    assert set(choosing._measured(bundle, "yard", "cpu", ["torch", "quick"])) == {"torch"}
+
+
+def test_an_engine_that_cannot_run_a_query_gives_way_to_torch_in_one_line(bundle, caplog):
+    caplog.set_level("INFO", "gemel.run")
+    engines = engines_for(bundle, "quick")
+    assert {query: engine.name for query, engine in engines.items()} == {
+        "gate": "quick", "yard": "torch", "road": "quick"}
+    assert caplog.text.count("residuals are beyond it; engine torch does") == 1
+    assert caplog.text.count("preparing engine quick for") == 3, "said before it begins"
+
+
+def test_weights_are_arranged_only_where_every_engine_takes_them_so(bundle):
+    kinds = Store.of_bundle(bundle).kinds
+    torch_engines = {query.id: make_engine("torch", bundle, query.id) for query in bundle.queries}
+    arranged = layout_of(torch_engines, kinds)
+    assert arranged and all(len(kinds[name][1]) == 4 for name in arranged)
+    assert layout_of({**torch_engines, "gate": Quick(bundle, "gate")}, kinds) == frozenset()
+
+
+def test_without_a_private_cache_nothing_is_measured_and_torch_runs(bundle, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert set(fastest(bundle).values()) == {"torch"} and "cannot be used as a cache" in caplog.text

@@ -1,0 +1,67 @@
+"""Sharing, proved on ResNet-50 in every engine: a shared tensor changed in the arena changes both queries' outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge_runtime.arena import Arena
+from edge_runtime.engines import ENGINES, engine_named, make_engine
+from edge_runtime.engines.choosing import layout_of
+from edge_runtime.store import Store
+from models import zoo
+from models.bundle import BundleQuery, open_bundle, write_bundle
+
+SIZE, CLASSES = 64, ("car", "bus", "truck")
+SHARED = ("conv1.weight", "layer1.0.conv2.weight", "layer4.2.conv3.weight")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """Two queries that share every convolution; norms and heads are their own."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    models = {name: zoo.build("resnet50", CLASSES, {}, SIZE).eval() for name in ("first", "second")}
+    trunk = models["first"].state_dict()
+    for key, tensor in models["second"].state_dict().items():
+        if tensor.ndim == 4:
+            tensor.copy_(trunk[key])
+        elif tensor.is_floating_point():
+            tensor.copy_(torch.rand_like(tensor) * 0.2 + 0.9)
+    queries = [BundleQuery(id=name, camera="bridge", task="classification", classes=CLASSES, model="resnet50",
+                           model_args={}, input_size=SIZE, preprocess=zoo.preprocess_of("resnet50", SIZE), fps=5.0,
+                           sla_ms=100.0, accuracy_target=0.95) for name in models]
+    path = tmp_path_factory.mktemp("bundle") / "resnet50.safetensors"
+    write_bundle(path, models, queries, workload="w", method="ceiling", ceiling_bytes=0)
+    return open_bundle(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_shared_tensor_is_one_for_all_queries_and_outputs_are_those_of_the_plain_model(bundle, name, tmp_path,
+                                                                                         monkeypatch):
+    why = engine_named(name).missing("cpu")
+    if why is not None:
+        pytest.skip(why)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engines = {query.id: make_engine(name, bundle, query.id) for query in bundle.queries}
+    store = Store.of_bundle(bundle)
+    arena = Arena(store, 200 * 2**20, channels_last=layout_of(engines, store.kinds))
+    arena.change((), tuple(store.extents))
+    frames = torch.rand(1, 3, SIZE, SIZE).contiguous(memory_format=torch.channels_last)
+    state = {query.id: query.state() for query in bundle.queries}
+    with torch.inference_mode():
+        before = {}
+        for query, engine in engines.items():
+            engine.bind(arena.tensor)
+            before[query] = engine.forward(frames).clone()
+            torch.testing.assert_close(before[query], bundle.build(query)(frames), rtol=1e-3, atol=1e-3)
+        for path in SHARED:
+            tensor_name = state["first"][path]
+            assert state["second"][path] == tensor_name
+            tensor = arena.tensor(tensor_name)
+            kept = tensor.clone()
+            tensor.mul_(1.5)
+            assert all(not torch.equal(engine.forward(frames), before[query]) for query, engine in engines.items())
+            tensor.copy_(kept)
+            assert all(torch.equal(engine.forward(frames), before[query]) for query, engine in engines.items())
