@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from engines_zoo import families
+from engines_zoo import FAMILIES, families
 from machine import machine
 
 from edge_runtime.arena import Arena
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("what", choices=("speed", "memory", "families", "weigh"))
     parser.add_argument("--engines", nargs="*", default=[name for name in ENGINES if not missing(name)])
     parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="only these, for `families`")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="also write the JSON here")
     parser.add_argument("--bundle", type=Path, help=argparse.SUPPRESS)
@@ -69,7 +70,7 @@ def main() -> None:
         elif options.what == "memory":
             rows = memory(made_bundle(path, options.model, residuals=False).path, options.engines)
         else:
-            rows = families(Path(folder))
+            rows = families(Path(folder), options.families)
     show(rows)
     text = json.dumps({"date": date.today().isoformat(), "machine": machine(), "model": options.model, "rows": rows})
     print(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,10 +32,11 @@ COUNTS = (1, 3)
 ROUNDS = 7
 
 
-def families(folder: Path, engine: str = "compiled") -> list[dict[str, Any]]:
+def families(folder: Path, models: Sequence[str], engine: str = "compiled") -> list[dict[str, Any]]:
     """A row per family: the largest difference over batches of COUNTS, seconds to prepare, time over eager's."""
     rows = []
-    for model, size in FAMILIES.items():
+    for model in models:
+        size = FAMILIES[model]
         print(f"{model} ...", end=" ", flush=True)
         row = {"model": model, "size": size, **_compared(folder, engine, model, size)}
         print(row, flush=True)

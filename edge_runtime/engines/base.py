@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
@@ -33,8 +32,12 @@ class Engine(Protocol):
     """
 
     query: BundleQuery
-    workspace_bytes: int
     streams: bool
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The workspace of a run of one frame."""
+        ...
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
         """Use the tensors that `tensor_of` gives by content name from now on.
@@ -74,11 +77,14 @@ class FrameEngine(ABC):
         self._check_narrow(bundle)
         self.model = bundle.build(query_id, "meta")
         self._task = task_of(self.query.task)
+        self._workspace_bytes: int | None = None
 
-    @functools.cached_property
+    @property
     def workspace_bytes(self) -> int:
         """The workspace of a run of one frame."""
-        return self.workspace_of(1)
+        if self._workspace_bytes is None:
+            self._workspace_bytes = self.workspace_of(1)
+        return self._workspace_bytes
 
     @classmethod
     def missing(cls, device: str) -> str | None:

@@ -68,7 +68,7 @@ class CompiledEngine(FrameEngine):
         key = package_key(self.query, self.model, self.device)
         self._kept = self._cache.fetch(
             key, SUFFIX, lambda path: compile_package(self._bundle, self.query, self.device, path))
-        self.__dict__.pop("workspace_bytes", None)
+        self._workspace_bytes = None
 
     def ready(self) -> bool:
         """Whether this architecture was compiled before."""
@@ -79,11 +79,10 @@ class CompiledEngine(FrameEngine):
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
         """Hand the package views of the arena: nothing is copied, so the tensors must stay where they are."""
-        if self._package is None:
-            self._load()
+        package = self._package = self._package or self._load()
         # The package knows addresses alone; what lies there has to be kept alive here.
         self._bound = {name: tensor_of(own) for name, own in self._constants.items()} | self._made
-        self._package.load_constants(self._bound, check_full_update=True, user_managed=True)
+        package.load_constants(self._bound, check_full_update=True, user_managed=True)
 
     def unbind(self) -> None:
         """Drop the package, which has no other way to let go of what it was bound to."""
@@ -105,7 +104,7 @@ class CompiledEngine(FrameEngine):
         above = [batch for batch in measured if batch >= count]
         return measured[min(above)] if above else -(-count * measured[max(measured)] // max(measured))
 
-    def _load(self) -> None:
+    def _load(self) -> Any:
         from torch._inductor import aoti_load_package
 
         self.prepare()
@@ -119,7 +118,7 @@ class CompiledEngine(FrameEngine):
         size = self.query.input_size
         outputs = self.model(torch.empty(1, 3, size, size, device="meta"))
         self._spec = pytree.tree_structure(outputs)
-        self._package = package
+        return package
 
 
 def compiler() -> str | None:

@@ -29,6 +29,6 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     live = peak = 0
     for event in traced.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
-            live += event.nbytes()
+            live += event.nbytes()  # type: ignore[attr-defined]
             peak = max(peak, live)
     return peak

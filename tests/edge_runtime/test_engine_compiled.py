@@ -14,6 +14,7 @@ from edge_runtime.engines.choosing import engines_for, layout_of
 from edge_runtime.store import Store
 from models.bundle import BundleQuery, open_bundle, write_bundle
 from models.preprocess import Preprocess
+from models.tasks import DetectionAnswer
 from models.zoo import build
 from tests.edge_runtime.tiny import picture, tiny_bundle, write_clip, write_config, write_folder
 
@@ -39,6 +40,10 @@ def bundle(tmp_path_factory):
 def arena_of(bundle, capacity: int = 2**20, last: bool = True) -> Arena:
     store = Store.of_bundle(bundle)
     return Arena(store, capacity, channels_last=layout_of({}, store.kinds) if last else ())
+
+
+def labels(engine, frames) -> list[str]:
+    return [answer.label for answer in engine.run(frames)]
 
 
 def forbidden(*_args):
@@ -69,7 +74,7 @@ def test_two_queries_of_one_architecture_compile_once_and_answer_as_eager_ones_d
         for count in (1, 2, 3):
             frames = PICTURES[:count]
             assert torch.allclose(engine.outputs(frames), eager.outputs(frames), rtol=1e-3, atol=1e-3)
-            assert [answer.label for answer in engine.run(frames)] == [answer.label for answer in eager.run(frames)]
+            assert labels(engine, frames) == labels(eager, frames)
         assert engine.workspace_of(1) < engine.workspace_of(3) <= engine.workspace_of(4) < engine.workspace_of(16)
     assert made == ["gate"]
 
@@ -174,6 +179,7 @@ def test_a_detector_finds_what_eager_finds(tmp_path):
         one.bind(arena.tensor)
     frame = picture(3, width=120, height=100)
     found, wanted = engine.run([frame])[0], eager.run([frame])[0]
+    assert isinstance(found, DetectionAnswer) and isinstance(wanted, DetectionAnswer)
     assert wanted.boxes and found.classes == wanted.classes
     assert found.scores == pytest.approx(wanted.scores, abs=1e-3)
     for box, other in zip(found.boxes, wanted.boxes, strict=True):

@@ -64,8 +64,8 @@ def test_a_run_that_begins_before_its_tensors_are_there_finds_each_arranged(tmp_
     arena.start(names)
     arena.bind(engine, names)
     assert arena.arriving(names)
-    streamed = engine.outputs([picture(1)])  # type: ignore[attr-defined]
+    streamed = engine.outputs([picture(1)])
     arena.finish()
     arena.bind(engine, names)
-    assert torch.equal(engine.outputs([picture(1)]), streamed)  # type: ignore[attr-defined]
+    assert torch.equal(engine.outputs([picture(1)]), streamed)
     assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in names)
