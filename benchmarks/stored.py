@@ -109,7 +109,8 @@ def _accuracy(query: Query) -> dict[str, Any]:
 
     chosen = torch.linspace(0, len(train) - 1, min(FRAMES, len(train))).long().tolist()
     prepare = preprocess_of(query.model, query.input_size)
-    row: dict[str, Any] = {"query": query.id, "model": query.model, "val": len(val), task.metric: reached}
+    row: dict[str, Any] = {"query": query.id, "model": query.model, "val": len(val), "metric": task.metric,
+                           "reached": reached}  # fmt: skip
     row |= {"MB": sum(tensor.nbytes for tensor in model.state_dict().values()) / 1e6}
     for weights in WEIGHTS:
         trial, narrow = copy.deepcopy(model), narrow_of(query, model, weights)
