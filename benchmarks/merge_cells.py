@@ -85,7 +85,7 @@ class Cell:
 
         A search accepts set by set, which its log's rows tell; every other arm accepts all at its end.
         """
-        if any("kept" in row for row in self.log):
+        if any("members" in row for row in self.log):
             return [(0.0, 0.0), *_searched(self.log, self.weights)]
         return [(0.0, 0.0), (self.result["work"], float(self.saved_bytes))]
 
@@ -125,7 +125,7 @@ def _searched(log: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> Itera
     """The steps at which a search's plan grew: a set counts when it is larger than each that it replaces."""
     plan = SharingPlan()
     for row in log:
-        if "kept" not in row:
+        if "members" not in row:  # a row of something else than an attempt
             continue
         members, kept = ([tuple(member) for member in row[key]] for key in ("members", "kept"))
         replaced = [len(shared) for shared in plan.shared if set(shared) <= set(members)]

@@ -126,8 +126,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     bundle = commands.add_parser("bundle", help="look at and check bundles", description="Look at and check bundles.")
     actions = bundle.add_subparsers(dest="action", metavar="ACTION", required=True)
-    made = command("show", "what a bundle holds", actions)
+    made = command("show", "what a bundle holds, and what became of each set of layers in the merge", actions)
     made.add_argument("bundle", metavar="BUNDLE")
+    made.add_argument("--sets", action="store_true", help="every set of layers in a line of its own")
     made = command("verify", "rehash every tensor and check every promise of the manifest", actions)
     made.add_argument("bundle", metavar="BUNDLE")
     made = command("export", "write one query's model as an ONNX file", actions)

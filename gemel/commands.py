@@ -108,46 +108,11 @@ def verdict(row: dict[str, Any]) -> str:
 
 def bundle_show(args: argparse.Namespace) -> Outcome:
     """`gemel bundle show`."""
-    from gemel.footprint import bytes_of, shared_of
+    from gemel.showing import shown
     from models.bundle import open_bundle
 
-    bundle = open_bundle(args.bundle)
-    counts = bytes_of(bundle)
-    rows = [
-        (row["query"], row["model"], size(row["before"]), size(row["private"]), size(row["shared_part"]),
-         size(row["residual"]), _evidence_text(query.evidence))
-        for row, query in zip(counts["queries"], bundle.queries, strict=True)
-    ]  # fmt: skip
-    manifest = bundle.manifest
-    result = {
-        "workload": manifest.workload,
-        "method": manifest.method,
-        "digest": bundle.digest,
-        "bytes": counts,
-        "queries": [
-            {"id": query.id, "camera": query.camera, "task": query.task, "classes": query.classes,
-             "model": query.model, "input_size": query.input_size, "fps": query.fps, "sla_ms": query.sla_ms,
-             "accuracy_target": query.accuracy_target, "evidence": query.evidence}
-            for query in bundle.queries
-        ],
-        "shared": shared_of(bundle),
-    }  # fmt: skip
-    text = "\n".join([
-        table(("query", "model", "original", "private", "its part shared", "residual", "against the original"), rows),
-        "",
-        f"{manifest.workload}, method {manifest.method}: {size(counts['before'])} became {size(counts['after'])}, "
-        f"{percent(counts['saved_fraction'])} saved (ceiling {percent(counts['ceiling_fraction'])}); "
-        f"{len(result['shared'])} shared weights",
-        "stored as " + ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in counts["stored"].items()),
-        f"SHA-256 {bundle.digest}",
-    ])  # fmt: skip
-    return Outcome(result, text)
-
-
-def _evidence_text(evidence: Any) -> str:
-    if evidence is None:
-        return "no evidence in the bundle"
-    return f"{number(evidence['original'])} -> {number(evidence['merged'])} {evidence['metric']}"
+    found = shown(open_bundle(args.bundle))
+    return Outcome(found.to_json(), found.to_text(args.sets))
 
 
 def bundle_verify(args: argparse.Namespace) -> Outcome:

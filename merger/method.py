@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from merger.account import Trial
 from merger.checkpoint import Checkpoint
 from merger.precision import check_precision
 from merger.training import Recipe, check
@@ -44,20 +45,27 @@ class MergeOptions:
             raise InputError("options", f"'{self.weights}' is unknown", remedy, "weights")
         check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
 
+    def required(self, bench: Workbench) -> dict[str, float]:
+        """The ratio on val from which each query is accepted."""
+        return {query: bench.required(query, self.margin) for query in bench.queries}
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, to recognise the options of an interrupted merge."""
         return {**{k: v for k, v in self.__dict__.items() if k != "recipe"}, "recipe": self.recipe.__dict__}
 
 
 Method = Callable[[Workbench, MergeOptions, Checkpoint], Merged]
+Trials = Callable[[Workbench, MergeOptions, Sequence[Mapping[str, Any]], float], list[Trial]]
+"""From the workbench, the options, the log and the work of a method that has run: how each set was tried."""
 METHODS: dict[str, Method] = {}
+TRIALS: dict[str, Trials] = {}
 
 
-def method(name: str) -> Callable[[Method], Method]:
-    """Enter a method under the name the command line knows."""
+def method(name: str, trials: Trials = lambda *_: []) -> Callable[[Method], Method]:
+    """Enter a method under the name the command line knows; `trials` accounts for the sets it tries, if any."""
 
     def enter(function: Method) -> Method:
-        METHODS[name] = function
+        METHODS[name], TRIALS[name] = function, trials
         return function
 
     return enter

@@ -12,6 +12,7 @@ from models.bundle.manifest import (
     ResidualTensors,
     Shared,
     StoredTensor,
+    Trained,
 )
 from models.bundle.reader import Bundle, open_bundle
 from models.bundle.verify import verify_bundle
@@ -26,6 +27,7 @@ __all__ = [
     "ResidualTensors",
     "Shared",
     "StoredTensor",
+    "Trained",
     "check_output",
     "open_bundle",
     "verify_bundle",

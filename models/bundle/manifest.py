@@ -65,6 +65,13 @@ class StoredTensor:
     scale: TensorName | None = None
 
 
+@dataclass(frozen=True)
+class Trained:
+    """How a query's model was trained when it was merged: the precision of its passes."""
+
+    precision: Literal["fp32", "bf16"]
+
+
 class BundleEvidence(TypedDict):
     """Accuracy on the test split as DESIGN names it; further plain keys (chance_corrected, map ...) may
     stand beside.
@@ -89,8 +96,8 @@ class BundleQuery:
 
     `tensors` maps state_dict keys of the plain architecture to tensor names, layer by layer; `residuals` maps
     layer paths; `stored` maps those state_dict keys whose tensors are narrow. `fps` None means the camera's own.
-    `threshold` is the score threshold chosen on val (detection). `roi`, `min_score`, `priority`, `threshold` and
-    `stored` are ours beyond DESIGN, and optional when read.
+    `threshold` is the score threshold chosen on val (detection); `trained` None means that no merge trained the model.
+    `roi`, `min_score`, `priority`, `threshold`, `stored` and `trained` are ours beyond DESIGN, and optional when read.
     """
 
     id: Id
@@ -112,6 +119,7 @@ class BundleQuery:
     min_score: Fraction = 0.0
     priority: Annotated[int, Field(ge=1, le=1 << 31)] = 1
     threshold: Fraction | None = None
+    trained: Trained | None = None
 
     @classmethod
     def of(
@@ -119,6 +127,7 @@ class BundleQuery:
         query: Query,
         evidence: Mapping[str, Any] | None = None,
         threshold: float | None = None,
+        precision: Literal["fp32", "bf16"] | None = None,
     ) -> BundleQuery:
         """The bundle's record of a workload's query; `write_bundle` fills in tensors and residuals.
 
@@ -133,6 +142,7 @@ class BundleQuery:
             preprocess=preprocess_of(query.model, query.input_size), fps=query.fps, sla_ms=query.sla_ms,
             accuracy_target=query.accuracy_target, evidence=None if evidence is None else _finite(evidence),
             roi=query.roi, min_score=query.min_score, priority=query.priority, threshold=threshold,
+            trained=Trained(precision) if precision is not None else None,
         )  # fmt: skip
         try:
             _QUERY.validate_json(json.dumps(dataclasses.asdict(record), allow_nan=False), strict=True)
@@ -191,8 +201,9 @@ class Manifest:
         """The text that stands under `gemel.manifest`."""
         document = dataclasses.asdict(self)
         for query in document["queries"]:
-            if not query["stored"]:
-                del query["stored"]
+            for key in ("stored", "trained"):
+                if not query[key]:
+                    del query[key]
         return json.dumps(document, allow_nan=False, separators=(",", ":"))
 
 
