@@ -12,7 +12,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from gemel.text import finite
@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     def seed(made: argparse.ArgumentParser) -> None:
         made.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
 
-    def number(made: argparse.ArgumentParser, name: str, kind: type, help: str) -> None:
+    def number(made: argparse.ArgumentParser, name: str, kind: Callable[[str], Any], help: str) -> None:
         made.add_argument(name, type=kind, metavar="N", help=help)
 
     def device(made: argparse.ArgumentParser, default: str = "orin-nano-8gb", or_all: str = "") -> None:
@@ -122,6 +122,9 @@ def build_parser() -> argparse.ArgumentParser:
     number(made, "--min-saving", float, "leave out groups that save less than this part of all bytes (default 0)")
     number(made, "--max-minutes", float, "begin nothing more after this time (default: no limit)")
     number(made, "--max-work", float, "begin nothing more after this work, image passes x FLOPs (default: no limit)")
+    number(made, "--workers", _at_least_one, "jobs at once (default: as cores and memory allow; 1 on a GPU)")
+    number(made, "--threads", _at_least_one, "of each training: then the bundle is the same with any number of workers")
+    made.add_argument("--ray", metavar="ADDRESS", help="workers in a Ray cluster: local, auto, HOST:PORT or ray://...")
     seed(made)
 
     bundle = commands.add_parser("bundle", help="look at and check bundles", description="Look at and check bundles.")

@@ -59,7 +59,7 @@ def train(args: argparse.Namespace) -> Outcome:
 
 def merge(args: argparse.Namespace) -> Outcome:
     """`gemel merge`; falls short when a query misses its target on test."""
-    from merger import MergeOptions, Recipe
+    from merger import MergeOptions, Recipe, Resources
     from merger import merge as merge_workload
     from models.workload import load_workload
 
@@ -70,8 +70,9 @@ def merge(args: argparse.Namespace) -> Outcome:
     options = MergeOptions(recipe, choose_rate=args.rate is None, beyond=args.beyond, **bounds)
     with shown_on() as progress:
         report = merge_workload(
-            load_workload(args.workload), args.out, args.method, args.resume, args.seed, progress, options
-        )
+            load_workload(args.workload), args.out, args.method, args.resume, args.seed, progress, options,
+            Resources(args.workers, args.threads, args.ray),
+        )  # fmt: skip
     result = report.to_json()
     text = "\n".join([
         scores_text(result["queries"]),

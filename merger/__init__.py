@@ -5,6 +5,7 @@ from merger.merging import MergeReport, QueryResult, merge
 from merger.method import METHODS, MergeOptions
 from merger.originals import TrainOptions, TrainResult, train_originals
 from merger.training import Recipe
+from merger.workers_choice import Resources
 
 __all__ = [
     "METHODS",
@@ -12,6 +13,7 @@ __all__ = [
     "MergeReport",
     "QueryResult",
     "Recipe",
+    "Resources",
     "TrainOptions",
     "TrainResult",
     "merge",

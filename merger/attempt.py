@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import nn
 
 from merger.journal import Journal
+from merger.standing import judge_all
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.layers import weight_key
@@ -42,13 +42,18 @@ class Attempt:
 
 
 def train_while(
-    bench: Workbench, models: Mapping[str, nn.Module], recipe: Recipe, journal: Journal | None = None
+    bench: Workbench,
+    models: Mapping[str, nn.Module],
+    recipe: Recipe,
+    journal: Journal | None = None,
+    plan: SharingPlan | None = None,
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each, every query's ratio on val. Stop early by not asking for more.
 
     Before it is judged a model's running statistics are measured again: they lag behind weights that move fast.
 
-    With a journal it goes on where it stood: with the first epoch whose ratios the caller had not yet dealt with.
+    `plan` says which residuals and factors they have. With a journal it goes on where it stood: with the first epoch
+    whose ratios the caller had not yet dealt with.
     """
     journal = journal or Journal()
     training = bench.training(models, recipe)
@@ -57,17 +62,14 @@ def train_while(
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
         while training.epochs <= epoch:
             training.epoch()
-        ratios = seen.setdefault("ratios", {})
-        for query, model in models.items():
-            if query not in ratios:
-                bench.calibrate(query, model, SETTLING_FRAMES)
-                ratios[query] = bench.ratio(query, model)
-                journal.tick()
+        name = f"judged {epoch + 1}"
+        ratios = judge_all(bench, journal, name, models, plan or SharingPlan(), SETTLING_FRAMES)
         bench.progress(
             "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
-        yield dict(ratios)
-        seen.update(epochs=epoch + 1, ratios={})
+        yield ratios
+        seen["epochs"] = epoch + 1
+        journal.forget(name)
 
 
 def attempt(
@@ -92,10 +94,10 @@ def attempt(
     notes = journal.part("attempt")
     history: list[dict[str, float]] = notes.setdefault("history", [])
     best = Attempt.from_plain(notes["best"]) if "best" in notes else Attempt((), None, {}, 0)
-    epochs = train_while(bench, models, recipe, journal)
+    epochs = train_while(bench, models, recipe, journal, plan)
     try:
         for epoch in range(len(history), recipe.epochs + 1):
-            ratios = next(epochs) if epoch else _ratios(bench, models, journal)
+            ratios = next(epochs) if epoch else judge_all(bench, journal, "tied", models, plan)
             met = {query for query, ratio in ratios.items() if ratio >= required[query]}
             if sum(query in met for query, _ in members) >= max(least, len(best.kept) + 1):
                 kept, merged = _what_holds(bench, accepted, members, models, met, required)
@@ -117,12 +119,6 @@ def extended(plan: SharingPlan, members: Sequence[Member], kept: Sequence[Member
     """The plan with the members (of which only these are `kept`) as one set, in place of the sets within them."""
     others = tuple(shared for shared in plan.shared if not set(shared) <= set(members))
     return SharingPlan(others, plan.residuals).with_set(members if kept is None else kept)
-
-
-def _ratios(bench: Workbench, models: Mapping[str, nn.Module], journal: Journal) -> dict[str, float]:
-    return {
-        query: journal.step(f"tied {query}", partial(bench.ratio, query, model)) for query, model in models.items()
-    }
 
 
 def _what_holds(

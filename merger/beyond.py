@@ -194,7 +194,7 @@ class _Search:
             ratios = {query: bench.ratio(query, model) for query, model in models.items()}
             best.update(ratios=ratios, states={q: snapshot(model) for q, model in models.items()}, epochs=0)
         short = replace(self.recipe, epochs=max(1, round(EPOCHS * self.recipe.epochs)))
-        epochs = train_while(bench, models, short, journal)
+        epochs = train_while(bench, models, short, journal, start.plan)
         try:
             while not all_met(best["ratios"], self.required) and (ratios := next(epochs, None)) is not None:
                 better = merit(ratios, self.required) > merit(best["ratios"], self.required)

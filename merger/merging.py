@@ -23,6 +23,8 @@ from merger.narrowing import narrow
 from merger.precision import Precisions
 from merger.progress import Progress, silent
 from merger.workbench import Merged, Workbench
+from merger.workers import threads
+from merger.workers_choice import Resources, employ
 from models.atomic import writing
 from models.bundle import BundleQuery, check_output, write_bundle
 from models.errors import InputError
@@ -78,11 +80,13 @@ def merge(
     seed: int = 0,
     progress: Progress = silent,
     options: MergeOptions | None = None,
+    resources: Resources | None = None,
 ) -> MergeReport:
     """Merge a workload's models into one bundle at `out`, with the merge's log (JSON lines) beside it.
 
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
-    `OUT.work`, from which `resume` goes on.
+    `OUT.work`, from which `resume` goes on. `resources` decide how long it takes, not what comes out
+    (merger.workers_choice).
     """
     out, options = Path(out), options or MergeOptions()
     begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
@@ -107,7 +111,12 @@ def merge(
     bench = Workbench(workload, seed, progress)
     checkpoint.meter = bench.work
     bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
-    found = checkpoint.step("method", lambda: METHODS[method](bench, options, checkpoint).to_plain())
+    workers = employ(bench, resources or Resources(), checkpoint)
+    try:
+        with threads(bench.threads.main):
+            found = checkpoint.step("method", lambda: METHODS[method](bench, options, checkpoint).to_plain())
+    finally:
+        workers.close()
     merged = Merged.from_plain(found)
     narrowing = _narrowing(bench, merged, options, checkpoint)
     checkpoint.write()  # what comes from here on finds out at once whether it was begun before

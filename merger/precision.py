@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -65,6 +65,17 @@ class Precisions:
             self._known[key] = "bf16" if seconds["fp32"] > WORTH_IT * seconds["bf16"] else "fp32"
             self._progress("precision", query=query.id, model=query.model, chosen=self._known[key], **seconds)
         return self._known[key]
+
+
+class Settled:
+    """The precision of every query's training, as it was chosen elsewhere."""
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        self._chosen = chosen
+
+    def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
+        """See `Precisions.of`."""
+        return self._chosen[query.id]
 
 
 def measured(model: nn.Module, images: Tensor) -> dict[str, float]:

@@ -12,7 +12,7 @@ class Progress(Protocol):
     rounds, signature, members, saved_bytes, ceiling_bytes, seconds), `attempt` (round, members, outcome, ratios),
     `reference` (query, val, needed), `precision` (query, model, chosen, fp32, bf16: seconds), `rate` (rate, epochs,
     ratio: None where it diverged), `prefix` (query, prefix, layers, ratio), `warning` (text), `test` (query, original,
-    merged, ratio).
+    merged, ratio), `workers` (workers, threads, cores, each_bytes, free_bytes).
     """
 
     def __call__(self, event: str, **fields: Any) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-
-from torch import nn
+from typing import Any
 
 from merger.journal import Journal
+from merger.standing import Standing, training_flops
 from merger.training import Diverged, Recipe
 from merger.workbench import Workbench
+from merger.workers import Job, run
 
 RATES = (2e-4, 5e-4, 1e-3)
 SHARES = (0.25, 0.5, 1.0)
@@ -22,26 +23,23 @@ WORTH_IT = 0.005
 """Twice the epochs are worth it where they raise the mean ratio of the best by more than this."""
 LEAST_EPOCHS = 2
 
-Make = Callable[[], Mapping[str, nn.Module]]
 
-
-def choose_rate(bench: Workbench, make: Make, recipe: Recipe, journal: Journal | None = None) -> float:
-    """The candidate after whose one-epoch trial the mean ratio on val is highest; `make` gives fresh models."""
-    reached = _rung(bench, make, replace(recipe, epochs=1), RATES, journal or Journal())
-    return max(reached, key=lambda rate: reached[rate]) if reached else min(RATES)
-
-
-def choose_recipe(bench: Workbench, make: Make, recipe: Recipe, journal: Journal | None = None) -> Recipe:
+def choose_recipe(bench: Workbench, start: Standing, recipe: Recipe, journal: Journal | None = None) -> Recipe:
     """The recipe with rate, epochs and patience chosen by successive halving (Jamieson and Talwalkar 2016).
 
-    All rates are tried for a quarter of the recipe's epochs, the better half for half of them, the best for all. The
-    epochs become those of the first trial that twice as many hardly improve, and never more than they were. Trials
-    end when the originals are nearly reached.
+    Every trial trains the models of `start`, those of a rung beside each other where there are workers. All rates are
+    tried for a quarter of the recipe's epochs, the better half for half of them, the best for all. The epochs become
+    those of the first trial that twice as many hardly improve, and never more than they were. Trials end when the
+    originals are nearly reached.
     """
     journal, rates, history = journal or Journal(), list(RATES), []
+    known: dict[tuple[int, float], float | None] = {}
     for share in SHARES:
         epochs = max(1, round(share * recipe.epochs))
-        reached = _rung(bench, make, replace(recipe, epochs=epochs), rates, journal)
+        new = [rate for rate in rates if (epochs, rate) not in known]
+        found = _rung(bench, start, replace(recipe, epochs=epochs), new, journal)
+        known.update({(epochs, rate): ratio for rate, ratio in zip(new, found, strict=True)})
+        reached = {rate: ratio for rate in rates if (ratio := known[epochs, rate]) is not None}
         if not reached:
             break
         rates = sorted(reached, key=lambda rate: -reached[rate])
@@ -59,28 +57,30 @@ def choose_recipe(bench: Workbench, make: Make, recipe: Recipe, journal: Journal
 
 
 def _rung(
-    bench: Workbench, make: Make, recipe: Recipe, rates: list[float] | tuple[float, ...], journal: Journal
-) -> dict[float, float]:
-    """Mean ratio on val after a trial of each rate; those that diverge are left out."""
-    reached = {}
+    bench: Workbench, start: Standing, recipe: Recipe, rates: Iterable[float], journal: Journal
+) -> list[float | None]:
+    """Mean ratio on val after a trial of each rate; None where it diverges."""
+    jobs = []
     for rate in rates:
-        found = journal.step(
-            f"{recipe.epochs} epochs at {rate:g}", partial(_trial, bench, make, replace(recipe, rate=rate), journal)
-        )
-        bench.progress("rate", rate=rate, epochs=recipe.epochs, ratio=found)
-        if found is not None:
-            reached[rate] = found
-    return reached
+        one = replace(recipe, rate=rate)
+        given = {"start": start.to_plain(), "recipe": dict(one.__dict__)}
+        queries = tuple(start.states)
+        jobs.append(Job(f"rate {rate:g}", trial, given, queries, training_flops(bench, queries, one)))
+    return run(bench, journal, f"{recipe.epochs} epochs", jobs) if jobs else []
 
 
-def _trial(bench: Workbench, make: Make, recipe: Recipe, journal: Journal) -> float | None:
-    models = make()
-    training = bench.training(models, recipe)
+def trial(bench: Workbench, journal: Journal, start: Mapping[str, Any], recipe: Mapping[str, Any]) -> float | None:
+    """The job: train by this recipe; the mean ratio on val, None where it diverges."""
+    models, how = Standing.from_plain(start).models(bench), Recipe(**recipe)
+    training = bench.training(models, how)
     journal.training("training", training)
+    ratio: float | None = None
     try:
-        while training.epochs < recipe.epochs:
+        while training.epochs < how.epochs:
             training.epoch()
+        ratios = [journal.step(query, partial(bench.ratio, query, model)) for query, model in models.items()]
+        ratio = sum(ratios) / len(ratios)
     except Diverged:
-        return None
-    ratios = [journal.step(query, partial(bench.ratio, query, model)) for query, model in models.items()]
-    return sum(ratios) / len(ratios)
+        pass
+    bench.progress("rate", rate=how.rate, epochs=how.epochs, ratio=ratio)
+    return ratio

@@ -114,7 +114,7 @@ def train_private(
     best: dict[str, Any] = journal.part("best")
     if not best:
         best.update(ratio=bench.ratio(query, model), state=snapshot(model), epochs=0)
-    epochs = train_while(bench, {query: model}, replace(recipe, seed=recipe.seed + 1), journal)
+    epochs = train_while(bench, {query: model}, replace(recipe, seed=recipe.seed + 1), journal, plan)
     try:
         for epoch, ratios in enumerate(epochs, 1):
             if ratios[query] > best["ratio"]:

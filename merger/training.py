@@ -100,15 +100,19 @@ class TrainingSet:
 class Work:
     """Image passes x FLOPs spent in retraining; a backward pass counts as two forward ones."""
 
-    def __init__(self, total: float = 0.0) -> None:
-        self.total = total
+    def __init__(self) -> None:
+        self.total: float = 0  # a whole number, so that it does not depend on the order of additions
         self._flops: dict[str, int] = {}
 
-    def add(self, query: Query, passes: float) -> None:
+    def add(self, query: Query, passes: int) -> None:
         """Count `passes` forward passes of one image through the query's model."""
+        self.total += passes * self.of(query)
+
+    def of(self, query: Query) -> int:
+        """FLOPs of one forward pass of one image."""
         if query.id not in self._flops:
             self._flops[query.id] = forward_flops(query)
-        self.total += passes * self._flops[query.id]
+        return self._flops[query.id]
 
 
 def forward_flops(query: Query) -> int:

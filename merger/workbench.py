@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from merger.journal import Journal
-from merger.precision import FRAMES, Precisions
+from merger.ondemand import OnDemand
+from merger.precision import FRAMES, Precisions, Settled
 from merger.progress import Progress, silent
 from merger.training import Recipe, Training, TrainingSet, Work
+from merger.workers import Nobody, Threads, Workers
 from models.data import load_split
 from models.errors import InputError
 from models.evaluation import Evidence, compare, predict, score, truths_of, worth_keeping
@@ -71,22 +73,37 @@ class Reference:
 
 
 class Workbench:
-    """The originals of a workload, ready to be merged. Loading checks every weight file and decodes every frame."""
+    """The originals of a workload, ready to be merged. Loading checks every weight file and decodes every frame.
+
+    With `references`, found elsewhere, models and frames are loaded when they are asked for: a worker's jobs need few.
+    `workers` and `threads` say who does jobs that don't depend on each other (merger.workers).
+    """
 
     def __init__(
-        self, workload: Workload, seed: int = 0, progress: Progress = silent, device: torch.device | None = None
+        self,
+        workload: Workload,
+        seed: int = 0,
+        progress: Progress = silent,
+        device: torch.device | None = None,
+        references: Mapping[str, Reference] | None = None,
     ) -> None:
         self.workload, self.seed, self.progress = workload, seed, progress
         self.device = device or default_device()
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.work = Work()
-        self.precisions: Precisions | None = None
-        self.originals = {query.id: self._original(query) for query in workload.queries}
-        self.test = {query.id: Prepared(query, load_split(query, "test")).load() for query in workload.queries}
-        self.train = {q.id: TrainingSet(q, Prepared(q, load_split(q, "train")).load()) for q in workload.queries}
-        self.val = {query.id: Prepared(query, load_split(query, "val")).load() for query in workload.queries}
-        self.references = {query.id: self._reference(query) for query in workload.queries}
+        self.precisions: Precisions | Settled | None = None
+        self.workers: Workers = Nobody()
+        self.threads = Threads(torch.get_num_threads())
+        self.originals: Mapping[str, nn.Module] = OnDemand(self.queries, self._original)
+        self.test: Mapping[str, Prepared] = OnDemand(self.queries, partial(_decoded, name="test"))
+        self.train = OnDemand(self.queries, lambda query: TrainingSet(query, _decoded(query, "train")))
+        self.val: Mapping[str, Prepared] = OnDemand(self.queries, partial(_decoded, name="val"))
+        self.references = references or {}
+        if references is None:
+            for part in (self.originals, self.test, self.train, self.val):
+                list(part.values())
+            self.references = {query.id: self._reference(query) for query in workload.queries}
 
     def models(
         self, queries: Iterable[str], states: Mapping[str, State] | None = None, plan: SharingPlan | None = None
@@ -148,10 +165,13 @@ class Workbench:
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
         """A joint training of these models with the originals as teachers."""
         teachers = {query: self.originals[query] for query in models}
-        chosen: dict[str, str] = {}
-        if self.precisions is not None:
-            chosen = {q: self.precisions.of(self.queries[q], self.originals[q], partial(self._few, q)) for q in models}
-        return Training(models, self.train, recipe, self.work, teachers, chosen)
+        return Training(models, self.train, recipe, self.work, teachers, self.settled(models))
+
+    def settled(self, queries: Iterable[str]) -> dict[str, str]:
+        """The precision in which each of these queries is trained; empty where a rule shall decide."""
+        if self.precisions is None:
+            return {}
+        return {q: self.precisions.of(self.queries[q], self.originals[q], partial(self._few, q)) for q in queries}
 
     def _few(self, query: str) -> Tensor:
         data = self.train[query]
@@ -206,6 +226,10 @@ class Workbench:
             self.progress("warning", text=text)
         one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
         return Reference(truths, threshold, reached, one_error)
+
+
+def _decoded(query: Query, name: str) -> Prepared:
+    return Prepared(query, load_split(query, name)).load()
 
 
 def snapshot(model: nn.Module) -> State:

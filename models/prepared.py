@@ -28,6 +28,11 @@ class Prepared:
     def __len__(self) -> int:
         return len(self.split)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory its frames take."""
+        return 0 if self._images is None else self._images.nbytes
+
     def load(self) -> Prepared:
         """Decode every frame now, so that a frame that does not decode is found before any training."""
         self.batch(range(len(self)))

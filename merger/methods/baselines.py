@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from merger.attempt import train_while
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
 from merger.rate import choose_recipe
+from merger.standing import Standing
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, Workbench, snapshot
 from models.groups import groups
@@ -34,8 +34,8 @@ def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
     recipe = replace(options.recipe, seed=bench.seed)
     if options.choose_rate:
-        make = partial(bench.models, list(bench.queries))
-        recipe = Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, make, recipe, checkpoint).__dict__))
+        start = Standing(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+        recipe = Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__))
     models = bench.models(bench.queries)
     best = checkpoint.part("best")
     try:

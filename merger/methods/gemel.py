@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from merger.attempt import Attempt, attempt
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
 from merger.rate import choose_recipe
+from merger.standing import Standing
 from merger.training import Recipe
 from merger.workbench import Merged, Workbench
 from models.groups import Group, groups
@@ -76,9 +78,12 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
         return options.recipe
     plan = SharingPlan.of(sample)
     queries = sorted({query for members in plan.shared for query, _ in members})
-    make = partial(bench.tied, plan, queries, journal=checkpoint)
-    chosen = checkpoint.step("recipe", lambda: choose_recipe(bench, make, options.recipe, checkpoint).__dict__)
-    return Recipe(**chosen)
+
+    def chosen() -> dict[str, Any]:
+        start = Standing.of(bench.tied(plan, queries, journal=checkpoint), plan)
+        return choose_recipe(bench, start, options.recipe, checkpoint).__dict__
+
+    return Recipe(**checkpoint.step("recipe", chosen))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
 from merger.rate import choose_recipe
+from merger.standing import Standing
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.layers import weight_key
@@ -129,10 +130,9 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, fou
     if not options.choose_rate or not found:
         return recipe
 
-    def half_way() -> dict[str, nn.Module]:
-        return {q: frozen(bench, family, q, len(family.paths) // 2) for family in found for q in family.queries}
-
-    return Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, half_way, recipe, checkpoint).__dict__))
+    half_way = {q: frozen(bench, family, q, len(family.paths) // 2) for family in found for q in family.queries}
+    start = Standing.of(half_way, SharingPlan())
+    return Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__))
 
 
 def _bisect(

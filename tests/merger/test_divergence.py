@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+import merger.rate as rate_module
 from merger import merge
 from merger.journal import Journal
 from merger.rate import RATES, choose_recipe
+from merger.standing import Standing
 from merger.training import Diverged, Recipe
 from merger.workbench import Workbench
 from models.bundle import open_bundle
+from models.plan import SharingPlan
 from models.tasks.classification import Classification
 from models.workload import Workload
 from tests.merger.options import QUICK
@@ -76,7 +79,7 @@ def test_a_gradient_that_is_not_finite_is_seen_before_it_reaches_the_weights(wor
 def test_where_no_rate_can_be_tried_the_least_is_taken(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     _inject(monkeypatch, lambda number: True)
     bench = Workbench(workload)
-    assert choose_recipe(bench, lambda: bench.models(["q0"]), Recipe(epochs=2)) == Recipe(rate=min(RATES), epochs=2)
+    assert choose_recipe(bench, _start(bench), Recipe(epochs=2)) == Recipe(rate=min(RATES), epochs=2)
 
 
 @pytest.mark.parametrize(
@@ -89,22 +92,19 @@ def test_where_no_rate_can_be_tried_the_least_is_taken(workload: Workload, monke
     ],
     ids=["nothing left to gain", "gains for a while", "still gaining", "done early"],
 )
-def test_rate_and_epochs_go_to_the_best_on_val(monkeypatch: pytest.MonkeyPatch, reached: Any, chosen: Recipe) -> None:
-    class Dictated:
-        ratios: float = 0.0
+def test_rate_and_epochs_go_to_the_best_on_val(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, reached: Any, chosen: Recipe
+) -> None:
+    def dictated(bench, journal, start, recipe):
+        return reached(recipe["rate"], recipe["epochs"])
 
-        def training(self, models, recipe):
-            self.ratios = reached(recipe.rate, recipe.epochs)
-            return type("Trained", (), {"epochs": recipe.epochs})()
+    monkeypatch.setattr(rate_module, "trial", dictated)
+    bench = Workbench(workload)
+    assert choose_recipe(bench, _start(bench), Recipe(), Journal()) == chosen
 
-        def ratio(self, query, model):
-            return self.ratios
 
-        def progress(self, event, **fields):
-            pass
-
-    bench: Any = Dictated()
-    assert choose_recipe(bench, lambda: {"q": torch.nn.Identity()}, Recipe(), Journal()) == chosen
+def _start(bench: Workbench) -> Standing:
+    return Standing.of(bench.models(["q0"]), SharingPlan())
 
 
 def _all_finite(bundle: str) -> None:

@@ -65,6 +65,16 @@ class FakeBench:
             return 0.0
 
 
+@pytest.fixture(autouse=True)
+def ratios_without_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake workbench has no val split, and dictates the ratio of the very models at work."""
+
+    def judge_all(bench, journal, name, models, *_):
+        return {query: bench.ratio(query, model) for query, model in models.items()}
+
+    monkeypatch.setattr(attempt_module, "judge_all", judge_all)
+
+
 def _net(state):
     net = nn.Sequential()
     net.add_module("conv", nn.Conv2d(1, 1, 1, bias=False))
