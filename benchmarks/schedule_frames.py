@@ -18,35 +18,44 @@ from edge_runtime.settings import memory_settings
 from edge_runtime.simulator import simulate
 
 LEAST_SHARE = 0.8
-DECIDES = ("policies", "schedule", "costs.py", "mailbox.py", "pieces.py", "profiles.py", "settings.py", "simulator.py")
+SHARED_CODE = ("schedule", "costs.py", "mailbox.py", "pieces.py", "profiles.py", "settings.py", "simulator.py")
+POLICY_CODE = {"time-sharing": ("policies/gemel.py", "policies/time_sharing.py"), "gemel": ("policies/gemel.py",),
+               "ours": ("policies",)}
 WORST_SHOWN = 12
 
 Row = dict[str, Any]
 
 
-def code() -> str:
-    """A digest of all the code that the outcome depends on, so that figures of other code are not taken for its own."""
+def code_of(policy: str) -> str:
+    """A digest of the code that a policy's figures depend on, so that those of other code are not taken for its own."""
     root = Path(next(iter(edge_runtime.__path__)))
-    files = [file for name in DECIDES for file in
-             (sorted((root / name).glob("*.py")) if (root / name).is_dir() else [root / name])]
+    places = [root / name for name in (*SHARED_CODE, *POLICY_CODE[policy])]
+    files = [file for place in places for file in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def measure(devices: Iterable[str], seconds: float, seeds: int, kept: Path | None) -> list[Row]:
-    """One row per workload, device and memory setting; those in the file `kept` of the same code are not done again."""
-    state = {"code": code(), "seconds": seconds, "seeds": seeds}
-    rows = [row for row in read([kept] if kept and kept.exists() else []) if state.items() <= row.items()]
-    done = {(row["workload"], row["device"], row["memory"]) for row in rows}
+    """One row per workload, device and memory setting; what the file `kept` has of the same code is not done again."""
+    code = {name: code_of(name) for name in ORDER}
+    known = {_place(row): row for row in read([kept] if kept and kept.exists() else [])
+             if (row["seconds"], row["seeds"]) == (seconds, seeds)}
+    rows = dict(known)
     for path in catalogue():
         for device in devices:
-            left = [setting for setting in SETTINGS if (path.stem, device, setting) not in done]
-            case = case_of(path, device) if left else None
-            for setting in left if case else ():
-                rows.append(_row(case, setting, seconds, seeds) | state)
-                print(_line(rows[-1]), flush=True)
+            places = [(path.stem, device, setting) for setting in SETTINGS]
+            if all(place in known and known[place]["code"] == code for place in places):
+                continue
+            case = case_of(path, device)
+            for place in places:
+                row = rows[place] = _row(case, place[2], seconds, seeds, code, known.get(place))
+                print(_line(row), flush=True)
                 if kept:
-                    write(kept, rows)
-    return rows
+                    write(kept, list(rows.values()))
+    return list(rows.values())
+
+
+def _place(row: Row) -> tuple[str, str, str]:
+    return row["workload"], row["device"], row["memory"]
 
 
 def read(files: Iterable[Path]) -> list[Row]:
@@ -60,23 +69,28 @@ def write(file: Path, rows: list[Row]) -> None:
     whole.replace(file)
 
 
-def _row(case: Case, setting: str, seconds: float, seeds: int) -> Row:
+def _row(case: Case, setting: str, seconds: float, seeds: int, code: Mapping[str, str], known: Row | None) -> Row:
     shared = condensed(case.shared)
     budget = memory_settings(case.apart)[setting]
-    in_time: dict[str, dict[str, int]] = {name: dict.fromkeys(case.demands, 0) for name in ORDER}
-    moved = dict.fromkeys(ORDER, 0)
-    bound = 0.0
-    for seed in range(seeds):
-        arrivals = arrivals_of(case.demands, seconds, seed)
-        bound += upper_bound(shared, arrivals, {query: one.fps for query, one in case.demands.items()}, budget)
-        for name in ORDER:
+    streams = [arrivals_of(case.demands, seconds, seed) for seed in range(seeds)]
+    old = known or {"code": {}, "in_time": {}, "moved": {}, "bound": None}
+    stale = [name for name in ORDER if old["code"].get(name) != code[name]]
+    in_time = {**old["in_time"], **{name: dict.fromkeys(case.demands, 0) for name in stale}}
+    moved = {**old["moved"], **dict.fromkeys(stale, 0)}
+    for name in stale:
+        for arrivals in streams:
             played = simulate(shared, arrivals, budget, POLICIES[name], case.demands)
             moved[name] += played.bytes_moved
             for one in played.per_query():
                 in_time[name][one["id"]] += one["processed"] - one["late"]
+    bound = old["bound"]
+    if bound is None:
+        fps = {query: demand.fps for query, demand in case.demands.items()}
+        bound = sum(upper_bound(shared, arrivals, fps, budget) for arrivals in streams)
     received = {query: int(seconds * demand.fps) * seeds for query, demand in case.demands.items()}
     return {"workload": case.workload, "device": case.device, "memory": setting, "memory_bytes": budget,
-            "received": received, "in_time": in_time, "bound": bound, "moved": moved}
+            "seconds": seconds, "seeds": seeds, "code": dict(code), "received": received, "in_time": in_time,
+            "bound": bound, "moved": moved}
 
 
 def total(row: Row, name: str) -> int:
@@ -105,7 +119,8 @@ def _line(row: Row) -> str:
 def tables(rows: list[Row]) -> str:
     """The tables of docs/schedule.md."""
     devices = list(dict.fromkeys(row["device"] for row in rows))
-    parts = [f"code {', '.join(sorted({row['code'] for row in rows}))}; {len(rows)} cases", _sums(rows, devices)]
+    codes = sorted({f"{name} {row['code'][name]}" for row in rows for name in ORDER})
+    parts = [f"{len(rows)} cases; code: {', '.join(codes)}", _sums(rows, devices)]
     parts += ["## min\n\n" + _by_workload([row for row in rows if row["memory"] == "min"])]
     parts += ["## worst queries\n\n" + _worst_queries(rows)]
     return "\n\n".join(parts)
