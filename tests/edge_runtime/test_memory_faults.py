@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import Costs, QueryCost
+from edge_runtime.engines import Engine
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.executor import Executor
 from edge_runtime.faults import is_out_of_memory
@@ -249,7 +251,8 @@ def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
     sizes = {name: extent.nbytes for name, extent in store.extents.items()}
     records = {}
     for slow in (False, True):
-        engines = {one.id: TorchEngine(bundle, one.id) for one in bundle.queries}
+        # To pyright a cached property is no attribute, though it reads as one.
+        engines = {one.id: cast(Engine, TorchEngine(bundle, one.id)) for one in bundle.queries}
         costs = Costs({name: QueryCost(bundle.names_in_order(name), 0.0, engine.workspace_bytes, 100.0)
                        for name, engine in engines.items()}, sizes, 1e9)
         budget = max(map(costs.alone_bytes, engines)) + 8 * 1024
