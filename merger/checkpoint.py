@@ -27,7 +27,7 @@ from models.errors import InputError
 from models.plan import SharingPlan
 
 STATE = "state.pt"
-FORMAT = 1
+FORMAT = 2
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 

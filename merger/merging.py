@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from merger.account import account
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
-from merger.method import METHODS, MergeOptions
+from merger.method import METHODS, TRIALS, MergeOptions
 from merger.narrow_weights import Narrowing, residual_bytes, store, tied_models
 from merger.narrowing import narrow
 from merger.precision import Precisions
 from merger.progress import Progress, silent
+from merger.repair import bytes_of_residual
 from merger.workbench import Merged, Workbench
 from merger.workers import threads
 from merger.workers_choice import Resources, employ
@@ -34,7 +36,7 @@ from models.layers import layers_of_all, model_bytes
 from models.low_rank import KEY as LOW_RANK
 from models.narrow import FP32
 from models.weights import fingerprint
-from models.workload import Workload
+from models.workload import Query, Workload
 
 LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
@@ -114,18 +116,40 @@ def merge(
     workers = employ(bench, resources or Resources(), checkpoint)
     try:
         with threads(bench.threads.main):
-            found = checkpoint.step("method", lambda: METHODS[method](bench, options, checkpoint).to_plain())
+            found = checkpoint.step("method", partial(_searched, bench, method, options, checkpoint))
     finally:
         workers.close()
-    merged = Merged.from_plain(found)
+    merged, spent = Merged.from_plain(found["merged"]), bench.work.total
+    checkpoint.log[:] = found["log"]  # a method that was done before the merge was interrupted noted nothing now
     narrowing = _narrowing(bench, merged, options, checkpoint)
     checkpoint.write()  # what comes from here on finds out at once whether it was begun before
     report = _ship(bench, merged, narrowing, out, method, time.monotonic() - started, checkpoint, begun)
-    if checkpoint.log:
-        with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
-            file.write("".join(json.dumps(row) + "\n" for row in checkpoint.log).encode())
+    rows = [*checkpoint.log, *_accounted(bench, merged, method, options, found["log"], spent)]
+    with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
     checkpoint.remove()
     return report
+
+
+def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the method merged, and the log it leaves."""
+    merged = METHODS[method](bench, options, checkpoint).to_plain()
+    return {"merged": merged, "log": list(checkpoint.log)}
+
+
+def _accounted(
+    bench: Workbench, merged: Merged, method: str, options: MergeOptions, log: list[dict[str, Any]], work: float
+) -> list[dict[str, Any]]:
+    """The rows that end the log: what became of every set that the method tried."""
+    plan = merged.plan
+    factors = layers_of_all([bench.asked(query, plan) for query in plan.low_rank])
+    size = {(layer.query, layer.path): layer.bytes for layer in (*bench.layers, *factors)}
+    residual = {
+        (query, path): bytes_of_residual(bench.originals[query].get_submodule(path), rank)
+        for query, ranks in plan.residuals.items()
+        for path, rank in ranks.items()
+    }
+    return account(TRIALS[method](bench, options, log, work), plan, size, residual)
 
 
 def _narrowing(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Narrowing:
@@ -160,7 +184,8 @@ def _ship(
         evidence = Evidence(**checkpoint.step(f"test of {query.id}", partial(_judged, bench, query.id, models)))
         bench.progress("test", query=query.id, **_scores(evidence))
         threshold = bench.references[query.id].threshold if query.task == "detection" else None
-        records.append(BundleQuery.of(bench.asked(query.id, merged.plan), evidence.to_json(), threshold))
+        asked, precision = bench.asked(query.id, merged.plan), _precision(bench, merged, query)
+        records.append(BundleQuery.of(asked, evidence.to_json(), threshold, precision))
         own = residual_bytes(models[query.id], stored.get(query.id, {}))
         results.append(QueryResult(**evidence.__dict__, id=query.id, residual_bytes=own))
     ceiling = ceiling_bytes(bench.layers)
@@ -172,6 +197,14 @@ def _ship(
     return MergeReport(
         method, str(out), before, after, 1 - after / before, ceiling / before, seconds, work, tuple(results)
     )
+
+
+def _precision(bench: Workbench, merged: Merged, query: Query) -> Any:
+    """The precision that this query's model was trained in; None where it left as its original or nothing is trained."""
+    original, state = bench.originals[query.id].state_dict(), merged.states[query.id]
+    untouched = original.keys() == state.keys() and all(torch.equal(original[k].cpu(), state[k].cpu()) for k in state)
+    assert isinstance(bench.precisions, Precisions)
+    return None if untouched else bench.precisions.chosen(query)
 
 
 def _judged(bench: Workbench, query: str, models: Mapping[str, nn.Module]) -> dict[str, Any]:

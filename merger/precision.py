@@ -57,14 +57,18 @@ class Precisions:
 
     def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
         """fp32 or bf16 for this query's model; with `auto`, timed on `images()` f32 (N, 3, S, S) when first met."""
-        if self._option != "auto":
-            return self._option
-        key = json.dumps([query.model, query.model_args, query.input_size], default=str)
+        key = _architecture(query)
+        if key not in self._known and self._option != "auto":
+            self._known[key] = self._option
         if key not in self._known:
             seconds = measured(model, images())
             self._known[key] = "bf16" if seconds["fp32"] > WORTH_IT * seconds["bf16"] else "fp32"
             self._progress("precision", query=query.id, model=query.model, chosen=self._known[key], **seconds)
         return self._known[key]
+
+    def chosen(self, query: Query) -> str | None:
+        """What `of` returned for this query's architecture; None where nobody has asked yet."""
+        return self._known.get(_architecture(query))
 
 
 class Settled:
@@ -76,6 +80,10 @@ class Settled:
     def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
         """See `Precisions.of`."""
         return self._chosen[query.id]
+
+
+def _architecture(query: Query) -> str:
+    return json.dumps([query.model, query.model_args, query.input_size], default=str)
 
 
 def measured(model: nn.Module, images: Tensor) -> dict[str, float]:

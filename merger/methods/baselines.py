@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from merger.account import Rows, Trial, all_at_once
 from merger.attempt import train_while
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
@@ -21,7 +22,11 @@ def none(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     return Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
 
 
-@method("ceiling")
+def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
+    return all_at_once([group.members for group in groups(bench.layers)], log, options.required(bench), work)
+
+
+@method("ceiling", _sets_tried)
 def ceiling(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Every group tied at once, norm statistics measured again, nothing retrained: the most that tying could save."""
     plan = SharingPlan.of(groups(bench.layers))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from merger.account import Rows, Trial, one_by_one
 from merger.attempt import Attempt, attempt
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
@@ -25,7 +26,12 @@ SAMPLE = 0.5
 """The recipe is chosen with the first groups tied that make up this part of what the search could save."""
 
 
-@method("gemel")
+def sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
+    """How each group was tried by a search, whatever its order."""
+    return one_by_one([group.members for group in worthwhile(bench, options)], log, options.required(bench))
+
+
+@method("gemel", sets_tried)
 def gemel(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Try the groups of the strict signature one by one, those that save most first."""
     return search(bench, options, checkpoint, worthwhile(bench, options))
@@ -106,12 +112,14 @@ class _Round:
         best, rows = Attempt((), None, {}, 0), []
         while len(members) > 1:
             name = f"{_name(self.index)}/attempt {len(rows)}"
+            before = self.checkpoint.step(f"{name} begun", lambda: self.bench.work.total)
             tried = Attempt.from_plain(self.checkpoint.step(name, partial(self._attempt, members, len(rows))))
             if len(tried.kept) > len(best.kept):
                 best = tried
             row = {
                 "group": group.signature, "members": list(members), "kept": list(tried.kept), "epochs": tried.epochs,
                 "ratios": dict(tried.ratios), "diverged": tried.diverged, "work": self.bench.work.total,
+                "work_spent": self.bench.work.total - before,
             }  # fmt: skip
             rows.append(row)
             self.bench.progress("attempt", round=self.index + 1, **row)

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import nn
 
+from merger.account import Rows, Trial, prefixes
 from merger.attempt import hopeless, train_while
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
@@ -52,7 +53,12 @@ class Family:
         return names[: names.index(weight_key(names, following))] if length else []
 
 
-@method("mainstream")
+def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
+    sets = [[tuple((query, path) for query in one.queries) for path in one.paths] for one in families(bench)]
+    return prefixes(sets, log, options.required(bench))
+
+
+@method("mainstream", _sets_tried)
 def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
     found = families(bench)
@@ -63,12 +69,14 @@ def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) 
     for family in found:
         for query in family.queries:
             required = bench.required(query, options.margin)
+            before = checkpoint.step(f"{query} begun", lambda: bench.work.total)
             best = checkpoint.step(query, partial(_bisect, bench, checkpoint, family, query, recipe, required, bounds))
             lengths[query] = best["length"]
             states[query] = best["state"] or states[query]
             row = {
                 "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.giver,
-                "ratio": best["ratio"], "trials": best["trials"], "work": bench.work.total,
+                "ratio": best["ratio"], "tried": best["tried"], "work": bench.work.total,
+                "work_spent": bench.work.total - before,
             }  # fmt: skip
             checkpoint.note(row)
             bench.progress("prefix", **row)
@@ -146,20 +154,22 @@ def _bisect(
 ) -> dict[str, Any]:
     """The longest prefix that holds, taking for granted that a shorter one holds as well."""
     best: dict[str, Any] = {"length": 0, "state": None, "ratio": 1.0}
-    low, high, trials = 0, len(family.paths), 0
+    low, high, tried = 0, len(family.paths), []
     if query == family.giver:
-        return {**best, "length": high, "trials": 0}
+        return {**best, "length": high, "tried": []}
     while low < high and not bounds.over:
-        length, trials = (low + high + 1) // 2, trials + 1
-        tried = checkpoint.step(
+        length = (low + high + 1) // 2
+        found = checkpoint.step(
             f"prefix {length}", partial(_try, bench, checkpoint, family, query, length, recipe, required)
         )
-        bench.progress("attempt", query=query, prefix=length, ratio=tried["ratio"], held=tried["state"] is not None)
-        if tried["state"] is not None:
-            low, best = length, {"length": length, **tried}
+        held = found["state"] is not None
+        tried.append([length, found["ratio"]])
+        bench.progress("attempt", query=query, prefix=length, ratio=found["ratio"], held=held)
+        if held:
+            low, best = length, {"length": length, **found}
         else:
             high = length - 1
-    return {**best, "trials": trials}
+    return {**best, "tried": tried}
 
 
 def _try(

@@ -10,19 +10,19 @@ import random
 
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions, method
-from merger.methods.gemel import search, worthwhile
+from merger.methods.gemel import search, sets_tried, worthwhile
 from merger.workbench import Merged, Workbench
 from models.groups import Group
 
 
-@method("earliest")
+@method("earliest", sets_tried)
 def earliest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the input first."""
     queue = worthwhile(bench, options)
     return search(bench, options, checkpoint, sorted(queue, key=_places(bench)))
 
 
-@method("latest")
+@method("latest", sets_tried)
 def latest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the output first."""
     place = _places(bench)
@@ -30,7 +30,7 @@ def latest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> M
     return search(bench, options, checkpoint, sorted(queue, key=lambda group: -place(group)))
 
 
-@method("random")
+@method("random", sets_tried)
 def shuffled(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups in an order drawn from the seed."""
     queue = worthwhile(bench, options)
@@ -38,7 +38,7 @@ def shuffled(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) ->
     return search(bench, options, checkpoint, queue)
 
 
-@method("one-model")
+@method("one-model", sets_tried)
 def one_model(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """One model after the other joins those before it, group by group, the groups that save most first."""
     return search(bench, options, checkpoint, one_by_one(worthwhile(bench, options), list(bench.queries)))

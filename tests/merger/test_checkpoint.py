@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import merger.checkpoint as checkpoint_module
+import merger.merging as merging_module
 from merger import MergeOptions, merge
 from merger.checkpoint import STATE, Checkpoint
 from models.bundle import open_bundle
@@ -50,6 +51,10 @@ def _kill_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> list[int]:
 def _content(path: Path) -> str:
     """All that a bundle says and holds: the names of its tensors are the hashes of their bytes."""
     return open_bundle(path).manifest.to_json()
+
+
+def _log(path: Path) -> str:
+    return path.with_name(f"{path.name}.log.jsonl").read_text()
 
 
 @pytest.mark.slow
@@ -94,7 +99,7 @@ def test_what_was_done_before_is_not_done_again(
         rest = _kill_after(patch, -1)
         resumed = merge(workload, out, method, resume=True, options=options)
     assert _content(out) == _content(Path(straight.bundle))
-    assert resumed.work == straight.work
+    assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
     assert rest[0] <= writes[0] - moment
 
 
@@ -118,9 +123,23 @@ def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Checkpoint, "remove", lambda self: (_ for _ in ()).throw(Killed()))
         merge(workload, out, "gemel", options=QUICK)
-    before = _content(out)
+    before, log = _content(out), _log(out)
     merge(workload, out, "gemel", resume=True, options=QUICK)
-    assert _content(out) == before
+    assert _content(out) == before and _log(out) == log
+
+
+@pytest.mark.parametrize("method", ["wide", "mainstream"])
+def test_the_log_of_a_method_that_was_done_before_is_not_lost(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=16), margin=1.0)
+    straight = merge(workload, tmp_path / "straight.safetensors", method, options=options)
+    out = tmp_path / "b.safetensors"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(merging_module, "_ship", lambda *_: (_ for _ in ()).throw(Killed()))
+        merge(workload, out, method, options=options)
+    merge(workload, out, method, resume=True, options=options)
+    assert _log(out) == _log(Path(straight.bundle)) and '"set"' in _log(out)
 
 
 def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import merger.merging as merging_module
 import merger.precision as precision_module
-from merger import MergeOptions
+from merger import MergeOptions, merge
 from merger.precision import Precisions, autocast, by_rule, measured
-from merger.workbench import Workbench
+from merger.workbench import Merged, Workbench, snapshot
+from models.bundle import Trained, open_bundle
 from models.errors import InputError
+from models.plan import SharingPlan
 from models.workload import Workload
+from tests.merger.options import QUICK
 
 
 @pytest.fixture
@@ -99,3 +105,48 @@ def test_autocast_obeys() -> None:
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(InputError, match="precision: 'fp8' is unknown; choose one of: auto, fp32, bf16"):
         MergeOptions(precision="fp8")
+
+
+def test_a_resumed_merge_trains_in_the_precision_it_began_with_and_the_bundle_says_so(
+    workload: Workload, tmp_path: Path, timed: dict[str, float]
+) -> None:
+    def interrupt_after_first_round(event: str, **fields: Any) -> None:
+        if event == "round":
+            raise KeyboardInterrupt
+
+    options = replace(QUICK, precision="auto", margin=0.9)
+    straight = merge(workload, tmp_path / "straight.gemel", "gemel", options=options)
+    with pytest.raises(KeyboardInterrupt):
+        merge(workload, tmp_path / "b.gemel", "gemel", options=options, progress=interrupt_after_first_round)
+    timed["bf16"] = 9.0  # measured again, fp32 would be taken
+    merge(workload, tmp_path / "b.gemel", "gemel", resume=True, options=options)
+    manifest = open_bundle(tmp_path / "b.gemel").manifest
+    assert manifest == open_bundle(straight.bundle).manifest
+    assert {query.trained for query in manifest.queries} <= {Trained("bf16"), None}
+    assert any(query.trained for query in manifest.queries)
+
+
+@pytest.mark.parametrize(("method", "trained"), [("none", None), ("ceiling", None), ("joint", Trained("fp32"))])
+def test_a_bundle_names_a_precision_only_where_something_was_trained(
+    workload: Workload, tmp_path: Path, method: str, trained: Trained | None
+) -> None:
+    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1))
+    merge(workload, tmp_path / "b.gemel", method, options=options)
+    for query in open_bundle(tmp_path / "b.gemel").queries:
+        changed = query.evidence is not None and query.evidence["merged"] != query.evidence["original"]
+        assert query.trained in (None, trained) and (not changed or query.trained == trained)
+
+
+def test_a_query_that_left_as_its_original_was_not_trained(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apart(bench: Workbench, *_: Any) -> Merged:
+        states = {query: snapshot(model) for query, model in bench.originals.items()}
+        states["q0"]["stem.0.weight"] += 0.001
+        assert bench.settled(["q0", "q1", "q2"])
+        return Merged(SharingPlan(), states)
+
+    monkeypatch.setitem(merging_module.METHODS, "wide", apart)
+    merge(workload, tmp_path / "b.gemel", "wide", options=QUICK)
+    found = {query.id: query.trained for query in open_bundle(tmp_path / "b.gemel").queries}
+    assert found == {"q0": Trained("fp32"), "q1": None, "q2": None}
