@@ -27,10 +27,16 @@ from models.narrow import Narrow, narrowed
 from models.preprocess import Preprocess
 from models.residual import attach
 from models.tasks import DetectionAnswer
-from tests.edge_runtime.tiny import picture, tiny_bundle
+from tests.edge_runtime.tiny import FACTORY, picture, tiny_bundle, trained_looking
+from tests.edge_runtime.tiny import SIZE as TINY_SIZE
+from tests.models.test_export import assert_detections_alike
+from tests.models.test_export import build as build_lively
+from tests.models.test_export import frames as soft_frames
+from tests.models.test_export import untied
 
 HERE = "tests.edge_runtime.test_onnx_engine"
 SIZE = 32
+TWO_STAGE = "fasterrcnn_mobilenet_v3_large_320_fpn"
 TOLERANCE = 1e-3
 FRAMES = [picture(1), picture(2), picture(3, width=60, height=80)]
 
@@ -125,7 +131,7 @@ def bind(engine, bundle: Bundle, arena: Arena | None = None) -> Arena:
 
 
 def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = "one") -> OnnxEngine:
-    """Raw outputs within the tolerance for a classifier; for a detector the very same detections."""
+    """Raw outputs within the tolerance for a classifier; for a detector the same detections."""
     ours, eager = OnnxEngine(bundle, query_id, cache=cache), TorchEngine(bundle, query_id)
     bind(eager, bundle, bind(ours, bundle))
     if ours.query.task == "classification":
@@ -133,11 +139,13 @@ def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = 
         assert torch.allclose(ours.outputs(FRAMES), wanted, rtol=TOLERANCE, atol=TOLERANCE)
         assert float((wanted[0] - wanted[1]).abs().max()) > 10 * TOLERANCE
         return ours
-    for got, wanted in zip(ours.run(FRAMES), eager.run(FRAMES), strict=True):
-        assert isinstance(got, DetectionAnswer) and isinstance(wanted, DetectionAnswer)
-        assert got.classes == wanted.classes and len(got.classes) > 3
-        assert np.allclose(got.scores, wanted.scores, atol=TOLERANCE)
-        assert np.allclose(got.boxes, wanted.boxes, atol=TOLERANCE * 100)  # pixels of frames of up to 80
+    got, wanted = ours.run(FRAMES), eager.run(FRAMES)
+    assert wanted[0] != wanted[1]
+    for one, other in zip(got, wanted, strict=True):
+        assert isinstance(one, DetectionAnswer) and isinstance(other, DetectionAnswer)
+        assert one.classes == other.classes and len(other.classes) > 3
+        assert np.allclose(one.scores, other.scores, atol=TOLERANCE)
+        assert np.allclose(one.boxes, other.boxes, atol=0.1)
     return ours
 
 
@@ -154,36 +162,41 @@ def test_attention_and_a_layer_of_low_rank_answer_as_torch_does(tmp_path, cache)
     assert_answers_as_torch(bundled(tmp_path / "a.safetensors", {"one": module}, [query]), cache)
 
 
-def detector(name: str, size: int) -> nn.Module:
-    torch.manual_seed(0)
-    module = lively(zoo.build(name, ("car", "bus"), {}, size, "detection"))
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d) and part.bias is not None:
-            nn.init.normal_(part.bias)
-    return module
+def bundled_detector(path: Path, name: str, factory: str = "") -> Bundle:
+    module, side = build_lively(name)
+    query = record(factory or name, side, task="detection", min_score=0.2)
+    return bundled(path, {"one": module}, [query])
+
+
+def two_stage(num_classes: int, input_size: int) -> nn.Module:
+    """The anchors that `build_lively` gives it: with those published, scores tie in so small a frame."""
+    module = zoo.build(TWO_STAGE, [str(index) for index in range(1, num_classes)], {}, input_size, "detection", "meta")
+    with torch.device("cpu"):
+        return untied(module, input_size)  # type: ignore[arg-type]
 
 
 def test_a_one_stage_detector_finds_what_torch_finds(tmp_path, cache):
-    query = record("ssdlite320_mobilenet_v2", 96, task="detection", classes=("car", "bus"), min_score=0.3)
-    module = detector(query.model, 96)
-    assert_answers_as_torch(bundled(tmp_path / "d.safetensors", {"one": module}, [query]), cache)
+    assert_answers_as_torch(bundled_detector(tmp_path / "d.safetensors", "ssd_resnet18"), cache)
 
 
 @pytest.mark.slow
 def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, cache):
-    query = record("fasterrcnn_mobilenet_v3_large_320_fpn", 64, task="detection", classes=("car", "bus"))
-    module = detector(query.model, 64)
-    with torch.no_grad():
-        for parameter in module.roi_heads.box_predictor.cls_score.parameters():  # type: ignore[union-attr]
-            parameter.mul_(20)
-    assert_answers_as_torch(bundled(tmp_path / "d.safetensors", {"one": module}, [query]), cache)
+    bundle = bundled_detector(tmp_path / "d.safetensors", TWO_STAGE, f"{HERE}:two_stage")
+    ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
+    bind(eager, bundle, bind(ours, bundle))
+    batch = soft_frames(3, ours.query.input_size)
+    with torch.inference_mode():
+        got, wanted = (dict(zip(("boxes", "scores", "labels"), one.forward(batch))) for one in (ours, eager))
+    assert (wanted["scores"] > 0).sum() > 3
+    assert_detections_alike(got, wanted)
+    assert all(isinstance(answer, DetectionAnswer) and answer.classes for answer in ours.run(FRAMES))
+    assert ours._kept is not None and ours._kept.notes["batch"] == 1
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp16"])
 def test_narrow_weights_stay_narrow_and_are_widened_inside_the_graph(tmp_path, cache, weights):
-    torch.manual_seed(0)
-    module, query = lively(zoo.build("cifar_resnet20", ("car", "bus", "truck"), {}, SIZE)), record("cifar_resnet20")
-    narrow = {key: narrowed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}
+    module, query = trained_looking(1), record(FACTORY, TINY_SIZE)
+    narrow = {key: narrowed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
     bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": narrow})
     engine = assert_answers_as_torch(bundle, cache)
     dtypes = {str(engine._bound[key][1].dtype) for key in narrow}
@@ -231,17 +244,18 @@ def test_queries_of_one_architecture_share_one_graph_that_holds_no_weight(tiny, 
     graph = onnx.load(str(kept.path)).graph
     state = tiny.query("yard").state()
     assert not state.keys() & {one.name for one in graph.initializer}
-    assert sum(len(one.raw_data) for one in graph.initializer) < 100
+    assert sum(len(one.raw_data) for one in graph.initializer) < 1000  # shapes and axes
     left_out = {f"{norm}.num_batches_tracked" for norm in (1, 4)}
     assert {one.name for one in graph.input} == {"frames", *state} - left_out
 
 
 def test_equal_bytes_at_two_places_of_one_query_are_two_inputs_for_the_next(tmp_path, cache):
-    """In the first bundle all norms are as new, so they are one tensor each; the second one's differ."""
+    """In the first bundle all biases are zeros, so one tensor; the second one's differ."""
     torch.manual_seed(0)
-    fresh = zoo.build("cifar_resnet20", ("car", "bus", "truck"), {}, 16)
-    for name, module in (("fresh", fresh), ("used", lively(zoo.build("cifar_resnet20", ("a", "b", "c"), {}, 16)))):
-        bundle = bundled(tmp_path / f"{name}.safetensors", {"one": module}, [record("cifar_resnet20", 16)])
+    for name, module in (("fresh", Attending(3)), ("used", lively(Attending(3)))):
+        bundle = bundled(tmp_path / f"{name}.safetensors", {"one": module}, [record(f"{HERE}:Attending")])
+        state = bundle.query("one").state()
+        assert (state["norm.bias"] == state["attention.out_proj.bias"]) == (name == "fresh")
         ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
         bind(eager, bundle, bind(ours, bundle))
         assert torch.allclose(ours.outputs(FRAMES), eager.outputs(FRAMES), atol=TOLERANCE)
