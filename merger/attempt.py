@@ -17,6 +17,8 @@ from models.plan import Member, SharingPlan
 
 SETTLING_FRAMES = 128
 """Train frames on which norms are measured before a model is judged."""
+SETTLED = 30
+"""Steps after which 4 % of a moving average (momentum 0.1) are older than the training."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def train_while(
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each, every query's ratio on val. Stop early by not asking for more.
 
-    Before it is judged a model's running statistics are measured again: they lag behind weights that move fast.
+    Before models are judged that have taken few steps their running statistics are measured again: a moving average
+    has not caught up with their weights yet.
 
     `plan` says which residuals and factors they have. With a journal it goes on where it stood: with the first epoch
     whose ratios the caller had not yet dealt with.
@@ -63,7 +66,8 @@ def train_while(
         while training.epochs <= epoch:
             training.epoch()
         name = f"judged {epoch + 1}"
-        ratios = judge_all(bench, journal, name, models, plan or SharingPlan(), SETTLING_FRAMES)
+        measured = SETTLING_FRAMES if training.step < SETTLED else 0
+        ratios = judge_all(bench, journal, name, models, plan or SharingPlan(), measured)
         bench.progress(
             "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )

@@ -26,6 +26,11 @@ class Bounds:
         left = math.inf if options.max_minutes is None else 60 * options.max_minutes - checkpoint.seconds
         return cls(bench.work, math.inf if options.max_work is None else options.max_work, time.monotonic() + left)
 
+    def part(self, share: float) -> Bounds:
+        """Bounds that leave the rest of the work, and of the time that is left now, to others."""
+        now = time.monotonic()
+        return Bounds(self.work, share * self.most_work, now + share * (self.ends - now))
+
     @property
     def over(self) -> bool:
         """Whether nothing more may begin."""

@@ -34,17 +34,19 @@ UNSHARED = (0.125, 0.25, 0.5)
 
 @dataclass(frozen=True)
 class Step:
-    """One repair: what was done, the plan it leads to, and the bytes it costs."""
+    """One repair: what was done, the plan it leads to, the bytes it costs, and the layers that become private."""
 
     what: str
     plan: SharingPlan
     cost_bytes: int
+    private: tuple[str, ...] = ()
 
 
 def repair(
     bench: Workbench,
     merged: Merged,
     query: str,
+    ratio: float,
     recipe: Recipe,
     required: float,
     journal: Journal,
@@ -52,9 +54,11 @@ def repair(
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once this query reaches `required` on val, and a log row per step tried.
 
-    No step begins once the bounds are over: then the query leaves at once.
+    No step begins once the bounds are over. A query that came to its bare target by then is kept as it was when it came
+    nearest; any other leaves.
     """
-    rows = []
+    rows, recipe = [], replace(recipe, epochs=max(1, recipe.epochs // 2))
+    target, nearest = bench.queries[query].accuracy_target, (ratio, merged)
     for step in _steps(bench, merged, query, journal):
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
@@ -64,10 +68,16 @@ def repair(
         merged = Merged(merged.plan, {**merged.states, query: {**merged.states[query], **found["carried"]}})
         row = {"query": query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],
                "required": required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
-        rows.append(row)
+        rows.append({**row, "private": list(step.private)} if step.private else row)
         bench.progress("repair", **row)
+        after = Merged(step.plan, {**merged.states, query: found["state"]})
         if found["ratio"] >= required:
-            return Merged(step.plan, {**merged.states, query: found["state"]}), rows
+            return after, rows
+        nearest = max(nearest, (found["ratio"], after), key=lambda one: one[0])
+    if nearest[0] >= target:
+        text = f"{query}: {nearest[0]:.3f} of its original on val, its target of {target:g} without the margin"
+        bench.progress("warning", text=text)
+        return nearest[1], rows
     rows.append({"query": query, "repair": "leaves", "required": required, "work": bench.work.total})
     bench.progress("repair", **rows[-1])
     return Merged(merged.plan.without(query), {**merged.states, query: snapshot(bench.originals[query])}), rows
@@ -92,7 +102,8 @@ def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal) -> It
             if cost < part * sum(size[path] for path in shared):
                 chosen.append(path)
                 cost += size[path]
-        yield Step(f"{part:.1%} of its shared bytes private", merged.plan.without(query, chosen), cost)
+        what = f"{part:.1%} of its shared bytes private"
+        yield Step(what, merged.plan.without(query, chosen), cost, tuple(chosen))
 
 
 def _furthest(bench: Workbench, merged: Merged, query: str, shared: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from merger.account import Rows, Trial, all_at_once
 from merger.attempt import train_while
 from merger.beyond import beyond
 from merger.bounds import Bounds
@@ -35,11 +36,17 @@ NEAR = 0.95
 """A query that reaches this part of what is required may mend itself by its private parts alone."""
 GOOD_ENOUGH = 0.75
 """A rate that brings back this part of what tying has cost within half an epoch is taken without trying others."""
+JOINT = 0.7
+"""The part of the time or work that the joint training may use up; the rest is kept for repairs."""
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
 
-@method("wide")
+def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
+    return all_at_once(whole_plan(bench, options).shared, log, options.required(bench), work)
+
+
+@method("wide", _sets_tried)
 def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Tie all, choose the start, train jointly, repair; a query that nothing helps gets its original back.
 
@@ -54,12 +61,12 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
         bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
         merged = Merged(plan, originals)
         return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
-    found, recipe = _Joint(bench, plan, recipe, required, checkpoint, bounds).run(options.choose_rate)
+    found, recipe = _Joint(bench, plan, recipe, required, checkpoint, bounds.part(JOINT)).run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
     ratios: Mapping[str, float] = found["ratios"]
     for query in sorted(ratios, key=lambda query: ratios[query] - required[query]):
         if ratios[query] < required[query]:
-            merged, rows = repair(bench, merged, query, recipe, required[query], checkpoint, bounds)
+            merged, rows = repair(bench, merged, query, ratios[query], recipe, required[query], checkpoint, bounds)
             for row in rows:
                 checkpoint.note(row)
     return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
@@ -103,6 +110,8 @@ class _Joint:
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": index + 1, **row})
             found = self.checkpoint.step(f"alone {index + 1}", partial(self._alone, found, recipe))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": index + 1, **row})
         return found, recipe
 
     def _start(self) -> dict[str, Any]:
@@ -137,7 +146,8 @@ class _Joint:
 
         The one furthest below goes first, for where it fails all train again anyhow.
         """
-        states, ratios = dict(found["states"]), dict(found["ratios"])
+        states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
+        recipe = replace(recipe, epochs=max(1, recipe.epochs // 2))
         merged = Merged(self.plan, states)
         below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
         for near, query in below:
@@ -147,10 +157,12 @@ class _Joint:
             train = partial(train_private, self.bench, merged, self.plan, query, recipe, required, self.checkpoint)
             tried = self.checkpoint.step(query, train)
             states[query], ratios[query] = tried["state"], tried["ratio"]
+            row = {"alone": query, "ratio": tried["ratio"], "required": required, "epochs": tried["epochs"]}
             self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)
+            rows.append({**row, "work": self.bench.work.total})
             if tried["ratio"] < required:
                 break
-        return {**found, "states": states, "ratios": ratios}
+        return {**found, "states": states, "ratios": ratios, "rows": rows}
 
     def _sprint(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""

@@ -64,7 +64,7 @@ def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
     required = 0.9
-    repaired, rows = repair(bench, merged, "q1", Recipe(rate=3e-3, epochs=6), required, Journal(), Bounds(bench.work))
+    repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=3e-3, epochs=6), required, Journal(), Bounds(bench.work))
     assert rows[0]["repair"] == "norms and head"
     for query in ("q0", "q2"):
         assert repaired.states[query] is merged.states[query]
@@ -81,7 +81,7 @@ def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(be
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
     bench.ratio = lambda query, model: 0.5  # nothing helps
-    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
+    repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
     costs = [row["cost_bytes"] for row in rows if "cost_bytes" in row]
     assert costs == sorted(costs) and rows[-1]["repair"] == "leaves"
     assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
@@ -91,8 +91,19 @@ def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(be
 
 def test_without_time_left_a_query_leaves_at_once(bench: Workbench) -> None:
     merged = _damaged(bench, whole_plan(bench, OPTIONS))
-    _, rows = repair(bench, merged, "q1", Recipe(), 0.95, Journal(), Bounds(bench.work, most_work=0.0))
+    _, rows = repair(bench, merged, "q1", 0.5, Recipe(), 0.95, Journal(), Bounds(bench.work, most_work=0.0))
     assert [row["repair"] for row in rows] == ["leaves"]
+
+
+def test_a_query_at_its_bare_target_is_kept_where_nothing_helps_it_further(bench: Workbench) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    target = bench.queries["q1"].accuracy_target
+    kept, rows = repair(bench, merged, "q1", target, Recipe(), 0.99, Journal(), Bounds(bench.work, most_work=0.0))
+    assert kept is merged and not rows
+    bench.ratio = lambda query, model: target + 0.01 * bool(residual_layers(model))
+    kept, rows = repair(bench, merged, "q1", target, Recipe(epochs=1), 0.99, Journal(), Bounds(bench.work))
+    assert kept.plan.residuals["q1"] and kept.plan.shared == merged.plan.shared
+    assert not any(row["repair"] == "leaves" for row in rows)
 
 
 def test_a_bundle_holds_the_residuals_of_a_repair(bench: Workbench, tmp_path: Path, monkeypatch) -> None:
@@ -104,7 +115,7 @@ def test_a_bundle_holds_the_residuals_of_a_repair(bench: Workbench, tmp_path: Pa
         return 1.0 if residual_layers(model) else min(0.5, ratio(query, model))
 
     bench.ratio = needs_a_residual
-    repaired, rows = repair(bench, merged, "q1", Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
+    repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
     assert rows[-1]["repair"] == f"residuals of rank {RANKS[0]}" and repaired.plan.residuals["q1"]
     monkeypatch.setattr("merger.merging.METHODS", {"wide": lambda *_: repaired})
     report = merge(bench.workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
