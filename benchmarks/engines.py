@@ -9,7 +9,7 @@ ratios of medians, by the wall's clock and by the processor's, which says more w
 `memory`: processes that hold four queries sharing all but norms and heads, one of them, and none, each measured in a
 process of its own after it has run: private bytes (USS), and those of them that no file stands behind.
 `families`: every family of the zoo at the smallest frame it takes, compiled against eager: the largest difference of
-any output, in shares of the largest output where that is above 1, and what compiling took. Slow: a minute per family.
+any output tensor in shares of its largest value, and what compiling took. Slow: a minute per family.
 """
 
 from __future__ import annotations

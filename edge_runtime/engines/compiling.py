@@ -24,7 +24,9 @@ SUFFIX = ".pt2"
 FORMAT = 1
 """Counted up when packages are made differently, so that older ones are made anew."""
 TOLERANCE = 1e-3
-"""The most an output may be from the eager one, in shares of the largest output where that is above 1."""
+"""The most an output may be from the eager one, in shares of its tensor's largest value."""
+LEAST_SCALE = 1e-3
+"""What that largest value is taken for where it is less."""
 MOST_MADE_VALUES = 100_000
 OPTIONS = {
     # Weights come from the arena: none in the package, none folded, packed or copied while it is made.
@@ -124,7 +126,7 @@ def _verify(model: _Flat, package: Any, frames: Tensor, constants: Mapping[str, 
                     tensor.mul_(torch.empty_like(tensor).uniform_(0.9, 1.1, generator=generator))
         for count in (2, 1):
             for got, wanted in zip(package(frames[:count]), model(frames[:count]), strict=True):
-                scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
+                scale = max(LEAST_SCALE, float(wanted.abs().max())) if wanted.numel() else 1.0
                 apart = float((got - wanted).abs().max()) / scale if wanted.numel() else 0.0
                 if not apart <= TOLERANCE:
                     raise EngineError(f"compiled, its outputs are {apart:.1e} from eager ones")
