@@ -117,14 +117,14 @@ def run(
 def _run(
     bench: Workbench, journal: Journal, jobs: Sequence[Job], until: Callable[[Any], bool] | None
 ) -> list[Any]:
-    # The journal knows the work as it was before: what a job had half done here counts for nothing in a worker.
+    arrived: dict[str, tuple[Any, float]] = journal.part("arrived")
+    # Back to the work as it was before: what was half done of a job here counts for nothing when a worker does it.
     journal.step("begun", lambda: None)
     # Not whether workers are there decides on the threads, or the outcome would depend on it.
     spread = len(jobs) > 1 and sum(job.flops for job in jobs) >= WORTH_SENDING
     workers = bench.workers if spread else Nobody()
     count = bench.threads.of(len(jobs)) if spread else bench.threads.main
     order = Order(count, bench.settled({query for job in jobs for query in job.trains}))
-    arrived: dict[str, tuple[Any, float]] = journal.part("arrived")
     values: list[Any] = []
 
     def note(name: str, done: Done) -> None:
@@ -132,14 +132,18 @@ def _run(
         journal.tick()
 
     elsewhere: Results | None = None
+    sent: list[Job] = []
     try:
         for place, job in enumerate(jobs):
 
             def do(job: Job = job, rest: Sequence[Job] = jobs[place:]) -> Any:
                 nonlocal elsewhere
-                if job.name not in arrived:
-                    if elsewhere is None:
-                        elsewhere = workers.map([one for one in rest if one.name not in arrived], order, note)
+                if job.name not in arrived and elsewhere is None:
+                    sent.extend(one for one in rest if one.name not in arrived)
+                    elsewhere = workers.map(tuple(sent), order, note)
+                # In step with what was sent, also where a result came before its turn.
+                if elsewhere is not None and sent and sent[0] is job:
+                    sent.pop(0)
                     if next(elsewhere) is None:
                         with threads(order.threads):
                             return job.do(bench, journal, **job.given)
