@@ -43,7 +43,7 @@ from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ARMS = ("wide", "gemel", "mainstream", "ceiling", "joint")
-MOST_WORK = {"gti": 6e13, "junction": 1.5e13, "cifar": 6e13}
+MOST_WORK = {"gti": 1e14, "junction": 2e13, "cifar": 1e14}
 """What two cores of 2026 do in about ten minutes; junction's small networks wait for memory more than they compute."""
 WORKLOADS = tuple(MOST_WORK)
 BAD_INPUT, INTERRUPTED = 2, 130

@@ -32,6 +32,11 @@ class Bounds:
         return Bounds(self.work, share * self.most_work, now + share * (self.ends - now))
 
     @property
+    def work_left(self) -> float:
+        """The work that may still be done."""
+        return max(0.0, self.most_work - self.work.total)
+
+    @property
     def over(self) -> bool:
         """Whether nothing more may begin."""
         return self.work.total >= self.most_work or time.monotonic() >= self.ends

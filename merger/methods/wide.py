@@ -21,6 +21,7 @@ from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
 from merger.method import MergeOptions, method
 from merger.repair import repair, train_private
+from merger.standing import training_flops
 from merger.start import choose_start
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
@@ -104,7 +105,10 @@ class _Joint:
             if all_met(found["ratios"], self.required) or self.bounds.over:
                 break
             seed = self.bench.seed * len(SPRINTS) + index
-            epochs = max(1, round(part * recipe.epochs))
+            fitting = self.bounds.work_left / training_flops(self.bench, self._queries(), replace(recipe, epochs=1))
+            epochs = int(min(max(1, round(part * recipe.epochs)), fitting))  # annealed to its end, or not begun
+            if not epochs:
+                break
             sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2**index)
             found = self.checkpoint.step(f"sprint {index + 1}", partial(self._sprint, found, sprint))
             for row in found["rows"]:
