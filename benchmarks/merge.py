@@ -33,7 +33,7 @@ from merge_tables import grouped, summary
 from prepare_files import say
 
 from gemel.progress import shown_on
-from merger import METHODS, MergeOptions, Recipe, merge
+from merger import METHODS, MergeOptions, Recipe, Resources, merge
 from merger.merging import LOG_SUFFIX, WORK_SUFFIX
 from models.atomic import writing
 from models.errors import InputError
@@ -46,6 +46,7 @@ ARMS = ("wide", "gemel", "mainstream", "ceiling", "joint")
 MOST_WORK = {"gti": 1e14, "junction": 2e13, "cifar": 1e14}
 """What two cores of 2026 do in about ten minutes; junction's small networks wait for memory more than they compute."""
 WORKLOADS = tuple(MOST_WORK)
+ALONE = Resources(workers=1)
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -104,7 +105,7 @@ def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: P
         bundle.unlink(missing_ok=True)  # merged, but interrupted before its figures were kept
         log.unlink(missing_ok=True)
     with shown_on() as progress:
-        report = merge(workload, bundle, arm, resume=True, seed=seed, progress=progress, options=options)
+        report = merge(workload, bundle, arm, True, seed, progress, options, ALONE)
     rows = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
     weights = tuple(Weight(layer.query, layer.path, layer.bytes) for layer in layers_of_all(workload.queries))
     cell = Cell(

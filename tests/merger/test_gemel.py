@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import merger.attempt as attempt_module
-from merger.attempt import attempt
+from merger.attempt import SETTLED, attempt
 from merger.methods.gemel import smaller
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, snapshot
@@ -54,7 +54,7 @@ class FakeBench:
     class _Training:
         def __init__(self, bench, models):
             self.bench, self.models = bench, models
-            self.epochs, self.loss = 0, 0.0
+            self.epochs, self.loss, self.step = 0, 0.0, SETTLED
 
         def epoch(self):
             self.epochs += 1
