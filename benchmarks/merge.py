@@ -105,7 +105,9 @@ def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: P
         bundle.unlink(missing_ok=True)  # merged, but interrupted before its figures were kept
         log.unlink(missing_ok=True)
     with shown_on() as progress:
-        report = merge(workload, bundle, arm, True, seed, progress, options, ALONE)
+        report = merge(
+            workload, bundle, arm, resume=True, seed=seed, progress=progress, options=options, resources=ALONE
+        )
     rows = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
     weights = tuple(Weight(layer.query, layer.path, layer.bytes) for layer in layers_of_all(workload.queries))
     cell = Cell(
