@@ -255,3 +255,19 @@ def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monke
     assert call(workload, tmp_path, "--arms", "wide") == merge.BAD_INPUT
     recipe = Recipe(rate=0.002, epochs=3, frames_per_epoch=64)
     assert asked == [MergeOptions(recipe, False, max_work=bound) for bound in (2.5e9, 7e9)]
+
+
+def test_steps_past_the_ceiling_have_cells_of_their_own(workload: Path, tmp_path: Path, monkeypatch) -> None:
+    asked: list[tuple[str, bool, str]] = []
+
+    def noting(variant: merge.Variant, arm: str, seed: int, options: MergeOptions, out: Path) -> None:
+        asked.append((variant.name, options.beyond, options.weights))
+
+    monkeypatch.setattr(merge, "measure", noting)
+    monkeypatch.setattr(merge, "draw", lambda *_: None)
+    for given in ((), ("--beyond",), ("--weights", "int8"), ("--beyond", "--weights", "int8")):
+        assert call(workload, tmp_path, "--arms", "wide", *given) == 0
+    assert asked == [
+        ("tiny", False, "fp32"), ("tiny-beyond", True, "fp32"), ("tiny-int8", False, "int8"),
+        ("tiny-beyond-int8", True, "int8"),
+    ]  # fmt: skip
