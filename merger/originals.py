@@ -119,7 +119,8 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     test, _ = _judge(query, model, splits["test"], threshold)
     assert isinstance(query.weights, Path)
     query.weights.parent.mkdir(parents=True, exist_ok=True)
-    save_weights(query.weights, {name: tensor.cpu() for name, tensor in model.state_dict().items()})
+    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    save_weights(query.weights, state, classes=query.classes)
     seconds = time.monotonic() - started
     metric = task_of(query.task).metric
     progress("original", query=query.id, metric=metric, val=best[0], test=test, seconds=seconds)

@@ -4,14 +4,15 @@ all.
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -31,6 +32,8 @@ PICKLE_SUFFIXES = (".pt", ".pth", ".th")
 DARKNET_SUFFIX = ".weights"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the state dict in a checkpoint."""
+CLASSES = "gemel.classes"
+"""Metadata key of the classes that weights were trained for, as a JSON list; a head alone does not tell their names."""
 PREFIXES = ("module.", "backbone.", "body.", "features.")
 """What may stand before a tensor's name in one file and not in another."""
 
@@ -49,6 +52,7 @@ def load_weights(query: Query, module: nn.Module) -> nn.Module:
     own = module.state_dict()
     state = without_extras(query.model, current_names(module, state), own)
     check_fit(query, key, own, state)
+    _check_classes(query, key)
     _check_finite(query.weights, key, state)
     check_input(query, module)
     module.load_state_dict({**own, **state}, strict=True)
@@ -83,15 +87,20 @@ def fingerprint(weights: Source | None) -> bytes:
     return weights.read_bytes() if weights is not None and weights.exists() else b""
 
 
-def save_weights(path: str | Path, state: Mapping[str, Tensor], overwrite: bool = True) -> None:
-    """Write a state dict as safetensors, whole or not at all; raises InputError when it cannot be written."""
+def save_weights(
+    path: str | Path, state: Mapping[str, Tensor], overwrite: bool = True, classes: Sequence[str] | None = None
+) -> None:
+    """Write a state dict as safetensors, whole or not at all; raises InputError when it cannot be written.
+
+    With `classes` the file names those it was trained for, and is refused for a query that asks for others.
+    """
     # Widest dtypes first, so that every tensor lies aligned without gap fillers, which a state dict has no room for.
     names = sorted(state, key=lambda name: -state[name].itemsize)
     entries = place(
         ((name, CODES[state[name].dtype], tuple(state[name].shape), state[name].nbytes) for name in names), alignment=1
     )
     with writing(path, overwrite) as file:
-        file.write(encode_header(entries, {}))
+        file.write(encode_header(entries, {} if classes is None else {CLASSES: json.dumps(list(classes))}))
         for name in names:
             file.write(raw_bytes(state[name]))
 
@@ -165,6 +174,19 @@ def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
     if not content:
         raise InputError(path, "holds no tensors", remedy, key)
     return dict(content)
+
+
+def _check_classes(query: Query, key: str) -> None:
+    """Raise InputError for weights that name other classes than the query, or in another order."""
+    if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
+        return
+    with safe_open(query.weights, "pt") as file:
+        named = (file.metadata() or {}).get(CLASSES)
+    if named is None or named == json.dumps(list(query.classes)):
+        return
+    fault = f"was trained for the classes {named[:200]}, in this order, and the query asks for {list(query.classes)}"
+    remedy = "list in `classes` those of the weights, or give them as `init:` and train"
+    raise InputError(query.weights, fault, remedy, key)
 
 
 def _check_finite(source: Source, key: str, state: Mapping[str, Tensor]) -> None:

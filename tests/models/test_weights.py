@@ -217,3 +217,16 @@ def assert_equal(left: nn.Module, right: nn.Module) -> None:
     other = right.state_dict()
     assert left.state_dict().keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in left.state_dict().items())
+
+
+@pytest.mark.parametrize("classes", [("none", "car"), ("car", "bus")], ids=["another order", "another name"])
+def test_weights_that_name_other_classes_are_refused(tmp_path, classes):
+    asked, model = query(tmp_path / "w.safetensors", ("car", "none")), Small()
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), classes=classes)
+    with pytest.raises(InputError) as caught:
+        load_weights(asked, Small())
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / 'w.safetensors'}: weights (gate): was trained for the classes [")
+    assert "['car', 'none']; list in `classes` those of the weights" in line and "\n" not in line
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), classes=("car", "none"))
+    load_weights(asked, Small())
