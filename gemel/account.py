@@ -90,9 +90,9 @@ def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:
     """The sets that share a weight, by the manifest: the rows of `merger.account` without what only a log knows."""
     rows = []
     for one in bundle.manifest.shared:
-        if bundle.tensor(one.tensor).ndim < 2:
+        members = [[query, key[:-WEIGHT]] for query, key in one.members if key.endswith("weight")]
+        if bundle.tensor(one.tensor).ndim < 2 or len(members) < 2:
             continue
-        members = [[query, key[:-WEIGHT]] for query, key in one.members]
         own = [bundle.query(query).residuals.get(path) for query, path in members]
         residual = sum(bundle.nbytes(name) for each in own if each is not None for name in (each.a, each.b))
         nbytes = bundle.nbytes(one.tensor)

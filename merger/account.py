@@ -65,7 +65,9 @@ def account(
     return rows
 
 
-def all_at_once(sets: Sequence[tuple[Member, ...]], log: Rows, required: Mapping[str, float], work: float) -> list[Trial]:
+def all_at_once(
+    sets: Sequence[tuple[Member, ...]], log: Rows, required: Mapping[str, float], work: float
+) -> list[Trial]:
     """Of sets that were tied at once, whose queries were then repaired one by one; `work` is that of the method.
 
     A query stands in the way of a set when it left it: with all its layers, or with those that became private copies.

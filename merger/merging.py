@@ -202,9 +202,10 @@ def _ship(
 def _precision(bench: Workbench, merged: Merged, query: Query) -> Any:
     """The precision that this query's model was trained in; None where it left as its original or nothing is trained."""
     original, state = bench.originals[query.id].state_dict(), merged.states[query.id]
-    untouched = original.keys() == state.keys() and all(torch.equal(original[k].cpu(), state[k].cpu()) for k in state)
     assert isinstance(bench.precisions, Precisions)
-    return None if untouched else bench.precisions.chosen(query)
+    if original.keys() == state.keys() and all(torch.equal(original[key].cpu(), state[key].cpu()) for key in state):
+        return None
+    return bench.precisions.chosen(query)
 
 
 def _judged(bench: Workbench, query: str, models: Mapping[str, nn.Module]) -> dict[str, Any]:

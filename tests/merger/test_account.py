@@ -53,8 +53,9 @@ def test_a_set_that_all_share_is_kept_and_one_with_residuals_is_repaired() -> No
 
 
 def test_a_query_that_left_stands_in_the_way_of_every_set_it_was_in() -> None:
-    log = [SPRINT, _repair("c", "norms and head", 0.8), _repair("c", "residuals of rank 4", 0.9), _repair("c", "leaves")]
-    trials = all_at_once([(A, B, C), (D, E), (A[:1] + ("x",), C[:1] + ("x",))], log, REQUIRED, 0.0)
+    repairs = [("norms and head", 0.8), ("residuals of rank 4", 0.9), ("leaves", None)]
+    log = [SPRINT, *(_repair("c", what, ratio) for what, ratio in repairs)]
+    trials = all_at_once([(A, B, C), (D, E), (("a", "x"), ("c", "x"))], log, REQUIRED, 0.0)
     size = SIZE | {("a", "x"): 7, ("c", "x"): 7}
     rows = account(trials, SharingPlan(((A, B), (D, E))), size, {})
     assert [row["outcome"] for row in rows] == ["partly", "kept", "refused"]

@@ -51,7 +51,7 @@ def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
     _all_finite(report.bundle)
 
 
-@pytest.mark.parametrize("method", ["gemel", "joint", "mainstream"])
+@pytest.mark.parametrize("method", ["wide", "gemel", "joint", "mainstream"])
 def test_where_every_training_diverges_what_was_good_is_kept(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
