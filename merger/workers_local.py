@@ -23,7 +23,7 @@ from typing import Any
 from merger.checkpoint import Checkpoint
 from merger.workers import Done, Job, Order
 from merger.workers_desk import Desk, Setup, Task, read, write
-from merger.workers_pool import Lost, News, Told
+from merger.workers_pool import Failed, Lost, News, Told
 from models.errors import InputError
 
 PROGRAM = "import sys; from merger.workers_local import serve; serve(int(sys.argv[1]), sys.argv[2])"
@@ -103,7 +103,7 @@ class Process:
         if kind == "refused":
             return InputError(*what)
         if kind == "failed":
-            return Lost(f"failed ({what[0]})")
+            return Failed(f"failed ({what[0]})")
         path = self._stem.with_suffix(".out.pt")
         value = read(path)
         path.unlink()

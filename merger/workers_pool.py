@@ -1,7 +1,7 @@
 """Giving jobs to several workers: results come in order, and a worker that dies on the way loses nothing.
 
-Whoever dies with a job leaves it to another; a job that two died of is left to the main process, where memory is not
-shared with others and an error is seen with its whole trace.
+Whoever dies with a job leaves it to another; a job that two died of, or that fails, is left to the main process, which
+has all the memory to itself by then and shows an error with its whole trace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ class Lost:
     why: str
 
 
-News = Told | Done | InputError | Lost
+@dataclass(frozen=True)
+class Failed:
+    """A worker could not do its job, and why."""
+
+    why: str
+
+
+News = Told | Done | InputError | Failed | Lost
 
 
 class Hand(Protocol):
@@ -147,6 +154,10 @@ class _Batch:
         if isinstance(news, Lost):
             self._lost(hand, job, news.why)
             return
+        if isinstance(news, Failed):
+            self._warn(hand, news.why, job, "the main process does it")
+            self._found[job.name] = None
+            return
         self._found[job.name] = news
         if isinstance(news, Done):
             self._arrived(job.name, news)
@@ -156,9 +167,11 @@ class _Batch:
         self._pool.hands.remove(hand)
         self._deaths[job.name] += 1
         again = self._deaths[job.name] < MOST_DEATHS
-        next_one = "another worker" if again else "the main process"
-        self._pool.progress("warning", text=f"{hand.name} {why} at '{job.name}': {next_one} does it")
+        self._warn(hand, why, job, "another worker does it" if again else "the main process does it")
         if again:
             self._queue.appendleft(job)
         else:
             self._found[job.name] = None
+
+    def _warn(self, hand: Hand, why: str, job: Job, then: str) -> None:
+        self._pool.progress("warning", text=f"{hand.name} {why} at '{job.name}': {then}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 from merger.journal import Journal
 from merger.workers import Done, Job, Order
 from merger.workers_desk import Desk, Setup, Task, packed, unpacked
-from merger.workers_pool import Lost, News, Told
+from merger.workers_pool import Failed, Lost, News, Told
 from models.errors import InputError
 
+PATIENCE_S = 10.0
+"""How long a cluster may take to answer at all."""
 POLL_S = 0.5
 """How often progress is asked for."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+STARTED_HERE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0"}
+"""No statistics are sent; GPUs stay as they are; workers are what this machine is busy with, not the least of it."""
 
 
 class Actors:
@@ -74,11 +78,12 @@ class Actors:
             self._ray.shutdown()
 
     def _connect(self, address: str, processors: int | None) -> None:
-        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+        os.environ.update({name: os.environ.get(name, value) for name, value in STARTED_HERE.items()})
         own = {"num_cpus": processors, "include_dashboard": False} if address == "local" else {}
         try:
+            _knock(address)
             self._ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             fault = f"no cluster at '{address}': {' '.join(str(error).split())[:120]}"
             raise InputError("--ray", fault, "give local, auto, HOST:PORT or ray://HOST:PORT") from error
 
@@ -107,7 +112,7 @@ class Actor:
         try:
             kind, *what = unpacked(self._ray.get(self.answer))
         except self._ray.exceptions.RayTaskError as error:
-            return Lost(f"failed ({type(error.cause).__name__}: {' '.join(str(error.cause).split())[:200]})")
+            return Failed(f"failed ({type(error.cause).__name__}: {' '.join(str(error.cause).split())[:200]})")
         except self._ray.exceptions.RayError as error:
             return Lost(f"is gone ({type(error).__name__}; out of memory?)")
         return Done(*what) if kind == "done" else InputError(*what)
@@ -139,6 +144,13 @@ class _Desk:
 
     def _tell(self, event: str, **fields: Any) -> None:
         self._events.append((event, fields))
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), PATIENCE_S).close()
 
 
 def _ray() -> Any:

@@ -20,8 +20,9 @@ from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
 from merger.method import MergeOptions, method
-from merger.repair import repair, train_private
-from merger.standing import training_flops
+from merger.repair import train_private
+from merger.repairs import repair_all
+from merger.standing import judge_all, training_flops
 from merger.start import choose_start
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
@@ -65,11 +66,9 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     found, recipe = _Joint(bench, plan, recipe, required, checkpoint, bounds.part(JOINT)).run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
     ratios: Mapping[str, float] = found["ratios"]
-    for query in sorted(ratios, key=lambda query: ratios[query] - required[query]):
-        if ratios[query] < required[query]:
-            merged, rows = repair(bench, merged, query, ratios[query], recipe, required[query], checkpoint, bounds)
-            for row in rows:
-                checkpoint.note(row)
+    merged, rows = repair_all(bench, merged, ratios, recipe, required, checkpoint, bounds)
+    for row in rows:
+        checkpoint.note(row)
     return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
 
 
@@ -122,7 +121,7 @@ class _Joint:
         """The best start, tied, with its norms measured again: what is found before anything is trained."""
         states = choose_start(self.bench, self.plan, self.checkpoint)
         models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
-        ratios = {query: self.bench.ratio(query, model) for query, model in models.items()}
+        ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
         return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate}
 
     def _trials(self, start: Mapping[str, Any]) -> dict[str, Any]:

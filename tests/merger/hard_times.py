@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from merger.journal import Journal
+from merger.rate import trial
 from merger.workbench import Workbench
 from models.errors import InputError
 
@@ -54,3 +55,20 @@ def killed_on_the_way(bench: Workbench, journal: Journal, marks: str) -> list[in
 def _counted(bench: Workbench) -> int:
     bench.work.add(bench.queries["q0"], 1)
     return os.getpid()
+
+
+def trial_killed_once(bench: Workbench, journal: Journal, start: dict, recipe: dict) -> float | None:
+    """A trial of a rate (merger.rate); the first worker that is half-way through one is killed."""
+    mark, steps = bench.workload.path.parent / "killed", 0
+    tick = journal.tick
+
+    def counted() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 2 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        tick()
+
+    journal.tick = counted
+    return trial(bench, journal, start, recipe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,9 +17,12 @@ import merger.checkpoint as checkpoint_module
 import merger.workers as workers_module
 import merger.workers_local as local_module
 from merger import MergeOptions, Resources, merge
+from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.journal import Journal
-from merger.workbench import Workbench
+from merger.methods.wide import whole_plan
+from merger.repairs import combined, repair_all
+from merger.workbench import Merged, Workbench, snapshot
 from merger.workers import Done, Job, Nobody, Threads, run
 from merger.workers_choice import employ
 from merger.workers_desk import Setup
@@ -26,6 +30,7 @@ from merger.workers_local import Processes
 from merger.workers_pool import Pool
 from models.bundle import open_bundle
 from models.errors import InputError
+from models.plan import SharingPlan
 from models.workload import Workload, load_workload
 from tests.merger import hard_times
 from tests.merger.options import QUICK
@@ -178,6 +183,40 @@ def test_threads_stay_those_that_a_merge_began_with(workload: Workload, tmp_path
     assert bench.threads == Threads(3, 3, 4)
     with pytest.raises(InputError, match="this merge began with --threads 3"):
         employ(bench, Resources(threads=2), checkpoint)
+
+
+def test_repairs_beside_each_other_are_those_one_after_the_other(crowd: Workbench, workload: Workload) -> None:
+    """Two queries of which too much is asked go through every step."""
+    alone, outcomes = Workbench(workload), []
+    for bench in (alone, crowd):
+        plan = whole_plan(bench, QUICK)
+        models = bench.tied(plan, bench.queries)
+        merged = Merged(plan, {query: snapshot(model) for query, model in models.items()})
+        required, bench.work.total = {"q0": 1.5, "q1": 0.0, "q2": 1.5}, 1000
+        ratios = {"q0": 0.5, "q1": 1.0, "q2": 0.4}
+        recipe = replace(QUICK.recipe, epochs=1, frames_per_epoch=32)
+        after, rows = repair_all(bench, merged, ratios, recipe, required, Journal(), Bounds(bench.work))
+        names = {query: _names(after.states[query]) for query in after.states}
+        outcomes.append((after.plan, names, rows, bench.work.total))
+    assert outcomes[0] == outcomes[1]
+    _, _, rows, work = outcomes[0]
+    assert len(rows) > 4 and list(dict.fromkeys(row["query"] for row in rows)) == ["q2", "q0"]
+    assert 1000 < rows[0]["work"] and [row["work"] for row in rows] == sorted(row["work"] for row in rows)
+    assert rows[-1]["work"] <= work
+
+
+def test_what_queries_change_of_a_plan_is_put_together() -> None:
+    first, second = (("a", "x"), ("b", "x"), ("c", "x")), (("a", "y"), ("b", "y"), ("c", "y"))
+    plan = SharingPlan((first, second))
+    after = {"a": plan.without("a", ["y"]), "b": plan.with_residuals("b", {"x": 4})}
+    found = combined(plan, after)
+    assert set(found.shared) == {first, second[1:]} and found.residuals["b"] == {"x": 4}
+    assert combined(plan, {"a": plan.without("a"), "b": plan.without("b")}).shared == ()
+
+
+def _names(state: dict[str, torch.Tensor]) -> list[str]:
+    """What tells states apart bit by bit."""
+    return [f"{name} {hashlib.sha256(tensor.numpy().tobytes()).hexdigest()}" for name, tensor in state.items()]
 
 
 TRIED = MergeOptions(replace(QUICK.recipe, epochs=2, frames_per_epoch=32), precision="fp32", max_work=None)

@@ -1,0 +1,97 @@
+"""Repairs of several queries beside each other: shared weights stand still, so that none of them touches another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from merger.bounds import Bounds
+from merger.journal import Journal
+from merger.repair import RANKS, UNSHARED, repair
+from merger.standing import training_flops
+from merger.training import Recipe
+from merger.workbench import Merged, Workbench
+from merger.workers import Job, run
+from models.plan import SharingPlan
+
+STEPS = 1 + len(RANKS) + len(UNSHARED)
+
+
+def repair_all(
+    bench: Workbench,
+    merged: Merged,
+    ratios: Mapping[str, float],
+    recipe: Recipe,
+    required: Mapping[str, float],
+    journal: Journal,
+    bounds: Bounds,
+) -> tuple[Merged, list[dict[str, Any]]]:
+    """What is merged once every query has what `required` asks for or has left, and the log's rows in order.
+
+    Each starts from what is merged now, with an equal share of the work that is left: what becomes of one does not
+    depend on the others. The one furthest below comes first.
+    """
+    below = [query for query in ratios if ratios[query] < required[query]]
+    below.sort(key=lambda query: ratios[query] - required[query])
+    if not below:
+        return merged, []
+    share = bounds.work_left / len(below)
+    ends_at = time.time() + bounds.ends - time.monotonic()  # a clock that other machines have too
+    plan = merged.plan.to_json()
+    jobs = [
+        Job(
+            query, repaired,
+            {"query": query, "plan": plan, "state": dict(merged.states[query]), "ratio": ratios[query],
+             "recipe": dict(recipe.__dict__), "required": required[query], "most_work": share, "ends_at": ends_at},
+            (query,), min(share, STEPS * training_flops(bench, [query], recipe)),
+        )
+        for query in below
+    ]  # fmt: skip
+    found = dict(zip(below, run(bench, journal, "repairs", jobs), strict=True))
+    spent = bench.work.total - sum(one["work"] for one in found.values())
+    rows = []
+    for one in found.values():
+        rows += [{**row, "work": spent + row["work"]} for row in one["rows"]]
+        spent += one["work"]
+    after = {query: SharingPlan.from_json(one["plan"]) for query, one in found.items()}
+    states = {query: one["state"] for query, one in found.items()}
+    return Merged(combined(merged.plan, after), {**merged.states, **states}), rows
+
+
+def repaired(
+    bench: Workbench,
+    journal: Journal,
+    query: str,
+    plan: Mapping[str, Any],
+    state: Mapping[str, Any],
+    ratio: float,
+    recipe: Mapping[str, Any],
+    required: float,
+    most_work: float,
+    ends_at: float,
+) -> dict[str, Any]:
+    """The job: the plan and the state of one query after its repair, and rows whose work counts from its beginning."""
+    begun = bench.work.total
+    bounds = Bounds(bench.work, begun + most_work, time.monotonic() + ends_at - time.time())
+    merged = Merged(SharingPlan.from_json(plan), {query: dict(state)})
+    after, rows = repair(bench, merged, query, ratio, Recipe(**recipe), required, journal, bounds)
+    return {
+        "plan": after.plan.to_json(), "state": dict(after.states[query]), "work": bench.work.total - begun,
+        "rows": [{**row, "work": row["work"] - begun} for row in rows],
+    }  # fmt: skip
+
+
+def combined(plan: SharingPlan, after: Mapping[str, SharingPlan]) -> SharingPlan:
+    """The plan with what each of these queries changed of its own part in it."""
+    result = plan
+    for query, changed in after.items():
+        kept, before = _shared(changed, query), _shared(plan, query)
+        result = result.without(query, [path for path in before if path not in kept])
+        if changed.residuals.get(query):
+            result = result.with_residuals(query, changed.residuals[query])
+    return result
+
+
+def _shared(plan: SharingPlan, query: str) -> Sequence[str]:
+    return [path for members in plan.shared for name, path in members if name == query]
