@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,8 @@ LOAD_AHEAD_FROM = 0.5
 WAITED_FOR_FROM = 1.0
 # How much more a frame is worth for each period of the query that its newest result is old, up to so many periods.
 STALE_SHARE, STALE_PERIODS = 0.05, 20.0
+# What takes no time at all counts as this many seconds, so that worth per second stays a number.
+LEAST_S = 1e-9
 
 
 class Accounts(Protocol):
@@ -129,12 +132,14 @@ class Choice:
         return False
 
     def run(self, job: Job) -> Run | None:
-        """The batch of the job that brings most frames for its time, what it drives out of memory counted in.
+        """The batch of the job that brings most for its time: what it drives out of memory, and the frames that
+        resident queries lose meanwhile, counted in.
 
         None when there is no room for the query.
         """
         cost, captured = self._costs.queries[job.query], self._waiting[job.query]
-        best, most = None, 0.0
+        best, most = None, -math.inf
+        rates = self._resident_rates() if job.count > 1 else []
         for_all = self._room(job.query, job.missing, job.count)
         start = self._situation.now + job.load_s
         for count in range(1, job.count + 1):
@@ -144,7 +149,9 @@ class Choice:
             late = too_late(captured, start, cost, count)
             if evict is None or len(captured) - late < count:
                 break
-            gain = count / (job.load_s + cost.run_of(count) + self._load_s(evict))
+            seconds = job.load_s + cost.run_of(count)
+            brings = count * job.per_frame - frames_lost(seconds, rates, job.query)
+            gain = brings / max(seconds + self._load_s(evict), LEAST_S)
             if gain > most:
                 most = gain
                 best = Run(captured[late:late + count], captured[:late], evict)
@@ -158,7 +165,7 @@ class Choice:
             return None
         seconds = load_s + cost.run_of(batch.count)
         per_frame = self._accounts.urgency(query) * self._weight(query)
-        density = batch.count * per_frame / max(seconds + self._reload_s(query), 1e-9)
+        density = batch.count * per_frame / max(seconds + self._reload_s(query), LEAST_S)
         deadline = captured[batch.late] + cost.sla_s
         return Job(query, batch.count, absent.names, load_s, seconds, deadline, per_frame, density)
 
