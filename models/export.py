@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,12 +140,13 @@ def graph_without_weights(
 
 
 def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, narrow: str | None) -> None:
-    """Turn an initialiser into an input; where it is stored narrow, the graph widens it before its first use."""
+    """Turn an initialiser into an input; where it is stored narrow, the graph widens it right before its first use."""
     import onnx_ir as ir
 
     name, tensor = str(value.name), value.const_value
     assert tensor is not None
-    shape = ir.Shape(tensor.shape)
+    sizes = tuple(int(size) for size in tensor.shape.numpy())
+    shape = ir.Shape(sizes)
     del graph.initializers[name]
     value.const_value, value.shape, value.dtype = None, shape, tensor.dtype
     if narrow is None:
@@ -154,17 +155,52 @@ def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, narrow: str | None) 
     dtype = ir.DataType.INT8 if narrow == "int8" else ir.DataType.FLOAT16
     stored = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
     graph.inputs.append(stored)
+    first, after = _first_use(graph, value)
+    late, nodes = _late(stored, sizes, after) if after is not None else (stored, [])
     if narrow == "int8":
-        scale = ir.Value(name=name + SCALE, shape=ir.Shape(shape[:1]), type=ir.TensorType(tensor.dtype))
+        scale = ir.Value(name=name + SCALE, shape=ir.Shape(sizes[:1]), type=ir.TensorType(tensor.dtype))
         graph.inputs.append(scale)
-        widened = ir.node("DequantizeLinear", [stored, scale], {"axis": 0})
+        nodes.append(ir.node("DequantizeLinear", [late, scale], {"axis": 0}))
     else:
-        widened = ir.node("Cast", [stored], {"to": tensor.dtype})
-    output = widened.outputs[0]
+        nodes.append(ir.node("Cast", [late], {"to": tensor.dtype}))
+    output = nodes[-1].outputs[0]
     output.name, output.shape, output.dtype = f"{name}.wide", shape, tensor.dtype
-    first = next(node for node in graph if value in node.inputs)
-    graph.insert_before(first, widened)
+    graph.insert_before(first, nodes)
     ir.convenience.replace_all_uses_with(value, output)
+
+
+def _first_use(graph: onnx_ir.Graph, value: onnx_ir.Value) -> tuple[onnx_ir.Node, onnx_ir.Value | None]:
+    """The first node that reads a weight, and an activation that it (or what reads its output) waits for anyway."""
+    made, first = {value}, None
+    constants = {node.outputs[0] for node in graph if node.op_type == "Constant"}
+    for node in graph:
+        if not made.intersection(node.inputs):
+            continue
+        first = first or node
+        others = [one for one in node.inputs if one is not None and one not in made and one not in constants]
+        for one in others:
+            if one.producer() is not None or one.name == INPUT:
+                return first, one
+        made.update(node.outputs)
+    assert first is not None
+    return first, None
+
+
+def _late(
+    stored: onnx_ir.Value, sizes: Sequence[int], after: onnx_ir.Value
+) -> tuple[onnx_ir.Value, list[onnx_ir.Node]]:
+    """A tensor as it is, but not before `after` is known.
+
+    What depends on weights alone would be run before all else, and every weight would lie widened at once. The shape
+    that it is given ends with none of the activation's axes: its own.
+    """
+    import onnx_ir as ir
+
+    none = ir.node("Shape", [after], {"start": 1, "end": 1})
+    own = ir.node("Constant", [], {"value_ints": list(sizes)})
+    whole = ir.node("Concat", [none.outputs[0], own.outputs[0]], {"axis": 0})
+    reshaped = ir.node("Reshape", [stored, whole.outputs[0]])
+    return reshaped.outputs[0], [none, own, whole, reshaped]
 
 
 class _Exported(nn.Module):

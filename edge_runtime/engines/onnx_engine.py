@@ -52,17 +52,26 @@ class OnnxEngine(FrameEngine):
 
         return f"ONNX Runtime {onnxruntime.__version__}, {PROVIDERS[device]}"
 
+    def ready(self) -> bool:
+        """Whether this architecture was exported before."""
+        if self._kept is None:
+            self._cache = self._cache or EngineCache()
+            self._kept = self._cache.find(graph_key(self.query, self.model), SUFFIX)
+        return self._kept is not None
+
     def prepare(self) -> None:
         """Export this architecture, or find its graph, and make the session unless another query has it."""
         if self._session is not None:
             return
-        self._cache = self._cache or EngineCache()
-        self._kept = self._cache.fetch(
-            graph_key(self.query, self.model), SUFFIX, lambda path: write_graph(self._bundle, self.query, path))
+        if self._kept is None:
+            self._cache = self._cache or EngineCache()
+            self._kept = self._cache.fetch(
+                graph_key(self.query, self.model), SUFFIX, lambda path: write_graph(self._bundle, self.query, path))
         self._session = session_of(self._kept.path, self.device)
         places = self.query.places()
         self._wanted = [(name, places[name]) for name in self._session.inputs if name != INPUT]
         self._binding = self._session.runtime.io_binding()
+        self._workspace_bytes = None
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
         """Hand over addresses in the arena; where a tensor still lies where it did, nothing is done."""
@@ -96,6 +105,15 @@ class OnnxEngine(FrameEngine):
     def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Answer]:
         """As every engine; a one-stage detector's boxes and scores come decoded from the graph."""
         return self._task.answers(self._decoded or self.model, outputs, sizes, self.query.classes, least_score)
+
+    def workspace_of(self, count: int) -> int:
+        """As measured when the graph was made; before that, and where nothing could be measured, torch's."""
+        found = {} if self._kept is None else {int(at): peak for at, peak in self._kept.notes["workspace"].items()}
+        if not found:
+            return super().workspace_of(count)
+        first, last = min(found), max(found)
+        per_frame = (found[last] - found[first]) / (last - first) if last > first else 0
+        return max(found[first], round(found[first] + per_frame * (count - first)))
 
     def _run(self, batch: Tensor) -> list[Tensor]:
         assert self._session is not None

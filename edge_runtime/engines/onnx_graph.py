@@ -18,6 +18,8 @@ from models.errors import InputError
 SUFFIX = ".onnx"
 FORMAT = 1
 """Counted up when graphs are made differently, so that older ones are made anew."""
+MEASURED = (1, 4)
+"""The batches whose workspace is measured; others lie on the line through them."""
 
 
 def graph_key(query: BundleQuery, model: nn.Module) -> dict[str, Any]:
@@ -28,23 +30,31 @@ def graph_key(query: BundleQuery, model: nn.Module) -> dict[str, Any]:
 
 
 def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, Any]:
-    """Write the graph to `path`; notes whether it takes any batch or one frame alone (`batch`: "dynamic" or 1).
+    """Write the graph to `path`; notes whether it takes any batch or one frame alone (`batch`: "dynamic" or 1), and
+    the `workspace` of runs by batch, as far as the system tells.
 
     Takes 2 to 17 seconds. Raises EngineError for an architecture that cannot be exported.
     """
+    import onnx
+
+    from edge_runtime.engines.onnx_session import session_of
+    from edge_runtime.engines.onnx_workspace import measured
     from models.export import graph_without_weights
 
     model = _placeholders(bundle.build(query.id, "meta"))
     narrow = {key: own.dtype for key, own in query.stored.items()}
-    two_stage = isinstance(model, Detector) and not isinstance(model, OneStage)
+    dynamic = not isinstance(model, Detector) or isinstance(model, OneStage)
     try:
-        graph, batch = graph_without_weights(model, query.input_size, 1 if two_stage else "dynamic", narrow), "dynamic"
+        graph = graph_without_weights(model, query.input_size, "dynamic" if dynamic else 1, narrow)
     except InputError as error:
-        if two_stage:
+        if not dynamic:
             raise EngineError(f"it cannot be exported: {error.fault}") from error
-        graph, batch = _for_one_frame(model, query, narrow), 1
+        graph, dynamic = _for_one_frame(model, query, narrow), False
     path.write_bytes(graph)
-    return {"model": query.model, "batch": 1 if two_stage else batch}
+    runtime = session_of(path, torch.device("cpu")).runtime
+    batches = MEASURED if dynamic else MEASURED[:1]
+    workspace = measured(runtime, onnx.load_from_string(graph).graph, query.input_size, batches)
+    return {"model": query.model, "batch": "dynamic" if dynamic else 1, "workspace": workspace}
 
 
 def _for_one_frame(model: nn.Module, query: BundleQuery, narrow: Mapping[str, str]) -> bytes:
