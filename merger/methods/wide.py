@@ -31,7 +31,7 @@ from models.layers import model_bytes
 from models.likeness import cosine_likeness
 from models.plan import SharingPlan, tie
 
-SPRINTS = (0.5, 1, 2)
+SPRINTS = (0.75, 1, 2)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
 RATES = (5e-4, 2e-4, 1e-3)
 NEAR = 0.95
