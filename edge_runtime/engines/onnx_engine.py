@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,8 +127,14 @@ class OnnxEngine(FrameEngine):
         return [torch.from_numpy(value.numpy()) for value in self._binding.get_outputs()]
 
     def _bind_input(self, name: str, tensor: Tensor) -> None:
-        device, dtype = tensor.device, torch.empty(0, dtype=tensor.dtype).numpy().dtype
-        self._binding.bind_input(name, device.type, device.index or 0, dtype, tensor.shape, tensor.data_ptr())
+        device = tensor.device
+        self._binding.bind_input(
+            name, device.type, device.index or 0, _as_numpy(tensor.dtype), tensor.shape, tensor.data_ptr())
+
+
+@functools.cache
+def _as_numpy(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 class _Decoded(OneStage):
