@@ -1,0 +1,239 @@
+"""Merging detectors: two of one stage, and one of two stages with a classifier on the same backbone.
+
+Originals are untrained and trainings short: what is proved is what is shared, what stays private, and that the bundle
+runs, not accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import merger.beyond as beyond_module
+import merger.methods.wide as wide_module
+from edge_runtime.arena import Arena
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.store import Store
+from merger import MergeOptions, MergeReport, Recipe, Resources, merge
+from merger.features import REGION_PROPOSALS, watched_layers, watching
+from merger.journal import Journal
+from merger.start import donated
+from merger.workbench import State, Workbench, snapshot
+from models.bundle import Bundle, open_bundle, verify_bundle
+from models.groups import ceiling_bytes
+from models.layers import layers_of, layers_of_all
+from models.norms import norms_of
+from models.plan import SharingPlan
+from models.residual import residual_layers
+from models.workload import Workload
+from models.zoo import build_query
+from tests.merger.seen import classifier, detector, write
+
+torch.set_num_threads(1)
+RECIPE = Recipe(rate=1e-3, epochs=1, batch=4, frames_per_epoch=8)
+OPTIONS = MergeOptions(RECIPE, choose_rate=False, precision="fp32")
+ALONE = Resources(workers=1)
+COUNTERS = 4096
+"""Bytes of small tensors (counters) that are equal by chance, at most."""
+
+
+@pytest.fixture(scope="module")
+def one_stage(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    """Two FastestDets."""
+    queries = [detector("left", "fastestdet", 64), detector("right", "fastestdet", 96)]
+    return write(tmp_path_factory.mktemp("one"), queries)
+
+
+@pytest.fixture(scope="module")
+def two_stage(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    """A Faster R-CNN on a ResNet-50, and a ResNet-50."""
+    queries = [detector("boxes", "fasterrcnn_resnet50_fpn", 64), classifier("labels", "resnet50", 64)]
+    return write(tmp_path_factory.mktemp("two"), queries)
+
+
+def _merged(
+    workload: Workload, options: MergeOptions, out: Path, method: str
+) -> tuple[MergeReport, Bundle, list[dict[str, Any]]]:
+    """Merge, and check all that holds for every bundle."""
+    report = merge(workload, out, method, options=options, resources=ALONE)
+    assert verify_bundle(out) == []
+    bundle = open_bundle(out)
+    assert report.bytes_after == sum(e.nbytes for e in bundle.header.entries.values() if not e.is_pad)
+    assert report.bytes_after == bundle.manifest.bytes.after
+    log = [json.loads(line) for line in out.with_name(f"{out.name}.log.jsonl").read_text().splitlines()]
+    sets = [row for row in log if "set" in row]
+    built = {query.id: bundle.build(query.id).state_dict() for query in bundle.queries}
+    for row in sets:
+        (first, *others) = [built[query][f"{path}.weight"] for query, path in row["kept"]] or [torch.empty(0)]
+        assert all(torch.equal(first, other) for other in others)
+        assert len({bundle.query(query).tensors[f"{path}.weight"] for query, path in row["kept"]}) <= 1
+    every = layers_of_all(workload.queries)
+    heads = {(layer.query, f"{layer.path}.weight") for layer in every if layer.head}
+    assert heads and heads.isdisjoint(member for one in bundle.manifest.shared for member in one.members)
+    saved = sum(row["saved_bytes"] for row in sets) - sum(query.residual_bytes for query in report.queries)
+    if method != "mainstream":
+        assert 0 <= report.bytes_before - report.bytes_after - saved < COUNTERS
+        _private_norms(workload, bundle)
+    _runs(bundle)
+    return report, bundle, sets
+
+
+def _private_norms(workload: Workload, bundle: Bundle) -> None:
+    places = [member for one in bundle.manifest.shared for member in one.members]
+    for query in workload.queries:
+        model = build_query(query)
+        norms = set(norms_of(model))
+        own = {path for path, part in model.named_modules() if part in norms}
+        assert own
+        kept = [key for name, key in places if name == query.id and key.rpartition(".")[0] in own]
+        assert all(key.endswith("num_batches_tracked") for key in kept)
+
+
+def _runs(bundle: Bundle) -> None:
+    """Every query answers on the torch engine, bit by bit as its model built from the bundle."""
+    store = Store.of_bundle(bundle)
+    arena = Arena(store, sum(bundle.nbytes(name) for name in store.kinds) + (1 << 20))
+    arena.change((), tuple(store.kinds))
+    frame = np.random.default_rng(0).integers(0, 255, (96, 96, 3), dtype=np.uint8)
+    for query in bundle.queries:
+        engine = TorchEngine(bundle, query.id)
+        engine.bind(arena.tensor)
+        batch = query.preprocess.normalise(torch.stack([query.preprocess.resize(frame)]))
+        with torch.inference_mode():
+            wanted, found = bundle.build(query.id)(batch), engine.outputs([frame])
+        for one, other in zip(_tensors(wanted), _tensors(found), strict=True):
+            assert torch.equal(one, other)
+        assert len(engine.run([frame])) == 1
+
+
+def _tensors(outputs: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _only_with_residuals(of: str) -> Callable[[Workbench, str, nn.Module], float]:
+    """A ratio on val by which one query holds only with trained residuals, and every other always."""
+
+    def ratio(bench: Workbench, query: str, model: nn.Module) -> float:
+        if query != of:
+            return 1.0
+        trained = [bool(layer.residual_b.any()) for layer in residual_layers(model).values()]
+        return 1.0 if trained and all(trained) else 0.5
+
+    return ratio
+
+
+def _after_training() -> Callable[[Workbench, str, nn.Module], float]:
+    """A ratio on val by which a query holds from the second time on that it is judged."""
+    judged: set[str] = set()
+
+    def ratio(bench: Workbench, query: str, model: nn.Module) -> float:
+        found = 1.0 if query in judged else 0.5
+        judged.add(query)
+        return found
+
+    return ratio
+
+
+def _given(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
+    """The last query's weights wherever they are shared: to find a better start of a ResNet-50 takes minutes."""
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    return donated(plan, originals, list(originals)[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
+def test_wide_shares_the_ceiling_and_repairs_a_detector_by_residuals(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    workload = request.getfixturevalue(kind)
+    repaired = workload.queries[0].id
+    monkeypatch.setattr(Workbench, "ratio", _only_with_residuals(repaired))
+    if kind == "two_stage":
+        monkeypatch.setattr(wide_module, "choose_start", _given)
+    report, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "wide")
+    assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
+    assert {row["outcome"] for row in sets} == {"kept", "repaired"}
+    assert {query.id for query in bundle.queries if query.residuals} == {repaired}
+    assert all(query.trained is not None for query in bundle.queries)
+    assert report.work > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
+def test_the_papers_search_shares_layers_of_detectors_after_training(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    workload = request.getfixturevalue(kind)
+    monkeypatch.setattr(Workbench, "ratio", _after_training())
+    options = replace(OPTIONS, min_saving=0.03)
+    report, _, sets = _merged(workload, options, tmp_path / "b.gemel", "gemel")
+    assert sets and {row["outcome"] for row in sets} == {"kept"} and report.saved_fraction > 0.03
+    assert sets[0]["work"] > sum(row["work"] for row in sets[1:])  # only the first was not good at once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
+def test_the_ceiling_of_detectors_is_the_ceiling(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    workload = request.getfixturevalue(kind)
+    _, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "ceiling")
+    assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
+    assert not any(query.trained for query in bundle.queries)
+
+
+@pytest.mark.slow
+def test_detectors_of_one_architecture_share_a_frozen_prefix(
+    one_stage: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workbench, "ratio", _after_training())
+    _, bundle, sets = _merged(one_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
+    first, second = (bundle.query(query).tensors for query in ("left", "right"))
+    same = {name.rpartition(".")[0] for name in first if first[name] == second[name] and "num_b" not in name}
+    assert "backbone.first_conv.0" in same and "backbone.first_conv.1" in same
+    assert {row["outcome"] for row in sets} == {"kept"}
+
+
+def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workload, tmp_path: Path) -> None:
+    report, _, sets = _merged(two_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
+    assert sets == [] and report.saved_fraction < 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
+def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    workload = request.getfixturevalue(kind)
+    monkeypatch.setattr(Workbench, "ratio", lambda *_: 1.0)
+    monkeypatch.setattr(wide_module, "choose_start", _given)
+    monkeypatch.setattr(beyond_module, "MOST_TRIES", 1)
+    out = tmp_path / "b.gemel"
+    report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True), resources=ALONE)
+    assert verify_bundle(out) == [] and report.saved_fraction > report.ceiling_fraction
+    log = [json.loads(line) for line in out.with_name(f"{out.name}.log.jsonl").read_text().splitlines()]
+    assert any(row.get("accepted") for row in log)
+    _runs(open_bundle(out))
+
+
+def test_what_goes_into_the_heads_of_both_stages_kinds_is_watched(one_stage: Workload, two_stage: Workload) -> None:
+    found = {}
+    for query in (*one_stage.queries, *two_stage.queries):
+        model = build_query(query).eval()
+        paths = watched_layers(query, model)
+        with watching(model, paths) as seen, torch.no_grad():
+            model(torch.randn(2, 3, query.input_size, query.input_size))
+        assert seen and all(len(each) == 2 for each in seen)
+        found[query.id] = paths
+    assert found["boxes"] == [REGION_PROPOSALS] and found["labels"] == ["fc"]
+    heads = {layer.path for layer in layers_of(one_stage.queries[0]) if layer.head}
+    assert set(found["left"]) == heads and len(heads) > 0
