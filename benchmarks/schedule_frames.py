@@ -121,8 +121,9 @@ def tables(rows: list[Row]) -> str:
     devices = list(dict.fromkeys(row["device"] for row in rows))
     codes = sorted({f"{name} {row['code'][name]}" for row in rows for name in ORDER})
     parts = [f"{len(rows)} cases; code: {', '.join(codes)}", _sums(rows, devices)]
-    parts += ["## min\n\n" + _by_workload([row for row in rows if row["memory"] == "min"])]
-    parts += ["## worst queries\n\n" + _worst_queries(rows)]
+    parts += [f"At min, by workload: {' / '.join(ORDER)} / bound",
+              _by_workload([row for row in rows if row["memory"] == "min"], devices),
+              "The queries with the least of what `gemel` gave them", _worst_queries(rows)]
     return "\n\n".join(parts)
 
 
@@ -145,12 +146,15 @@ def _sums(rows: list[Row], devices: list[str]) -> str:
                      "workloads with more / fewer", "worst query"), lines)
 
 
-def _by_workload(rows: Iterable[Row]) -> str:
-    return markdown(
-        ("workload", "device", "frames", *ORDER, "bound", "ours / gemel", "worst query"),
-        [(row["workload"], row["device"], sum(row["received"].values()), *(total(row, name) for name in ORDER),
-          round(row["bound"]), f"{total(row, 'ours') / max(1, total(row, 'gemel')):.2f}", f"{worst(row)[0]:.2f}")
-         for row in rows])
+def _by_workload(rows: list[Row], devices: list[str]) -> str:
+    """One line per workload; for each device the three policies and the bound."""
+    at = {(row["workload"], row["device"]): row for row in rows}
+    lines = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        mine = [at[workload, device] for device in devices if (workload, device) in at]
+        cells = [" / ".join([*(str(total(row, name)) for name in ORDER), f"{row['bound']:.0f}"]) for row in mine]
+        lines.append((workload, sum(mine[0]["received"].values()), *cells, f"{min(worst(row)[0] for row in mine):.2f}"))
+    return markdown(("workload", "frames", *devices, "worst query"), lines)
 
 
 def _worst_queries(rows: Iterable[Row]) -> str:

@@ -116,7 +116,8 @@ class Costs:
         if self.copy_bytes_per_s <= 0 or self.load_latency_s < 0:
             raise ValueError("copy_bytes_per_s must be positive and load_latency_s not negative")
         for query, cost in self.queries.items():
-            unknown = cost.needed - self.tensor_bytes.keys()
+            # Not by a difference of sets: that would look at all tensors for every query.
+            unknown = [name for name in cost.needed if name not in self.tensor_bytes]
             if unknown:
                 raise ValueError(f"query {query} needs tensors of unknown size: {sorted(unknown)[:3]}")
         if not self.footprints:

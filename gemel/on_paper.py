@@ -29,13 +29,15 @@ from models.zoo import build_query, is_zoo_name
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 MEASURED = "measured"
 DEFAULT_FPS = 10.0
+ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "merged as far as can be", "as bundled"
 
 
 @dataclass(frozen=True)
 class Subject:
     """What is to be simulated: its costs over few names, the budget, what its queries ask for, and on which device.
 
-    `device_bytes` is all the memory that the device has, None where it was not said.
+    `device_bytes` is all the memory that the device has, None where it was not said; `sharing` says in words what
+    shares weights.
     """
 
     source: str
@@ -45,7 +47,8 @@ class Subject:
     costs: Costs
     memory_bytes: int
     demands: Mapping[str, Demand]
-    device_bytes: int | None = None
+    device_bytes: int | None
+    sharing: str
 
     @property
     def all_bytes(self) -> int:
@@ -65,6 +68,12 @@ class Subject:
         """The queries that the memory is too small for even alone, and the bytes that each needs."""
         needed = {query: self.costs.alone_bytes(query) for query in self.costs.queries}
         return {query: nbytes for query, nbytes in needed.items() if nbytes > self.memory_bytes}
+
+    def named(self) -> str:
+        """What is looked at, where, in words."""
+        modelled = ", modelled" if self.modelled else ""
+        return (f"{self.source} ({self.sharing}) with {size(self.memory_bytes)} on {self.title} "
+                f"(virtual clock{modelled})")
 
     def needs(self) -> str:
         """What memory it takes, in words, and what the memory given is too small for."""
@@ -186,7 +195,8 @@ def subject_of(source: str | Path, device: str, memory: str, shared: bool = Fals
     demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
     nbytes = memory_bytes(memory, apart, "--memory")
     return Subject(str(source), device, title, modelled, condensed(costs), nbytes, demands,
-                   None if device == MEASURED else profile.memory_bytes)
+                   None if device == MEASURED else profile.memory_bytes,
+                   (CEILING if shared else ORIGINALS) if of_workload else BUNDLE)
 
 
 def _ticks(fps: float, phase: float, duration_s: float) -> list[float]:

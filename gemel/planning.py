@@ -50,6 +50,7 @@ class Planned:
             "source": self.subject.source,
             "device": self.subject.device,
             "modelled": self.subject.modelled,
+            "sharing": self.subject.sharing,
             "policy": self.policy,
             "memory_bytes": self.subject.memory_bytes,
             "device_bytes": self.subject.device_bytes,
@@ -76,15 +77,13 @@ class Planned:
             "limited by",
         )  # fmt: skip
         swapped = "nothing is swapped" if self.fits else f"{size(self.bytes_moved_per_s)} a second are swapped"
-        modelled = ", modelled" if self.subject.modelled else ""
         return "\n".join([
             table(headers, rows),
             "",
-            f"{self.subject.source} with {size(self.subject.memory_bytes)} on {self.subject.title} (virtual "
-            f"clock{modelled}), policy {self.policy}: {percent(self.in_time, 0)} of all frames in time, "
+            f"{self.subject.named()}, policy {self.policy}: {percent(self.in_time, 0)} of all frames in time, "
             f"{percent(self.in_time_if_all_fits, 0)} if all weights fitted; {swapped}, at most "
             f"{size(self.resident_bytes)} of weights at a time",
-            f"runs alone, in the best batches, would take {percent(self.subject.asked_load, 0)} of the device's time",
+            f"with no loads at all, runs would take {percent(self.subject.asked_load, 0)} of the device's time at best",
             self.subject.needs(),
         ])  # fmt: skip
 
@@ -112,12 +111,13 @@ class Compared:
             "queries served in full", "slower than their SLA",
         )  # fmt: skip
         first = self.plans[0]
-        modelled = " (virtual clock, modelled)" if first.subject.modelled else ""
+        subject = first.subject
         return "\n".join([
             table(headers, rows),
             "",
-            f"{first.subject.source} with {size(first.subject.memory_bytes)}{modelled}, policy {first.policy}",
-            first.subject.needs(),
+            f"{subject.source} ({subject.sharing}) with {size(subject.memory_bytes)} (virtual clock, modelled), policy "
+            f"{first.policy}",
+            subject.needs(),
         ])  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class Simulated:
             "device": self.subject.device,
             "clock": "virtual",
             "modelled": self.subject.modelled,
+            "sharing": self.subject.sharing,
             "policy": self.policy,
             "duration_s": self.duration_s,
             "memory_bytes": self.subject.memory_bytes,
@@ -48,12 +49,10 @@ class Simulated:
              "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms")
             for row in self.simulation.per_query()
         ]  # fmt: skip
-        modelled = ", modelled" if self.subject.modelled else ""
         return "\n".join([
             table(("query", "received", "processed", "share", "late", "dropped", "because of", "age p95"), rows),
             "",
-            f"{self.subject.source} with {size(self.subject.memory_bytes)} on {self.subject.title} (virtual "
-            f"clock{modelled}), policy {self.policy}: {size(self.simulation.bytes_moved)} moved in "
+            f"{self.subject.named()}, policy {self.policy}: {size(self.simulation.bytes_moved)} moved in "
             f"{self.simulation.swaps} loads over {self.duration_s:g} s",
             self.subject.needs(),
         ])  # fmt: skip
