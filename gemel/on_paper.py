@@ -83,6 +83,8 @@ class Subject:
                 "nothing is swapped"]
         said += [f"{query} needs {size(nbytes)} alone: none of its frames run in {size(self.memory_bytes)}"
                  for query, nbytes in self.unfit().items()]
+        said += [f"one run of {query} takes {1000 * cost.run_s:.0f} ms, its SLA is {1000 * cost.sla_s:.0f} ms: none of "
+                 "its frames are in time" for query, cost in costs.queries.items() if cost.run_s > cost.sla_s]
         if self.device_bytes is not None and self.memory_bytes > self.device_bytes:
             said.append(f"{self.title} has no more than {size(self.device_bytes)}, for everything on it")
         return "\n".join(said)

@@ -82,6 +82,8 @@ def test_a_plan_tells_lack_of_memory_from_lack_of_speed(workload, capsys):
     hasty = answer(capsys, "plan", workload, "--memory", "1GiB", "--device", "jetson-nano")
     assert all(query["limited_by"] == ["slower than its SLA"] for query in hasty["queries"])
     assert hasty["in_time_fraction"] == 0 and hasty["bytes_moved_per_s"] == 0
+    assert main(["simulate", str(workload), "--device", "jetson-nano", "--duration", "2"]) == 0
+    assert f"one run of a takes {hasty['queries'][0]['run_ms']:.0f} ms, its SLA is 5 ms" in capsys.readouterr().out
 
 
 def test_a_query_the_memory_is_too_small_for_is_named_with_what_it_needs(workload, capsys):
