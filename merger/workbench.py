@@ -223,7 +223,7 @@ class Workbench:
         self.progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
         if not worth_keeping(query, reached):
             text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
-            self.progress("warning", text=text)
+            self.progress("warning", text=f"{text}; train it longer, or on more frames")
         one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
         return Reference(truths, threshold, reached, one_error)
 

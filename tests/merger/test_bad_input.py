@@ -1,0 +1,127 @@
+"""What a merge refuses or puts up with, as somebody at the command line sees it: one clear line, exit code 2 for input."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+
+from gemel.cli import main
+from merger import Resources, merge
+from merger.workbench import Workbench
+from models.weights import save_weights
+from models.workload import Workload, load_workload
+from tests.merger.options import QUICK
+from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload
+
+
+@pytest.fixture
+def untrained(tmp_path: Path) -> Path:
+    """A workload file of two queries whose weights nobody trained."""
+    path = write_workload(tmp_path / "w", queries=2, frames=12)
+    write_random_weights(path)
+    return path
+
+
+def _edit(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
+    document = yaml.safe_load(path.read_text())
+    change(document["queries"])
+    path.write_text(yaml.safe_dump(document))
+
+
+def _without_class(split: str) -> Callable[[Path], None]:
+    return lambda path: shutil.rmtree(data_of(load_workload(path), "q1") / split / "left")
+
+
+def _target(value: float) -> Callable[[Path], None]:
+    return lambda path: _edit(path, lambda queries: queries[1].update(accuracy_target=value))
+
+
+def _another_class(path: Path) -> None:
+    _edit(path, lambda queries: queries[1]["classes"].append("middle"))
+    for split in ("train", "val", "test"):
+        data = path.parent / "data" / "q1" / split
+        shutil.copytree(data / "left", data / "middle")
+
+
+def _classes_in_another_order(path: Path) -> None:
+    weights = weights_of(load_workload(path), "q1")
+    save_weights(weights, load_file(weights), classes=["right", "left"])
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (_without_class("train"), ("train/left", "no frames of class 'left' (query q1)", "add frames of it, or take")),
+        (_without_class("val"), ("val/left", "no frames of class 'left' (query q1)", "add frames of it, or take")),
+        (_without_class("test"), ("test/left", "no frames of class 'left' (query q1)", "add frames of it, or take")),
+        (_target(1.05), ("workload.yaml", "queries[1].accuracy_target", "above 0 and at most 1")),
+        (_target(0.0), ("workload.yaml", "queries[1].accuracy_target", "above 0 and at most 1")),
+        (_another_class, ("q1.safetensors", "only the head does not fit the class list", "list in `classes`")),
+        (_classes_in_another_order, ("q1.safetensors", 'trained for the classes ["right", "left"]', "list in `class")),
+    ],
+    ids=["train", "val", "test", "target above 1", "target 0", "more classes", "classes in another order"],
+)
+def test_what_is_refused_is_one_line_and_leaves_nothing(
+    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture, damage: Callable[[Path], None], told: tuple
+) -> None:
+    damage(untrained)
+    assert main(["merge", str(untrained), "-o", str(tmp_path / "b.gemel")]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gemel: ")]
+    assert len(lines) == 1 and all(part in lines[0] for part in told), lines
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+def test_without_room_for_a_checkpoint_a_merge_ends_with_one_line(
+    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(content: Any, file: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    assert main(["merge", str(untrained), "-o", str(tmp_path / "b.gemel"), "--method", "none"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gemel: ")]
+    assert len(lines) == 1 and "No space left on device; free some space on this disk" in lines[0]
+    assert not (tmp_path / "b.gemel").exists()
+
+
+def test_an_original_at_chance_is_said_to_be_no_evidence(
+    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    main(["merge", str(untrained), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
+    shown = capsys.readouterr()
+    assert "no evidence: the original is too weak" in shown.out
+    (line,) = (line for line in shown.err.splitlines() if "q0" in line and "which is no evidence" in line)
+    assert "on val, which is no evidence; train it longer" in line
+
+
+def test_a_query_that_cannot_reach_its_target_keeps_its_original_and_the_log_says_why(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ratio(bench: Workbench, query: str, model: nn.Module) -> float:
+        return 0.99 if query == "q1" else 1.0
+
+    monkeypatch.setattr(Workbench, "ratio", ratio)
+    _edit(workload.path, lambda queries: queries[1].update(accuracy_target=1.0))
+    out = tmp_path / "b.gemel"
+    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=16))
+    report = merge(load_workload(workload.path), out, options=options, resources=Resources(workers=1))
+    by_id = {query.id: query for query in report.queries}
+    assert by_id["q1"].ratio == 1.0 and by_id["q1"].met and report.saved_fraction > 0.1
+    rows = [json.loads(line) for line in out.with_name("b.gemel.log.jsonl").read_text().splitlines()]
+    touched = [row for row in rows if "set" in row and any(query == "q1" for query, _ in row["set"])]
+    assert touched
+    for row in touched:
+        assert row["outcome"] in ("partly", "refused") and all(query != "q1" for query, _ in row["kept"])
+        assert row["in_the_way"]["q1"]["ratio"] == 0.99 and row["in_the_way"]["q1"]["required"] == 1.0
