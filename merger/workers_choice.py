@@ -18,7 +18,7 @@ from merger.workers_pool import Pool
 from models.errors import InputError
 
 FOLDER = "jobs"
-PROCESS_BYTES = 600 << 20
+PROCESS_BYTES = 740 << 20
 """What a process with torch needs before it has done anything."""
 COPIES = 8
 """A training holds weights, gradients, AdamW's two moments, the originals, and states on their way there and back."""
