@@ -20,7 +20,7 @@ from models.plan import SharingPlan, tie
 
 MEAN, ALIGNED = "mean", "aligned mean"
 MOST_DONORS = 4
-"""Donors tried at most, those with the most shared bytes of their own first."""
+"""Donors tried at most, those with the most shared bytes of their own first; one where all have a common ancestor."""
 WORTH_SOLVING = 0.6
 """What a mean may lose and not be solved: that costs a third of an epoch, which a near start does not need."""
 LEAST_VARIANCE = 1e-12
@@ -40,11 +40,12 @@ def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[
     the error of every start.
     """
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    donors = by_shared_bytes(bench, plan)[:MOST_DONORS]
     _tell_forecast(bench, plan, journal)
+    kin = _have_common_ancestor(bench, plan, originals)
+    donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
     starts = {donor: (originals, donated(plan, originals, donor)) for donor in donors}
     starts[MEAN] = (originals, averaged(plan, originals))
-    if not _have_common_ancestor(bench, plan, originals):
+    if not kin:
         ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
         starts[ALIGNED] = (ordered, averaged(plan, ordered))
     judge = _Judge(bench, plan, journal)
