@@ -19,7 +19,8 @@ def bundle(tmp_path):
 
 
 def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, capsys):
-    assert main(["profile", str(bundle.path), "--factory", FACTORY, "--device", "cpu", "--engine", "torch", "--json"]) == 0
+    options = ("--factory", FACTORY, "--device", "cpu", "--engine", "torch", "--json")
+    assert main(["profile", str(bundle.path), *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["profile"] == f"{bundle.path}.profile.json" and found["copy_gb_s"] > 0
     assert [query["id"] for query in found["queries"]] == ["gate", "yard", "road"]

@@ -1,4 +1,4 @@
-"""What a merge refuses or puts up with, as somebody at the command line sees it: one clear line, exit code 2 for input."""
+"""What a merge refuses or puts up with, as seen at the command line: one clear line, exit code 2 for input."""
 
 from __future__ import annotations
 

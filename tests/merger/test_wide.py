@@ -64,7 +64,8 @@ def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
     required = 0.9
-    repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=3e-3, epochs=6), required, Journal(), Bounds(bench.work))
+    recipe, bounds = Recipe(rate=3e-3, epochs=6), Bounds(bench.work)
+    repaired, rows = repair(bench, merged, "q1", 0.5, recipe, required, Journal(), bounds)
     assert rows[0]["repair"] == "norms and head"
     for query in ("q0", "q2"):
         assert repaired.states[query] is merged.states[query]
