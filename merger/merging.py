@@ -200,7 +200,7 @@ def _ship(
 
 
 def _precision(bench: Workbench, merged: Merged, query: Query) -> Any:
-    """The precision that this query's model was trained in; None where it left as its original or nothing is trained."""
+    """The precision that this query's model was trained in; None where it is its original or nothing is trained."""
     original, state = bench.originals[query.id].state_dict(), merged.states[query.id]
     assert isinstance(bench.precisions, Precisions)
     if original.keys() == state.keys() and all(torch.equal(original[key].cpu(), state[key].cpu()) for key in state):
