@@ -28,7 +28,7 @@ from models.residual import shapes
 RANKS = (4, 8, 16)
 LAYERS = 0.5
 """The part of a query's shared layers that get a residual, those furthest from the original first."""
-UNSHARED = (0.125, 0.25, 0.5)
+UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """The part of a query's shared bytes that become private copies, step by step."""
 
 
