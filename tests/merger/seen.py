@@ -68,7 +68,7 @@ def original(query: Query, seed: int) -> nn.Module:
 
 
 def _frames(folder: Path, task: str, count: int) -> None:
-    random = np.random.default_rng(len(str(folder.name)))
+    random = np.random.default_rng(len(f"{task} {folder.name}"))
     images, annotations = [], []
     for index in range(count):
         label = index % 2
