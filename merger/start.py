@@ -48,7 +48,7 @@ def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[
     if not kin:
         ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
         starts[ALIGNED] = (ordered, averaged(plan, ordered))
-    judge = _Judge(bench, plan, journal)
+    judge = Judge(bench, plan, journal)
     reached = {name: judge.error(name, states) for name, (_, states) in starts.items()}
     best = min(reached, key=lambda name: reached[name])
     if best in (MEAN, ALIGNED) and reached[best] > WORTH_SOLVING:
@@ -111,7 +111,7 @@ def lost(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     return float(torch.stack(parts).mean()) if parts else 0.0
 
 
-class _Judge:
+class Judge:
     """How far starts are off: the part of the heads' inputs that is lost, on a few train frames of each query."""
 
     def __init__(self, bench: Workbench, plan: SharingPlan, journal: Journal) -> None:

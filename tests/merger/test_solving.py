@@ -8,7 +8,7 @@ from torch import nn
 
 from merger.journal import Journal
 from merger.solving import _best_weight, _Equations, _samples, solved
-from merger.start import features_error
+from merger.start import Judge
 from merger.workbench import Workbench, snapshot
 from models.layers import weight_key
 from models.plan import SharingPlan
@@ -72,7 +72,7 @@ def test_a_damaged_start_is_mended(bench: Workbench) -> None:
         for query, _ in members:
             damaged[query][key] = wrong
     found = solved(bench, PLAN, originals, damaged, Journal())
-    before, after = (features_error(bench, PLAN, states) for states in (damaged, found))
+    before, after = (Judge(bench, PLAN, Journal()).errors(states) for states in (damaged, found))
     for query in ("q0", "q2"):
         assert after[query] < 0.5 * before[query]
     for members in PLAN.shared:

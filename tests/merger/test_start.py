@@ -12,7 +12,7 @@ from merger.ancestry import COMMON, kinship
 from merger.journal import Journal
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
-from merger.start import _Judge, averaged, choose_start, donated
+from merger.start import Judge, averaged, choose_start, donated
 from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
 from models.plan import SharingPlan
@@ -62,7 +62,7 @@ def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     states = choose_start(bench, plan, Journal())
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
-    found = _Judge(bench, plan, Journal()).errors(states)
+    found = Judge(bench, plan, Journal()).errors(states)
     assert sum(found.values()) / len(found) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
