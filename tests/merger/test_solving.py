@@ -23,7 +23,8 @@ def bench(workload: Workload) -> Workbench:
     bench = Workbench(workload)
     bench.originals["q2"].load_state_dict(snapshot(bench.originals["q0"]))
     for query in ("q0", "q2"):
-        bench.calibrate(query, bench.originals[query])
+        bench.calibrate(query, bench.originals[query].requires_grad_(True))  # norms at rest would stay as they are
+        bench.originals[query].requires_grad_(False)
     return bench
 
 
