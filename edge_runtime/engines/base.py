@@ -151,7 +151,7 @@ class FrameEngine(ABC):
         if self.query.stored and not self.runs_narrow:
             dtypes = " and ".join(sorted({own.dtype for own in self.query.stored.values()}))
             fault = f"query {self.query.id} has weights stored as {dtypes}, which engine {self.name} cannot run"
-            raise InputError(bundle.path, fault, "take engine torch, or merge with --weights fp32")
+            raise InputError(bundle.path, fault, "take engine torch or onnx, or merge with --weights fp32")
 
     def _crop(self, frame: np.ndarray) -> np.ndarray:
         if self.query.roi is None:
