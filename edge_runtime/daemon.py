@@ -255,8 +255,9 @@ def _plan(config: BoxConfig, bundle: Bundle, costs: Costs, damaged: Mapping[str,
 def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs, engines: Mapping[str, FrameEngine]) -> Arena:
     size = arena_bytes(costs, config.budget_bytes)
     store = store_for(Store.of_bundle(bundle), costs)
+    arranged = layout_of(engines, store.kinds, _plan(config, bundle, costs, {})["fits"])
     try:
-        return Arena(store, size, config.device, config.budget_bytes, channels_last=layout_of(engines, store.kinds))
+        return Arena(store, size, config.device, config.budget_bytes, channels_last=arranged)
     except (RuntimeError, MemoryError) as error:
         fault = f"the device {config.device} has no {size} bytes for weights"
         raise InputError(config.path, fault, "give a smaller budget", "budget") from error

@@ -87,7 +87,7 @@ def profile_bundle(
     names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
     engines, store = engines_for(opened, engine, chosen), Store.of_bundle(opened)
     capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
-    arena = Arena(store, capacity, chosen, channels_last=layout_of(engines, store.kinds))
+    arena = Arena(store, capacity, chosen, channels_last=layout_of(engines, store.kinds, stays=False))
     queries: dict[str, QueryProfile] = {}
     loads: list[tuple[int, float]] = []
     try:

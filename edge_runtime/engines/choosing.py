@@ -46,10 +46,14 @@ def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str
     return {query: _prepared(name, bundle, query, device, told) for query, name in chosen.items()}
 
 
-def layout_of(engines: Mapping[str, FrameEngine], kinds: Mapping[str, Any]) -> frozenset[str]:
-    """The tensors (dtype and shape by name) to be arranged channels last for these engines: convolutions, or none."""
-    as_stored = any(engine.channels_last is False for engine in engines.values())
-    return frozenset() if as_stored else convolutions(kinds)
+def layout_of(engines: Mapping[str, FrameEngine], kinds: Mapping[str, Any], stays: bool = True) -> frozenset[str]:
+    """The tensors (dtype and shape by name) to be arranged channels last for these engines: convolutions, or none.
+
+    What comes and goes (`stays` False) is arranged only for an engine that takes it in no other order: it takes longer
+    than the copy.
+    """
+    wanted = {engine.channels_last for engine in engines.values()}
+    return frozenset() if False in wanted or not (stays or True in wanted) else convolutions(kinds)
 
 
 def fastest(bundle: Bundle, device: str = "cpu") -> dict[str, str]:

@@ -23,6 +23,11 @@ def test_the_choice_is_the_quickest_in_sum_among_those_that_take_one_layout(foun
     assert sum(times[query][name] for query, name in chosen.items()) == pytest.approx(min(sums))
 
 
+class Fussy(TorchEngine):
+    name = "fussy"
+    channels_last = True
+
+
 class Quick(TorchEngine):
     name = "quick"
     channels_last = False
@@ -81,6 +86,8 @@ def test_weights_are_arranged_only_where_every_engine_takes_them_so(bundle):
     torch_engines = {query.id: make_engine("torch", bundle, query.id) for query in bundle.queries}
     arranged = layout_of(torch_engines, kinds)
     assert arranged and all(len(kinds[name][1]) == 4 for name in arranged)
+    assert layout_of(torch_engines, kinds, stays=False) == frozenset()
+    assert layout_of({**torch_engines, "gate": Fussy(bundle, "gate")}, kinds, stays=False) == arranged
     assert layout_of({**torch_engines, "gate": Quick(bundle, "gate")}, kinds) == frozenset()
 
 
