@@ -137,7 +137,8 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
     arranging.close()
     rows = []
     for query in bundle.queries:
-        found = {what: median(taken[query.id, what]) for what in ("plain", "cold", "arranged", "from_previous", "rebind")}
+        timings = ("plain", "cold", "arranged", "from_previous", "rebind")
+        found = {what: median(taken[query.id, what]) for what in timings}
         nbytes = sum(store.extents[name].nbytes for name in needs[query.id])
         pairs = zip(taken[query.id, "cold"], taken[query.id, "plain"])
         rows.append({"query": query.id, "model": query.model, "megabytes": nbytes / 1e6,
