@@ -6,12 +6,8 @@ correct, equal tensors are not merged. So a reader finds each weight, and an eng
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +18,7 @@ from torch import Tensor, nn
 from models.atomic import check_output, writing
 from models.detector import Detector, OneStage
 from models.errors import InputError
+from models.quiet import quiet
 
 if TYPE_CHECKING:
     import onnx
@@ -241,7 +238,7 @@ def _traced(module: nn.Module, path: Path, input_size: int, batch: Batch) -> onn
     was_training = module.training
     network = _Exported(module).eval()
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             # Captured here and not by the exporter, which tries other ways after a failure and hides its reason.
             graph = torch.export.export(
                 network, (frames,), dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True
@@ -303,16 +300,3 @@ def _shapes(values: Any) -> dict[str, Shape]:
         value.name: tuple(axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim)
         for value in values
     }
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep from the user what the exporter says to its own developers: where it fails it prints whole graphs."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

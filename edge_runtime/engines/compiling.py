@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from edge_runtime.engines.architecture import key_of
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.workspace import peak_bytes
 from models.bundle import Bundle, BundleQuery
+from models.quiet import quiet
 
 SUFFIX = ".pt2"
 FORMAT = 1
@@ -68,7 +65,7 @@ def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, pa
     size = query.input_size
     frames = torch.rand(2, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             program = torch.export.export(
                 model, (frames,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 prefer_deferred_runtime_asserts_over_guards=True)
@@ -148,16 +145,3 @@ def _noted(tensor: Tensor) -> dict[str, Any]:
     """A constant as JSON values."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape),
             "values": tensor.reshape(-1).tolist()}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep from the operator what the compiler says to its own developers."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
