@@ -242,6 +242,7 @@ def write_again(sample, path: Path | None = None, **others):
 def interrupt_the_third_write(monkeypatch, folder: Path) -> None:
     """Send this process the signal of Ctrl-C when the third tensor is about to be written."""
     raw_bytes, writes = bundle_writer.raw_bytes, itertools.count(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 
     def interrupted(tensor):
         if any(folder.glob(".*.tmp")) and next(writes) == 3:
