@@ -10,8 +10,8 @@ OUT ?= out
 demo: $(STAMP)  ## the whole road on rendered clips, within 5 minutes on 2 cores; ends with where the report is
 	$(BIN)/gemel demo --out $(OUT)/demo
 
-test: $(STAMP)  ## every test; PYTEST_ARGS="-m 'not slow'" for the quick ones
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(STAMP)  ## every test, two at a time; PYTEST_ARGS="-m 'not slow'" for the quick ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
