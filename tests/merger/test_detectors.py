@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import merger.beyond as beyond_module
+import merger.beyond_start as beyond_start_module
 import merger.methods.wide as wide_module
 from edge_runtime.arena import Arena
 from edge_runtime.engines.torch_engine import TorchEngine
@@ -163,6 +164,7 @@ def test_wide_shares_the_ceiling_and_repairs_a_detector_by_residuals(
     monkeypatch.setattr(Workbench, "ratio", _only_with_residuals(repaired))
     if kind == "two_stage":
         monkeypatch.setattr(wide_module, "choose_start", _given)
+        monkeypatch.setattr(wide_module, "SPRINTS", (1,))
     report, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "wide")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
     assert {row["outcome"] for row in sets} == {"kept", "repaired"}
@@ -178,10 +180,11 @@ def test_the_papers_search_shares_layers_of_detectors_after_training(
 ) -> None:
     workload = request.getfixturevalue(kind)
     monkeypatch.setattr(Workbench, "ratio", _after_training())
-    options = replace(OPTIONS, min_saving=0.03)
-    report, _, sets = _merged(workload, options, tmp_path / "b.gemel", "gemel")
-    assert sets and {row["outcome"] for row in sets} == {"kept"} and report.saved_fraction > 0.03
-    assert sets[0]["work"] > sum(row["work"] for row in sets[1:])  # only the first was not good at once
+    options = replace(OPTIONS, max_work=1.0)  # one group, and no other is begun
+    report, bundle, sets = _merged(workload, options, tmp_path / "b.gemel", "gemel")
+    assert [row["outcome"] for row in sets] == ["kept"] + ["untried"] * (len(sets) - 1) and len(sets) > 10
+    assert sets[0]["work"] == pytest.approx(report.work) and report.bytes_before > report.bytes_after
+    assert all(query.trained for query in bundle.queries)
 
 
 @pytest.mark.slow
@@ -213,7 +216,7 @@ def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workloa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
+@pytest.mark.parametrize("kind", ["one_stage"])  # two stages take minutes
 def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -221,6 +224,8 @@ def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     monkeypatch.setattr(Workbench, "ratio", lambda *_: 1.0)
     monkeypatch.setattr(wide_module, "choose_start", _given)
     monkeypatch.setattr(beyond_module, "MOST_TRIES", 1)
+    monkeypatch.setattr(beyond_module, "LEAST_SAVING", 0.02)  # each candidate costs a run of its queries
+    monkeypatch.setattr(beyond_start_module, "FRAMES", 4)
     out = tmp_path / "b.gemel"
     report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True), resources=ALONE)
     assert verify_bundle(out) == [] and report.saved_fraction > report.ceiling_fraction
