@@ -224,7 +224,7 @@ def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     monkeypatch.setattr(Workbench, "ratio", lambda *_: 1.0)
     monkeypatch.setattr(wide_module, "choose_start", _given)
     monkeypatch.setattr(beyond_module, "MOST_TRIES", 1)
-    monkeypatch.setattr(beyond_module, "LEAST_SAVING", 0.02)  # each candidate costs a run of its queries
+    monkeypatch.setattr(beyond_module, "LEAST_SAVING", 0.002)  # each candidate costs a run of its queries
     monkeypatch.setattr(beyond_start_module, "FRAMES", 4)
     out = tmp_path / "b.gemel"
     report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True), resources=ALONE)
