@@ -40,7 +40,7 @@ from models.zoo import build_query
 from tests.merger.seen import classifier, detector, write
 
 torch.set_num_threads(1)
-RECIPE = Recipe(rate=1e-3, epochs=1, batch=4, frames_per_epoch=8)
+RECIPE = Recipe(rate=1e-3, epochs=1, batch=2, frames_per_epoch=4)
 OPTIONS = MergeOptions(RECIPE, choose_rate=False, precision="fp32")
 ALONE = Resources(workers=1)
 
@@ -216,7 +216,7 @@ def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workloa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one_stage"])  # two stages take minutes
+@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
 def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -224,8 +224,10 @@ def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     monkeypatch.setattr(Workbench, "ratio", lambda *_: 1.0)
     monkeypatch.setattr(wide_module, "choose_start", _given)
     monkeypatch.setattr(beyond_module, "MOST_TRIES", 1)
-    monkeypatch.setattr(beyond_module, "LEAST_SAVING", 0.002)  # each candidate costs a run of its queries
-    monkeypatch.setattr(beyond_start_module, "FRAMES", 4)
+    if kind == "two_stage":  # each candidate costs a run of large models: only the heaviest
+        monkeypatch.setattr(beyond_module, "LEAST_SAVING", 0.05)
+        monkeypatch.setattr(beyond_start_module, "FRAMES", 2)
+        monkeypatch.setattr(beyond_start_module, "INPUT_FRAMES", 4)
     out = tmp_path / "b.gemel"
     report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True), resources=ALONE)
     assert verify_bundle(out) == [] and report.saved_fraction > report.ceiling_fraction
