@@ -51,26 +51,29 @@ def main() -> None:
     """Measure what was asked for; print a table and one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "memory", "families", "weigh"))
-    parser.add_argument("--engines", nargs="*", default=[name for name in ENGINES if not missing(name)])
+    parser.add_argument("--engines", nargs="*", help="default: all that can run here; of `families` compiled alone")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="only these, for `families`")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="also write the JSON here")
+    parser.add_argument("--kept", type=Path, help="of `families`: JSON lines to add rows to; none is measured again")
     parser.add_argument("--bundle", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    default = ["compiled"] if options.what == "families" else [name for name in ENGINES if not missing(name)]
+    engines = options.engines or default
     torch.set_num_threads(1)
     if options.what == "weigh":  # in a process of its own, started by `memory`
-        print(json.dumps(weigh(options.bundle, options.engines[0], options.count)))
+        print(json.dumps(weigh(options.bundle, engines[0], options.count)))
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engines.gemel"
         if options.what == "speed":
-            rows = speed(made_bundle(path, options.model, residuals=True), options.engines, options.rounds)
+            rows = speed(made_bundle(path, options.model, residuals=True), engines, options.rounds)
         elif options.what == "memory":
-            rows = memory(made_bundle(path, options.model, residuals=False).path, options.engines)
+            rows = memory(made_bundle(path, options.model, residuals=False).path, engines)
         else:
-            rows = families(Path(folder), options.families)
+            rows = [row for name in engines for row in families(Path(folder), options.families, name, options.kept)]
     show(rows)
     text = json.dumps({"date": date.today().isoformat(), "machine": machine(), "model": options.model, "rows": rows})
     print(text)
