@@ -4,7 +4,7 @@ Usage: python benchmarks/beyond.py [WORKLOAD.yaml ...]      (default: all of ben
 
 For each workload, in % of the originals' bytes, on top of the ceiling:
   inside    repeated layers of a stage in one model become one weight (merger.beyond_candidates), residuals not counted
-  low rank  linear layers above 1 MB become two factors of rank 64
+  low rank  layers that save at least 0.2 % become two factors, their rank a quarter of their smaller side
   leading   a weight is the leading channels of a larger one of the same kind and kernel in a model of another query
   fp32      the ceiling, inside and low rank together (a layer that repeats is factorised once)
   fp16      that with every float stored in 2 bytes; int8: weights in 1 byte and a scale of 4 bytes per output channel
@@ -14,20 +14,21 @@ For each workload, in % of the originals' bytes, on top of the ceiling:
 from __future__ import annotations
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from merger.beyond_candidates import Unit, neighbours, units
+from merger.beyond import LEAST_SAVING
+from merger.beyond_candidates import LEAST_RANK, RANK_PARTS, Unit, neighbours, units
 from models.groups import groups
 from models.layers import Layer, layers_of_all, model_bytes
+from models.low_rank import largest_rank_of, numel_of_factors
 from models.plan import SharingPlan
 from models.workload import load_workload
 
 WORKLOADS = Path(__file__).parent / "workloads"
-HEAVY_BYTES = 1 << 20
-RANK = 64
 SCALE_BYTES = 4
 
 
@@ -79,13 +80,17 @@ def repeats(layers: Sequence[Layer], plan: SharingPlan) -> set[Unit]:
     return set(chain)
 
 
-def low_rank_bytes(stored: Sequence[Weight]) -> int:
-    """What is saved when the heavy linear layers become two factors."""
-    heavy = [weight for weight in stored if weight.kind.startswith("linear") and weight.nbytes > HEAVY_BYTES]
+def low_rank_bytes(stored: Sequence[Weight], least_bytes: float) -> int:
+    """What is saved when layers become two factors of the largest rank that is tried, where that saves enough."""
     saved = 0
-    for weight in heavy:
-        out, inputs = weight.shape
-        saved += max(0, weight.nbytes - RANK * (out + inputs) * (weight.nbytes // (out * inputs)))
+    for weight in stored:
+        kind, *rest = weight.kind.split()
+        if kind != "linear" and "groups=1" not in rest:
+            continue
+        rank = max(LEAST_RANK, round(RANK_PARTS[-1] * largest_rank_of(weight.shape)))
+        itemsize = weight.nbytes // math.prod(weight.shape)
+        gain = weight.nbytes - numel_of_factors(weight.shape, rank) * itemsize
+        saved += gain if gain >= least_bytes else 0
     return saved
 
 
@@ -101,7 +106,8 @@ def leading_bytes(stored: Sequence[Weight]) -> int:
 
 def row(path: Path) -> list[str]:
     """One line of the table."""
-    queries = load_workload(path).queries
+    workload = load_workload(path)
+    queries = workload.queries
     layers = layers_of_all(queries)
     before = sum(map(model_bytes, queries))
     plan = SharingPlan.of(groups(layers))
@@ -110,8 +116,9 @@ def row(path: Path) -> list[str]:
     repeated = repeats(layers, plan)
     kept = [weight for weight in stored if weight.unit not in repeated]
     inside = sum(weight.nbytes for weight in stored) - sum(weight.nbytes for weight in kept)
-    low_rank, leading = low_rank_bytes(stored), leading_bytes(stored)
-    factorised = low_rank_bytes(kept)
+    least = LEAST_SAVING * before
+    low_rank, leading = low_rank_bytes(stored, least), leading_bytes(stored)
+    factorised = low_rank_bytes(kept, least)
     left = before - ceiling - inside - factorised
     in_weights = sum(weight.nbytes for weight in kept) - factorised  # the rest are norms, biases, heads
     scales = SCALE_BYTES * sum(weight.shape[0] for weight in kept)
@@ -119,7 +126,7 @@ def row(path: Path) -> list[str]:
     parts = (ceiling, inside, low_rank, leading, before - left, before - left / 2, before - int8)
     gain = (before - left) / ceiling if ceiling else float("inf")
     percents = [f"{100 * part / before:.1f}" for part in parts]
-    return [path.stem, f"{before / 1e6:,.0f}", *percents[:5], f"{gain:.2f}", *percents[5:]]
+    return [workload.name, f"{before / 1e6:,.0f}", *percents[:5], f"{gain:.2f}", *percents[5:]]
 
 
 def main() -> None:

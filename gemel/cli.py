@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("--precision", choices=("auto", "fp32", "bf16"), help="of the training (default: measured)")
     number(made, "--margin", float, "how far above its target a query must come on val, 0 to 1 (default 0.5)")
     made.add_argument(
-        "--beyond", action="store_true", help="past the ceiling: sharing within models, linear layers of low rank"
+        "--beyond", action="store_true", help="past the ceiling: sharing within models, layers of low rank"
     )
     made.add_argument(
         "--weights",

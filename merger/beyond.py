@@ -1,8 +1,8 @@
-"""Past the ceiling: what one model can share with itself, and heavy linear layers as factors of low rank.
+"""Past the ceiling: what one model can share with itself, and heavy layers as factors of low rank.
 
 Each kind of step is tried on its own on top of what is merged already. Its candidates stand in order of bytes saved
 per risk; as many as possible are taken at once and trained together for a short while, half as many after a refusal,
-and what is refused alone is dropped (a linear layer is tried at its next rank first). A step stays only when every
+and what is refused alone is dropped (factors are tried at their next rank first). A step stays only when every
 query that it touches still reaches what is required of it on val.
 """
 
@@ -26,14 +26,14 @@ from models.layers import layers_of_all, model_bytes
 from models.plan import SharingPlan
 
 ROUNDS = {INSIDE: 3, LOW_RANK: 1}
-"""Each round halves the weights of a stage; linear layers are factorised once."""
+"""Each round halves the weights of a stage; layers are factorised once."""
 MOST_TRIES = 12
 LEAST_SAVING = 0.002
 """A candidate that saves less than this part of the originals' bytes is not worth a training."""
 EPOCHS = 0.5
 """Epochs of one try, as a part of those a search gives an attempt."""
 MAX_RISK = 0.25
-"""A linear layer starts at the least rank whose risk is below this."""
+"""A layer starts at the least rank whose risk is below this."""
 NEAR = 0.05
 """A query that lies no further below what is required may be helped by residuals."""
 Queue = list[list[dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""What could be stored once or smaller past the ceiling: repeated layers of one model, and heavy linear layers.
+"""What could be stored once or smaller past the ceiling: repeated layers of one model, and layers as two factors.
 
 A unit is one stored weight with the layers that use it: a set of the plan, or a layer on its own.
 """
@@ -15,14 +15,14 @@ from typing import Any
 from torch import nn
 
 from models.layers import Layer
-from models.low_rank import linear_at
+from models.low_rank import factorisable, largest_rank_of, numel_of_factors
 from models.plan import Member, SharingPlan
 
 INSIDE, LOW_RANK = "inside", "low rank"
 Unit = tuple[Member, ...]
 NUMBERED = re.compile(r"(\D*)(\d+)")
 RANK_PARTS = (1 / 64, 1 / 16, 1 / 4)
-"""Ranks tried for a linear layer, as parts of its smaller side: 64, 256 and 1024 of 4096."""
+"""Ranks tried for a layer, as parts of its smaller side: 64, 256 and 1024 of 4096."""
 LEAST_RANK = 4
 
 
@@ -131,16 +131,16 @@ def inside(layers: Sequence[Layer], plan: SharingPlan, least_bytes: float) -> li
 def low_rank(
     layers: Sequence[Layer], originals: Mapping[str, nn.Module], plan: SharingPlan, least_bytes: float
 ) -> list[list[Candidate]]:
-    """For every unit of linear layers its candidates by ascending rank, each saving `least_bytes` or more."""
+    """For every unit that can be two factors its candidates by ascending rank, each saving `least_bytes` or more."""
     found = []
     for unit in units(layers, plan):
-        linears = [linear_at(originals[query], path) for query, path in unit]
-        if None in linears or any(path in plan.residuals.get(query, {}) for query, path in unit):
+        whole = [factorisable(originals[query], path) for query, path in unit]
+        if None in whole or any(path in plan.residuals.get(query, {}) for query, path in unit):
             continue
-        assert linears[0] is not None
-        weight = linears[0].weight
-        ranks = sorted({max(LEAST_RANK, round(part * min(weight.shape))) for part in RANK_PARTS})
-        saved = {rank: weight.nbytes - rank * sum(weight.shape) * weight.itemsize for rank in ranks}
+        assert whole[0] is not None
+        weight = whole[0].weight
+        ranks = sorted({max(LEAST_RANK, round(part * largest_rank_of(weight.shape))) for part in RANK_PARTS})
+        saved = {rank: weight.nbytes - numel_of_factors(weight.shape, rank) * weight.itemsize for rank in ranks}
         ladder = [Candidate(LOW_RANK, unit, rank=rank, saved_bytes=saved[rank]) for rank in ranks]
         if ladder := [one for one in ladder if one.saved_bytes >= max(1, least_bytes)]:
             found.append(ladder)

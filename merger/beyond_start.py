@@ -19,7 +19,7 @@ from models.plan import Member, tie
 FRAMES = 16
 """Train frames of each query by which a start is judged: there are three for each of many candidates."""
 INPUT_FRAMES = 64
-"""Train frames of each query on which the inputs of a linear layer are measured."""
+"""Train frames of each query on which the inputs of a layer to be factorised are measured."""
 LEAST_RISK = 1e-4
 
 
@@ -80,14 +80,15 @@ def _with_factors(state: State, path: str, made: Mapping[str, Tensor]) -> State:
 
 @torch.no_grad()
 def _input_scale(bench: Workbench, merged: Merged, members: Sequence[Member]) -> Tensor | None:
-    """Root mean square of each input of a linear layer over train frames of all its queries; None if it never ran."""
+    """Root mean square of each input (channel) of a layer over train frames of its queries; None if it never ran."""
     total, count = None, 0
     for query, path in members:
         model = bench.models([query], merged.states, merged.plan)[query].eval()
         seen: list[Tensor] = []
 
-        def note(_: nn.Module, inputs: tuple[Tensor, ...], own: list[Tensor] = seen) -> None:
-            own.append(inputs[0].float().flatten(0, -2))
+        def note(layer: nn.Module, inputs: tuple[Tensor, ...], own: list[Tensor] = seen) -> None:
+            channels = 1 if isinstance(layer, nn.Conv2d) else -1
+            own.append(inputs[0].float().movedim(channels, -1).flatten(0, -2))
 
         handle = model.get_submodule(path).register_forward_pre_hook(note)
         data = bench.train[query]

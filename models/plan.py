@@ -18,7 +18,7 @@ Member = tuple[str, str]
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """Which layers share one weight, with which residual rank per query, and which linear layers are two factors.
+    """Which layers share one weight, with which residual rank per query, and which layers are two factors.
 
     `shared` holds the sets, each of (query, layer path) members; past the ceiling several may be layers of one query.
     `residuals` and `low_rank` map query -> layer path -> rank; the factors of a layer are layers themselves, `PATH.a`
@@ -53,7 +53,7 @@ class SharingPlan:
         return replace(self, residuals={**self.residuals, query: dict(ranks)})
 
     def factorised(self, members: Iterable[Member], rank: int) -> SharingPlan:
-        """This plan with these linear layers as two factors of this rank; what shared one weight shares both factors.
+        """This plan with these layers as two factors of this rank; what shared one weight shares both factors.
 
         The members share with nobody else; InputError where one has a residual or is two factors already.
         """

@@ -27,7 +27,7 @@ def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ce
 def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
     """Bytes of a query's original: every place of its plain architecture has a tensor of its own there, stored wide.
 
-    However the bundle came by what stands at a place: shared within the model, or a linear layer as two factors.
+    However the bundle came by what stands at a place: shared within the model, or a layer as two factors.
     """
     total = sum(
         math.prod(entries[name].shape) * wide_dtype(query, key, entries[name]).itemsize
@@ -36,9 +36,9 @@ def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
     for path in query.model_args.get(LOW_RANK, {}):  # type: ignore[union-attr]
         keys = [f"{path}.{factor}.weight" for factor in FACTORS]
         a, b = (entries.get(query.tensors.get(key, "")) for key in keys)
-        if a is not None and b is not None and len(a.shape) == len(b.shape) == 2:
+        if a is not None and b is not None and a.shape and b.shape:
             factors = math.prod(a.shape) + math.prod(b.shape)
-            total += (b.shape[0] * a.shape[1] - factors) * wide_dtype(query, keys[0], a).itemsize
+            total += (b.shape[0] * math.prod(a.shape[1:]) - factors) * wide_dtype(query, keys[0], a).itemsize
     return total
 
 

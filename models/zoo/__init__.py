@@ -100,7 +100,7 @@ def build(
 
     A name `package.module:factory` is imported, from `folder` first and from Python's path after it; `factories`,
     where given, is the list of those that may be. `num_classes` overrides the width that `classes` gives. The
-    argument `low_rank` is for no factory: whatever was built has its linear layers factorised (models.low_rank).
+    argument `low_rank` is for no factory: whatever was built has these layers factorised (models.low_rank).
     Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
     model cannot be built, and for a user's own module that could not be merged or has another width.
     """

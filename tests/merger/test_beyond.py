@@ -68,6 +68,12 @@ def _search(bench: Workbench, folder: Path, required: float, most_work: float = 
     return _Search(bench, RECIPE, dict.fromkeys(bench.queries, required), Checkpoint(folder, {}, False), bounds)
 
 
+def _ladder_of(path: str, bench: Workbench, merged: Merged) -> list[Candidate]:
+    """The candidates for factors of the layer at this path."""
+    ladders = low_rank(bench.layers, bench.originals, merged.plan, 0)
+    return next(ladder for ladder in ladders if {own for _, own in ladder[0].first} == {path})
+
+
 @pytest.mark.parametrize(
     ("one", "other", "steps"),
     [
@@ -115,8 +121,7 @@ def test_a_step_inside_ties_two_layers_of_one_model(bench: Workbench, merged: Me
 
 
 def test_factors_take_the_layers_place_and_are_shared(bench: Workbench, merged: Merged) -> None:
-    ladder = low_rank(bench.layers, bench.originals, merged.plan, 0)[0]
-    assert {path for one in ladder for _, path in one.first} == {"wide"}
+    ladder = _ladder_of("wide", bench, merged)
     assert [one.rank for one in ladder] == sorted({one.rank for one in ladder})
     after = applied(bench, merged, ladder[-1])
     models = bench.models(bench.queries, after.states, after.plan)
@@ -133,7 +138,7 @@ def test_the_risk_is_that_of_the_best_start_and_falls_with_the_rank(bench: Workb
         torch.nn.init.normal_(model.get_parameter("wide.weight"), std=0.05)
     alone = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
     before = errors(bench, alone, ["q0", "q1"])
-    ladder = low_rank(bench.layers, bench.originals, alone.plan, 0)[0]
+    ladder = _ladder_of("wide", bench, alone)
     found = [with_risk(bench, alone, one, before) for one in ladder]
     assert found[0].risk > found[-1].risk
     assert [Candidate.from_plain(one.to_plain()) for one in found] == found
@@ -145,6 +150,16 @@ def test_the_risk_is_that_of_the_best_start_and_falls_with_the_rank(bench: Workb
     judged = with_risk(bench, alone, pair, before)
     assert judged.start == min(by_start, key=lambda start: by_start[start])
     assert judged.risk == pytest.approx(by_start[judged.start])
+
+
+def test_factors_of_a_convolution_take_its_place(bench: Workbench, merged: Merged) -> None:
+    ladder = _ladder_of("stem.0", bench, merged)
+    after = applied(bench, merged, ladder[-1])
+    models = bench.models(bench.queries, after.states, after.plan)
+    tie(models, after.plan)
+    assert models["q0"].get_parameter("stem.0.a.weight") is models["q1"].get_parameter("stem.0.a.weight")
+    assert models["q0"].get_parameter("stem.0.b.weight").shape[1] == ladder[-1].rank
+    assert stored_bytes(bench, merged.plan) - stored_bytes(bench, after.plan) == ladder[-1].saved_bytes
 
 
 def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
@@ -160,8 +175,9 @@ def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
     assert tries and all(row["in_the_way"] == ["q1"] and not row["accepted"] for row in tries)
     sizes = [len(row["candidates"]) for row in tries if row["beyond"] == INSIDE]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 1
-    ranks = [row["candidates"][0]["rank"] for row in tries if row["beyond"] == LOW_RANK]
-    assert ranks == sorted(set(ranks))
+    alone = [row["candidates"][0] for row in tries if row["beyond"] == LOW_RANK and len(row["candidates"]) == 1]
+    ranks = [one["rank"] for one in alone if one["layers"] == alone[0]["layers"]]
+    assert len(ranks) > 1 and ranks == sorted(set(ranks))
 
 
 def test_a_query_just_below_gets_residuals_on_the_layers_that_share(

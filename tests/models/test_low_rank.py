@@ -1,4 +1,4 @@
-"""Linear layers as two factors: how they are asked for, how near they come, and that a bundle with them is sound."""
+"""Layers as two factors: how they are asked for, how near they come, and that a bundle with them is sound."""
 
 from __future__ import annotations
 
@@ -12,26 +12,35 @@ from torch import nn
 from models.bundle import BundleQuery, open_bundle, verify_bundle, write_bundle
 from models.errors import InputError
 from models.layers import describe
-from models.low_rank import LowRankLinear, factorise, factors, linear_at, with_ranks
+from models.low_rank import (
+    LowRankConv2d,
+    LowRankLinear,
+    factorisable,
+    factorise,
+    factors,
+    largest_rank_of,
+    with_ranks,
+)
 from models.preprocess import Preprocess
 from models.zoo import build
 
 NAME = "tests.models.test_low_rank:net"
 CLASSES = ("car", "none")
-RANKS = {"wide": 3}
+RANKS = {"conv": 2, "wide": 3}
 
 
 class Net(nn.Module):
-    """A convolution, a heavy linear layer and a head."""
+    """Two convolutions, one of them depthwise, a heavy linear layer and a head."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, stride=4, bias=False)
+        self.each = nn.Conv2d(4, 4, 1, groups=4, bias=False)
         self.wide = nn.Linear(4 * 16, 24)
         self.head = nn.Linear(24, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.wide(self.conv(x).flatten(1)).relu())
+        return self.head(self.wide(self.each(self.conv(x)).flatten(1)).relu())
 
 
 def net(num_classes: int) -> nn.Module:
@@ -41,15 +50,18 @@ def net(num_classes: int) -> nn.Module:
 def test_a_model_is_built_with_factors_under_the_layers_path() -> None:
     model = build(NAME, CLASSES, {"low_rank": RANKS}, 18)
     state = model.state_dict()
-    assert set(state) == {"conv.weight", "wide.a.weight", "wide.b.weight", "wide.b.bias", "head.weight", "head.bias"}
+    factors = {"conv.a.weight", "conv.b.weight", "wide.a.weight", "wide.b.weight", "wide.b.bias"}
+    assert set(state) == factors | {"each.weight", "head.weight", "head.bias"}
     assert state["wide.a.weight"].shape == (3, 64) and state["wide.b.weight"].shape == (24, 3)
+    assert state["conv.a.weight"].shape == (2, 3, 3, 3) and state["conv.b.weight"].shape == (4, 2, 1, 1)
     layers = {path: wide for path, wide, *_ in describe(NAME, 2, 18, "classification", {"low_rank": RANKS}).layers}
     assert layers["wide.a"] == "linear 3x64 float32" and "wide" not in layers
 
 
 @pytest.mark.parametrize(
     ("ranks", "fault"),
-    [({"conv": 2}, "no linear layer"), ({"nowhere": 2}, "no linear layer"), ({"wide": 25}, "rank 25 does not fit"),
+    [({"each": 2}, "no linear layer"), ({"conv": 5}, "rank 5 does not fit"), ({"nowhere": 2}, "no linear layer"),
+     ({"wide": 25}, "rank 25 does not fit"),
      ({"wide": 0}, "rank 0 does not fit"), ({"wide": "x"}, "does not fit"), (3, "no mapping")],
 )  # fmt: skip
 def test_ranks_that_make_no_sense_are_one_line(ranks: object, fault: str) -> None:
@@ -59,8 +71,8 @@ def test_ranks_that_make_no_sense_are_one_line(ranks: object, fault: str) -> Non
 
 def test_layers_whose_weights_are_read_by_others_stay_whole() -> None:
     encoder = nn.TransformerEncoderLayer(8, 2, 16)
-    assert linear_at(encoder, "linear1") is None and linear_at(encoder, "self_attn.out_proj") is None
-    assert linear_at(nn.Sequential(nn.Linear(2, 2)), "0") is not None
+    assert factorisable(encoder, "linear1") is None and factorisable(encoder, "self_attn.out_proj") is None
+    assert factorisable(nn.Sequential(nn.Linear(2, 2)), "0") is not None
 
 
 def test_factors_of_full_rank_lose_nothing_and_fewer_lose_the_least_there_is() -> None:
@@ -101,6 +113,34 @@ def test_a_factorised_layer_computes_b_a_x_plus_bias() -> None:
     assert isinstance(layer, LowRankLinear)
     x = torch.randn(3, 6)
     assert torch.allclose(model(x), x @ (layer.b.weight @ layer.a.weight).T + layer.b.bias, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"stride": 2, "padding": 1}, {"dilation": 2, "bias": False}, {"padding": "same", "padding_mode": "reflect"}],
+)
+def test_a_convolution_of_full_rank_factors_computes_the_same(args: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(6, 8, 3, **args)
+    rank = largest_rank_of(layer.weight.shape)
+    made = factorise(nn.Sequential(layer), {"0": rank})[0]  # type: ignore[index]
+    assert isinstance(made, LowRankConv2d)
+    a, b = factors(layer.weight, rank, torch.logspace(-1, 1, 6))
+    state = {"a.weight": a, "b.weight": b} | ({"b.bias": layer.bias} if layer.bias is not None else {})
+    made.load_state_dict(state)
+    x = torch.randn(2, 6, 11, 9)
+    assert torch.allclose(made(x), layer(x), atol=1e-4)
+
+
+def test_factors_of_a_convolution_weighted_by_their_inputs_come_nearer_on_such_inputs() -> None:
+    torch.manual_seed(0)
+    layer, scale = nn.Conv2d(8, 24, 3, bias=False), torch.logspace(0, 2, 8)
+    inputs = torch.randn(4, 8, 20, 20) * scale.view(-1, 1, 1)
+    errors = []
+    for a, b in (factors(layer.weight, 6), factors(layer.weight, 6, scale)):
+        outputs = nn.functional.conv2d(nn.functional.conv2d(inputs, a), b)
+        errors.append((outputs - layer(inputs)).square().mean())
+    assert errors[1] < 0.8 * errors[0]
 
 
 def test_a_bundle_with_factors_counts_the_originals_bytes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from models.residual import attach
 def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(
     tmp_path, repository, sample, writer, factors, weights
 ):
-    ranks = {"low_rank": {"classifier.0": 8}} if factors else {}
+    ranks = {"low_rank": {"classifier.0": 8, "features.12.0": 12}} if factors else {}
     original = zoo.build("mobilenet_v3_small", ("car", "none"), ranks).eval()
     if not factors:
         nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
