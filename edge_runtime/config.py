@@ -40,7 +40,8 @@ class BoxConfig:
     """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` a name of ENGINES or auto.
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
-    `policy` names the schedule; `trace` is the file to record what it saw and decided, None for no record.
+    With `stream` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
+    schedule; `trace` is the file to record what it saw and decided, None for no record.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class BoxConfig:
     policy: str
     trace: Path | None
     precision: str
+    stream: bool
 
 
 class _Strict(BaseModel):
@@ -91,6 +93,7 @@ class _BoxKeys(_Strict):
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
     trace: str | None = None
+    stream: bool = False
 
 
 def load_config(path: str | Path) -> BoxConfig:
@@ -112,7 +115,7 @@ def load_config(path: str | Path) -> BoxConfig:
     return BoxConfig(path, root / keys.bundle, parse_memory(keys.budget, str(path), "budget"),
                      _device(path, keys.device), check_engine(keys.engine, path, "engine"), cameras, sinks, spool,
                      tuple(keys.factories), policy_named(keys.policy, str(path), "policy").name,
-                     None if keys.trace is None else root / keys.trace, keys.precision)
+                     None if keys.trace is None else root / keys.trace, keys.precision, keys.stream)
 
 
 def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:

@@ -170,6 +170,12 @@ def _changed(value: Value, **changes: Any) -> Value:
     return copy
 
 
+def all_bytes(costs: Costs) -> int:
+    """The least budget in which nothing is ever swapped: all weights and the largest workspace."""
+    largest = max(cost.workspace_bytes for cost in costs.queries.values())
+    return costs.resident_bytes(costs.tensor_bytes.keys()) + largest
+
+
 def apart(costs: Costs) -> Costs:
     """The same costs with nothing shared: a tensor that several queries need becomes one copy for each.
 

@@ -15,25 +15,17 @@ from typing import TYPE_CHECKING, Any
 from edge_runtime.arena import Arena
 from edge_runtime.cameras import Camera
 from edge_runtime.config import BoxConfig, load_config
-from edge_runtime.costs import BATCHES, BatchCost, Costs, QueryCost
+from edge_runtime.costs import Costs, all_bytes
 from edge_runtime.engines import Engine, FrameEngine, make_engine
 from edge_runtime.engines.choosing import FALLBACK, engines_for, layout_of
-from edge_runtime.executor import Executor, arena_bytes, unfit
+from edge_runtime.executor import Executor, arena_bytes
+from edge_runtime.fitting import Fitted, fitted, usable_profile
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
-from edge_runtime.measured import (
-    REMEDY,
-    MeasuredProfile,
-    ascending,
-    foreign,
-    measured_costs,
-    profile_path,
-    read_profile,
-)
 from edge_runtime.policies import policy_named
 from edge_runtime.results import JsonLines
 from edge_runtime.scene import SceneChange
-from edge_runtime.schedule import Demand
+from edge_runtime.schedule import Demand, Policy
 from edge_runtime.soundness import damaged_queries
 from edge_runtime.sources import probe
 from edge_runtime.store import Store
@@ -49,8 +41,6 @@ if TYPE_CHECKING:
 IDLE_S = 0.1
 CAMERA_PATIENCE_S = 2.0
 LEDGER_FILE = "ledger.json"
-# Before anything is measured: a rate that no copy reaches.
-UNKNOWN_COPY_BYTES_PER_S = 1e12
 UNKNOWN_FPS = 10.0
 CAMERAS_ENDED, ASKED = "cameras ended", "asked to stop"
 
@@ -64,7 +54,8 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     the most bytes resident and used, and why the box stopped; it is also logged and written to
     `SPOOL/ledger.json`. With `check` everything is validated, cameras and the fit included, nothing runs, and the
     summary says what would. Raises InputError (one line: file, key, fault, remedy) before anything is allocated
-    when the config, the bundle or a camera is faulty or when a query does not fit the budget even alone.
+    when the config, the bundle or a camera is faulty or when a query does not fit the budget even alone, or with
+    `stream: true` not even with its layers streamed.
     """
     config = load_config(config_path)
     bundle, damaged = _open(config)
@@ -74,16 +65,22 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     _check_regions(config, bundle, frames)
     policy = policy_named(config.policy, str(config.path), "policy")
     # Whether the bundle fits is known without preparing engines, which may take minutes.
-    engines = {query.id: make_engine(FALLBACK, bundle, query.id, config.device) for query in bundle.queries}
-    profile = _profile(config, bundle)
-    costs = policy.view(_costs(bundle, engines, profile))
-    _check_fit(config, costs)
+    plain = {query.id: make_engine(FALLBACK, bundle, query.id, config.device) for query in bundle.queries}
+    profile = usable_profile(config, bundle)
+    fit = fitted(config, bundle, plain, profile)
     if check:
-        return {"ok": True, **_plan(config, bundle, costs, damaged)}
-    engines = engines_for(bundle, config.engine, config.device, config.precision)
-    costs = policy.view(_costs(bundle, engines, profile))
-    _check_fit(config, costs)
-    summary = {**_plan(config, bundle, costs, damaged), "engines": {query: one.name for query, one in engines.items()}}
+        return {"ok": True, **_plan(config, bundle, fit, policy, damaged)}
+    streamed, stays = fit.within.tensors, all_bytes(policy.view(fit.within.costs)) <= config.budget_bytes
+    engines = engines_for(bundle, config.engine, config.device, config.precision, stays, streamed)
+    fit = fitted(config, bundle, {**engines, **{query: plain[query] for query in streamed}}, profile)
+    for query in fit.within.tensors.keys() - streamed.keys():
+        fault = f"query '{query}' fits the budget on engine {FALLBACK}, not on {engines[query].name}"
+        raise InputError(config.path, fault, f"use engine {FALLBACK}", "engine")
+    for query, nbytes in fit.within.run_bytes.items():
+        log.info("query %s streams: %d bytes are copied in every run", query, nbytes)
+    costs = policy.view(fit.within.costs)
+    summary = {**_plan(config, bundle, fit, policy, damaged),
+               "engines": {query: one.name for query, one in engines.items()}}
     stopping = stop or threading.Event()
     with contextlib.ExitStack() as closing:
         reasons = closing.enter_context(_signals(stopping))
@@ -112,7 +109,7 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], c
     executor = Executor(arena, bound, costs, config.budget_bytes, policy, demands, mailboxes, ledger, sinks,
                         bundle.digest, damaged=damaged, weights=scene.weights, trace=trace)
     executor.warm_up({query.id: frames[query.camera] for query in bundle.queries})
-    warm_up = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
+    warm_up, streamed_before = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}, _streamed(engines)
     cameras = _cameras(config, bundle, mailboxes, scene)
     log.info("running %d queries on %d cameras, policy %s, order of turns: %s", len(engines), len(cameras),
              policy.name, executor.order)
@@ -134,12 +131,17 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], c
         "seconds": round(time.monotonic() - started, 3),
         "stopped_by": ASKED if stopping.is_set() else CAMERAS_ENDED,
         "bytes_moved": arena.bytes_moved - warm_up["bytes_moved"], "swaps": arena.swaps - warm_up["swaps"],
+        "bytes_streamed": _streamed(engines) - streamed_before,
         "warm_up": warm_up, "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
         "max_resident_bytes": arena.max_resident_bytes, "max_used_bytes": executor.max_used_bytes,
         "overhead_bytes": overhead, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
         "queries": executor.to_json(), "cameras": [camera.to_json() for camera in cameras],
         "balanced": ledger.balanced, "ledger": ledger.to_json(),
     }  # fmt: skip
+
+
+def _streamed(engines: Mapping[str, FrameEngine]) -> int:
+    return sum(engine.streamed_bytes for engine in engines.values())
 
 
 def _loop(executor: Executor, cameras: list[Camera], stopping: threading.Event) -> None:
@@ -182,38 +184,6 @@ def _check_regions(config: BoxConfig, bundle: Bundle, frames: Mapping[str, np.nd
             raise InputError(config.path, fault, "give the camera it was made for", f"cameras.{query.camera}.source")
 
 
-def _profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None:
-    """What `gemel profile` measured on this machine with the engine asked for; None, with a warning, without it."""
-    try:
-        profile = read_profile(bundle)
-    except InputError as error:
-        log.warning("%s", error)
-        return None
-    differing = foreign(profile, config.device)
-    if differing is None and profile.engine != config.engine:
-        differing = f"engine {profile.engine}, here {config.engine}"
-    if differing is None:
-        return profile
-    log.warning("%s: measured on another machine or engine (%s); %s", profile_path(bundle.path), differing, REMEDY)
-    return None
-
-
-def _costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None) -> Costs:
-    """What is known before anything ran: as measured, else bytes and deadlines.
-
-    What is not known is learned while running.
-    """
-    if profile is not None:
-        return measured_costs(bundle, profile)
-    queries = {}
-    for query in bundle.queries:
-        first, *larger = ascending(BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES)
-        queries[query.id] = QueryCost(bundle.names_in_order(query.id), 0.0, first.workspace_bytes,
-                                      query.sla_ms / 1000, tuple(larger))
-    names = {name for cost in queries.values() for name in cost.tensors}
-    return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)
-
-
 def _demands(config: BoxConfig, bundle: Bundle) -> dict[str, Demand]:
     """What each query asks for: the lower of its own and its camera's rate, and its priority."""
     demands = {}
@@ -230,32 +200,22 @@ def _teller(trace: TraceWriter | None) -> Callable[[str, Frame], None] | None:
     return lambda query, frame: trace.frame(query, frame.captured_at, time.monotonic())
 
 
-def _check_fit(config: BoxConfig, costs: Costs) -> None:
-    too_large = unfit(costs, config.budget_bytes)
-    if too_large:
-        query = max(too_large, key=costs.alone_bytes)
-        weights, workspace = costs.weights_bytes(query), costs.queries[query].workspace_bytes
-        fault = (f"query '{query}' alone needs {weights + workspace} bytes ({weights} of weights, {workspace} of "
-                 f"workspace), the budget is {config.budget_bytes}")
-        raise InputError(config.path, fault, f"give at least {weights + workspace}", "budget")
-
-
-def _plan(config: BoxConfig, bundle: Bundle, costs: Costs, damaged: Mapping[str, str]) -> dict[str, Any]:
-    """What is known before the start: what is needed, and whether all of it can stay resident."""
-    all_weights = costs.resident_bytes(costs.tensor_bytes.keys())
-    largest = max(cost.workspace_bytes for cost in costs.queries.values())
+def _plan(config: BoxConfig, bundle: Bundle, fit: Fitted, policy: Policy, damaged: Mapping[str, str]) -> dict[str, Any]:
+    """What is known before the start: what is needed, whether all of it can stay resident, and what streams."""
+    costs = policy.view(fit.whole)
     return {
         "bundle": str(bundle.path), "digest": bundle.digest, "device": config.device, "engine": config.engine,
-        "budget_bytes": config.budget_bytes, "weights_bytes": all_weights, "workspace_bytes": largest,
-        "damaged": damaged, "fits": all_weights + largest <= config.budget_bytes,
-        "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)),
+        "budget_bytes": config.budget_bytes, "weights_bytes": costs.resident_bytes(costs.tensor_bytes.keys()),
+        "workspace_bytes": max(cost.workspace_bytes for cost in costs.queries.values()),
+        "damaged": damaged, "fits": all_bytes(costs) <= config.budget_bytes,
+        "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)), "streamed_bytes": fit.within.run_bytes,
     }  # fmt: skip
 
 
 def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs, engines: Mapping[str, FrameEngine]) -> Arena:
     size = arena_bytes(costs, config.budget_bytes)
     store = store_for(Store.of_bundle(bundle), costs)
-    arranged = layout_of(engines, store.kinds, _plan(config, bundle, costs, {})["fits"])
+    arranged = layout_of(engines, store.kinds, all_bytes(costs) <= config.budget_bytes)
     try:
         return Arena(store, size, config.device, config.budget_bytes, channels_last=arranged)
     except (RuntimeError, MemoryError) as error:

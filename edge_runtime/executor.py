@@ -299,11 +299,6 @@ class Executor:
         self._failures[query] = text
 
 
-def unfit(costs: Costs, budget_bytes: int) -> list[str]:
-    """The queries that could not run even alone within the budget."""
-    return [query for query in costs.queries if costs.alone_bytes(query) > budget_bytes]
-
-
 def arena_bytes(costs: Costs, budget_bytes: int) -> int:
     """Room for all weights, or for as many as the budget leaves beside the smallest workspace.
 

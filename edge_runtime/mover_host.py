@@ -44,9 +44,10 @@ class MappedReader(Reader):
     """Copies from the mapped bundle; numpy lets go of the interpreter meanwhile."""
 
     def __init__(self, store: Store) -> None:
-        self._data = store.data
+        self._store, self._data = store, store.data
 
     def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
+        self._store.check()
         memory[target:target + nbytes] = self._data[source:source + nbytes]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_runtime.costs import BATCHES, BatchCost, Costs, QueryCost
+from edge_runtime.streaming import Layer, scratch_bytes
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery
@@ -90,17 +91,18 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
 def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
     found = _on_paper(bundle, query)
     batches = [BatchCost(count, count * found.flops / profile.flops_per_s + found.leaves * profile.launch_s,
-                         count * found.workspace_bytes) for count in BATCHES]
+                         count * found.workspace_bytes + found.scratch_bytes) for count in BATCHES]
     return QueryCost(bundle.names_in_order(query.id), batches[0].run_s, batches[0].workspace_bytes,
                      query.sla_ms / 1000, tuple(batches[1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class _OnPaper:
-    """What one frame costs a model, whatever the device."""
+    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many."""
 
     flops: int
     workspace_bytes: int
+    scratch_bytes: int
     leaves: int
 
 
@@ -108,13 +110,23 @@ _COUNTED: dict[tuple[object, ...], _OnPaper] = {}
 
 
 def _on_paper(bundle: Bundle, query: BundleQuery) -> _OnPaper:
-    """Counted once for all queries with the same layers and input size."""
+    """Counted once for all queries with the same layers, stored alike, and the same input size."""
     from models.measure import flops, workspace_bytes
 
-    model = bundle.build(query.id).to("meta")
+    model = bundle.build(query.id, "meta")
     shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in model.state_dict().items())
-    key = (query.task, query.model, query.input_size, shapes)
+    narrow = tuple((path, own.dtype) for path, own in query.stored.items())
+    key = (query.task, query.model, query.input_size, shapes, narrow)
     if key not in _COUNTED:
         leaves = sum(not any(module.children()) for module in model.modules())
-        _COUNTED[key] = _OnPaper(flops(model, query.input_size), workspace_bytes(model, query.input_size), leaves)
+        scratch = scratch_bytes(layers_on_paper(bundle, query)) if narrow else 0
+        size = query.input_size
+        _COUNTED[key] = _OnPaper(flops(model, size), workspace_bytes(model, size), scratch, leaves)
     return _COUNTED[key]
+
+
+def layers_on_paper(bundle: Bundle, query: BundleQuery, device: str = "cuda") -> tuple[Layer, ...]:
+    """What a query's layers need at once on a device of this kind."""
+    from edge_runtime.engines.staging import layers_of
+
+    return layers_of(bundle.build(query.id, "meta"), query.input_size, query.state(), query.stored, device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +56,11 @@ class Store:
             data[extent.offset:extent.offset + extent.nbytes] = raw
         return cls(extents, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, data)
 
+    def check(self) -> None:
+        """`check_length` of the mapped file; a store in memory is whole."""
+        if isinstance(self.data.base, mmap.mmap):
+            check_length(self.data.base)
+
     def open_file(self) -> int:
         """A descriptor of the file that was mapped; BundleError when another one has taken its place since."""
         if self.file is None:
@@ -65,3 +72,9 @@ class Store:
             os.close(descriptor)
             raise BundleError(self.file, "another file has taken its place since it was opened", "start the box again")
         return descriptor
+
+
+def check_length(mapping: mmap.mmap) -> None:
+    """OSError when the file behind a mapping has become shorter: to read what is gone would end the process."""
+    if mapping.size() < len(mapping):
+        raise OSError(errno.EIO, "the bundle has become shorter")

@@ -178,6 +178,11 @@ def build_parser() -> argparse.ArgumentParser:
         )
         made.add_argument("--shared", action="store_true", help="a workload's models share all that they could")
         made.add_argument(
+            "--stream",
+            action="store_true",
+            help="a query too large for the memory runs all the same: what cannot stay is copied in every run",
+        )
+        made.add_argument(
             "--factory",
             action="append",
             default=[],

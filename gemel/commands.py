@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from gemel.progress import shown_on
@@ -130,7 +131,7 @@ def bundle_export(args: argparse.Namespace) -> Outcome:
     from models.bundle import open_bundle
     from models.export import export_query
 
-    written = export_query(open_bundle(args.bundle, args.factory), args.query, args.out, args.batch)
+    written = export_query(open_bundle(args.bundle, args.factory, Path.cwd()), args.query, args.out, args.batch)
     shapes = [
         f"{name} ({', '.join(map(str, shape))})" for name, shape in (*written.inputs.items(), *written.outputs.items())
     ]
@@ -151,7 +152,9 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.check:
         fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
         needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
-        text = f"{args.config}: sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}"
+        streams = "".join(f"; {query} streams {size(nbytes)} in every run"
+                          for query, nbytes in summary["streamed_bytes"].items())
+        text = f"{args.config}: sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{streams}"
         return Outcome(summary, text, aside=True)
     interrupted = summary["stopped_by"] == "SIGINT"
     return Outcome(summary, box_text(summary), INTERRUPTED if interrupted else 0, aside=True)
@@ -218,8 +221,9 @@ def simulate(args: argparse.Namespace) -> Outcome:
 
         raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
     found = simulate_box(
-        args.bundle, args.device, args.memory, args.duration, args.seed, args.policy, args.shared, args.factory
-    )
+        args.bundle, args.device, args.memory, args.duration, args.seed, args.policy, args.shared, args.factory,
+        args.stream,
+    )  # fmt: skip
     return Outcome(found.to_json(), found.to_text())
 
 
@@ -244,7 +248,7 @@ def plan(args: argparse.Namespace) -> Outcome:
     """`gemel plan`."""
     from gemel.planning import EVERY_DEVICE, plan_box, plan_everywhere
 
-    given = (args.policy, args.shared, args.seed, args.factory)
+    given = (args.policy, args.shared, args.seed, args.factory, args.stream)
     everywhere = args.device == EVERY_DEVICE
     found = (plan_everywhere(args.bundle, args.memory, *given) if everywhere
              else plan_box(args.bundle, args.memory, args.device, *given))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.costs import Costs
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.profiles import PROFILES
 from edge_runtime.schedule import Policy
@@ -67,7 +68,7 @@ class Planned:
     def to_text(self) -> str:
         rows = [
             (row["id"], size(row["alone_bytes"]), f"{row['run_ms']:.0f} ms", f"{row['sla_ms']:.0f} ms",
-             "stays" if row["resident"] else "swaps", f"{row['fps']:.3g}", f"{row['asked_fps']:.3g}",
+             _weights(row), f"{row['fps']:.3g}", f"{row['asked_fps']:.3g}",
              f"{row['fps_if_all_fits']:.3g}", percent(row["drop_fraction"], 0),
              "-" if row["age_p95_ms"] is None else f"{row['age_p95_ms']:.0f} ms", " and ".join(row["limited_by"]))
             for row in self.queries
@@ -129,21 +130,24 @@ def plan_box(
     shared: bool = False,
     seed: int = 0,
     factories: Sequence[str] = (),
+    stream: bool = False,
 ) -> Planned:
     """Predict what a bundle, or a workload's models, would do with so much memory.
 
     A query is `resident` when its weights stay once they are there (looked at in the second half of a simulated
     minute); `fps` counts results in time, `fps_if_all_fits` those with memory for everything, `drop_fraction` the
     frames that are not in time. `limited_by`: `memory` when more of it would help, `device` when frames are lost even
-    with memory for everything. `fits`: all weights and the largest workspace have room together. Raises InputError as
-    `subject_of` does.
+    with memory for everything. `fits`: all weights and the largest workspace have room together. With `stream`, a query
+    too large for the memory copies `streamed_bytes` in every run, which leaves `streamed_fps` runs a second at most.
+    Raises InputError as `subject_of` does.
     """
     chosen = policy_named(policy)
-    subject = subject_of(source, device, memory, shared, factories)
+    subject = subject_of(source, device, memory, shared, factories, stream)
     fits = subject.all_bytes <= subject.memory_bytes
-    played = _played(subject, chosen, subject.memory_bytes, seed)
-    roomy = played if fits else _played(subject, chosen, max(subject.all_bytes, subject.memory_bytes), seed)
-    staying, costs, unfit = _staying(played), subject.costs, subject.unfit()
+    played = _played(subject, subject.costs, chosen, subject.memory_bytes, seed)
+    roomy = played if fits else _played(subject, subject.whole, chosen, subject.all_bytes, seed)
+    costs, whole, unfit, streamed = subject.costs, subject.whole, subject.unfit(), subject.streamed
+    staying = _staying(played) - streamed.keys()
     queries = []
     for row, best in zip(played.per_query(), roomy.per_query(), strict=True):
         cost, asked = costs.queries[row["id"]], subject.demands[row["id"]].fps
@@ -156,11 +160,13 @@ def plan_box(
             "fps_if_all_fits": at_best / DURATION_S,
             "drop_fraction": 1 - in_time / row["received"] if row["received"] else 0.0,
             "age_p95_ms": row["age_p95_ms"],
-            "alone_bytes": costs.alone_bytes(row["id"]),
+            "alone_bytes": whole.alone_bytes(row["id"]),
+            "streamed_bytes": streamed.get(row["id"], 0),
+            "streamed_fps": 1 / cost.run_s if row["id"] in streamed else None,
             "run_ms": 1000 * cost.run_s,
             "sla_ms": 1000 * cost.sla_s,
-            "limited_by": [FITS_NOT] if row["id"] in unfit else _limits(cost.run_s > cost.sla_s, in_time, at_best,
-                                                                        row["received"]),
+            "limited_by": [FITS_NOT] if row["id"] in unfit else _limits(whole.queries[row["id"]].run_s > cost.sla_s,
+                                                                        in_time, at_best, row["received"]),
         })  # fmt: skip
     resident = max((change.resident_bytes for change in played.changes), default=0)
     return Planned(subject, policy, fits, resident, played.bytes_moved / DURATION_S, tuple(queries))
@@ -173,14 +179,22 @@ def plan_everywhere(
     shared: bool = False,
     seed: int = 0,
     factories: Sequence[str] = (),
+    stream: bool = False,
 ) -> Compared:
     """`plan_box` on every device there is a profile of."""
-    return Compared(tuple(plan_box(source, memory, device, policy, shared, seed, factories) for device in PROFILES))
+    given = (policy, shared, seed, factories, stream)
+    return Compared(tuple(plan_box(source, memory, device, *given) for device in PROFILES))
 
 
-def _played(subject: Subject, policy: Policy, memory_bytes: int, seed: int) -> Simulation:
+def _weights(row: Mapping[str, Any]) -> str:
+    if row["streamed_bytes"]:
+        return f"streams {size(row['streamed_bytes'])}"
+    return "stays" if row["resident"] else "swaps"
+
+
+def _played(subject: Subject, costs: Costs, policy: Policy, memory_bytes: int, seed: int) -> Simulation:
     arrivals = subject.arrivals(DURATION_S, seed)
-    return simulate(subject.costs, arrivals, memory_bytes, policy, subject.demands)
+    return simulate(costs, arrivals, memory_bytes, policy, subject.demands)
 
 
 def _limits(too_slow: bool, in_time: int, at_best: int, received: int) -> list[str]:

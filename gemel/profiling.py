@@ -82,7 +82,7 @@ def profile_bundle(
 
     check_engine(engine, "gemel profile", "--engine")
 
-    opened = open_bundle(bundle, factories)
+    opened = open_bundle(bundle, factories, Path.cwd())
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
     engines, store = engines_for(opened, engine, chosen), Store.of_bundle(opened)

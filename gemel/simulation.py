@@ -35,7 +35,8 @@ class Simulated:
             "duration_s": self.duration_s,
             "memory_bytes": self.subject.memory_bytes,
             "queries": [
-                {**row, "dropped_by": _dropped_by(self.simulation, row["id"])} for row in self.simulation.per_query()
+                {**row, "dropped_by": _dropped_by(self.simulation, row["id"]),
+                 "streamed_bytes": self.subject.streamed.get(row["id"], 0)} for row in self.simulation.per_query()
             ],
             "bytes_moved": self.simulation.bytes_moved,
             "swaps": self.simulation.swaps,
@@ -75,14 +76,15 @@ def simulate_box(
     policy: str = DEFAULT_POLICY,
     shared: bool = False,
     factories: Sequence[str] = (),
+    stream: bool = False,
 ) -> Simulated:
     """Run the schedule of a bundle, or of a workload's models, on a virtual clock.
 
-    `device`, `memory`, `shared` and `factories` as in `gemel.on_paper.subject_of`. Frames arrive at each query's rate,
-    with phases drawn from the seed. Raises InputError for a bad file, device, size or policy.
+    `device`, `memory`, `shared`, `factories` and `stream` as in `gemel.on_paper.subject_of`. Frames arrive at each
+    query's rate, with phases drawn from the seed. Raises InputError for a bad file, device, size or policy.
     """
     chosen = policy_named(policy)
-    subject = subject_of(source, device, memory, shared, factories)
+    subject = subject_of(source, device, memory, shared, factories, stream)
     played = simulate(
         subject.costs, subject.arrivals(duration_s, seed), subject.memory_bytes, chosen, subject.demands
     )

@@ -86,6 +86,11 @@ class FrameEngine(ABC):
             self._workspace_bytes = self.workspace_of(1)
         return self._workspace_bytes
 
+    @property
+    def streamed_bytes(self) -> int:
+        """The bytes that runs have copied from the bundle so far; only the engine `torch` can do that."""
+        return 0
+
     @classmethod
     def missing(cls, device: str) -> str | None:
         """Why this engine cannot run on this machine and device ("cpu" or "cuda"); None when it can."""

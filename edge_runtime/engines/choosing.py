@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,20 +30,27 @@ ROUNDS = 7
 log = logging.getLogger("gemel.run")
 
 
-def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str = FULL) -> dict[str, FrameEngine]:
+def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str = FULL, stays: bool = True,
+                streamed: Mapping[str, Collection[str]] | None = None) -> dict[str, FrameEngine]:
     """The engine of each query, prepared and unbound; `wanted` is a name of ENGINES or "auto".
 
-    A `precision` other than fp32 is for the engine torch alone, whatever was wanted.
+    A `precision` other than fp32 is for the engine torch alone, whatever was wanted. So are queries that stream:
+    `streamed` names their tensors that do. `stays` says that weights are loaded once (`fastest`).
 
     Where an engine cannot run an architecture, torch does, and one line per architecture says why. What takes long
     the first time (compiling, measuring) is said before it begins. All take the weights in one layout.
     """
-    if precision != FULL:
-        return {query.id: make_engine(FALLBACK, bundle, query.id, device, precision=precision)
-                for query in bundle.queries}
-    chosen = fastest(bundle, device) if wanted == AUTO else {query.id: wanted for query in bundle.queries}
+    streamed = streamed or {}
+    on_torch = {query.id for query in bundle.queries if precision != FULL or query.id in streamed}
+    others = [query.id for query in bundle.queries if query.id not in on_torch]
+    if wanted not in (AUTO, FALLBACK):
+        for query in streamed:
+            log.warning("engine %s cannot stream the weights of query %s; engine %s does", wanted, query, FALLBACK)
+    chosen = fastest(bundle, device, stays, others) if wanted == AUTO else dict.fromkeys(others, wanted)
     told: set[str] = set()
-    return {query: _prepared(name, bundle, query, device, told) for query, name in chosen.items()}
+    return {query.id: make_engine(FALLBACK, bundle, query.id, device, precision=precision,
+                                  streamed=streamed.get(query.id, ())) if query.id in on_torch
+            else _prepared(chosen[query.id], bundle, query.id, device, told) for query in bundle.queries}
 
 
 def layout_of(engines: Mapping[str, FrameEngine], kinds: Mapping[str, Any], stays: bool = True) -> frozenset[str]:
@@ -56,21 +63,25 @@ def layout_of(engines: Mapping[str, FrameEngine], kinds: Mapping[str, Any], stay
     return frozenset() if False in wanted or not (stays or True in wanted) else convolutions(kinds)
 
 
-def fastest(bundle: Bundle, device: str = "cpu") -> dict[str, str]:
-    """The name of the fastest engine for each query, of those that take one layout of the weights.
+def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
+            queries: Sequence[str] | None = None) -> dict[str, str]:
+    """The name of the fastest engine for each query (all unless named), of those that take one layout of the weights.
 
     Each architecture is measured once on a machine: runs of one frame, engines in turns, medians. The times are kept
-    in the engine's cache; where that cannot be used, nothing is measured and torch runs.
+    in the engine's cache; where that cannot be used, nothing is measured and torch runs. Where weights come and go
+    (`stays` False), engines that want them arranged are left out: each load would take as long as several.
     """
-    usable = [name for name in ENGINES if engine_named(name).missing(device) is None]
-    if usable == [FALLBACK]:
-        return dict.fromkeys((query.id for query in bundle.queries), FALLBACK)
+    asked = [query.id for query in bundle.queries] if queries is None else list(queries)
+    usable = [name for name in ENGINES if engine_named(name).missing(device) is None
+              and (stays or not engine_named(name).channels_last)]
+    if usable == [FALLBACK] or not asked:
+        return dict.fromkeys(asked, FALLBACK)
     try:
         cache = EngineCache()
     except InputError as error:
         log.warning("%s; engine torch runs all queries", error)
-        return dict.fromkeys((query.id for query in bundle.queries), FALLBACK)
-    times = {query.id: _times(bundle, query.id, device, usable, cache) for query in bundle.queries}
+        return dict.fromkeys(asked, FALLBACK)
+    times = {query: _times(bundle, query, device, usable, cache) for query in asked}
     return best_of_one_layout(times, {name: engine_named(name).channels_last for name in usable})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from edge_runtime.engines.base import FrameEngine, TensorOf, Wait
 from edge_runtime.engines.slots import Slot, layers_to_wait_for
-from edge_runtime.engines.widening import Widening
+from edge_runtime.engines.staging import Staging
 from edge_runtime.gate import gated
 from models.bundle import Bundle
 
@@ -23,8 +24,9 @@ class TorchEngine(FrameEngine):
     """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
 
     The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
-    are stored narrow stay so, and are widened while a run needs them (`Widening`). Outputs are bit-equal to those of
-    the module that `Bundle.build` makes. With `precision` "bf16" or "fp16" convolutions and matrix products are
+    are stored narrow stay so, and are widened while a run needs them; those named in `streamed` are never bound but
+    copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
+    `Bundle.build` makes. With `precision` "bf16" or "fp16" convolutions and matrix products are
     computed so (autocast): weights stay as they are and are cast in every run, outputs differ in the third digit.
     Raises BundleError when the bundle's tensors don't fit the architecture.
     """
@@ -35,13 +37,13 @@ class TorchEngine(FrameEngine):
     runs_narrow = True
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu",
-                 precision: str = FULL) -> None:
+                 precision: str = FULL, streamed: Collection[str] = ()) -> None:
         super().__init__(bundle, query_id, device)
         self._narrow = PRECISIONS[precision]
-        state = self.query.state()
-        self._slots = [Slot(self.model, path, name) for path, name in state.items() if path not in self.query.stored]
+        self._staging = Staging(self.model, bundle, self.query, streamed, self.device)
+        staged = self._staging.keys
+        self._slots = [Slot(self.model, path, name) for path, name in self.query.state().items() if path not in staged]
         self._layers = layers_to_wait_for(self.model, self.query.places())
-        self._widening = Widening(self.model, self.query)
         self._wait: Wait | None = None
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
@@ -50,14 +52,14 @@ class TorchEngine(FrameEngine):
             tensor = tensor_of(slot.name)
             if tensor is not slot.bound:
                 slot.set(tensor)
-        self._widening.bind(tensor_of, wait)
+        self._staging.bind(tensor_of, wait)
         self._wait = wait
 
     def unbind(self) -> None:
         """Put the module back on the meta device."""
         for slot in self._slots:
             slot.clear()
-        self._widening.unbind()
+        self._staging.unbind()
 
     def forward(self, batch: Tensor) -> Any:
         """What the module returns; where its tensors are still arriving, layer by layer as they do."""
@@ -65,10 +67,14 @@ class TorchEngine(FrameEngine):
         # Nothing may be kept from run to run: what is cast would be a second copy of the weights.
         casting = (torch.autocast(self.device.type, self._narrow, cache_enabled=False) if self._narrow
                    else nullcontext())
-        with arriving, self._widening.scratch(self.device), casting:
+        with arriving, self._staging.scratch(self.device), casting:
             return self.model(batch)
 
     def workspace_of(self, count: int) -> int:
-        """Intermediates, and the scratch for what is widened."""
-        return super().workspace_of(count) + self._widening.bytes
+        """Intermediates, and the scratch for what is widened or streams."""
+        return super().workspace_of(count) + self._staging.bytes
 
+    @property
+    def streamed_bytes(self) -> int:
+        """The bytes that runs have copied from the bundle so far."""
+        return self._staging.streamed_bytes

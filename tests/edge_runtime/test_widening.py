@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from edge_runtime.arena import Arena
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.engines.widening import Widening
 from edge_runtime.layout import convolutions
 from edge_runtime.store import Store
 from models.bundle import Bundle, open_bundle, write_bundle
@@ -164,7 +163,7 @@ def test_the_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bun
 
 
 def test_a_layer_called_again_is_not_widened_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    import edge_runtime.engines.widening as module
+    import edge_runtime.engines.staging as module
 
     widen, count = module.widen, [0]
 
@@ -195,7 +194,6 @@ def test_a_query_without_narrow_tensors_takes_no_scratch(tmp_path: Path) -> None
     plain = tiny.tiny_bundle(tmp_path / "tiny.safetensors")
     engine = TorchEngine(plain, "gate")
     assert engine.workspace_bytes == FrameEngine.workspace_of(engine, 1)
-    assert Widening(engine.model, engine.query).bytes == 0
 
 
 def test_an_engine_that_cannot_run_narrow_weights_says_so_in_one_line(bundle: Bundle) -> None:
