@@ -16,6 +16,7 @@ from merger.batches import Batches, Node
 from merger.features import feature_loss, watched_layers, watching
 from merger.nodes import Streams, apart, can_run_together, split
 from merger.precision import autocast, by_rule
+from models.allocator import keep_freed_memory
 from models.errors import InputError
 from models.measure import flops
 from models.norms import at_rest
@@ -139,6 +140,7 @@ class Training:
         precisions: Mapping[str, str] | None = None,
         nodes_at_once: int | None = None,
     ) -> None:
+        keep_freed_memory()
         self.models, self.sets, self.recipe, self.work = models, sets, recipe, work
         self.teachers = teachers or {}
         self.device = next(next(iter(models.values())).parameters()).device
@@ -146,7 +148,7 @@ class Training:
         self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
         longest = max(min(len(sets[query]), recipe.frames_per_epoch) for query in models)
         self.steps = math.ceil(longest / recipe.batch)
-        self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON)
+        self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
         self.step = 0
         self._losses = 0.0

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from models.allocator import keep_freed_memory
 from models.data import Split
 from models.prepared import Prepared
 from models.tasks import Answer, Task, Truth, task_of
@@ -55,6 +56,7 @@ def predict(model: nn.Module, query: Query, split: Split | Prepared, batch: int 
 
     Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later.
     """
+    keep_freed_memory()
     prepared = split if isinstance(split, Prepared) else Prepared(query, split)
     task, preprocess = task_of(query.task), preprocess_of(query.model, query.input_size)
     device = next(model.parameters()).device
