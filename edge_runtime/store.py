@@ -22,7 +22,7 @@ from models.errors import BundleError
 class Store:
     """Stored tensors: where each lies in `data`, and its dtype and shape.
 
-    `data` holds the bytes (uint8, read-only, a view of the mapped bundle). `file` and `data_start` say where the
+    `data` holds the bytes (uint8, read-only, a view of the bundle's `mapping`). `file` and `data_start` say where the
     same bytes stand on disk, for movers that read them without the mapping; None for a store in memory.
     """
 
@@ -31,6 +31,7 @@ class Store:
     data: np.ndarray
     file: Path | None = None
     data_start: int = 0
+    mapping: mmap.mmap | None = None
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Store:
@@ -39,7 +40,7 @@ class Store:
         data = np.frombuffer(bundle.mapping, np.uint8, offset=bundle.header.data_start)
         kinds = {entry.name: (bundle.tensor(entry.name).dtype, entry.shape) for entry in tensors}
         return cls({entry.name: Extent(entry.begin, entry.nbytes) for entry in tensors}, kinds, data, bundle.path,
-                   bundle.header.data_start)
+                   bundle.header.data_start, bundle.mapping)
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor]) -> Store:
@@ -58,8 +59,8 @@ class Store:
 
     def check(self) -> None:
         """`check_length` of the mapped file; a store in memory is whole."""
-        if isinstance(self.data.base, mmap.mmap):
-            check_length(self.data.base)
+        if self.mapping is not None:
+            check_length(self.mapping)
 
     def open_file(self) -> int:
         """A descriptor of the file that was mapped; BundleError when another one has taken its place since."""

@@ -17,7 +17,8 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
     assert (config.budget_bytes, config.engine) == (2**20, "torch") and config.device in ("cpu", "cuda")
     assert [(c.source, c.fps, c.loop) for c in config.cameras.values()] == [
         (str(tmp_path / "left.mp4"), None, True), ("rtsp://box/1", 5, False), ("0", None, False)]
-    assert [sink.path for sink in config.sinks] == [None, tmp_path / "r"]
+    assert [sink.path for sink in config.sinks] == [None, tmp_path / "r"] and not config.stream
+    assert load_config(write_config(tmp_path, stream=True)).stream
 
 
 def test_without_sinks_results_go_to_stdout(tmp_path):

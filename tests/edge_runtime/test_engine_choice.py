@@ -46,7 +46,7 @@ def bundle(tmp_path, monkeypatch):
     monkeypatch.setattr(choosing, "ENGINES", {"torch": (), "quick": ()})
     known = {"torch": TorchEngine, "quick": Quick}
     monkeypatch.setattr(choosing, "engine_named", known.__getitem__)
-    monkeypatch.setattr(choosing, "make_engine", lambda name, *args: known[name](*args))
+    monkeypatch.setattr(choosing, "make_engine", lambda name, *args, **options: known[name](*args, **options))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tiny_bundle(tmp_path / "tiny.safetensors")
 
@@ -79,6 +79,28 @@ def test_an_engine_that_cannot_run_a_query_gives_way_to_torch_in_one_line(bundle
         "gate": "quick", "yard": "torch", "road": "quick"}
     assert caplog.text.count("residuals are beyond it; engine torch does") == 1
     assert caplog.text.count("preparing engine quick for") == 3, "said before it begins"
+
+
+def test_what_streams_runs_on_torch_and_the_engine_asked_for_says_that_it_cannot(bundle, monkeypatch, caplog):
+    streamed = {"gate": frozenset(bundle.names_in_order("gate"))}
+    engines = engines_for(bundle, "quick", streamed=streamed)
+    assert {query: engine.name for query, engine in engines.items()} == {
+        "gate": "torch", "yard": "torch", "road": "quick"}
+    assert caplog.text.count("engine quick cannot stream the weights of query gate; engine torch does") == 1
+    monkeypatch.setattr(choosing, "_measured", lambda *_: {"torch": 9.0, "quick": 2.0})
+    monkeypatch.setattr(Quick, "prepare", lambda _: None)
+    engines = engines_for(bundle, "auto", streamed=streamed)
+    assert [engine.name for engine in engines.values()] == ["torch", "quick", "quick"]
+
+
+def test_auto_leaves_out_engines_that_want_weights_arranged_where_weights_come_and_go(bundle, monkeypatch):
+    monkeypatch.setattr(choosing, "ENGINES", {"torch": (), "fussy": (), "quick": ()})
+    monkeypatch.setattr(choosing, "engine_named", {"torch": TorchEngine, "fussy": Fussy, "quick": Quick}.__getitem__)
+    times = {"torch": 9.0, "fussy": 1.0, "quick": 2.0}
+    monkeypatch.setattr(choosing, "_measured", lambda _bundle, _query, _device, usable: {
+        name: times[name] for name in usable})
+    assert set(fastest(bundle).values()) == {"fussy"}
+    assert set(fastest(bundle, stays=False).values()) == {"quick"}
 
 
 def test_weights_are_arranged_only_where_every_engine_takes_them_so(bundle):
