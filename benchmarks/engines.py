@@ -1,6 +1,7 @@
 """Times the engines against the original run bare, and weighs four queries that share against one, per engine.
 
-Usage: python benchmarks/engines.py speed|memory|families [--engines NAME ...] [--model NAME] [--rounds N] [--json FILE]
+Usage: python benchmarks/engines.py speed|memory|streamed|families [--engines NAME ...] [--model NAME] [--rounds N]
+       [--json FILE]
 
 `speed`: the network alone on one prepared frame, one thread, ResNet-50 at 224 pixels unless another model is named:
 each engine with the arena's weights over the plain torch module (eager, weights of its own, the same channels-last
@@ -8,6 +9,8 @@ frame), without and with rank-8 residuals on every second layer that can carry o
 ratios of medians, by the wall's clock and by the processor's, which says more where the machine does other things too.
 `memory`: processes that hold four queries sharing all but norms and heads, one of them, and none, each measured in a
 process of its own after it has run: private bytes (USS), and those of them that no file stands behind.
+`streamed`: one query in a half, a quarter, an eighth of its weights, the rest copied in every run, over the same
+unstreamed: milliseconds of a run, and what a process of its own holds more once it has run.
 `families`: every family of the zoo at the smallest frame it takes, compiled against eager: the largest difference of
 any output tensor in shares of its largest value, and what compiling took. Slow: a minute per family.
 """
@@ -28,6 +31,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from engines_streamed import streamed
 from engines_zoo import FAMILIES, families
 from machine import machine
 
@@ -50,7 +54,7 @@ MIB = 2**20
 def main() -> None:
     """Measure what was asked for; print a table and one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "memory", "families", "weigh"))
+    parser.add_argument("what", choices=("speed", "memory", "streamed", "families", "weigh"))
     parser.add_argument("--engines", nargs="*", help="default: all that can run here; of `families` compiled alone")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="only these, for `families`")
@@ -72,6 +76,8 @@ def main() -> None:
             rows = speed(made_bundle(path, options.model, residuals=True), engines, options.rounds)
         elif options.what == "memory":
             rows = memory(made_bundle(path, options.model, residuals=False).path, engines)
+        elif options.what == "streamed":
+            rows = streamed(made_bundle(path, options.model, residuals=False, names=QUERIES[:1]), options.rounds)
         else:
             rows = [row for name in engines for row in families(Path(folder), options.families, name, options.kept)]
     show(rows)
@@ -86,12 +92,12 @@ def missing(name: str) -> str | None:
     return engine_named(name).missing("cpu")
 
 
-def made_bundle(path: Path, model: str, residuals: bool) -> Bundle:
-    """Four queries that share all but norms and heads; with `residuals` the second has them on every second layer."""
+def made_bundle(path: Path, model: str, residuals: bool, names: Sequence[str] = QUERIES) -> Bundle:
+    """Queries that share all but norms and heads; with `residuals` the second has them on every second layer."""
     torch.manual_seed(0)
-    models = {name: zoo.build(model, CLASSES, {}, INPUT_SIZE).eval() for name in QUERIES}
+    models = {name: zoo.build(model, CLASSES, {}, INPUT_SIZE).eval() for name in names}
     shared = {path for path, tensor in models["first"].state_dict().items() if tensor.ndim == 4}
-    for name in QUERIES:
+    for name in names:
         own = models[name].state_dict()
         for key, tensor in own.items():
             if key in shared:
@@ -103,7 +109,7 @@ def made_bundle(path: Path, model: str, residuals: bool) -> Bundle:
             torch.nn.init.normal_(attach(module, RANK).residual_b, std=1e-3)
     queries = [BundleQuery(id=name, camera="bridge", task="classification", classes=CLASSES, model=model,
                            model_args={}, input_size=INPUT_SIZE, preprocess=zoo.preprocess_of(model, INPUT_SIZE),
-                           fps=5.0, sla_ms=100.0, accuracy_target=0.95) for name in QUERIES]
+                           fps=5.0, sla_ms=100.0, accuracy_target=0.95) for name in names]
     write_bundle(path, models, queries, workload="benchmark", method="ceiling", ceiling_bytes=0)
     return open_bundle(path)
 
