@@ -106,10 +106,10 @@ class Arena:
     def bind(self, engine: Engine, names: Sequence[str]) -> None:
         """Point an engine at its tensors, which `start` was called for.
 
-        One that streams may begin before they have arrived, where loads overlap runs; otherwise this waits. OSError
-        when bytes could not be read. Where nothing has been placed since the engine was bound, it is left alone.
+        One that starts early may begin before they have arrived, where loads overlap runs; otherwise this waits. Where
+        nothing has been placed since the engine was bound, it is left alone. OSError when bytes could not be read.
         """
-        if self.streams(engine) and self.arriving(names):
+        if self.starts_early(engine) and self.arriving(names):
             self._bound.pop(engine, None)
             engine.bind(self.tensor, self.wait)
             return
@@ -118,9 +118,9 @@ class Arena:
             engine.bind(self.tensor)
             self._bound[engine] = self._placed
 
-    def streams(self, engine: Engine) -> bool:
+    def starts_early(self, engine: Engine) -> bool:
         """Whether a run of this engine may begin before its last tensors are there."""
-        return engine.streams and self.mover.overlaps
+        return engine.starts_early and self.mover.overlaps
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""

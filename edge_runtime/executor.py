@@ -162,20 +162,20 @@ class Executor:
 
     def _take_turn(self, decision: Decision, query: str) -> tuple[float | None, int, float | None]:
         """Load and run; the seconds and bytes of the load and the seconds of the run, where they could be measured."""
-        streams = decision.count > 0 and self.arena.streams(self.engines[query])
+        early = decision.count > 0 and self.arena.starts_early(self.engines[query])
         before, load_before_s, start = self.arena.bytes_moved, self.arena.load_s, self.clock()
         try:
-            self._load(decision, streams)
+            self._load(decision, early)
         except Exception as error:
             self._fail(query, error, self.mailboxes.take(query, decision.count))
             return None, 0, None
         loaded = self.clock()
         ran = decision.count > 0 and self._run(query, decision)
         finished = self.clock()
-        load_s = self.arena.load_s - load_before_s if streams else loaded - start
+        load_s = self.arena.load_s - load_before_s if early else loaded - start
         moved = self.arena.bytes_moved - before
         self._estimates.loaded(query, moved, load_s)
-        run_s = finished - loaded if ran and not (streams and moved) else None
+        run_s = finished - loaded if ran and not (early and moved) else None
         if run_s is not None:
             self._estimates.ran(query, decision.count, run_s)
         return load_s, moved, run_s
@@ -185,22 +185,22 @@ class Executor:
         self._answers(query, [image])
         return self.clock() - start
 
-    def _load(self, decision: Decision, streams: bool = False) -> None:
-        """Bring what the decision asks for; where the query `streams` it may still be arriving on return."""
+    def _load(self, decision: Decision, early: bool = False) -> None:
+        """Bring what the decision asks for; where the query starts `early` it may still be arriving on return."""
         query = decision.turn
         assert query is not None
         workspace_bytes = self.costs.queries[query].workspace_of(max(1, decision.count))
         evict = (*self._pieces.names(decision.evict), *self._loose.difference(self._names(query)))
         try:
-            self._twice(query, lambda: self._bring(query, workspace_bytes, evict, streams))
+            self._twice(query, lambda: self._bring(query, workspace_bytes, evict, early))
         finally:
             if decision.load or evict:
                 self._held = None
         self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
-    def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], streams: bool) -> None:
-        self.arena.start(self._names(query), workspace_bytes, evict, waits=not streams)
-        if not streams:
+    def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], early: bool) -> None:
+        self.arena.start(self._names(query), workspace_bytes, evict, waits=not early)
+        if not early:
             self.arena.finish(self._names(query))
 
     def _run(self, query: str, decision: Decision) -> bool:
@@ -232,7 +232,7 @@ class Executor:
         engine, names = self.engines[query], self._names(query)
         workspace = self.costs.queries[query].workspace_of(len(images))
         residency = self.arena.residency
-        if self.arena.start(names, workspace, waits=not self.arena.streams(engine)):
+        if self.arena.start(names, workspace, waits=not self.arena.starts_early(engine)):
             self._held = None
         residency.hold(names, workspace)
         try:

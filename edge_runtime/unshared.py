@@ -26,7 +26,7 @@ class UnsharedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.query, self.workspace_bytes, self.streams = engine.query, engine.workspace_bytes, engine.streams
+        self.query, self.workspace_bytes, self.starts_early = engine.query, engine.workspace_bytes, engine.starts_early
 
     def bind(self, tensor_of: Callable[[str], Tensor], wait: Wait | None = None) -> None:
         def own(name: str) -> str:

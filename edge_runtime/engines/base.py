@@ -28,11 +28,11 @@ class EngineError(Exception):
 class Engine(Protocol):
     """What runs one query: bind its tensors, then run it on frames.
 
-    `streams` says whether a run may begin before its last tensors have arrived.
+    `starts_early` says whether a run may begin before its last tensors have arrived.
     """
 
     query: BundleQuery
-    streams: bool
+    starts_early: bool
 
     @property
     def workspace_bytes(self) -> int:
@@ -42,7 +42,7 @@ class Engine(Protocol):
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
         """Use the tensors that `tensor_of` gives by content name from now on.
 
-        With `wait`, which only an engine that streams is given, they are still arriving: a run calls it with the
+        With `wait`, which only an engine that starts early is given, they are still arriving: a run calls it with the
         names of a layer's tensors before it starts the layer. Without, all are there.
         """
         ...
@@ -64,7 +64,7 @@ class FrameEngine(ABC):
     """
 
     name: ClassVar[str]
-    streams: bool = False
+    starts_early: bool = False
     channels_last: ClassVar[bool | None] = False
     """Whether it takes the weights of convolutions in the order out, height, width, in (`Arena.channels_last`); None
     where it takes them in either and that one is faster."""

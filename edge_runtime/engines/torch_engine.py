@@ -32,7 +32,7 @@ class TorchEngine(FrameEngine):
     """
 
     name = "torch"
-    streams = True
+    starts_early = True
     channels_last = None
     runs_narrow = True
 

@@ -159,7 +159,7 @@ class Recorder:
     """An engine that notes what it was bound to."""
 
     def __init__(self, names: str) -> None:
-        self.names, self.streams, self.times, self.tensors, self.wait = names, True, 0, {}, None
+        self.names, self.starts_early, self.times, self.tensors, self.wait = names, True, 0, {}, None
 
     def bind(self, tensor_of, wait=None) -> None:
         self.times += 1

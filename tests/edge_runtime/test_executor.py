@@ -6,7 +6,7 @@ import torch
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import BatchCost, Costs, QueryCost
-from edge_runtime.executor import Executor, unfit
+from edge_runtime.executor import Executor
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
 from edge_runtime.policies import policy_named
@@ -29,7 +29,7 @@ class SlowEngine:
     """Takes the next of `seconds` for each run; the last for ever."""
 
     workspace_bytes = 0
-    streams = False
+    starts_early = False
 
     def __init__(self, query_id: str, clock: Clock, seconds: list[float]) -> None:
         self.query, self.clock, self.seconds, self.runs = query(query_id, "left", sla_ms=100.0), clock, seconds, 0
@@ -100,11 +100,6 @@ def test_a_query_too_slow_for_its_deadline_is_tried_now_and_then_and_is_late():
     account = executor.ledger.to_json()[0]
     assert 3 < account["processed"] == account["late"] < 60
     assert account["dropped"] == {"deadline": 200 - account["processed"]}
-
-
-def test_queries_that_fit_not_even_alone_are_named():
-    costs = Costs({"a": QueryCost(("t",), 0.0, 100, 1.0), "b": QueryCost(("t",), 0.0, 0, 1.0)}, {"t": 512}, 1.0)
-    assert unfit(costs, 612) == [] and unfit(costs, 611) == ["a"] and unfit(costs, 511) == ["a", "b"]
 
 
 def two_frames(larger: tuple[BatchCost, ...]) -> SlowEngine:

@@ -46,8 +46,8 @@ class SumEngine:
 
     workspace_bytes = WORKSPACE
 
-    def __init__(self, query_id: str, clock: Clock, streams: bool = False) -> None:
-        self.query, self.clock, self.streams = query(query_id, "left", sla_ms=100.0), clock, streams
+    def __init__(self, query_id: str, clock: Clock, starts_early: bool = False) -> None:
+        self.query, self.clock, self.starts_early = query(query_id, "left", sla_ms=100.0), clock, starts_early
         self.faults: list[Exception] = []
         self.bound: dict[str, torch.Tensor] = {}
         self.wait = None
@@ -85,7 +85,7 @@ class Box:
 
     def __init__(self, budget: int = ALL_BYTES, slow: bool = False) -> None:
         self.clock, self.sink, store = Clock(), Sink(), Store.of_tensors(TENSORS)
-        self.engines = {name: SumEngine(name, self.clock, streams=slow) for name in NEEDS}
+        self.engines = {name: SumEngine(name, self.clock, starts_early=slow) for name in NEEDS}
         costs = Costs({name: QueryCost(names, 0.01, WORKSPACE, 0.1) for name, names in NEEDS.items()},
                       {name: tensor.nbytes for name, tensor in TENSORS.items()}, 1e9)
         capacity = min(budget - WORKSPACE, ALL_BYTES - WORKSPACE)

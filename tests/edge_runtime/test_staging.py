@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -25,16 +26,20 @@ from edge_runtime.streaming import Streaming, scratch_bytes, streaming
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 from models.narrow import Narrow, choices, narrowed
+from models.preprocess import Preprocess
 from models.residual import attach
+from tests.edge_runtime.test_widening import ATTENDING, attending
 from tests.edge_runtime.tiny import picture
 
-SIZES = {"resnet18": 64, "ssdlite320_mobilenet_v2": 96, "vit_b_16": 32}
+SIZES = {"resnet18": 64, "ssdlite320_mobilenet_v2": 96, "swin_t": 32, ATTENDING: 16}
 CLASSES = ("a", "b", "c")
 
 
 def filled(name: str) -> nn.Module:
-    """A model of the zoo whose outputs depend on the frame."""
+    """A model whose outputs depend on the frame."""
     torch.manual_seed(0)
+    if name == ATTENDING:
+        return attending(len(CLASSES)).eval()
     task = "detection" if name in zoo.names("detection") else "classification"
     model = zoo.build(name, CLASSES, {}, SIZES[name], task).eval()
     with torch.no_grad():
@@ -48,7 +53,7 @@ def asked(query_id: str, model: str) -> BundleQuery:
     task = "detection" if model in zoo.names("detection") else "classification"
     size = SIZES[model]
     return BundleQuery(id=query_id, camera="left", task=task, classes=CLASSES, model=model, model_args={},
-                       input_size=size, preprocess=zoo.preprocess_of(model, size), fps=None, sla_ms=20_000.0,
+                       input_size=size, preprocess=Preprocess(size), fps=None, sla_ms=20_000.0,
                        accuracy_target=0.95)
 
 
@@ -61,9 +66,10 @@ def write(path: Path, models: dict[str, tuple[str, nn.Module]], narrow: dict[str
     write_bundle(path, {query: model for query, (_, model) in models.items()},
                  [asked(query, name) for query, (name, _) in models.items()], workload="streaming", method="wide",
                  ceiling_bytes=0, narrow=narrow)
-    return open_bundle(path)
+    return open_bundle(path, [ATTENDING])
 
 
+@functools.lru_cache(maxsize=1)
 def costs_of(bundle: Bundle) -> Costs:
     queries = {}
     for query in bundle.queries:
@@ -97,7 +103,7 @@ def bound(bundle: Bundle, query: str, found: Streaming) -> tuple[TorchEngine, Ar
 
 
 @pytest.mark.parametrize("kind", ["resnet18", "resnet18 int8", "resnet18 residuals", "ssdlite320_mobilenet_v2",
-                                  "vit_b_16", "vit_b_16 int8"])
+                                  "swin_t", ATTENDING, f"{ATTENDING} int8"])
 def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(kind: str, tmp_path: Path) -> None:
     name, _, how = kind.partition(" ")
     model = filled(name)
@@ -239,3 +245,14 @@ def test_a_file_that_becomes_shorter_fails_the_run_that_streams_and_ends_nothing
     assert torch.equal(small.outputs([picture(1)]), before)
     with pytest.raises(OSError, match="the bundle has become shorter"):
         Arena(Store.of_bundle(two), 2**27).change((), two.names_in_order("small"))
+
+
+def test_narrow_weights_that_stream_to_a_card_take_scratch_as_they_are_stored_too(tmp_path: Path) -> None:
+    model = filled("resnet18")
+    bundle = write(tmp_path / "b.safetensors", {"one": ("resnet18", model)}, {"one": narrow_of(model)})
+    plain, own = bundle.build("one", "meta"), bundle.query("one")
+    here, card = (next(part for layer in layers_of(plain, 64, own.state(), own.stored, device) for part in layer.parts
+                       if part.key == "layer4.1.conv2.weight") for device in ("cpu", "cuda"))
+    nbytes = 512 * 512 * 9
+    assert (here.kept_bytes, here.streamed_bytes) == (4 * nbytes, 4 * nbytes)
+    assert (card.kept_bytes, card.streamed_bytes) == (4 * nbytes, 5 * nbytes)

@@ -92,6 +92,12 @@ def test_no_tensor_streams_that_could_stay_beside_the_others_and_a_refusal_says_
         assert query not in streaming(costs, least, layers.__getitem__).lacking
 
 
+def test_queries_that_fit_not_even_alone_are_named():
+    costs = Costs({"a": QueryCost(("t",), 0.0, 100, 1.0), "b": QueryCost(("t",), 0.0, 0, 1.0)}, {"t": 512}, 1.0)
+    found = [streaming(costs, budget, lambda _: chain({"t": 512})).lacking for budget in (612, 611, 511)]
+    assert found == [{}, {"a": 612}, {"a": 612, "b": 512}]
+
+
 def chain(sizes: dict[str, int], **times: int) -> tuple[Layer, ...]:
     return tuple(Layer(name, (Part(name, name, 0, aligned(nbytes)),), (), times.get(name, 1))
                  for name, nbytes in sizes.items())
