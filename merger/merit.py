@@ -10,7 +10,9 @@ def all_met(ratios: Mapping[str, float], required: Mapping[str, float]) -> bool:
     return all(ratio >= required[query] for query, ratio in ratios.items())
 
 
-def merit(ratios: Mapping[str, float], required: Mapping[str, float]) -> tuple[int, float]:
-    """The queries that reach what is required, then how near the others come: the larger, the better."""
-    shares = [min(1.0, ratio / required[query]) for query, ratio in ratios.items()]
-    return sum(share >= 1 for share in shares), sum(shares)
+def merit(ratios: Mapping[str, float], required: Mapping[str, float]) -> float:
+    """How near all of them come to what is required: the larger, the better.
+
+    Not how many reach it: two that are almost there are mended with fewer bytes than one that is far off.
+    """
+    return sum(min(1.0, ratio / required[query]) for query, ratio in ratios.items())

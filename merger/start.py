@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -24,6 +25,7 @@ MOST_DONORS = 4
 WORTH_SOLVING = 0.6
 """What a mean may lose and not be solved: that costs a third of an epoch, which a near start does not need."""
 LEAST_VARIANCE = 1e-12
+LEAST_KEPT = 1e-3
 FRAMES = 32
 """Train frames of each query by which a start is judged."""
 
@@ -32,12 +34,11 @@ def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[
     """The states to start from: every set with its members' mean, or with one donor's weight wherever it has one.
 
     Each start is tied, its norms are measured again, and one pass of a few train frames decides: how much of what goes
-    into the originals' heads is lost, on the mean of the queries. Originals that descend
-    from one ancestor favour the mean; independent ones a donor, whose own model then begins where it was. Where they
-    have no common ancestor, the mean of models whose channels were brought into one order is tried too. Where a mean
-    is best and still far off, it is tried once more with every tied layer solved by least squares (a donor's weights,
-    which one model knows already, lose by that). Progress hears of the ancestry, of a forecast for every set, and of
-    the error of every start.
+    into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of its own,
+    and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of models
+    whose channels were brought into one order is tried too. Where a mean is best and still far off, it is tried once
+    more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
+    that). Progress hears of the ancestry, of a forecast for every set, and of the error of every start.
     """
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
     _tell_forecast(bench, plan, journal)
@@ -111,6 +112,11 @@ def lost(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     return float(torch.stack(parts).mean()) if parts else 0.0
 
 
+def together(errors: Collection[float]) -> float:
+    """What queries that lose these parts lose together: 1 less the geometric mean of what they keep."""
+    return 1 - math.prod(max(LEAST_KEPT, 1 - error) for error in errors) ** (1 / len(errors))
+
+
 class Judge:
     """How far starts are off: the part of the heads' inputs that is lost, on a few train frames of each query."""
 
@@ -120,9 +126,9 @@ class Judge:
         self._wanted: dict[str, list[Tensor]] = journal.step("originals' features", self._originals)
 
     def error(self, name: str, states: Mapping[str, State]) -> float:
-        """Mean over the queries; progress hears of each."""
+        """What is lost on the geometric mean of what the queries keep; progress hears of each."""
         errors = self._journal.step(f"start {name}", partial(self.errors, states))
-        error = sum(errors.values()) / len(errors)
+        error = together(errors.values())
         self._bench.progress("start", start=name, error=error, errors=errors)
         return error
 

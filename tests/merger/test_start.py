@@ -12,7 +12,7 @@ from merger.ancestry import COMMON, kinship
 from merger.journal import Journal
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
-from merger.start import Judge, averaged, choose_start, donated
+from merger.start import Judge, averaged, choose_start, donated, together
 from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
 from models.plan import SharingPlan
@@ -63,7 +63,7 @@ def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
     found = Judge(bench, plan, Journal()).errors(states)
-    assert sum(found.values()) / len(found) == pytest.approx(min(errors.values()), rel=1e-4)
+    assert together(found.values()) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
 def test_a_mean_that_is_best_is_solved_and_a_donor_is_not(
@@ -165,3 +165,9 @@ def _heard(bench: Workbench) -> list[tuple[str, dict[str, Any]]]:
     said: list[tuple[str, dict[str, Any]]] = []
     bench.progress = lambda event, **fields: said.append((event, fields))
     return said
+
+
+def test_a_start_that_leaves_some_with_nothing_is_worse_than_one_that_leaves_all_with_little() -> None:
+    assert together([0.0, 0.97, 0.97]) > together([0.8, 0.8, 0.8])
+    assert together([0.0, 0.0]) == 0 and together([0.5, 0.5]) == pytest.approx(0.5)
+    assert together([1.0, 0.0]) < 1, "one that has lost all does not make the others' loss invisible"
