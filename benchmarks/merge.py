@@ -11,7 +11,8 @@ Every merge leaves one JSON (its report, its log, options, machine and date) und
 is the workload, with the target where that is not the workload's own, and with `beyond` and the width of the weights
 where asked for. What has its JSON is skipped and an interrupted
 merge goes on from its checkpoint, so it can be interrupted and called again at any time. Bundles are not kept. It
-ends with the tables on stdout and a picture for each workload, bytes saved over work, in docs/merge-WORKLOAD.svg.
+ends with the tables on stdout and pictures of each workload in docs: bytes saved over work (merge-WORKLOAD.svg), and
+at each target (merge-WORKLOAD-targets.svg).
 A workload is what `benchmarks/prepare.py` and `gemel train` left under out/real, or the path of a workload file.
 """
 
@@ -30,7 +31,7 @@ from pathlib import Path
 import yaml
 from machine import machine
 from merge_cells import Cell, Weight, path_of, read_cells
-from merge_plot import picture
+from merge_plot import curves, picture
 from merge_tables import grouped, summary
 from prepare_files import say
 
@@ -151,12 +152,13 @@ def run(
 
 
 def draw(cells: Sequence[Cell], folder: Path) -> None:
-    """A picture for each workload at its own target."""
-    for name, own in grouped(cells, lambda cell: cell.name).items():
-        drawn = picture(own) if name == own[0].workload else None
-        if drawn is not None:
-            with writing(folder / f"merge-{name}.svg", overwrite=True) as file:
-                file.write(drawn.encode())
+    """Two pictures for each workload: over work at its own target, and over targets where there are several."""
+    for name, own in grouped(cells, lambda cell: cell.workload).items():
+        drawn = {name: picture([cell for cell in own if cell.name == name]), f"{name}-targets": curves(own)}
+        for stem, svg in drawn.items():
+            if svg is not None:
+                with writing(folder / f"merge-{stem}.svg", overwrite=True) as file:
+                    file.write(svg.encode())
 
 
 def _digest(workload: Workload) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from merger.attempt import extended
+from models.narrow import FP32
 from models.plan import SharingPlan
 
 Step = tuple[float, float]
@@ -44,6 +45,13 @@ class Cell:
     weights: tuple[Weight, ...]
     result: dict[str, Any]
     log: tuple[dict[str, Any], ...]
+
+    @property
+    def label(self) -> str:
+        """The arm, and what was asked of it beyond the ceiling."""
+        options = self.asked["options"]
+        narrow = options["weights"] if options["weights"] != FP32 else ""
+        return ", ".join(filter(None, (self.arm, "beyond" if options["beyond"] else "", narrow)))
 
     @property
     def saved_bytes(self) -> int:

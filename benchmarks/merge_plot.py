@@ -1,10 +1,11 @@
-"""The picture of a workload's merges: bytes saved over work, one line per arm, as a small SVG."""
+"""The pictures of a workload's merges: bytes saved over work, and at each target, one line per arm, as small SVGs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from html import escape
+from statistics import mean
 
 from merge_cells import Cell, Step
 from merge_tables import grouped
@@ -32,12 +33,48 @@ def picture(cells: Sequence[Cell]) -> str | None:
     shares = [saved / cell.ceiling_bytes for own in arms.values() for cell in own if cell.ceiling_bytes
               for _, saved in cell.accepted()]  # fmt: skip
     across, up = Axis([0.0, most / unit], _tick(most / unit)), Axis([0.0, max(1.0, *shares)], step=0.2)
-    parts = [*_grid(across, up, unit)]
+    power = str(round(math.log10(unit))).translate(SUPERSCRIPTS)
+    parts = [*_grid(across, up, f"work: image passes × FLOPs, in 10{power}")]
     for place, (arm, own) in enumerate(arms.items()):
         colour = COLOURS[place % len(COLOURS)]
         parts += [line for cell in own for line in _line(cell, across, up, unit, colour)]
         parts.append(_legend(place, arm, own, colour))
-    title = f"{cells[0].name}: bytes saved over work, target {cells[0].target:g}"
+    return _svg(f"{cells[0].name}: bytes saved over work, target {cells[0].target:g}", parts)
+
+
+def curves(cells: Sequence[Cell]) -> str | None:
+    """What each arm saves (per cent of the ceiling, mean of its seeds) at each target; hollow where a query missed it.
+
+    None where there are fewer than two targets. The cells are those of one workload.
+    """
+    cells = [cell for cell in cells if cell.arm not in ACCEPT_NOTHING and cell.ceiling_bytes]
+    targets = sorted({cell.target for cell in cells})
+    if len(targets) < 2:
+        return None
+    arms = grouped(cells, lambda cell: cell.label)
+    across = Axis(targets, 0.02)
+    up = Axis([0.0, max(1.0, *(cell.share for cell in cells))], step=0.2)
+    parts = [*_grid(across, up, "accuracy target, of the originals")]
+    for place, (arm, own) in enumerate(arms.items()):
+        colour = COLOURS[place % len(COLOURS)]
+        points = []
+        for target, same in sorted(grouped(own, lambda cell: cell.target).items()):
+            share = mean(cell.share for cell in same)
+            missed = any(cell.met < len(cell.queries) for cell in same)
+            points.append((_x(across, target), _y(up, share)))
+            title = f"{arm}, target {target:g}: {100 * share:.1f} % of the ceiling" + (", missed on test" * missed)
+            fill = "white" if missed else colour
+            parts.append(
+                f'<circle cx="{points[-1][0]}" cy="{points[-1][1]}" r="3.5" fill="{fill}" stroke="{colour}">'
+                f"<title>{escape(title)}</title></circle>"
+            )
+        path = "M" + "L".join(f"{x} {y}" for x, y in points)
+        parts.insert(0, f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-opacity="0.8"/>')
+        parts.append(_legend(place, arm, [], colour))
+    return _svg(f"{cells[0].workload}: bytes saved at each accuracy target", parts)
+
+
+def _svg(title: str, parts: Sequence[str]) -> str:
     width, height = LEFT + WIDTH + LEGEND_WIDTH, TOP + HEIGHT + BOTTOM
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -59,7 +96,7 @@ def _y(axis: Axis, value: float) -> float:
     return round(TOP + HEIGHT - axis.at(value) / 100 * HEIGHT, 1)
 
 
-def _grid(across: Axis, up: Axis, unit: float) -> list[str]:
+def _grid(across: Axis, up: Axis, label: str) -> list[str]:
     bottom, parts = TOP + HEIGHT, []
     for value, _ in up.ticks():
         y, whole = _y(up, value), abs(value - 1) < 1e-9
@@ -71,8 +108,6 @@ def _grid(across: Axis, up: Axis, unit: float) -> list[str]:
         parts.append(f'<line x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 4}" stroke="#6b7280"/>')
         parts.append(f'<text x="{x}" y="{bottom + 17}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{bottom}" y2="{bottom}" stroke="#6b7280"/>')
-    power = str(round(math.log10(unit))).translate(SUPERSCRIPTS)
-    label = f"work: image passes × FLOPs, in 10{power}"
     parts.append(f'<text x="{LEFT + WIDTH / 2}" y="{bottom + 38}" text-anchor="middle">{label}</text>')
     middle = TOP + HEIGHT / 2
     turned = f'transform="rotate(-90 16 {middle})" text-anchor="middle"'

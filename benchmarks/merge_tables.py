@@ -41,7 +41,7 @@ def spread(values: Sequence[float]) -> str:
 
 def _arms(cells: Sequence[Cell]) -> str:
     rows = []
-    for arm, own in grouped(cells, lambda cell: cell.arm).items():
+    for arm, own in grouped(cells, lambda cell: cell.label).items():
         count = len(own[0].queries)
         residuals = [cell.residual_bytes / cell.saved_bytes for cell in own if cell.saved_bytes > 0]
         rows.append((
@@ -96,7 +96,7 @@ def _targets(workload: str, cells: Sequence[Cell]) -> str:
     if len(targets) < 2:
         return ""
     rows = []
-    for arm, own in grouped(cells, lambda cell: cell.arm).items():
+    for arm, own in grouped(cells, lambda cell: cell.label).items():
         by_target = grouped(own, lambda cell: cell.target)
         rows.append((arm, *(_at_target(by_target.get(target, [])) for target in targets)))
     heads = ("arm", *(f"{target:g}" for target in targets))

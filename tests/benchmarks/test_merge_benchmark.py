@@ -13,7 +13,7 @@ import merge
 import pytest
 import yaml
 from merge_cells import EQUAL, Cell, Weight, path_of, read_cells
-from merge_plot import picture
+from merge_plot import curves, picture
 from merge_tables import summary
 
 import merger.checkpoint as checkpoint_module
@@ -173,7 +173,8 @@ def made(arm: str, work: float, saved: int, log: tuple[dict, ...] = (), seed: in
     }  # fmt: skip
     weights = tuple(Weight(query, f"layer{size}", 100 * size) for query in "abc" for size in (1, 2, 3))
     machine = {"cores": 2, "cpu": "x", "device": "cpu", "torch": "2", "load": 1.0}
-    return Cell("tiny", "tiny", 0.95, arm, seed, {}, machine, "2026-01-01", weights, result, log)
+    asked = {"options": {"beyond": False, "weights": "fp32"}}
+    return Cell("tiny", "tiny", 0.95, arm, seed, asked, machine, "2026-01-01", weights, result, log)
 
 
 def tried(size: int, members: str, kept: str, work: float) -> dict[str, Any]:
@@ -218,6 +219,26 @@ def test_targets_of_one_workload_stand_side_by_side() -> None:
     other = made("wide", 20.0, 300, met=False)
     cells = [made("wide", 20.0, 600), dataclasses.replace(other, name="tiny-0.99", target=0.99)]
     assert "| wide | 1.000 | 0.500 ! |" in summary(cells).split("at each target")[1]
+
+
+def test_what_was_asked_for_beyond_the_ceiling_is_an_arm_of_its_own() -> None:
+    past = dataclasses.replace(made("wide", 30.0, 900), asked={"options": {"beyond": True, "weights": "int8"}})
+    rows = cells_of(summary([made("wide", 20.0, 600), past]), "Arms")
+    assert rows["wide"][2] == "1.000" and rows["wide, beyond, int8"][2] == "1.500"
+
+
+def test_the_picture_over_targets_has_a_line_per_arm_and_shows_misses() -> None:
+    missed = dataclasses.replace(made("wide", 20.0, 300, met=False), name="tiny-0.99", target=0.99)
+    gemel = [made("gemel", 20.0, 480), dataclasses.replace(made("gemel", 20.0, 120), name="tiny-0.99", target=0.99)]
+    drawn = curves([made("wide", 20.0, 600), made("wide", 20.0, 540, seed=1), missed, *gemel])
+    assert drawn is not None
+    svg = ElementTree.fromstring(drawn)
+    assert len(svg.findall(f"{SVG}path")) == 2
+    dots = {dot.findtext(f"{SVG}title"): dot.get("fill") for dot in svg.findall(f"{SVG}circle")}
+    assert dots.pop("wide, target 0.99: 50.0 % of the ceiling, missed on test") == "white"
+    assert set(dots) == {"wide, target 0.95: 95.0 % of the ceiling", "gemel, target 0.95: 80.0 % of the ceiling",
+                         "gemel, target 0.99: 20.0 % of the ceiling"}  # fmt: skip
+    assert "white" not in dots.values() and curves([made("wide", 20.0, 600)]) is None
 
 
 def test_the_picture_has_a_line_per_merge_that_accepts() -> None:
