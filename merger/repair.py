@@ -28,6 +28,9 @@ from models.residual import shapes
 RANKS = (4, 8, 16)
 LAYERS = 0.5
 """The part of a query's shared layers that get a residual, those furthest from the original first."""
+HALF = 0.5
+"""The part of the margin that a query needs when nothing helps it further. The best of many tries on val flatters: with
+no margin at all it is likely to miss on test."""
 UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """The part of a query's shared bytes that become private copies, step by step."""
 
@@ -54,11 +57,12 @@ def repair(
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once this query reaches `required` on val, and a log row per step tried.
 
-    No step begins once the bounds are over. A query that came to its bare target by then is kept as it was when it came
-    nearest; any other leaves.
+    No step begins once the bounds are over. A query that came half of the margin above its target by then is kept as it
+    was when it came nearest; any other leaves.
     """
     rows, recipe = [], replace(recipe, epochs=max(1, recipe.epochs // 2))
     target, nearest = bench.queries[query].accuracy_target, (ratio, merged)
+    enough = target + HALF * (required - target)
     for step in _steps(bench, merged, query, journal):
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
@@ -74,8 +78,8 @@ def repair(
         if found["ratio"] >= required:
             return after, rows
         nearest = max(nearest, (found["ratio"], after), key=lambda one: one[0])
-    if nearest[0] >= target:
-        text = f"{query}: {nearest[0]:.3f} of its original on val, its target of {target:g} without the margin"
+    if nearest[0] >= enough:
+        text = f"{query}: {nearest[0]:.3f} of its original on val, its target of {target:g} with half the margin"
         bench.progress("warning", text=text)
         return nearest[1], rows
     rows.append({"query": query, "repair": "leaves", "required": required, "work": bench.work.total})

@@ -36,8 +36,9 @@ SPRINTS = (0.75, 1, 2)
 RATES = (5e-4, 2e-4, 1e-3)
 NEAR = 0.95
 """A query that reaches this part of what is required may mend itself by its private parts alone."""
-GOOD_ENOUGH = 0.75
-"""A rate that brings back this part of what tying has cost within half an epoch is taken without trying others."""
+GOOD_ENOUGH = 0.1
+"""A rate that brings back this part of what tying has cost within half an epoch is taken without trying others: the
+work of a trial is worth more in training."""
 JOINT = 0.7
 """The part of the time or work that the joint training may use up; the rest is kept for repairs."""
 FEATURES = 1.0

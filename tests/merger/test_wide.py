@@ -96,13 +96,16 @@ def test_without_time_left_a_query_leaves_at_once(bench: Workbench) -> None:
     assert [row["repair"] for row in rows] == ["leaves"]
 
 
-def test_a_query_at_its_bare_target_is_kept_where_nothing_helps_it_further(bench: Workbench) -> None:
+def test_a_query_with_half_the_margin_is_kept_where_nothing_helps_it_further(bench: Workbench) -> None:
     merged = _damaged(bench, whole_plan(bench, OPTIONS))
-    target = bench.queries["q1"].accuracy_target
-    kept, rows = repair(bench, merged, "q1", target, Recipe(), 0.99, Journal(), Bounds(bench.work, most_work=0.0))
+    half = (bench.queries["q1"].accuracy_target + 0.99) / 2
+    no_time = Bounds(bench.work, most_work=0.0)
+    kept, rows = repair(bench, merged, "q1", half, Recipe(), 0.99, Journal(), no_time)
     assert kept is merged and not rows
-    bench.ratio = lambda query, model: target + 0.01 * bool(residual_layers(model))
-    kept, rows = repair(bench, merged, "q1", target, Recipe(epochs=1), 0.99, Journal(), Bounds(bench.work))
+    _, rows = repair(bench, merged, "q1", half - 0.001, Recipe(), 0.99, Journal(), no_time)
+    assert [row["repair"] for row in rows] == ["leaves"]
+    bench.ratio = lambda query, model: half + 0.01 * bool(residual_layers(model))
+    kept, rows = repair(bench, merged, "q1", half, Recipe(epochs=1), 0.99, Journal(), Bounds(bench.work))
     assert kept.plan.residuals["q1"] and kept.plan.shared == merged.plan.shared
     assert not any(row["repair"] == "leaves" for row in rows)
 
