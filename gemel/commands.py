@@ -146,8 +146,9 @@ def run(args: argparse.Namespace) -> Outcome:
 
     from edge_runtime.daemon import run as run_box
 
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
-    logging.getLogger("gemel.run").addFilter(lambda record: not record.getMessage().startswith("ledger: "))
+    shown = logging.StreamHandler()
+    shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, handlers=[shown])
     summary = run_box(args.config, check=args.check)
     if args.check:
         fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -46,6 +47,7 @@ def write_config(box, budget="64MiB", loop="false", sink="results.jsonl"):
 
 def test_check_says_what_would_run_and_runs_nothing(box, capsys):
     assert main(["run", str(write_config(box)), "--check", "--json"]) == 0
+    assert not logging.getLogger("gemel.run").filters, "whoever else listens hears all"
     assert json.loads(capsys.readouterr().out)["ok"] is True
     assert not (box / "results.jsonl").exists()
 
@@ -62,7 +64,7 @@ def test_results_go_to_stdout_alone_and_what_it_did_to_stderr(box):
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert results and all({"query", "camera", "captured_at", "label"} <= set(result) for result in results)
-    assert "until cameras ended" in done.stderr
+    assert "until cameras ended" in done.stderr and "ledger: " not in done.stderr
 
 
 def test_an_interrupted_box_ends_with_a_ledger_that_adds_up_and_exit_code_130(box):
