@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import signal
 import threading
 import time
@@ -42,13 +43,15 @@ IDLE_S = 0.1
 CAMERA_PATIENCE_S = 2.0
 LEDGER_FILE = "ledger.json"
 UNKNOWN_FPS = 10.0
-CAMERAS_ENDED, ASKED = "cameras ended", "asked to stop"
+CAMERAS_ENDED, ASKED, TIME_OVER = "cameras ended", "asked to stop", "its time was over"
 
 log = logging.getLogger("gemel.run")
 
 
-def run(config_path: str | Path, check: bool = False, stop: threading.Event | None = None) -> dict[str, Any]:
-    """Run the box until its cameras have ended, `stop` is set, or SIGINT or SIGTERM comes; returns the summary.
+def run(config_path: str | Path, check: bool = False, stop: threading.Event | None = None,
+        seconds: float = math.inf) -> dict[str, Any]:
+    """Run the box until its cameras have ended, it has served for so many seconds, `stop` is set, or SIGINT or SIGTERM
+    comes; returns the summary.
 
     The summary holds the ledger per query, the bytes moved and swaps while serving (those of the warm-up apart),
     the most bytes resident and used, and why the box stopped; it is also logged and written to
@@ -85,7 +88,7 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     with contextlib.ExitStack() as closing:
         reasons = closing.enter_context(_signals(stopping))
         sinks = [closing.enter_context(contextlib.closing(JsonLines(sink.path))) for sink in config.sinks]
-        summary |= _serve(config, bundle, engines, costs, frames, sinks, stopping, damaged)
+        summary |= _serve(config, bundle, engines, costs, frames, sinks, stopping, seconds, damaged)
         summary["stopped_by"] = reasons[0] if reasons else summary["stopped_by"]
     log.info("ledger: %s", json.dumps(summary))
     if config.spool is not None:
@@ -95,7 +98,7 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
 
 
 def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], costs: Costs,
-           frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event,
+           frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event, seconds: float,
            damaged: Mapping[str, str]) -> dict[str, Any]:
     overhead = _private_bytes()
     arena = _allocate(config, bundle, costs, engines)
@@ -117,7 +120,7 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], c
     for camera in cameras:
         camera.start()
     try:
-        _loop(executor, cameras, stopping)
+        stopped_by = _loop(executor, cameras, stopping, started + seconds)
     finally:
         for camera in cameras:
             camera.stop()
@@ -129,7 +132,7 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], c
         log.warning("these cameras did not stop in time: %s", ", ".join(left))
     return {
         "seconds": round(time.monotonic() - started, 3),
-        "stopped_by": ASKED if stopping.is_set() else CAMERAS_ENDED,
+        "stopped_by": stopped_by,
         "bytes_moved": arena.bytes_moved - warm_up["bytes_moved"], "swaps": arena.swaps - warm_up["swaps"],
         "bytes_streamed": _streamed(engines) - streamed_before,
         "warm_up": warm_up, "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
@@ -144,15 +147,18 @@ def _streamed(engines: Mapping[str, FrameEngine]) -> int:
     return sum(engine.streamed_bytes for engine in engines.values())
 
 
-def _loop(executor: Executor, cameras: list[Camera], stopping: threading.Event) -> None:
-    """Work until asked to stop, or until all cameras have ended and nothing waits."""
+def _loop(executor: Executor, cameras: list[Camera], stopping: threading.Event, ends: float) -> str:
+    """Work until asked to stop, until the clock says `ends`, or until all cameras have ended and nothing waits."""
     while not stopping.is_set():
+        if time.monotonic() >= ends:
+            return TIME_OVER
         over = not any(camera.alive for camera in cameras)
         if executor.step():
             continue
         if over and not executor.mailboxes.pending():
-            return
+            return CAMERAS_ENDED
         executor.mailboxes.wait(IDLE_S)
+    return ASKED
 
 
 def _open(config: BoxConfig) -> tuple[Bundle, dict[str, str]]:

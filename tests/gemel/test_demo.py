@@ -30,7 +30,7 @@ def test_the_demo_walks_the_whole_road_and_keeps_its_promised_keys(quick, tmp_pa
     assert code == (0 if all(query["met"] for query in said["queries"]) else 1)
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     for row in said["box"]["ledger"]:
-        assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values())
+        assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values()) > 0
     assert (out / "results.jsonl").exists()
 
 
