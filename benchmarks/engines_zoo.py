@@ -33,6 +33,8 @@ FAMILIES = {
 CLASSES = ("car", "bus", "truck")
 COUNTS = (1, 3)
 ROUNDS = 7
+ROUNDING = 2e-6
+"""What the order of weights in memory may do to eager outputs: ShuffleNet's depthwise kernels add up in another."""
 
 
 def families(folder: Path, models: Sequence[str], engine: str, kept: Path | None = None) -> list[dict[str, Any]]:
@@ -75,8 +77,8 @@ def _compared(folder: Path, engine: str, model: str, size: int) -> dict[str, Any
             frames = torch.rand(count, 3, size, size).contiguous(memory_format=torch.channels_last)
             wanted = bare(frames)
             worst = max(worst, apart(one.forward(frames), wanted))
-            if apart(eager.forward(frames), wanted):
-                raise AssertionError(f"{model}: the engine torch is not bit-equal to the plain module")
+            if (eager_apart := apart(eager.forward(frames), wanted)) > ROUNDING:
+                raise AssertionError(f"{model}: the engine torch is off by {eager_apart:.1e} from the plain module")
         for index in range(ROUNDS + 1):
             for name, run in (("engine", one.forward), ("bare", bare)):
                 start = time.process_time()
