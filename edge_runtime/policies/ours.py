@@ -113,7 +113,10 @@ class Ours:
                 drop += tuple((job.query, captured_at, DEADLINE) for captured_at in run.given_up)
                 return Decision(job.query, len(run.captured), run.evict, job.missing, drop,
                                 memory=book.with_run(job.query, run.captured))
-        return Decision(drop=drop, memory=book)
+        # None of these is worth a run now; once the first of them is lost, it must be dropped.
+        lost_s = min(captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s
+                     for query, captured in waiting.items())
+        return Decision(drop=drop, wake_s=lost_s + 2 * CLOCK_SLACK_S, memory=book)
 
 
 def hopeless(situation: Situation, costs: Costs,

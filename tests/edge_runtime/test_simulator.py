@@ -117,3 +117,13 @@ def test_the_95th_percentile_is_by_nearest_rank():
 def test_the_rate_of_arrivals_is_that_between_the_first_and_the_last():
     assert rate([1.0, 1.5, 2.0]) == 2.0
     assert rate([1.0]) == rate([]) == 1.0
+
+
+def test_a_frame_that_no_load_can_save_is_dropped_when_its_time_is_over():
+    queries = {"q1": QueryCost(("a", "b"), 0.018, 1, 0.3), "q2": QueryCost(("c",), 0.001, 1, 0.02)}
+    costs = Costs(queries, {"a": 1, "b": 7168, "c": 5951}, 1e6)
+    arrivals = {"q1": [0.0, 0.5, 0.882], "q2": [0.883]}
+    result = simulate(costs, arrivals, 8192, POLICIES["ours"])
+    assert [(frame.query, frame.outcome) for frame in result.frames if frame.outcome != "processed"] == [
+        ("q2", "dropped")]
+    assert result.ledger.balanced
