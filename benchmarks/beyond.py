@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merger.beyond import LEAST_SAVING
-from merger.beyond_candidates import LEAST_RANK, RANK_PARTS, Unit, neighbours, units
+from merger.beyond_candidates import Unit, neighbours, saved_by_rank, units
 from models.groups import groups
 from models.layers import Layer, layers_of_all, model_bytes
-from models.low_rank import largest_rank_of, numel_of_factors
 from models.plan import SharingPlan
 from models.workload import load_workload
 
@@ -87,9 +86,7 @@ def low_rank_bytes(stored: Sequence[Weight], least_bytes: float) -> int:
         kind, *rest = weight.kind.split()
         if kind != "linear" and "groups=1" not in rest:
             continue
-        rank = max(LEAST_RANK, round(RANK_PARTS[-1] * largest_rank_of(weight.shape)))
-        itemsize = weight.nbytes // math.prod(weight.shape)
-        gain = weight.nbytes - numel_of_factors(weight.shape, rank) * itemsize
+        *_, gain = saved_by_rank(weight.shape, weight.nbytes // math.prod(weight.shape)).values()
         saved += gain if gain >= least_bytes else 0
     return saved
 

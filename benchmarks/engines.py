@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from engines_streamed import streamed
 from engines_zoo import FAMILIES, families
-from machine import machine
+from machine import held_bytes, machine
 
 from edge_runtime.arena import Arena
 from edge_runtime.costs import footprint_bytes
@@ -219,10 +219,9 @@ def weigh(bundle: Path, name: str, count: int) -> dict[str, int]:
                 for engine in engines.values():
                     engine.forward(frames)
     gc.collect()
-    fields = {line.split(":")[0]: int(line.split()[1]) * 1024
-              for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]}
+    found = held_bytes()
     assert arena is not None or not count
-    return {"uss": fields["Private_Clean"] + fields["Private_Dirty"], "anonymous": fields["Anonymous"]}
+    return found
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from machine import held_bytes
 
 from edge_runtime.arena import Arena
 from edge_runtime.engines.staging import layers_of
@@ -69,9 +70,7 @@ def held(path: Path, share: float) -> dict[str, int]:
             for _ in range(3):
                 engine.forward(torch.rand(1, 3, query.input_size, query.input_size))
     gc.collect()
-    fields = {line.split(":")[0]: int(line.split()[1]) * 1024
-              for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]}
-    return {"uss": fields["Private_Clean"] + fields["Private_Dirty"], "anonymous": fields["Anonymous"]}
+    return held_bytes()
 
 
 def _held(path: Path, share: float) -> dict[str, int]:

@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from machine import machine
+from machine import held_bytes, machine
 from torch import Tensor, nn
 
 from models.layers import layers_of, weight_key
@@ -216,17 +216,12 @@ def _anonymous_bytes(name: str, weights: str) -> str:
         bundle = _bundle(Path(folder), name, weights)
         _bound(bundle).forward(torch.zeros(1, 3, 32, 32))  # whatever libraries set up once
         gc.collect()
-        before = _held()
+        before = held_bytes()["anonymous"]
         engine = _bound(bundle)
         with torch.inference_mode():
             engine.forward(torch.zeros(1, 3, 32, 32))
         gc.collect()
-        return json.dumps([_held() - before, bundle.manifest.bytes.after])
-
-
-def _held() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("Anonymous:")))
+        return json.dumps([held_bytes()["anonymous"] - before, bundle.manifest.bytes.after])
 
 
 if __name__ == "__main__":

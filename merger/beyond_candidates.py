@@ -5,6 +5,7 @@ A unit is one stored weight with the layers that use it: a set of the plan, or a
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,9 +140,14 @@ def low_rank(
             continue
         assert whole[0] is not None
         weight = whole[0].weight
-        ranks = sorted({max(LEAST_RANK, round(part * largest_rank_of(weight.shape))) for part in RANK_PARTS})
-        saved = {rank: weight.nbytes - numel_of_factors(weight.shape, rank) * weight.itemsize for rank in ranks}
-        ladder = [Candidate(LOW_RANK, unit, rank=rank, saved_bytes=saved[rank]) for rank in ranks]
+        saved = saved_by_rank(weight.shape, weight.itemsize)
+        ladder = [Candidate(LOW_RANK, unit, rank=rank, saved_bytes=nbytes) for rank, nbytes in saved.items()]
         if ladder := [one for one in ladder if one.saved_bytes >= max(1, least_bytes)]:
             found.append(ladder)
     return found
+
+
+def saved_by_rank(shape: Sequence[int], itemsize: int) -> dict[int, int]:
+    """Every rank that is tried for a weight (out, in, ...), ascending, and the bytes its factors save."""
+    ranks = sorted({max(LEAST_RANK, round(part * largest_rank_of(shape))) for part in RANK_PARTS})
+    return {rank: (math.prod(shape) - numel_of_factors(shape, rank)) * itemsize for rank in ranks}
