@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import merger.methods.wide as wide_module
 from merger import merge
 from merger.bounds import Bounds
+from merger.checkpoint import Checkpoint
 from merger.distance import distances
 from merger.journal import Journal
+from merger.merit import merit
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan, wide
 from merger.repair import RANKS, repair
@@ -149,3 +152,28 @@ def _damaged(bench: Workbench, plan) -> Merged:
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
     models = bench.tied(plan, list(bench.queries), donated(plan, originals, "q0"))
     return Merged(plan, {query: snapshot(model) for query, model in models.items()})
+
+
+def test_all_that_are_almost_there_count_more_than_one_that_is() -> None:
+    required = dict.fromkeys("abc", 0.95)
+    almost, one = {"a": 0.94, "b": 0.93, "c": 0.94}, {"a": 1.0, "b": 0.3, "c": 0.3}
+    assert merit(almost, required) > merit(one, required)
+    assert merit({"a": 1.2, "b": 0.9, "c": 0.9}, required) == merit({"a": 0.95, "b": 0.9, "c": 0.9}, required)
+
+
+def test_the_first_rate_that_helps_is_taken_without_trying_others(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+    after = {wide_module.RATES[0]: 0.05, wide_module.RATES[1]: 0.12, wide_module.RATES[2]: 0.9}
+    lost = dict.fromkeys(bench.queries, 0.5)
+    plan, required = whole_plan(bench, OPTIONS), dict.fromkeys(bench.queries, 0.95)
+    joint = wide_module._Joint(bench, plan, Recipe(), required, Checkpoint(tmp_path, {}, False), Bounds(bench.work))
+
+    def sprint(_self: object, _found: object, recipe: Recipe) -> dict:
+        tried.append(recipe.rate)
+        return {"states": {}, "rows": [], "ratios": dict.fromkeys(lost, 0.5 + after[recipe.rate] * 0.5)}
+
+    monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
+    found = joint._trials({"states": {}, "ratios": lost, "rate": 0.0})
+    assert tried == list(wide_module.RATES[:2]) and found["rate"] == wide_module.RATES[1]
