@@ -87,7 +87,7 @@ def all_at_once(
             own = repairs.get(query, [])
             until = next((at for at, row in enumerate(own) if _takes_out(row, path)), None)
             if until is not None:
-                why[query] = _reached(own[:until], judged.get(query), required[query])
+                why[query] = _reached(own[: until + 1], judged.get(query), required[query])
         trials.append(Trial(members, why, work, len(sets)))
     return trials
 
@@ -145,11 +145,14 @@ def _takes_out(row: Mapping[str, Any], path: str) -> bool:
     return row["repair"] == LEAVES or path in row.get("private", ())
 
 
-def _reached(repairs: Rows, judged: float | None, required: float) -> dict[str, Any]:
-    """What the last of these repairs brought; where there was none, what the joint training did."""
-    if not repairs:
+def _reached(rows: Rows, judged: float | None, required: float) -> dict[str, Any]:
+    """What came before the last of a query's rows, with which it left: a sprint, another repair, or neither."""
+    *before, last = rows
+    if "after" in last:
+        return {"after": last["after"], "ratio": last["ratio"], "required": required}
+    if not before:
         return {"after": NO_TIME, "ratio": judged, "required": required}
-    return {"after": repairs[-1]["repair"], "ratio": repairs[-1]["ratio"], "required": required}
+    return {"after": before[-1]["repair"], "ratio": before[-1]["ratio"], "required": required}
 
 
 def _outcome(trial: Trial, kept: Sequence[Member], residual_bytes: int) -> str:

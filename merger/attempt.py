@@ -49,8 +49,9 @@ def train_while(
     recipe: Recipe,
     journal: Journal | None = None,
     plan: SharingPlan | None = None,
+    judged_from: int = 1,
 ) -> Iterator[dict[str, float]]:
-    """Train epoch by epoch; after each, every query's ratio on val. Stop early by not asking for more.
+    """Train epoch by epoch; after each from `judged_from` on, every query's ratio on val. Stop by not asking for more.
 
     Before models are judged that have taken few steps their running statistics are measured again: a moving average
     has not caught up with their weights yet.
@@ -65,6 +66,8 @@ def train_while(
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
         while training.epochs <= epoch:
             training.epoch()
+        if epoch + 1 < judged_from:
+            continue
         name = f"judged {epoch + 1}"
         measured = SETTLING_FRAMES if training.step < SETTLED else 0
         ratios = judge_all(bench, journal, name, models, plan or SharingPlan(), measured)

@@ -52,6 +52,7 @@ def beyond(
 
     No try begins once the bounds are over.
     """
+    recipe = replace(recipe, private=1.0)  # factors belong to one query, and have yet to learn
     search = _Search(bench, recipe, required, checkpoint, bounds)
     queues = checkpoint.step("candidates past the ceiling", partial(search.queues, merged))
     for index, kind in enumerate(queues):

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from merger.account import LEAVES
 from merger.attempt import train_while
 from merger.bounds import Bounds
 from merger.distance import distances
@@ -82,7 +83,7 @@ def repair(
         text = f"{query}: {nearest[0]:.3f} of its original on val, its target of {target:g} with half the margin"
         bench.progress("warning", text=text)
         return nearest[1], rows
-    rows.append({"query": query, "repair": "leaves", "required": required, "work": bench.work.total})
+    rows.append({"query": query, "repair": LEAVES, "required": required, "work": bench.work.total})
     bench.progress("repair", **rows[-1])
     return Merged(merged.plan.without(query), {**merged.states, query: snapshot(bench.originals[query])}), rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from merger.batches import Batches, Node
 from merger.features import feature_loss, watched_layers, watching
-from merger.nodes import Streams, apart, can_run_together, split
+from merger.nodes import RANDOM, Streams, apart, can_run_together, split
 from merger.precision import autocast, by_rule
 from models.allocator import keep_freed_memory
 from models.errors import InputError
@@ -46,7 +47,8 @@ class Recipe:
     `frames_per_epoch` bounds what one query contributes to an epoch; `distill` is the weight of the originals'
     outputs against that of the labels (1 where there are no labels), `features` that of what goes into the heads,
     added to both. A batch is made of nodes of `node` frames (`merger.nodes`). A search gives an attempt up when the
-    gain of the last `patience` epochs, kept up twofold, would not do.
+    gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
+    for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
     """
 
     rate: float = 5e-4
@@ -59,11 +61,13 @@ class Recipe:
     node: int = 16
     features: float = 0.0
     patience: int = 2
+    private: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
             check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
         check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
+        check("private", self.private >= 0, self.private, "give a number from 0 on")
         check("features", self.features >= 0, self.features, "give a number from 0 on")
         whole = self.batch <= self.node or self.batch % self.node == 0
         check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
@@ -127,7 +131,7 @@ class Training:
 
     A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
     `after_step` is called after each. `precisions` are fp32 or bf16 per query; a rule decides for those not named.
-    Norms whose parameters are all frozen stay in eval mode.
+    Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
     """
 
     def __init__(
@@ -169,9 +173,11 @@ class Training:
 
     def epoch(self) -> float:
         """Go on to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
-        for model in self.models.values():
+        for query, model in self.models.items():
             model.train()
             _rest_frozen_norms(model)
+            if query in self.teachers:
+                _rest_random_parts(model)
         end = (self.epochs + 1) * self.steps
         while self.step < end:
             self._take_step()
@@ -194,7 +200,7 @@ class Training:
         if self.step % self.steps == 0:
             self._losses = 0.0
         for group in self.optimiser.param_groups:
-            group["lr"] = self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
+            group["lr"] = group["part"] * self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
         self.optimiser.zero_grad(set_to_none=True)
         for query, nodes in self._batches.at(self.step).items():
             self._losses += self._learn(query, nodes)
@@ -262,12 +268,28 @@ def _rest_frozen_norms(model: nn.Module) -> None:
             part.eval()
 
 
+def _rest_random_parts(model: nn.Module) -> None:
+    """Dropout makes of every answer another one, while the original that is imitated answers with all it has."""
+    for part in model.modules():
+        if isinstance(part, RANDOM):
+            part.eval()
+
+
 def _parameter_groups(models: Mapping[str, nn.Module], recipe: Recipe) -> list[dict]:
-    """Weights decay; norms and biases (one dimension) do not. A shared parameter appears once."""
-    unique = {id(p): p for model in models.values() for p in model.parameters() if p.requires_grad}
+    """Weights decay; norms and biases (one dimension) do not. A shared parameter appears once.
+
+    `part` is that of the rate: norms and biases have all of it, private weights less where others are shared.
+    """
+    trained = {id(p): p for model in models.values() for p in model.parameters() if p.requires_grad}
+    users = Counter(key for model in models.values() for key in {id(p) for p in model.parameters()} & set(trained))
+    slow = recipe.private if max(users.values(), default=1) > 1 else 1.0
+    shared, private, small = [], [], []
+    for key, p in trained.items():
+        (small if p.ndim <= 1 else shared if users[key] > 1 else private).append(p)
     return [
-        {"params": [p for p in unique.values() if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in unique.values() if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": shared, "weight_decay": recipe.weight_decay, "part": 1.0},
+        {"params": private, "weight_decay": recipe.weight_decay, "part": slow},
+        {"params": small, "weight_decay": 0.0, "part": 1.0},
     ]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.account import Rows, Trial, all_at_once
+from merger.account import LEAVES, Rows, Trial, all_at_once
 from merger.attempt import train_while
 from merger.beyond import beyond
 from merger.bounds import Bounds
@@ -31,15 +31,20 @@ from models.layers import model_bytes
 from models.likeness import cosine_likeness
 from models.plan import SharingPlan, tie
 
-SPRINTS = (0.75, 1, 2)
+SPRINTS = (0.75, 2, 4)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
+FAR = 0.9
+"""Where a query is below this part of what is required after the trials, the first sprint is left out: most of what is
+won comes while the rate falls, and a hard merge wants one long fall."""
+LOST = 0.85
+"""A query that is below this part of what is required after a sprint leaves before the next one."""
 RATES = (5e-4, 2e-4, 1e-3)
 NEAR = 0.95
 """A query that reaches this part of what is required may mend itself by its private parts alone."""
 GOOD_ENOUGH = 0.1
 """A rate that brings back this part of what tying has cost within half an epoch is taken without trying others: the
 work of a trial is worth more in training."""
-JOINT = 0.7
+JOINT = 0.9
 """The part of the time or work that the joint training may use up; the rest is kept for repairs."""
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
@@ -64,7 +69,8 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
         bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
         merged = Merged(plan, originals)
         return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
-    found, recipe = _Joint(bench, plan, recipe, required, checkpoint, bounds.part(JOINT)).run(options.choose_rate)
+    joint = _Joint(bench, plan, recipe, required, checkpoint, bounds.part(JOINT))
+    plan, found, recipe = joint.run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
     ratios: Mapping[str, float] = found["ratios"]
     merged, rows = repair_all(bench, merged, ratios, recipe, required, checkpoint, bounds)
@@ -85,7 +91,7 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
 class _Joint:
     """The training of all models that share, from the best start until all reach what is `required`.
 
-    No epoch begins once the bounds are over, but the first.
+    Whoever stays far off leaves between sprints. No epoch begins once the bounds are over, but the first.
     """
 
     bench: Workbench
@@ -95,28 +101,50 @@ class _Joint:
     checkpoint: Checkpoint
     bounds: Bounds
 
-    def run(self, choose_rate: bool) -> tuple[dict[str, Any], Recipe]:
-        """The best `states` seen and their `ratios` on val, and the recipe with the rate that was chosen."""
+    def run(self, choose_rate: bool) -> tuple[SharingPlan, dict[str, Any], Recipe]:
+        """The plan with those that are left, their best `states` and `ratios` on val, the recipe with its rate."""
         found = self.checkpoint.step("start", self._start)
         if choose_rate:
             found = self.checkpoint.step("trials", partial(self._trials, found))
-        recipe = replace(self.recipe, rate=found["rate"])
-        for index, part in enumerate(SPRINTS):
-            if all_met(found["ratios"], self.required) or self.bounds.over:
+        recipe, joint = replace(self.recipe, rate=found["rate"]), self
+        sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
+        for number, part in enumerate(sprints, 1):
+            epochs = joint._epochs(part * recipe.epochs)
+            if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
-            seed = self.bench.seed * len(SPRINTS) + index
-            fitting = self.bounds.work_left / training_flops(self.bench, self._queries(), replace(recipe, epochs=1))
-            epochs = int(min(max(1, round(part * recipe.epochs)), fitting))  # annealed to its end, or not begun
-            if not epochs:
-                break
-            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2**index)
-            found = self.checkpoint.step(f"sprint {index + 1}", partial(self._sprint, found, sprint))
+            seed = self.bench.seed * len(SPRINTS) + number
+            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2 ** (number - 1))
+            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint))
             for row in found["rows"]:
-                self.checkpoint.note({"sprint": index + 1, **row})
-            found = self.checkpoint.step(f"alone {index + 1}", partial(self._alone, found, recipe))
+                self.checkpoint.note({"sprint": number, **row})
+            found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found, recipe))
             for row in found["rows"]:
-                self.checkpoint.note({"sprint": index + 1, **row})
-        return found, recipe
+                self.checkpoint.note({"sprint": number, **row})
+            joint, found = joint._without_lost(found, number)
+        return joint.plan, found, recipe
+
+    def _near(self, found: Mapping[str, Any]) -> float:
+        """The part of what is required that the query furthest from it reaches."""
+        return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
+
+    def _epochs(self, wanted: float) -> int:
+        """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
+        one = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=1))
+        return int(min(max(1, round(wanted)), self.bounds.work_left / one)) if self.plan.shared else 0
+
+    def _without_lost(self, found: dict[str, Any], sprint: int) -> tuple[_Joint, dict[str, Any]]:
+        """The training of those that are left when whoever is far off leaves, and what was found of them."""
+        plan = self.plan
+        for query, ratio in found["ratios"].items():
+            if ratio < LOST * self.required[query]:
+                plan = plan.without(query)
+                row = {"query": query, "repair": LEAVES, "after": f"sprint {sprint}", "ratio": ratio,
+                       "required": self.required[query], "work": self.bench.work.total}  # fmt: skip
+                self.bench.progress("repair", **row)
+                self.checkpoint.note(row)
+        joint = replace(self, plan=plan)
+        left = {key: {query: found[key][query] for query in joint._queries()} for key in ("states", "ratios")}
+        return joint, {**found, **left}
 
     def _start(self) -> dict[str, Any]:
         """The best start, tied, with its norms measured again: what is found before anything is trained."""
@@ -176,7 +204,8 @@ class _Joint:
         if not best:
             rows = [self._row(0, found["ratios"])]
             best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
-        epochs = train_while(self.bench, models, recipe, self.checkpoint)
+        first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
+        epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first)
         try:
             while not all_met(best["ratios"], self.required):
                 if self.bounds.over and len(best["rows"]) > 1:
@@ -185,7 +214,7 @@ class _Joint:
                 ratios = next(epochs, None)
                 if ratios is None:
                     break
-                rows = [*best["rows"], self._row(len(best["rows"]), ratios)]
+                rows = [*best["rows"], self._row(first + len(best["rows"]) - 1, ratios)]
                 better = merit(ratios, self.required) > merit(best["ratios"], self.required)
                 best.update({"ratios": ratios, "states": _states(models)} if better else {}, rows=rows)
         except Diverged as error:
