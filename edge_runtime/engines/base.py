@@ -71,6 +71,9 @@ class FrameEngine(ABC):
     runs_narrow: ClassVar[bool] = False
     """Whether tensors that are stored as int8 or float16 stay so in the arena and are used from there."""
 
+    automatic: ClassVar[bool] = True
+    """Whether `auto` may choose it."""
+
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
         self.query = bundle.query(query_id)
         self.device = torch.device(device)

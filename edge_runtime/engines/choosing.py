@@ -72,7 +72,7 @@ def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
     (`stays` False), engines that want them arranged are left out: each load would take as long as several.
     """
     asked = [query.id for query in bundle.queries] if queries is None else list(queries)
-    usable = [name for name in ENGINES if engine_named(name).missing(device) is None
+    usable = [name for name in ENGINES if engine_named(name).automatic and engine_named(name).missing(device) is None
               and (stays or not engine_named(name).channels_last)]
     if usable == [FALLBACK] or not asked:
         return dict.fromkeys(asked, FALLBACK)

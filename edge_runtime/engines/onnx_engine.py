@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.engines.base import FrameEngine, TensorOf, Wait
+from edge_runtime.engines.base import EngineError, FrameEngine, TensorOf, Wait
 from edge_runtime.engines.cache import EngineCache, Kept
 from edge_runtime.engines.onnx_graph import SUFFIX, graph_key, write_graph
-from edge_runtime.engines.onnx_session import PROVIDERS, Session, available, session_of
+from edge_runtime.engines.onnx_session import CPU, CUDA, TENSORRT, Session, available, session_of
 from models.bundle import Bundle
 from models.detector import OneStage
 from models.export import INPUT
@@ -31,6 +31,8 @@ class OnnxEngine(FrameEngine):
 
     name = "onnx"
     runs_narrow = True
+    providers: ClassVar[Mapping[str, str]] = {"cpu": CPU, "cuda": CUDA}
+    """By device."""
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu",
                  cache: EngineCache | None = None) -> None:
@@ -46,13 +48,15 @@ class OnnxEngine(FrameEngine):
     @classmethod
     def missing(cls, device: str) -> str | None:
         """ONNX Runtime itself, or its provider for the device."""
-        return available(device)
+        if device not in cls.providers:
+            return f"it does not run on {device}"
+        return available(cls.providers[device])
 
     @classmethod
     def detail(cls, device: str) -> str:
         import onnxruntime
 
-        return f"ONNX Runtime {onnxruntime.__version__}, {PROVIDERS[device]}"
+        return f"ONNX Runtime {onnxruntime.__version__}, {cls.providers[device]}"
 
     def ready(self) -> bool:
         """Whether this architecture was exported before."""
@@ -69,7 +73,10 @@ class OnnxEngine(FrameEngine):
             self._cache = self._cache or EngineCache()
             self._kept = self._cache.fetch(
                 graph_key(self.query, self.model), SUFFIX, lambda path: write_graph(self._bundle, self.query, path))
-        self._session = session_of(self._kept.path, self.device)
+        provider = self.providers.get(self.device.type)
+        if provider is None:
+            raise EngineError(f"it does not run on {self.device.type}")
+        self._session = session_of(self._kept.path, provider, self.device)
         places = self.query.places()
         self._wanted = [(name, places[name]) for name in self._session.inputs if name != INPUT]
         self._binding = self._session.runtime.io_binding()
@@ -130,6 +137,18 @@ class OnnxEngine(FrameEngine):
         device = tensor.device
         self._binding.bind_input(
             name, device.type, device.index or 0, _as_numpy(tensor.dtype), tensor.shape, tensor.data_ptr())
+
+
+class TensorrtEngine(OnnxEngine):
+    """The same graph by ONNX Runtime's TensorRT provider; what that does not take runs by CUDA's.
+
+    Weights are inputs here too. How many layers TensorRT takes so, and what memory it holds beside the arena, was never
+    seen (docs/onnx.md), so `auto` leaves it out.
+    """
+
+    name = "tensorrt"
+    automatic = False
+    providers: ClassVar[Mapping[str, str]] = {"cuda": TENSORRT}
 
 
 @functools.cache

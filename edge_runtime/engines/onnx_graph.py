@@ -37,7 +37,7 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
     """
     import onnx
 
-    from edge_runtime.engines.onnx_session import session_of
+    from edge_runtime.engines.onnx_session import CPU, session_of
     from edge_runtime.engines.onnx_workspace import measured
     from models.export import graph_without_weights
 
@@ -51,7 +51,7 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
             raise EngineError(f"it cannot be exported: {error.fault}") from error
         graph, dynamic = _for_one_frame(model, query, narrow), False
     path.write_bytes(graph)
-    runtime = session_of(path, torch.device("cpu")).runtime
+    runtime = session_of(path, CPU, torch.device("cpu")).runtime
     batches = MEASURED if dynamic else MEASURED[:1]
     workspace = measured(runtime, onnx.load_from_string(graph).graph, query.input_size, batches)
     return {"model": query.model, "batch": "dynamic" if dynamic else 1, "workspace": workspace}

@@ -13,8 +13,11 @@ import torch
 from edge_runtime.engines.base import EngineError
 
 CPU = "CPUExecutionProvider"
-PROVIDERS = {"cpu": CPU, "cuda": "CUDAExecutionProvider"}
-"""By device. TensorRT is not among them: it keeps weights in engines of its own (docs/onnx.md)."""
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
+DEVICES = {CPU: "cpu", CUDA: "cuda", TENSORRT: "cuda"}
+NEXT = {TENSORRT: CUDA, CUDA: CPU}
+"""Who takes what a provider does not, and all of it where that one fails."""
 ONLY_ERRORS = 3
 
 log = logging.getLogger("gemel.run")
@@ -29,49 +32,50 @@ class Session:
         self.outputs = tuple(one.name for one in session.get_outputs())
 
 
-_sessions: weakref.WeakValueDictionary[tuple[Path, torch.device, int], Session] = weakref.WeakValueDictionary()
+_sessions: weakref.WeakValueDictionary[tuple[Path, str, torch.device, int], Session] = weakref.WeakValueDictionary()
 
 
-def available(device: str) -> str | None:
-    """Why ONNX Runtime cannot run on this device; None when it can."""
+def available(provider: str) -> str | None:
+    """Why ONNX Runtime cannot use this provider; None when it can."""
     try:
         import onnxruntime
     except ImportError:
         return "the package onnxruntime is not installed"
-    if PROVIDERS[device] not in onnxruntime.get_available_providers():
-        return f"this onnxruntime has no {PROVIDERS[device]} (onnxruntime-gpu has)"
+    if provider not in onnxruntime.get_available_providers():
+        return f"this onnxruntime has no {provider} (onnxruntime-gpu has)"
     return None
 
 
-def session_of(path: Path, device: torch.device) -> Session:
-    """The session of a graph's file on a device, made unless somebody has it already.
+def session_of(path: Path, provider: str, device: torch.device) -> Session:
+    """The session of a graph's file by a provider on a device, made unless somebody has it already.
 
-    A provider that fails gives way to the CPU's, and the log says so once. Raises EngineError where that fails too.
+    A provider that fails gives way to the next one, and the log says so once. Raises EngineError where the CPU's fails.
     """
-    key = path, device, torch.get_num_threads()
+    key = path, provider, device, torch.get_num_threads()
     session = _sessions.get(key)
     if session is None:
-        session = _sessions[key] = _made(path, device)
+        session = _sessions[key] = _made(path, provider, device)
     return session
 
 
-def _made(path: Path, device: torch.device) -> Session:
-    why = available(device.type)
+def _made(path: Path, provider: str, device: torch.device) -> Session:
+    why = available(provider)
     if why is None:
         try:
-            runtime = _runtime(path, device)
-            if PROVIDERS[device.type] in runtime.get_providers():
+            runtime = _runtime(path, provider, device)
+            if provider in runtime.get_providers():
                 return Session(runtime, device)
             why = "its libraries did not load"
         except Exception as error:  # ONNX Runtime's errors have no common type
             why = " ".join(str(error).split())[:200]
-    if device.type == "cpu":
+    following = NEXT.get(provider)
+    if following is None:
         raise EngineError(f"ONNX Runtime cannot run its graph: {why}")
-    _tell_once(device.type, why)
-    return _made(path, torch.device("cpu"))
+    _tell_once(provider, why)
+    return _made(path, following, device if DEVICES[following] == device.type else torch.device("cpu"))
 
 
-def _runtime(path: Path, device: torch.device) -> Any:
+def _runtime(path: Path, provider: str, device: torch.device) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -83,24 +87,47 @@ def _runtime(path: Path, device: torch.device) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # The level above reorders activations for kernels whose weights would have to be reordered copies.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    providers: list[Any] = [CPU]
-    if device.type == "cuda":
-        providers = [(PROVIDERS["cuda"], _cuda_options(device)), CPU]
-    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+    return onnxruntime.InferenceSession(str(path), options, providers=in_order(provider, path, device))
 
 
-def _cuda_options(device: torch.device) -> dict[str, str]:
-    """On torch's own stream, so that what it has queued (copies into the arena, frames) comes first."""
-    stream = torch.cuda.current_stream(device).cuda_stream
+def in_order(provider: str, path: Path, device: torch.device) -> list[Any]:
+    """The provider with its options, then those that take what it does not."""
+    found: list[Any] = []
+    while provider != CPU:
+        make = _tensorrt_options if provider == TENSORRT else _cuda_options
+        found.append((provider, make(path, device)))
+        provider = NEXT[provider]
+    return [*found, CPU]
+
+
+def _cuda_options(path: Path, device: torch.device) -> dict[str, str]:
     return {
-        "device_id": str(device.index or 0),
-        "user_compute_stream": str(stream),
+        **_on_torchs_stream(device),
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "HEURISTIC",
     }
 
 
+def _tensorrt_options(path: Path, device: torch.device) -> dict[str, str]:
+    """What TensorRT builds takes minutes and is run as code: it is kept beside the graph, in the private folder."""
+    return {
+        **_on_torchs_stream(device),
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(path.parent),
+        "trt_engine_cache_prefix": path.stem,
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": str(path.parent),
+    }
+
+
+def _on_torchs_stream(device: torch.device) -> dict[str, str]:
+    """So that what torch has queued (copies into the arena, frames) comes first."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return {"device_id": str(device.index or 0), "user_compute_stream": str(stream)}
+
+
 @functools.cache
-def _tell_once(device: str, why: str) -> None:
-    log.warning("ONNX Runtime cannot use %s (%s): it runs on the processor, with copies of the weights there",
-                device, why)
+def _tell_once(provider: str, why: str) -> None:
+    on_card = NEXT[provider] == CUDA
+    instead = f"{CUDA} takes all" if on_card else "it runs on the processor, with copies of the weights there"
+    log.warning("ONNX Runtime cannot use %s (%s): %s", provider, why, instead)

@@ -17,6 +17,7 @@ ENGINES: dict[str, tuple[str, str]] = {
     "torch": ("edge_runtime.engines.torch_engine", "TorchEngine"),
     "compiled": ("edge_runtime.engines.compiled", "CompiledEngine"),
     "onnx": ("edge_runtime.engines.onnx_engine", "OnnxEngine"),
+    "tensorrt": ("edge_runtime.engines.onnx_engine", "TensorrtEngine"),
 }
 """Name -> module and class."""
 

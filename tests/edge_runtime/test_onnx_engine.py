@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from edge_runtime.arena import Arena
-from edge_runtime.engines import engine_named
+from edge_runtime.engines import engine_named, onnx_session
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.cache import EngineCache
-from edge_runtime.engines.onnx_engine import OnnxEngine
-from edge_runtime.engines.onnx_session import session_of
+from edge_runtime.engines.choosing import fastest
+from edge_runtime.engines.onnx_engine import OnnxEngine, TensorrtEngine
+from edge_runtime.engines.onnx_session import CPU, CUDA, TENSORRT, in_order, session_of
 from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.store import Store
 from models import zoo
@@ -343,9 +344,37 @@ def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny,
     engine.prepare()
     assert engine._kept is not None
     with caplog.at_level(logging.WARNING, "gemel.run"):
-        sessions = [session_of(engine._kept.path, torch.device("cuda", index)) for index in range(2)]
+        sessions = [session_of(engine._kept.path, CUDA, torch.device("cuda", index)) for index in range(2)]
     assert [session.device.type for session in sessions] == ["cpu", "cpu"]
     assert [line for line in caplog.messages if "CUDAExecutionProvider" in line] == caplog.messages[:1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    engine.prepare()
+    assert engine._kept is not None and engine._session is not None
+    session = session_of(engine._kept.path, TENSORRT, torch.device("cuda", 0))
+    assert session.device.type == "cpu" and session.runtime.get_providers() == [CPU]
+    assert session.inputs == engine._session.inputs
+
+
+def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_session, "_on_torchs_stream", lambda device: {"device_id": str(device.index)})
+    (first, own), (second, _), last = in_order(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
+    assert (first, second, last) == (TENSORRT, CUDA, CPU) and own["device_id"] == "1"
+    assert own["trt_engine_cache_enable"] == "1" and own["trt_engine_cache_path"] == str(tmp_path)
+    assert all(isinstance(value, str) for value in own.values())
+
+
+def test_tensorrt_is_refused_on_a_processor_and_never_chosen_by_auto(tiny, cache, monkeypatch):
+    assert engine_named("tensorrt") is TensorrtEngine and TensorrtEngine.missing("cpu") == "it does not run on cpu"
+    with pytest.raises(EngineError, match="does not run on cpu"):
+        TensorrtEngine(tiny, "gate", cache=cache).prepare()
+    monkeypatch.setattr(TensorrtEngine, "missing", classmethod(lambda cls, device: None))
+    for name in ("compiled", "onnx"):
+        monkeypatch.setattr(engine_named(name), "missing", classmethod(lambda cls, device: "left out"))
+    assert set(fastest(tiny, "cpu").values()) == {"torch"}
 
 
 def test_the_registry_knows_it_and_why_it_may_be_missing():

@@ -69,6 +69,11 @@ def test_without_time_for_a_repair_what_the_joint_training_reached_is_told() -> 
     assert trial.in_the_way == {"c": {"after": NO_TIME, "ratio": 0.7, "required": 0.95}}
 
 
+def test_who_left_between_sprints_says_after_which() -> None:
+    (trial,) = all_at_once([(A, B, C)], [SPRINT, _repair("c", "leaves", 0.6, after="sprint 1")], REQUIRED, 0.0)
+    assert trial.in_the_way == {"c": {"after": "sprint 1", "ratio": 0.6, "required": 0.95}}
+
+
 def test_private_copies_take_a_layer_out_for_what_the_step_before_could_not_do() -> None:
     log = [SPRINT, _repair("b", "residuals of rank 8", 0.93), _repair("b", "12.5% private", 0.94, private=["conv"]),
            _repair("b", "25.0% private", 0.96, private=["conv", "fc"])]  # fmt: skip

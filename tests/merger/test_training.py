@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from merger.training import Diverged, Recipe, forward_flops
+from merger.training import Diverged, Recipe, Training, Work, forward_flops
 from merger.workbench import Workbench
 from models.groups import groups
 from models.plan import SharingPlan, tie
@@ -36,6 +37,26 @@ def test_tied_layers_stay_equal_and_private_ones_part(bench: Workbench) -> None:
     assert not torch.equal(first["body.0.weight"], bench.originals["q0"].state_dict()["body.0.weight"])
     assert not torch.equal(first["body.1.weight"], third["body.1.weight"])
     assert not torch.equal(first["head.weight"], third["head.weight"])
+
+
+def test_private_weights_move_slowly_where_others_are_shared_and_at_full_rate_alone(bench: Workbench) -> None:
+    plan = SharingPlan.of(groups(bench.layers))
+    together, alone = bench.tied(plan, ["q0", "q2"]), bench.models(["q0"])
+    for models in (together, alone):
+        start = {name: p.detach().clone() for name, p in models["q0"].named_parameters()}
+        bench.training(models, Recipe(rate=1e-3, epochs=1, private=0.0, weight_decay=0.0)).epoch()
+        moved = {name: not torch.equal(start[name], p) for name, p in models["q0"].named_parameters()}
+        assert moved["body.0.weight"] and moved["body.1.weight"] and moved["head.bias"]
+        assert moved["head.weight"] == (models is alone)
+
+
+def test_dropout_rests_under_a_teacher_and_not_in_the_training_of_an_original(bench: Workbench) -> None:
+    model = bench.models(["q0"])["q0"]
+    model.head = nn.Sequential(nn.Dropout(0.5), model.head)
+    for teachers, rests in (({"q0": bench.originals["q0"]}, True), ({}, False)):
+        training = Training({"q0": model}, bench.train, Recipe(epochs=1, frames_per_epoch=16), Work(), teachers)
+        training.epoch()
+        assert model.training and model.head[0].training != rests
 
 
 def test_originals_are_left_as_they_are(bench: Workbench) -> None:

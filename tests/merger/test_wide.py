@@ -161,14 +161,66 @@ def test_all_that_are_almost_there_count_more_than_one_that_is() -> None:
     assert merit({"a": 1.2, "b": 0.9, "c": 0.9}, required) == merit({"a": 0.95, "b": 0.9, "c": 0.9}, required)
 
 
+def _joint(bench: Workbench, folder: Path, required: float = 0.95) -> wide_module._Joint:
+    plan, wanted = whole_plan(bench, OPTIONS), dict.fromkeys(bench.queries, required)
+    return wide_module._Joint(bench, plan, Recipe(), wanted, Checkpoint(folder, {}, False), Bounds(bench.work))
+
+
+@pytest.mark.parametrize(("after_trials", "epochs"), [(0.94, [3, 8, 16]), (0.8, [8, 16])])
+def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_trials: float, epochs: list[int]
+) -> None:
+    sprints: list[Recipe] = []
+    found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, after_trials),
+             "rate": 1e-3, "rows": []}  # fmt: skip
+
+    def sprint(_self: object, _found: object, recipe: Recipe) -> dict:
+        sprints.append(recipe)
+        return {**found, "ratios": dict.fromkeys(bench.queries, 0.85)}
+
+    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
+    monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
+    _joint(bench, tmp_path).run(choose_rate=False)
+    assert [one.epochs for one in sprints] == epochs
+    assert [one.rate for one in sprints] == [1e-3 / 2**index for index in range(len(epochs))]
+
+
+def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[list[str]] = []
+    found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, 0.94),
+             "rate": 1e-3, "rows": []}  # fmt: skip
+
+    def sprint(self: wide_module._Joint, found: dict, recipe: Recipe) -> dict:
+        trained.append(sorted(found["ratios"]))
+        return {**found, "ratios": {query: 0.7 if query == "q1" else 0.9 for query in found["ratios"]}}
+
+    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
+    monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
+    joint = _joint(bench, tmp_path)
+    plan, left, _ = joint.run(choose_rate=False)
+    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left["states"]) == {"q0", "q2"}
+    assert plan == joint.plan.without("q1")
+    (row,) = joint.checkpoint.log
+    assert (row["query"], row["repair"], row["after"], row["ratio"]) == ("q1", "leaves", "sprint 1", 0.7)
+
+
+def test_a_sprint_is_judged_while_its_rate_falls(bench: Workbench, tmp_path: Path) -> None:
+    joint = _joint(bench, tmp_path, required=2.0)  # out of reach, so that it goes on to its end
+    states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
+    before = {"states": states, "ratios": dict.fromkeys(bench.queries, 0.5)}
+    found = joint._sprint(before, Recipe(epochs=4, frames_per_epoch=16))
+    assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
+
+
 def test_the_first_rate_that_helps_is_taken_without_trying_others(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[float] = []
     after = {wide_module.RATES[0]: 0.05, wide_module.RATES[1]: 0.12, wide_module.RATES[2]: 0.9}
     lost = dict.fromkeys(bench.queries, 0.5)
-    plan, required = whole_plan(bench, OPTIONS), dict.fromkeys(bench.queries, 0.95)
-    joint = wide_module._Joint(bench, plan, Recipe(), required, Checkpoint(tmp_path, {}, False), Bounds(bench.work))
+    joint = _joint(bench, tmp_path)
 
     def sprint(_self: object, _found: object, recipe: Recipe) -> dict:
         tried.append(recipe.rate)
