@@ -204,7 +204,7 @@ def build_parser() -> argparse.ArgumentParser:
     made = command("profile", "measure what a bundle's queries cost on this machine; writes BUNDLE.profile.json")
     made.add_argument("bundle", metavar="BUNDLE")
     made.add_argument("--device", choices=("cpu", "cuda"), help="where to measure (default: cuda where there is one)")
-    made.add_argument("--engine", default="auto", metavar="NAME", help="auto, torch, compiled, onnx or tensorrt (default: auto)")
+    made.add_argument("--engine", default="auto", metavar="NAME", help="an engine of docs/engines.md (default: auto)")
     made.add_argument(
         "--factory", action="append", metavar="MODULE:NAME", help="a model of your own to allow (may be repeated)"
     )
