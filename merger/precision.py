@@ -18,12 +18,12 @@ from models.workload import Query
 
 PRECISIONS = ("auto", "fp32", "bf16")
 MAX_DEPTHWISE = 0.25
-FRAMES = 8
-"""Frames of the batch that is timed."""
+FRAMES = 16
+"""Frames of the batch that is timed: a node's, for what either precision spends on the weights is spent once for all."""
 WORTH_IT = 1.05
 """bfloat16 loses digits, so it must be faster by this factor to be taken."""
-ROUNDS, ENOUGH_S = 3, 1.0
-"""Timed at most so often, and no more once that many seconds were spent on one model."""
+ROUNDS, LEAST_ROUNDS, ENOUGH_S = 4, 2, 6.0
+"""Timed at most and at least so often; between these no more once that many seconds were spent on one model."""
 
 
 def check_precision(option: str) -> None:
@@ -95,7 +95,7 @@ def measured(model: nn.Module, images: Tensor) -> dict[str, float]:
     for turn in range(ROUNDS + 1):  # the first pass of each only warms up
         for precision, times in seconds.items():
             times.append(_timed(trial, images, precision, device))
-        if turn and sum(sum(times) for times in seconds.values()) > ENOUGH_S:
+        if turn >= LEAST_ROUNDS and sum(sum(times) for times in seconds.values()) > ENOUGH_S:
             break
     return {precision: min(times[1:]) for precision, times in seconds.items()}
 
