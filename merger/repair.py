@@ -32,6 +32,8 @@ LAYERS = 0.5
 HALF = 0.5
 """The part of the margin that a query needs when nothing helps it further. The best of many tries on val flatters: with
 no margin at all it is likely to miss on test."""
+GENTLE = 0.25
+"""The part of the rate at which a model is mended alone: it stands where a falling rate has brought it, and is near."""
 UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """The part of a query's shared bytes that become private copies, step by step."""
 
@@ -130,7 +132,8 @@ def train_private(
     best: dict[str, Any] = journal.part("best")
     if not best:
         best.update(ratio=bench.ratio(query, model), state=snapshot(model), epochs=0)
-    epochs = train_while(bench, {query: model}, replace(recipe, seed=recipe.seed + 1), journal, plan)
+    gentle = replace(recipe, seed=recipe.seed + 1, rate=GENTLE * recipe.rate)
+    epochs = train_while(bench, {query: model}, gentle, journal, plan)
     try:
         for epoch, ratios in enumerate(epochs, 1):
             if ratios[query] > best["ratio"]:
