@@ -77,6 +77,8 @@ class Arena:
             self.mover.slide(admission.moves)
             self.compactions += 1
             self.compacted_bytes += sum(move.nbytes for move in admission.moves)
+        if self.residency.exceeds(workspace_bytes):
+            self.mover.give_back(self.residency.holes)
         if admission.copies:
             self.swaps += 1
             self._follow(self.mover.start(admission.copies, waits))

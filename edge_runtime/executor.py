@@ -302,8 +302,9 @@ class Executor:
 def arena_bytes(costs: Costs, budget_bytes: int) -> int:
     """Room for all weights, or for as many as the budget leaves beside the smallest workspace.
 
-    A query with a larger workspace runs with less resident; residency sees to that. The arena keeps its size all
-    the same, so the process can hold more than the budget by up to the difference between the workspaces.
+    A query with a larger workspace runs with less resident; residency sees to that, and the arena's free pages go
+    back to the system meanwhile. A card's memory is one piece: there the process holds more than the budget then, by
+    up to the difference between the workspaces.
     """
     smallest = min(cost.workspace_bytes for cost in costs.queries.values())
     return min(costs.resident_bytes(costs.tensor_bytes.keys()), budget_bytes - smallest)

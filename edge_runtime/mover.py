@@ -67,6 +67,10 @@ class Mover(Protocol):
         """Move tensors inside the memory, in this order; they are there on return. Nothing else is under way."""
         ...
 
+    def give_back(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Let the system have the memory of these spans (start, end) until they are written again, if it can be had."""
+        ...
+
     def synchronise(self) -> None:
         """Return when the device has done all it was given."""
         ...

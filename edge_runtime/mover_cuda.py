@@ -65,6 +65,9 @@ class CudaMover:
         """Return when everything running on the compute stream is done; loads may still be under way."""
         self._cuda.current_stream(self._device).synchronize()
 
+    def give_back(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Nothing: the memory is one piece of the device's."""
+
     def resize(self, capacity_bytes: int) -> None:
         """Give the memory and torch's cached blocks back to the device, then take this much; contents are lost."""
         self.memory = torch.empty(0, dtype=torch.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -25,6 +26,7 @@ from edge_runtime.store import Store
 PIECE_BYTES = 4 * 2**20
 # Storage answers several requests at once faster than one after the other; one thread saturates a copy in memory.
 COPY_THREADS, READ_THREADS = 1, 2
+MADV_DONTNEED = 4
 
 
 class Reader:
@@ -145,6 +147,17 @@ class HostMover:
             # numpy sees that the two overlap and copies as if through a buffer.
             source = self._bytes[move.source:move.source + move.nbytes]
             self._bytes[move.target:move.target + move.nbytes] = source
+
+    def give_back(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Whole pages of ordinary memory go back to the system; a driver's memory stays."""
+        if self._allocate is not ordinary_memory:
+            return
+        self.synchronise()
+        for start, end in spans:
+            first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < last:
+                ctypes.CDLL(None).madvise(
+                    ctypes.c_void_p(self._bytes.ctypes.data + first), ctypes.c_size_t(last - first), MADV_DONTNEED)
 
     def resize(self, capacity_bytes: int) -> None:
         """Let go of the memory, then take this much; contents are lost."""

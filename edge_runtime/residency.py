@@ -86,6 +86,15 @@ class Residency:
         """The tensors that no query has asked for yet, in the order they came."""
         return tuple(self._prefetched)
 
+    @property
+    def holes(self) -> tuple[tuple[int, int], ...]:
+        """The free spans (start, end) of the range."""
+        return tuple(self._holes.spans)
+
+    def exceeds(self, workspace_bytes: int) -> bool:
+        """Whether the whole range, with this workspace beside what runs already, is more than the budget."""
+        return self.capacity_bytes + self.workspace_bytes + workspace_bytes > self.budget_bytes
+
     def __contains__(self, name: str) -> bool:
         """Whether a tensor is resident."""
         return name in self._placed

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,3 +206,25 @@ def test_a_resized_arena_gives_its_memory_back_and_starts_empty():
     assert (arena.residency.capacity_bytes, arena.residency.budget_bytes) == (KIB, 2 * KIB)
     arena.change((), "ab")
     assert torch.equal(arena.tensor("b"), tensors["b"])
+
+
+def test_free_pages_go_back_to_the_system_while_a_large_workspace_needs_the_room():
+    mib = 2**20
+    tensors = stored({"a": 8 * mib, "b": 8 * mib})  # 32 MiB each
+    arena = Arena(Store.of_tensors(tensors), 64 * mib, budget_bytes=70 * mib)
+    arena.start(("a", "b"), workspace_bytes=4 * mib)
+    arena.finish()
+    full = resident_bytes()
+    arena.start(("b",), workspace_bytes=4 * mib, evict=("a",))
+    assert resident_bytes() > full - mib  # the range and this workspace fit the budget together
+    arena.start(("b",), workspace_bytes=36 * mib)
+    assert resident_bytes() < full - 30 * mib
+    assert torch.equal(arena.tensor("b"), tensors["b"])
+    arena.change(("b",), ("a",))
+    assert torch.equal(arena.tensor("a"), tensors["a"])
+
+
+def resident_bytes() -> int:
+    """Memory of this process, files it maps left out."""
+    found = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return 1024 * int(found["Anonymous:"])
