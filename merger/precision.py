@@ -19,7 +19,7 @@ from models.workload import Query
 PRECISIONS = ("auto", "fp32", "bf16")
 MAX_DEPTHWISE = 0.25
 FRAMES = 16
-"""Frames of the batch that is timed: a node's, for what either precision spends on the weights is spent once for all."""
+"""Frames of the batch that is timed, as many as a node has: what is spent on the weights is spent once for all."""
 WORTH_IT = 1.05
 """bfloat16 loses digits, so it must be faster by this factor to be taken."""
 ROUNDS, LEAST_ROUNDS, ENOUGH_S = 4, 2, 6.0

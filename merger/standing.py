@@ -60,7 +60,8 @@ def judge_all(
 ) -> dict[str, float]:
     """Every model's ratio on val, one job each; with `settling` norms are measured again before, on so many frames.
 
-    `plan` says which residuals and factors the models have.
+    A detector's scores are matched with its original's before (merger.scores), and stay so. `plan` says which residuals
+    and factors the models have.
     """
     alone = {query: SharingPlan((), *_own(plan, query)) for query in models}
     jobs = [
@@ -73,8 +74,7 @@ def judge_all(
     ]  # fmt: skip
     ratios = {}
     for (query, model), found in zip(models.items(), run(bench, journal, name, jobs), strict=True):
-        if settling:
-            model.load_state_dict(found["buffers"], strict=False)
+        model.load_state_dict(found["settled"], strict=False)
         ratios[query] = found["ratio"]
     return ratios
 
@@ -82,12 +82,13 @@ def judge_all(
 def judged(
     bench: Workbench, journal: Journal, query: str, standing: Mapping[str, Any], settling: int
 ) -> dict[str, Any]:
-    """The job: `ratio` of the query's model on val, and its `buffers` where norms were measured again."""
+    """The job: `ratio` of the query's model on val, and what was `settled` before: norms' statistics, heads' biases."""
     model = Standing.from_plain(standing).models(bench)[query]
     if settling:
         bench.calibrate(query, model, settling)
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if settling else {}
-    return {"ratio": bench.ratio(query, model), "buffers": buffers}
+    settled = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if settling else {}
+    settled |= bench.match_scores(query, model)
+    return {"ratio": bench.ratio(query, model), "settled": settled}
 
 
 def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe) -> float:

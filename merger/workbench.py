@@ -16,9 +16,11 @@ from merger.journal import Journal
 from merger.ondemand import OnDemand
 from merger.precision import FRAMES, Precisions, Settled
 from merger.progress import Progress, silent
+from merger.scores import match_scores, passes, scores_of
 from merger.training import Recipe, Training, TrainingSet, Work
 from merger.workers import Nobody, Threads, Workers
 from models.data import load_split
+from models.detector import Detector
 from models.errors import InputError
 from models.evaluation import Evidence, compare, predict, score, truths_of, worth_keeping
 from models.layers import Layer, layers_of_all
@@ -63,13 +65,15 @@ class Merged:
 class Reference:
     """What an original reaches on val, the truth it is judged by, and the score from which its detections count.
 
-    `one_error` is the part of that score that one wrong answer can cost.
+    `one_error` is the part of that score that one wrong answer can cost; `detections` is how many of a detector's
+    count on some train frames (merger.scores).
     """
 
     truths: Sequence[Truth]
     threshold: float
     score: float
     one_error: float
+    detections: int = 0
 
 
 class Workbench:
@@ -177,6 +181,14 @@ class Workbench:
         data = self.train[query]
         return data.preprocess.normalise(data.prepared.batch(range(min(FRAMES, len(data)))))
 
+    def match_scores(self, query: str, model: nn.Module) -> State:
+        """Let a detector's score be reached as often as by its original; the biases that were moved."""
+        if not isinstance(model, Detector):
+            return {}
+        reference, found, data = self.references[query], self.queries[query], self.train[query]
+        self.work.add(found, passes(data))
+        return match_scores(model, found, data, reference.threshold, reference.detections)
+
     def ratio(self, query: str, model: nn.Module) -> float:
         """The model's metric on val over its original's."""
         reference = self.references[query]
@@ -225,7 +237,10 @@ class Workbench:
             text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
             self.progress("warning", text=f"{text}; train it longer, or on more frames")
         one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
-        return Reference(truths, threshold, reached, one_error)
+        found = 0
+        if query.task == "detection":
+            found = int((scores_of(self.originals[query.id], query, self.train[query.id]) >= threshold).sum())
+        return Reference(truths, threshold, reached, one_error, found)
 
 
 def _decoded(query: Query, name: str) -> Prepared:
