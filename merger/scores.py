@@ -50,7 +50,8 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
 def match_scores(model: Detector, query: Query, data: TrainingSet, threshold: float, wanted: int) -> dict[str, Tensor]:
     """Move the heads' biases so that `wanted` detections on train frames reach `threshold`; those moved, by name.
 
-    None is moved where as many do already, where nothing can be counted, or where no bias moves the scores.
+    None is moved where as many do already, where nothing can be counted, or where no bias moves the scores (heads of
+    FastestDet have none).
     """
     moved: dict[str, Tensor] = {}
     for _ in range(ROUNDS):
@@ -70,6 +71,8 @@ def passes(data: TrainingSet) -> int:
 def _move(model: Detector, query: Query, data: TrainingSet, shift: float) -> dict[str, Tensor]:
     """Move the biases of the heads, each as it raises or lowers scores, until those have moved by `shift`."""
     biases = _biases(model, query)
+    if not biases:
+        return {}
     was_training = model.training
     model.eval()
     with torch.enable_grad():
