@@ -37,7 +37,7 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
     task = task_of(query.task)
     was_training = model.training
     model.eval()
-    indices = _spread(len(data), FRAMES)
+    indices = data.spread(FRAMES)
     for start in range(0, len(indices), BATCH):
         chunk = indices[start : start + BATCH]
         outputs = model(_frames(model, data, chunk))
@@ -54,9 +54,11 @@ def match_scores(model: Detector, query: Query, data: TrainingSet, threshold: fl
     FastestDet have none).
     """
     moved: dict[str, Tensor] = {}
+    if not wanted or threshold <= LEAST_SCORE:
+        return moved
     for _ in range(ROUNDS):
         scores = scores_of(model, query, data)
-        if not wanted or not len(scores) or threshold <= LEAST_SCORE or int((scores >= threshold).sum()) == wanted:
+        if not len(scores) or int((scores >= threshold).sum()) == wanted:
             break
         shift = _log_odds(torch.tensor(threshold)) - _log_odds(_between(scores, wanted))
         moved.update(_move(model, query, data, float(shift.clamp(-MOST_SHIFT, MOST_SHIFT))))
@@ -78,14 +80,14 @@ def _move(model: Detector, query: Query, data: TrainingSet, shift: float) -> dic
     with torch.enable_grad():
         for bias in biases.values():
             bias.requires_grad_(True)
-        odds = _log_odds(_all_scores(model, _frames(model, data, _spread(len(data), SLOPE_FRAMES))))
+        odds = _log_odds(_all_scores(model, _frames(model, data, data.spread(SLOPE_FRAMES))))
         slopes = torch.autograd.grad(odds.sum(), list(biases.values()), allow_unused=True) if odds.requires_grad else ()
     model.train(was_training)
     steep = {name: slope for name, slope in zip(biases, slopes) if slope is not None and bool(slope.any())}
     together = float(sum(slope.abs().sum() for slope in steep.values())) / max(1, odds.numel())
     with torch.no_grad():
         for name, slope in steep.items():
-            biases[name] += slope.sign() * shift / together
+            biases[name].add_(slope.sign() * shift / together)
     return {name: biases[name].detach().clone() for name in steep}
 
 
@@ -115,8 +117,3 @@ def _log_odds(scores: Tensor) -> Tensor:
 def _frames(model: nn.Module, data: TrainingSet, indices: list[int]) -> Tensor:
     device = next(model.parameters()).device
     return data.preprocess.normalise(data.prepared.batch(indices)).to(device)
-
-
-def _spread(size: int, count: int) -> list[int]:
-    count = min(size, count)
-    return [int((place + 0.5) * size / count) for place in range(count)]

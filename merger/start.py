@@ -149,8 +149,7 @@ class Judge:
 
     def _features(self, query: str, model: nn.Module) -> list[Tensor]:
         data, found = self._bench.train[query], self._bench.queries[query]
-        count = min(FRAMES, len(data))
-        indices = [int((place + 0.5) * len(data) / count) for place in range(count)]  # others than solving has seen
+        indices = data.spread(FRAMES)  # others than solving has seen
         frames = data.preprocess.normalise(data.prepared.batch(indices)).to(self._bench.device)
         self._bench.work.add(found, len(frames))
         with watching(model.eval(), watched_layers(found, model)) as seen:

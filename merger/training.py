@@ -93,6 +93,11 @@ class TrainingSet:
     def __len__(self) -> int:
         return len(self.prepared)
 
+    def spread(self, count: int) -> list[int]:
+        """The indices of so many frames, or of all, spread evenly over the split."""
+        count = min(count, len(self))
+        return [int((place + 0.5) * len(self) / count) for place in range(count)]
+
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
         """Normalised float32 frames (N, 3, S, S) and their targets (None without labels)."""
         images = self.prepared.batch(indices)
