@@ -3,7 +3,8 @@
 Camera a13 (625, A13/Woolwich Manor Way) has 23 clips of ten seconds on seven days. Its boxes are those of a
 machine teacher, score 0.27 and above, so an F1 here is agreement with that teacher: it leaves out distant
 vehicles, and at night most of the oncoming ones. Cameras 03601, 03604 and 06514 have one clip of ten seconds
-each with human boxes: split in time inside that clip, they prove little.
+each with human boxes: split in time inside that clip, they prove little. `a13-kind` tells cars from large vehicles on
+crops of the teacher's boxes, by day again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import prepare_splits as splits
 from prepare_files import CocoSplit, copy_whole, frames_of, need, once, rows_of, say, write_image
 
@@ -33,7 +35,9 @@ A13_DAYS = {
 A13_PLAYED = "625_201709171311"  # the clip of the test split that the box plays
 
 HUMAN_CLIPS = {"03601": "2019-06-28_03601", "03604": "2019-06-29_03604", "06514": "2019-06-28_06514"}
-KINDS = {"03601": ("car", "truck"), "03604": ("car", "bus")}
+KINDS = {"03604": ("car", "bus")}
+LARGE = ("bus", "truck")
+CARS_PER_CLIP = 40  # of up to 1300; large vehicles are few, and all are taken
 CROP_MARGIN = 0.15
 CROP_MIN_SIDE_PX = 14
 CROPS_PER_TRACK = 40
@@ -51,6 +55,7 @@ def prepare(data: Path, out: Path) -> dict[str, Any]:
         copy_whole(need(data / "models" / source), out / "init" / name)
     say("camera a13: 23 clips")
     counts = {"a13-vehicles": once(out / "data" / "a13-vehicles", partial(_a13, videos / "tfl_a13_625"))}
+    counts["a13-kind"] = once(out / "data" / "a13-kind", partial(_a13_kinds, videos / "tfl_a13_625"))
     copy_whole(need(videos / "tfl_a13_625" / f"{A13_PLAYED}.mp4"), out / "clips" / "a13.mp4")
     for camera, name in HUMAN_CLIPS.items():
         say(f"camera {camera}: one clip with human boxes")
@@ -91,6 +96,31 @@ def _a13(videos: Path, folder: Path) -> dict[str, Any]:
     return counts
 
 
+def crops_by_size(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """One clip's boxes that show enough of a car or of a large vehicle, in order; cars thinned."""
+    rows = [row for row in rows if row["class"] in VEHICLES and row["score"] >= TEACHER_SCORE]
+    seen = [row for row in rows if _shows_enough(row, [other for other in rows if other["frame"] == row["frame"]])]
+    large = [row for row in seen if row["class"] in LARGE]
+    return {"car": splits.thin([row for row in seen if row not in large], CARS_PER_CLIP), "large": large}
+
+
+def _a13_kinds(videos: Path, folder: Path) -> dict[str, Any]:
+    counts: dict[str, Any] = {split: {"car": 0, "large": 0} for split in splits.SPLITS}
+    clips = sorted(path.stem for path in need(videos).glob("625_*.mp4"))
+    for split, members in splits.by_day(clips, A13_DAYS).items():
+        for clip in members:
+            path = videos / f"{clip}.mp4"
+            wanted: dict[int, list[tuple[str, splits.Box]]] = defaultdict(list)
+            for label, rows in crops_by_size(rows_of(videos / f"{clip}.mp4.teacher.jsonl")).items():
+                counts[split][label] += len(rows)
+                for row in rows:
+                    wanted[row["frame"]].append((label, tuple(row["box"])))
+            for frame, image in frames_of(path):
+                for number, (label, box) in enumerate(wanted[frame]):
+                    _write_crop(image, box, folder / split / label / f"{_stem(clip, frame)}-{number:02d}.jpg")
+    return counts
+
+
 def _human(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
     boxes = _boxes_by_frame(rows_of(clip.with_name(f"{clip.name}.gt.jsonl")))
     images = [(frame, image) for frame, image in frames_of(clip) if frame % HUMAN_STEP == 0]
@@ -110,13 +140,22 @@ def usable_crops(rows: list[dict[str, Any]], classes: tuple[str, ...]) -> dict[i
         boxes_of_frame[row["frame"]].append(row)
     tracks: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        x0, y0, x1, y1 = row["box"]
-        if row["class"] not in classes or row["occluded"] or min(x1 - x0, y1 - y0) < CROP_MIN_SIDE_PX:
-            continue
-        others = [tuple(r["box"]) for r in boxes_of_frame[row["frame"]] if r["track"] != row["track"]]
-        if splits.covered((x0, y0, x1, y1), others) <= CROP_MAX_COVERED:
+        if row["class"] in classes and not row["occluded"] and _shows_enough(row, boxes_of_frame[row["frame"]]):
             tracks[row["track"]].append(row)
     return {track: splits.thin(members, CROPS_PER_TRACK) for track, members in sorted(tracks.items())}
+
+
+def _shows_enough(row: dict[str, Any], of_frame: list[dict[str, Any]]) -> bool:
+    x0, y0, x1, y1 = row["box"]
+    others = [tuple(other["box"]) for other in of_frame if other is not row]
+    large = min(x1 - x0, y1 - y0) >= CROP_MIN_SIDE_PX
+    return large and splits.covered((x0, y0, x1, y1), others) <= CROP_MAX_COVERED
+
+
+def _write_crop(image: np.ndarray, box: splits.Box, path: Path) -> None:
+    height, width = image.shape[:2]
+    x0, y0, x1, y1 = splits.with_margin(box, CROP_MARGIN, width, height)
+    write_image(path, image[y0:y1, x0:x1])
 
 
 def _kinds(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
@@ -133,11 +172,9 @@ def _kinds(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
     for track, members in tracks.items():
         counts[dealt[track]][members[0]["class"]]["tracks"] += 1
     for frame, image in frames_of(clip):
-        height, width = image.shape[:2]
         for row in wanted[frame]:
-            x0, y0, x1, y1 = splits.with_margin(tuple(row["box"]), CROP_MARGIN, width, height)
             split, label = dealt[row["track"]], row["class"]
             stem = _stem(f"{camera}-t{row['track']:02d}", frame)
-            write_image(folder / split / label / f"{stem}.jpg", image[y0:y1, x0:x1])
+            _write_crop(image, tuple(row["box"]), folder / split / label / f"{stem}.jpg")
             counts[split][label]["crops"] += 1
     return counts

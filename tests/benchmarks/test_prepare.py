@@ -141,6 +141,21 @@ def test_crops_leave_out_what_is_small_occluded_or_covered():
     assert set(prepare_junction.usable_crops(rows, ("car", "truck"))) == {1, 5}
 
 
+def test_all_large_vehicles_are_cropped_and_cars_thinned():
+    cars = [{"frame": n, "class": "car", "score": 0.9, "box": [0.0, 0.0, 20.0, 20.0]} for n in range(100)]
+    rows = [
+        *cars,
+        {"frame": 0, "class": "bus", "score": 0.9, "box": [50.0, 0.0, 80.0, 40.0]},
+        {"frame": 1, "class": "truck", "score": 0.2, "box": [50.0, 0.0, 80.0, 40.0]},  # the teacher is not sure
+        {"frame": 2, "class": "truck", "score": 0.9, "box": [50.0, 0.0, 60.0, 40.0]},  # too narrow
+        {"frame": 3, "class": "bus", "score": 0.9, "box": [0.0, 0.0, 20.0, 20.0]},  # as near as the car before it
+        {"frame": 4, "class": "bus", "score": 0.9, "box": [0.0, 0.0, 20.0, 18.0]},  # hidden by the car
+    ]
+    found = prepare_junction.crops_by_size(rows)
+    assert [row["frame"] for row in found["large"]] == [0, 3]
+    assert len(found["car"]) == prepare_junction.CARS_PER_CLIP and found["car"][0]["frame"] < 5
+
+
 @pytest.mark.parametrize("name", sorted(prepare.WORKLOADS))
 def test_the_workload_files_are_valid(repository: Path, name: str):
     workload = load_workload(repository / "benchmarks" / "workloads" / f"{name}.yaml")
@@ -166,11 +181,12 @@ def test_real_junction_splits_share_no_day_and_no_track(real_data: Path, tmp_pat
         for image in (tmp_path / "data" / "a13-vehicles" / split / "images").iterdir():
             days.setdefault(image.name.split("_")[1][:8], set()).add(split)
     assert len(days) == 7 and all(len(splits) == 1 for splits in days.values())
-    for query in ("c03601-kind", "c03604-kind"):
+    for query in ("a13-kind", "c03604-kind"):
         units: dict[str, set[str]] = {}
         for image in (tmp_path / "data" / query).rglob("*.jpg"):
             units.setdefault(image.name.split("__")[0], set()).add(image.parent.parent.name)
         assert all(len(splits) == 1 for splits in units.values())
-        assert all(cell["crops"] > 0 for split in counts[query].values() for cell in split.values())
+    assert all(cell["crops"] > 0 for split in counts["c03604-kind"].values() for cell in split.values())
+    assert all(crops > 100 for split in counts["a13-kind"].values() for crops in split.values())
     for query in load_workload(tmp_path / "workload.yaml").queries:
         assert isinstance(query.init, Path) and query.init.is_file()
