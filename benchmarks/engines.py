@@ -35,12 +35,9 @@ from engines_streamed import streamed
 from engines_zoo import FAMILIES, families
 from machine import held_bytes, machine
 
-from edge_runtime.arena import Arena
-from edge_runtime.costs import footprint_bytes
-from edge_runtime.engines import ENGINES, FrameEngine, engine_named, make_engine
-from edge_runtime.engines.choosing import layout_of
+from edge_runtime.arranging import resident
+from edge_runtime.engines import ENGINES, engine_named, make_engine
 from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.store import Store
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 from models.residual import attach
@@ -64,7 +61,7 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    default = ["compiled"] if options.what == "families" else [name for name in ENGINES if not missing(name)]
+    default = ["torch", "compiled"] if options.what == "families" else [name for name in ENGINES if not missing(name)]
     engines = options.engines or default
     torch.set_num_threads(1)
     if options.what == "weigh":  # in a process of its own, started by `memory`
@@ -127,18 +124,6 @@ def carriers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return found
 
 
-def resident(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> Arena:
-    """An arena with all that these engines' queries need, and the engines bound to it."""
-    names = dict.fromkeys(name for engine in engines.values() for name in bundle.names_in_order(engine.query.id))
-    store = Store.of_bundle(bundle)
-    arena = Arena(store, sum(footprint_bytes(bundle.nbytes(name)) for name in names),
-                  channels_last=layout_of(engines, store.kinds))
-    arena.change((), tuple(names))
-    for engine in engines.values():
-        engine.bind(arena.tensor)
-    return arena
-
-
 def speed(bundle: Bundle, names: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """Milliseconds of a forward pass and ratios to the original run bare, without and with residuals."""
     frames = torch.rand(1, 3, INPUT_SIZE, INPUT_SIZE).contiguous(memory_format=torch.channels_last)
@@ -149,15 +134,15 @@ def speed(bundle: Bundle, names: Sequence[str], rounds: int) -> list[dict[str, A
         ("bare", "plain"): lambda: bare(frames), ("bare, weights channels last", "plain"): lambda: last(frames)}
     arenas, difference = [], {}
     for name in names:
-        engines = {kind: make_engine(name, bundle, query) for kind, query in
-                   (("plain", "first"), ("residuals", "second"))}
+        kinds = {"plain": "first", "residuals": "second"}
+        engines = {query: make_engine(name, bundle, query) for query in kinds.values()}
         for engine in engines.values():
             engine.prepare()
         arenas.append(resident(bundle, engines))
         with torch.inference_mode():
-            difference[name] = float((engines["plain"].forward(frames) - bare(frames)).abs().max())
-        for kind, engine in engines.items():
-            cases[name, kind] = lambda engine=engine: engine.forward(frames)
+            difference[name] = float((engines["first"].forward(frames) - bare(frames)).abs().max())
+        for kind, query in kinds.items():
+            cases[name, kind] = lambda engine=engines[query]: engine.forward(frames)
     narrow = TorchEngine(bundle, "first", precision="bf16")
     arenas.append(resident(bundle, {"first": narrow}))
     cases["torch, precision bf16", "plain"] = lambda: narrow.forward(frames)

@@ -1,4 +1,4 @@
-"""Every family of the zoo in one engine against eager: the same outputs, what making it took, and how fast it runs."""
+"""Every family of the zoo in one engine against the plain module: outputs, what making it took, how fast it runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from edge_runtime.arena import Arena
-from edge_runtime.costs import footprint_bytes
-from edge_runtime.engines import EngineError, FrameEngine, make_engine
-from edge_runtime.engines.choosing import layout_of
-from edge_runtime.store import Store
+from edge_runtime.arranging import resident
+from edge_runtime.engines import EngineError, make_engine
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 
@@ -33,12 +30,10 @@ FAMILIES = {
 CLASSES = ("car", "bus", "truck")
 COUNTS = (1, 3)
 ROUNDS = 7
-ROUNDING = 2e-6
-"""What the order of weights in memory may do to eager outputs: ShuffleNet's depthwise kernels add up in another."""
 
 
 def families(folder: Path, models: Sequence[str], engine: str, kept: Path | None = None) -> list[dict[str, Any]]:
-    """A row per family: the largest difference over batches of COUNTS, seconds to prepare, time over eager's.
+    """A row per family: the largest difference over batches of COUNTS, seconds to prepare, time over the module's.
 
     Rows are added to the JSON lines of `kept`, if given, and those that stand there are not measured again.
     """
@@ -68,17 +63,14 @@ def _compared(folder: Path, engine: str, model: str, size: int) -> dict[str, Any
     except EngineError as error:
         return {"difference": None, "seconds": None, "ratio": None, "note": str(error)}
     seconds = None if found_before else round(time.perf_counter() - start, 1)
-    eager, bare = make_engine("torch", bundle, "only"), bundle.build("only")
-    for each in (one, eager):
-        _resident(bundle, each)
+    resident(bundle, {"only": one})
+    bare = bundle.build("only")
     worst, times = 0.0, {"engine": [], "bare": []}
     with torch.inference_mode():
         for count in COUNTS:
             frames = torch.rand(count, 3, size, size).contiguous(memory_format=torch.channels_last)
             wanted = bare(frames)
             worst = max(worst, apart(one.forward(frames), wanted))
-            if (eager_apart := apart(eager.forward(frames), wanted)) > ROUNDING:
-                raise AssertionError(f"{model}: the engine torch is off by {eager_apart:.1e} from the plain module")
         for index in range(ROUNDS + 1):
             for name, run in (("engine", one.forward), ("bare", bare)):
                 start = time.process_time()
@@ -117,11 +109,3 @@ def _bundle(path: Path, model: str, size: int) -> Bundle:
                         accuracy_target=0.95)
     write_bundle(path, {"only": network}, [query], workload="benchmark", method="none", ceiling_bytes=0)
     return open_bundle(path)
-
-
-def _resident(bundle: Bundle, engine: FrameEngine) -> None:
-    names, store = bundle.names_in_order("only"), Store.of_bundle(bundle)
-    arena = Arena(store, sum(footprint_bytes(bundle.nbytes(name)) for name in names),
-                  channels_last=layout_of({"only": engine}, store.kinds))
-    arena.change((), names)
-    engine.bind(arena.tensor)

@@ -161,20 +161,12 @@ def _bundle(folder: Path, name: str, weights: str) -> Any:
 
 
 def _bound(bundle: Any) -> Any:
-    from edge_runtime.arena import Arena
-    from edge_runtime.costs import footprint_bytes
+    from edge_runtime.arranging import resident
     from edge_runtime.engines import make_engine
-    from edge_runtime.layout import convolutions
-    from edge_runtime.store import Store
 
-    names = bundle.names_in_order("one")
-    store = Store.of_bundle(bundle)
-    capacity = sum(footprint_bytes(bundle.nbytes(name)) for name in names)
-    arena = Arena(store, capacity, channels_last=convolutions(store.kinds))  # as the box lays them for this engine
-    arena.change((), names)
     engine = make_engine("torch", bundle, "one")
     engine.workspace_bytes  # counted on the meta device, so before anything is bound  # noqa: B018
-    engine.bind(arena.tensor)
+    resident(bundle, {"one": engine})  # as the box lays them for this engine
     return engine
 
 

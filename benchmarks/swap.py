@@ -96,7 +96,7 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
     largest = sorted(sum(store.extents[name].end - store.extents[name].offset for name in names)
                      for names in needs.values())[-2:]
     arena = Arena(store, sum(largest))
-    arranging = Arena(store, sum(largest), channels_last=convolutions(store.kinds))
+    arranging = Arena(store, sum(largest), layouts=convolutions(store.kinds))
     arranged = {query.id: TorchEngine(bundle, query.id) for query in bundle.queries}
     _, plain_memory = ordinary_memory(max(largest))
     previous = dict(zip(needs, [list(needs)[-1], *needs]))

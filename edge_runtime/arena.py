@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edge_runtime.engines import Engine
-from edge_runtime.layout import arrange, channels_last, moves_bytes, row_major
+from edge_runtime.layout import Layout, Layouts
 from edge_runtime.mover import Mover, Transfer, mover_for
 from edge_runtime.residency import Residency
 from edge_runtime.store import Store
@@ -22,8 +22,8 @@ class Arena:
     """Resident tensors in `capacity_bytes` of a device ("cpu" or "cuda"), weights and workspaces in `budget_bytes`.
 
     Loads are begun with `start` or, for a query whose turn is yet to come, `prefetch`; `finish` waits for them and
-    counts them. The weights of convolutions named in `channels_last` are put in that order once they have arrived, and
-    are seen so; all others lie as stored.
+    counts them. Tensors named in `layouts` are put in that order once they have arrived, and are seen so; all others
+    lie as stored.
 
     Counts the stored bytes that arrived (`bytes_moved`), loads asked for that moved any (`swaps`), prefetches begun,
     the bytes that compaction moved inside the arena (`compacted_bytes`, apart) and the most bytes resident at once,
@@ -32,14 +32,16 @@ class Arena:
 
     def __init__(self, store: Store, capacity_bytes: int, device: str | torch.device = "cpu",
                  budget_bytes: int | None = None, mover: Mover | None = None,
-                 channels_last: Collection[str] = ()) -> None:
+                 layouts: Layouts | None = None) -> None:
         self.store, self.device = store, torch.device(device)
-        self.residency = Residency(capacity_bytes, store.extents, budget_bytes)
+        stored = {name: Layout(*kind) for name, kind in store.kinds.items()}
+        self._layouts = {**stored, **(layouts or {})}
+        self._sizes = {name: layout.nbytes for name, layout in self._layouts.items()}
+        self.residency = Residency(capacity_bytes, store.extents, budget_bytes, self._sizes)
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
         self._views: dict[tuple[str, int], Tensor] = {}
         self._whole: dict[torch.dtype, Tensor] = {}
-        self._channels_last = frozenset(channels_last)
-        self._to_arrange = frozenset(name for name in self._channels_last if moves_bytes(store.kinds[name][1]))
+        self._to_arrange = frozenset(name for name, layout in self._layouts.items() if layout.arranged)
         # What is on its way and has to be arranged when it is there, and where that is: by then residency may have
         # planned to move it on.
         self._as_stored: dict[str, int] = {}
@@ -153,8 +155,8 @@ class Arena:
         view = self._views.get(place)
         if view is not None:
             return view
-        shape = self.store.kinds[name][1]
-        view = self._view(*place, channels_last(shape) if name in self._channels_last else row_major(shape))
+        layout = self._layouts[name]
+        view = layout.view(self._seen_as(layout.dtype), place[1])
         if len(self._views) >= VIEWS_PER_TENSOR * len(self.store.extents):
             self._views.clear()
         self._views[place] = view
@@ -177,8 +179,8 @@ class Arena:
         self._whole.clear()
         self._bound.clear()
         # Until the memory is there nothing fits; should it not come, another try may find some.
-        self.residency = Residency(0, self.store.extents, budget_bytes)
-        resized = Residency(capacity_bytes, self.store.extents, budget_bytes)
+        self.residency = Residency(0, self.store.extents, budget_bytes, self._sizes)
+        resized = Residency(capacity_bytes, self.store.extents, budget_bytes, self._sizes)
         self.mover.resize(resized.capacity_bytes)
         self.residency = resized
 
@@ -188,12 +190,11 @@ class Arena:
             self._retire(transfer)
         self.mover.close()
 
-    def _view(self, name: str, offset: int, strides: tuple[int, ...]) -> Tensor:
-        dtype, shape = self.store.kinds[name]
+    def _seen_as(self, dtype: torch.dtype) -> Tensor:
+        """All of the memory as values of this dtype; one for all views, since a swap makes hundreds."""
         if dtype not in self._whole:
             self._whole[dtype] = self.mover.memory[:self.residency.capacity_bytes].view(dtype)
-        # One call instead of a slice and two views: a swap makes hundreds of these.
-        return self._whole[dtype].as_strided(shape, strides, offset // dtype.itemsize)
+        return self._whole[dtype]
 
     def _follow(self, transfer: Transfer) -> None:
         self._under_way.append(transfer)
@@ -203,7 +204,8 @@ class Arena:
     def _arrange(self, names: Iterable[str]) -> None:
         """Put those of these tensors that have arrived as stored in the order they are wanted in."""
         for name in self._as_stored.keys() & frozenset(names):
-            arrange(self._view(name, self._as_stored.pop(name), row_major(self.store.kinds[name][1])))
+            layout = self._layouts[name]
+            layout.arrange(self._seen_as(layout.dtype), self._as_stored.pop(name))
 
     def _settle(self, wanted: Collection[str]) -> None:
         """Cut short what is under way for others, so that its places can be used and the way is free.

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.arena import Arena
+from edge_runtime.arranging import layouts_for, occupying, order_for
 from edge_runtime.cameras import Camera
 from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.costs import Costs, all_bytes
 from edge_runtime.engines import Engine, FrameEngine, make_engine
-from edge_runtime.engines.choosing import FALLBACK, engines_for, layout_of
+from edge_runtime.engines.choosing import FALLBACK, engines_for
 from edge_runtime.executor import Executor, arena_bytes
 from edge_runtime.fitting import Fitted, fitted, usable_profile
+from edge_runtime.layout import Order
 from edge_runtime.ledger import Ledger
 from edge_runtime.mailbox import Frame, Mailboxes
 from edge_runtime.policies import policy_named
@@ -101,7 +103,7 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], c
            frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event, seconds: float,
            damaged: Mapping[str, str]) -> dict[str, Any]:
     overhead = _private_bytes()
-    arena = _allocate(config, bundle, costs, engines)
+    arena, costs = _allocate(config, bundle, costs, engines)
     policy, demands = policy_named(config.policy), _demands(config, bundle)
     trace = TraceWriter(config.trace) if config.trace else None
     ledger = Ledger(costs.queries)
@@ -218,12 +220,18 @@ def _plan(config: BoxConfig, bundle: Bundle, fit: Fitted, policy: Policy, damage
     }  # fmt: skip
 
 
-def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs, engines: Mapping[str, FrameEngine]) -> Arena:
+def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs,
+              engines: Mapping[str, FrameEngine]) -> tuple[Arena, Costs]:
+    """The arena, and the costs with what tensors occupy in it."""
+    store, running = store_for(Store.of_bundle(bundle), costs), engines.values()
+    order = order_for(running, all_bytes(costs) <= config.budget_bytes)
+    layouts = layouts_for(running, store.kinds, order)
+    if all_bytes(occupying(costs, layouts)) > config.budget_bytes >= all_bytes(costs):  # blocks need some room
+        layouts = layouts_for(running, store.kinds, min(order, Order.CHANNELS_LAST))
+    costs = occupying(costs, layouts)
     size = arena_bytes(costs, config.budget_bytes)
-    store = store_for(Store.of_bundle(bundle), costs)
-    arranged = layout_of(engines, store.kinds, all_bytes(costs) <= config.budget_bytes)
     try:
-        return Arena(store, size, config.device, config.budget_bytes, channels_last=arranged)
+        return Arena(store, size, config.device, config.budget_bytes, layouts=layouts), costs
     except (RuntimeError, MemoryError) as error:
         fault = f"the device {config.device} has no {size} bytes for weights"
         raise InputError(config.path, fault, "give a smaller budget", "budget") from error

@@ -60,16 +60,18 @@ class Residency:
     neither evicted nor moved. Prefetched tensors are nobody's until they are admitted or held for a query, and make
     way for whatever is needed. `capacity_bytes` is the size of the range; footprints in it and the workspaces of
     what runs together never pass `budget_bytes` (the capacity, if none is given). `extents` says where every tensor
-    is stored. Eviction only forgets.
+    is stored, `sizes` the bytes of those that take more here than stored. Eviction only forgets.
     """
 
-    def __init__(self, capacity_bytes: int, extents: Mapping[str, Extent], budget_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int, extents: Mapping[str, Extent], budget_bytes: int | None = None,
+                 sizes: Mapping[str, int] | None = None) -> None:
         if capacity_bytes < 0:
             raise ValueError(f"an arena cannot have {capacity_bytes} bytes")
         self.capacity_bytes = capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self.budget_bytes = self.capacity_bytes if budget_bytes is None else budget_bytes
         self.extents = extents
-        self._footprints = {name: footprint_bytes(extent.nbytes) for name, extent in extents.items()}
+        self._sizes = {name: extent.nbytes for name, extent in extents.items()} | dict(sizes or {})
+        self._footprints = {name: footprint_bytes(nbytes) for name, nbytes in self._sizes.items()}
         self.resident_bytes = self.workspace_bytes = 0
         self._placed: dict[str, Placement] = {}
         self._holds: Counter[str] = Counter()
@@ -225,20 +227,20 @@ class Residency:
             offsets = spread(holes, runs)
         if offsets is None:
             return None
-        return holes, moves, {name: Placement(offsets.get(name, 0), self.extents[name].nbytes) for name in missing}
+        return holes, moves, {name: Placement(offsets.get(name, 0), self._sizes[name]) for name in missing}
 
     def _runs(self, names: Iterable[str]) -> list[list[tuple[str, int]]]:
         """The tensors in groups that lie together in the bundle; empty ones need no place."""
         runs: list[list[tuple[str, int]]] = []
         end = -1
         for name in names:
-            offset, size = self.extents[name].offset, self._footprints[name]
-            if not size:
+            extent = self.extents[name]
+            if not extent.nbytes:
                 continue
-            if offset != end:
+            if extent.offset != end:
                 runs.append([])
-            runs[-1].append((name, size))
-            end = offset + size
+            runs[-1].append((name, self._footprints[name]))
+            end = extent.end
         return runs
 
     def _copies(self, names: Collection[str]) -> tuple[Copy, ...]:
@@ -246,13 +248,13 @@ class Residency:
         groups: list[list[str]] = []
         stored_end = placed_end = -1
         for name in names:
-            stored, placed, size = self.extents[name].offset, self._placed[name].offset, self._footprints[name]
-            if not size:
+            extent, placed = self.extents[name], self._placed[name].offset
+            if not extent.nbytes:
                 continue
-            if stored != stored_end or placed != placed_end:
+            if extent.offset != stored_end or placed != placed_end:
                 groups.append([])
             groups[-1].append(name)
-            stored_end, placed_end = stored + size, placed + size
+            stored_end, placed_end = extent.end, placed + footprint_bytes(extent.nbytes)
         return tuple(self._copy(tuple(group)) for group in groups)
 
     def _copy(self, names: tuple[str, ...]) -> Copy:

@@ -76,8 +76,9 @@ def profile_bundle(
     import torch
 
     from edge_runtime.arena import Arena
+    from edge_runtime.arranging import layouts_for, order_for
     from edge_runtime.engines import check_engine
-    from edge_runtime.engines.choosing import engines_for, layout_of
+    from edge_runtime.engines.choosing import engines_for
     from edge_runtime.store import Store
 
     check_engine(engine, "gemel profile", "--engine")
@@ -87,7 +88,9 @@ def profile_bundle(
     names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
     engines, store = engines_for(opened, engine, chosen), Store.of_bundle(opened)
     capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
-    arena = Arena(store, capacity, chosen, channels_last=layout_of(engines, store.kinds, stays=False))
+    running = engines.values()
+    layouts = layouts_for(running, store.kinds, order_for(running, stays=False))
+    arena = Arena(store, capacity, chosen, layouts=layouts)
     queries: dict[str, QueryProfile] = {}
     loads: list[tuple[int, float]] = []
     try:

@@ -50,9 +50,11 @@ def beyond(
 ) -> Merged:
     """What is merged with every step past the ceiling that holds; the log gets a row per try and a sum per kind.
 
-    No try begins once the bounds are over.
+    A query that was merged with less than `required` must not fall below that. No try begins once the bounds are over.
     """
     recipe = replace(recipe, private=1.0)  # factors belong to one query, and have yet to learn
+    reached = checkpoint.step("reached", partial(_reached, bench, merged))
+    required = {query: min(ratio, reached[query]) for query, ratio in required.items()}
     search = _Search(bench, recipe, required, checkpoint, bounds)
     queues = checkpoint.step("candidates past the ceiling", partial(search.queues, merged))
     for index, kind in enumerate(queues):
@@ -206,6 +208,11 @@ class _Search:
         except Diverged as error:
             bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
         return dict(best)
+
+
+def _reached(bench: Workbench, merged: Merged) -> dict[str, float]:
+    models = bench.models(merged.states, merged.states, merged.plan)
+    return {query: bench.ratio(query, model) for query, model in models.items()}
 
 
 def _worth(candidate: Mapping[str, Any]) -> float:

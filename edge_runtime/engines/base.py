@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edge_runtime.layout import Order
+from edge_runtime.onednn import Convolution, convolutions_of
 from models.bundle import Bundle, BundleQuery
 from models.errors import InputError
 from models.measure import workspace_bytes
@@ -65,9 +67,8 @@ class FrameEngine(ABC):
 
     name: ClassVar[str]
     starts_early: bool = False
-    channels_last: ClassVar[bool | None] = False
-    """Whether it takes the weights of convolutions in the order out, height, width, in (`Arena.channels_last`); None
-    where it takes them in either and that one is faster."""
+    orders: frozenset[Order] = frozenset({Order.STORED})
+    """The orders in which it takes the weights of convolutions; one engine of a class may take fewer."""
     runs_narrow: ClassVar[bool] = False
     """Whether tensors that are stored as int8 or float16 stay so in the arena and are used from there."""
 
@@ -103,6 +104,10 @@ class FrameEngine(ABC):
     def detail(cls, device: str) -> str:
         """By what it runs, for `gemel doctor`."""
         return f"torch {torch.__version__} on {device}"
+
+    def convolutions(self) -> dict[str, Convolution]:
+        """What is done with the weights that may lie blocked, by state dict key."""
+        return convolutions_of(self.model, self.query.input_size)
 
     def ready(self) -> bool:
         """Whether `prepare` will find what it needs, so that it takes no time."""

@@ -11,14 +11,14 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from edge_runtime.arranging import resident
 from edge_runtime.engines.architecture import key_of
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.registry import AUTO, ENGINES, engine_named, make_engine
 from edge_runtime.engines.torch_engine import FULL
-from edge_runtime.layout import channels_last, convolutions, moves_bytes
+from edge_runtime.layout import Order
 from models.bundle import Bundle
 from models.errors import InputError
 
@@ -38,7 +38,7 @@ def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str
     `streamed` names their tensors that do. `stays` says that weights are loaded once (`fastest`).
 
     Where an engine cannot run an architecture, torch does, and one line per architecture says why. What takes long
-    the first time (compiling, measuring) is said before it begins. All take the weights in one layout.
+    the first time (compiling, measuring) is said before it begins. All take the weights in one order.
     """
     streamed = streamed or {}
     on_torch = {query.id for query in bundle.queries if precision != FULL or query.id in streamed}
@@ -53,19 +53,9 @@ def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str
             else _prepared(chosen[query.id], bundle, query.id, device, told) for query in bundle.queries}
 
 
-def layout_of(engines: Mapping[str, FrameEngine], kinds: Mapping[str, Any], stays: bool = True) -> frozenset[str]:
-    """The tensors (dtype and shape by name) to be arranged channels last for these engines: convolutions, or none.
-
-    What comes and goes (`stays` False) is arranged only for an engine that takes it in no other order: it takes longer
-    than the copy.
-    """
-    wanted = {engine.channels_last for engine in engines.values()}
-    return frozenset() if False in wanted or not (stays or True in wanted) else convolutions(kinds)
-
-
 def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
             queries: Sequence[str] | None = None) -> dict[str, str]:
-    """The name of the fastest engine for each query (all unless named), of those that take one layout of the weights.
+    """The name of the fastest engine for each query (all unless named), of those that take the weights in one order.
 
     Each architecture is measured once on a machine: runs of one frame, engines in turns, medians. The times are kept
     in the engine's cache; where that cannot be used, nothing is measured and torch runs. Where weights come and go
@@ -73,7 +63,7 @@ def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
     """
     asked = [query.id for query in bundle.queries] if queries is None else list(queries)
     usable = [name for name in ENGINES if engine_named(name).automatic and engine_named(name).missing(device) is None
-              and (stays or not engine_named(name).channels_last)]
+              and (stays or Order.STORED in engine_named(name).orders)]
     if usable == [FALLBACK] or not asked:
         return dict.fromkeys(asked, FALLBACK)
     try:
@@ -82,18 +72,18 @@ def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
         log.warning("%s; engine torch runs all queries", error)
         return dict.fromkeys(asked, FALLBACK)
     times = {query: _times(bundle, query, device, usable, cache) for query in asked}
-    return best_of_one_layout(times, {name: engine_named(name).channels_last for name in usable})
+    return best_of_one_order(times, {name: engine_named(name).orders for name in usable})
 
 
-def best_of_one_layout(times: Mapping[str, Mapping[str, float]],
-                       layouts: Mapping[str, bool | None]) -> dict[str, str]:
-    """The fastest engine of each query by its times (query -> engine -> ms), all taking weights in one layout.
+def best_of_one_order(times: Mapping[str, Mapping[str, float]],
+                      orders: Mapping[str, Collection[Order]]) -> dict[str, str]:
+    """The fastest engine of each query by its times (query -> engine -> ms), all taking weights in one order.
 
-    `layouts` is `FrameEngine.channels_last` by engine; the layout whose times come to less in sum is taken.
+    `orders` is `FrameEngine.orders` by engine; the order with which the times come to less in sum is taken.
     """
     options = []
-    for layout in (True, False):
-        fitting = [name for name, own in layouts.items() if own in (layout, None)]
+    for order in (Order.CHANNELS_LAST, Order.STORED):
+        fitting = [name for name, own in orders.items() if order in own]
         if all(any(name in found for name in fitting) for found in times.values()):
             chosen = {query: min((name for name in fitting if name in found), key=found.__getitem__)
                       for query, found in times.items()}
@@ -140,11 +130,12 @@ def _times(bundle: Bundle, query: str, device: str, usable: list[str], cache: En
 
 def _measured(bundle: Bundle, query: str, device: str, usable: list[str]) -> dict[str, float]:
     engines: dict[str, FrameEngine] = {}
+    arenas = []
     for name in usable:
         try:
             engine = make_engine(name, bundle, query, device)
             engine.prepare()
-            engine.bind(_resident(bundle, engine))
+            arenas.append(resident(bundle, {query: engine}))
             engines[name] = engine
         except (EngineError, InputError) as error:
             log.info("engine %s cannot run %s: %s", name, bundle.query(query).model, error)
@@ -160,20 +151,6 @@ def _measured(bundle: Bundle, query: str, device: str, usable: list[str]) -> dic
                     torch.cuda.synchronize()
                 if round_index:
                     taken[name].append(1000 * (time.perf_counter() - start))
+    for arena in arenas:
+        arena.close()
     return {name: median(times) for name, times in taken.items()}
-
-
-def _resident(bundle: Bundle, engine: FrameEngine) -> Any:
-    """Copies of the tensors as an arena would give them to this engine; the copies live as long as it is bound."""
-    kinds = {name: (bundle.tensor(name).dtype, tuple(bundle.tensor(name).shape))
-             for name in bundle.names_in_order(engine.query.id)}
-    last = convolutions(kinds) if engine.channels_last is not False else frozenset()
-
-    def copied(name: str) -> Tensor:
-        tensor = bundle.tensor(name).to(engine.device, copy=True)
-        if name not in last or not moves_bytes(kinds[name][1]):
-            return tensor
-        return torch.empty_strided(tensor.shape, channels_last(kinds[name][1]), device=tensor.device).copy_(tensor)
-
-    held = {name: copied(name) for name in kinds}
-    return held.__getitem__

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from edge_runtime.engines.base import EngineError, FrameEngine, TensorOf, Wait
 from edge_runtime.engines.cache import EngineCache, Kept
 from edge_runtime.engines.compiling import SUFFIX, compile_package, package_key
+from edge_runtime.layout import Order
 from models.bundle import Bundle
 from models.detector import Detector, OneStage
 
@@ -29,11 +30,13 @@ class CompiledEngine(FrameEngine):
     """
 
     name = "compiled"
-    channels_last = True
+    orders = frozenset({Order.CHANNELS_LAST, Order.BLOCKED})
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu",
                  cache: EngineCache | None = None) -> None:
         super().__init__(bundle, query_id, device)
+        if self.device.type != "cpu":
+            self.orders -= {Order.BLOCKED}
         self._bundle, self._cache = bundle, cache
         self._kept: Kept | None = None
         self._package: Any = None

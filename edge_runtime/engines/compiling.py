@@ -14,11 +14,12 @@ from edge_runtime.costs import BATCHES
 from edge_runtime.engines.architecture import key_of
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.workspace import peak_bytes
+from edge_runtime.onednn import takes_blocked
 from models.bundle import Bundle, BundleQuery
 from models.quiet import quiet
 
 SUFFIX = ".pt2"
-FORMAT = 1
+FORMAT = 2
 """Counted up when packages are made differently, so that older ones are made anew."""
 TOLERANCE = 1e-3
 """The most an output may be from the eager one, in shares of its tensor's largest value."""
@@ -58,8 +59,9 @@ def package_key(query: BundleQuery, model: nn.Module, device: torch.device) -> d
 def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, path: Path) -> Mapping[str, Any]:
     """Write the package to `path`; returns its workspace by batch and the constants that are no weights.
 
-    It takes any batch, frames in channels-last order, and weights of convolutions in that order too. Takes 20 to 60
-    seconds on one core. Raises EngineError for an architecture that cannot be compiled.
+    It takes any batch, frames in channels-last order, and weights of convolutions in that order too, or blocked
+    (`edge_runtime.onednn`). Takes 20 to 60 seconds on one core. Raises EngineError for an architecture that cannot be
+    compiled.
     """
     model = _in_memory(bundle, query, device)
     size = query.input_size
@@ -91,6 +93,8 @@ def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, pa
 def _in_memory(bundle: Bundle, query: BundleQuery, device: torch.device) -> _Flat:
     """The network with copies of the query's tensors, arranged as the arena arranges them."""
     network = bundle.build(query.id, device, copy=True).requires_grad_(False)
+    if device.type == "cpu":
+        takes_blocked(network, always=True)
     return _Flat(network.to(memory_format=torch.channels_last)).eval()  # type: ignore[call-overload]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -23,7 +24,7 @@ class Slot:
         """Let the module use this tensor from now on; no bytes are copied."""
         if not self._is_parameter:
             self._where[self._attribute] = tensor
-        elif self.bound is not None and self.bound.device == tensor.device:
+        elif self.bound is not None and (self.bound.device, self.bound.layout) == (tensor.device, tensor.layout):
             self._where[self._attribute].data = tensor  # a tenth of what a new parameter costs
         else:
             self._where[self._attribute] = nn.Parameter(tensor, False)
@@ -32,7 +33,7 @@ class Slot:
     def clear(self) -> None:
         """Put the place back on the meta device."""
         if self.bound is not None:
-            self.set(self.bound.to("meta"))
+            self.set(torch.empty(self.bound.shape, dtype=self.bound.dtype, device="meta"))
 
 
 def layers_to_wait_for(model: nn.Module, state: Mapping[str, str]) -> dict[nn.Module, list[str]]:

@@ -13,6 +13,8 @@ from edge_runtime.engines.base import FrameEngine, TensorOf, Wait
 from edge_runtime.engines.slots import Slot, layers_to_wait_for
 from edge_runtime.engines.staging import Staging
 from edge_runtime.gate import gated
+from edge_runtime.layout import Order
+from edge_runtime.onednn import takes_blocked
 from models.bundle import Bundle
 
 FULL = "fp32"
@@ -26,20 +28,25 @@ class TorchEngine(FrameEngine):
     The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
     are stored narrow stay so, and are widened while a run needs them; those named in `streamed` are never bound but
     copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
-    `Bundle.build` makes. With `precision` "bf16" or "fp16" convolutions and matrix products are
-    computed so (autocast): weights stay as they are and are cast in every run, outputs differ in the third digit.
+    `Bundle.build` makes; where weights lie blocked (`edge_runtime.onednn`), within rounding. With `precision` "bf16" or
+    "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast in every
+    run, outputs differ in the third digit.
     Raises BundleError when the bundle's tensors don't fit the architecture.
     """
 
     name = "torch"
     starts_early = True
-    channels_last = None
+    orders = frozenset(Order)
     runs_narrow = True
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu",
                  precision: str = FULL, streamed: Collection[str] = ()) -> None:
         super().__init__(bundle, query_id, device)
         self._narrow = PRECISIONS[precision]
+        if self._narrow is None and self.device.type == "cpu":
+            takes_blocked(self.model)
+        else:
+            self.orders -= {Order.BLOCKED}
         self._staging = Staging(self.model, bundle, self.query, streamed, self.device)
         staged = self._staging.keys
         self._slots = [Slot(self.model, path, name) for path, name in self.query.state().items() if path not in staged]

@@ -41,9 +41,6 @@ LOST = 0.85
 RATES = (5e-4, 2e-4, 1e-3)
 NEAR = 0.95
 """A query that reaches this part of what is required may mend itself by its private parts alone."""
-GOOD_ENOUGH = 0.1
-"""A rate that brings back this part of what tying has cost within half an epoch is taken without trying others: the
-work of a trial is worth more in training."""
 JOINT = 0.9
 """The part of the time or work that the joint training may use up; the rest is kept for repairs."""
 FEATURES = 1.0
@@ -156,12 +153,13 @@ class _Joint:
     def _trials(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """What half an epoch makes of the start at a good rate; the merge goes on from there.
 
-        The first rate that makes good enough of what tying has cost is taken, else the best of all.
+        The first rate that brings any of it back is taken, else the best of all: half an epoch flatters a low rate, and
+        the work of a trial is worth more in training.
         """
         frames = math.ceil(self.recipe.frames_per_epoch / 2)
         best = self.checkpoint.part("best of trials")
         for rate in RATES:
-            if rate in best.get("tried", ()) or best.get("reached", -1.0) >= GOOD_ENOUGH:
+            if rate in best.get("tried", ()) or best.get("reached", -1.0) > 0:
                 continue
             short = replace(self.recipe, rate=rate, epochs=1, frames_per_epoch=frames)
             found = self.checkpoint.step(f"rate {rate:g}", partial(self._sprint, start, short))

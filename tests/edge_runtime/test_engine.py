@@ -57,7 +57,7 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
     budget = max(costs.alone_bytes(name) for name in engines) + room
     store = Store.of_bundle(bundle)
     arena = Arena(store, budget - min(cost.workspace_bytes for cost in queries.values()),
-                  channels_last=convolutions(store.kinds) if arranged else ())
+                  layouts=convolutions(store.kinds) if arranged else None)
     policy, memory, moved = policy_named("gemel"), None, 0
     plan = policy.plan(costs, dict.fromkeys(engines, Demand(10.0)), budget)
     for seed, name in enumerate(turns):

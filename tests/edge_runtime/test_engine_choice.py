@@ -4,20 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime.arranging import layouts_for, order_for
 from edge_runtime.engines import EngineError, choosing, make_engine
-from edge_runtime.engines.choosing import best_of_one_layout, engines_for, fastest, layout_of
+from edge_runtime.engines.choosing import best_of_one_order, engines_for, fastest
 from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.layout import Order, convolutions
 from edge_runtime.store import Store
 from tests.edge_runtime.tiny import tiny_bundle
 
-LAYOUTS = {"torch": None, "compiled": True, "onnx": False}
+ORDERS = {"torch": frozenset(Order), "compiled": {Order.CHANNELS_LAST, Order.BLOCKED}, "onnx": {Order.STORED}}
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["compiled", "onnx"]), st.floats(1, 100)), min_size=1, max_size=5),
        st.floats(1, 100))
-def test_the_choice_is_the_quickest_in_sum_among_those_that_take_one_layout(found, torch_ms):
+def test_the_choice_is_the_quickest_in_sum_among_those_that_take_one_order(found, torch_ms):
     times = {str(index): {"torch": torch_ms, **one} for index, one in enumerate(found)}
-    chosen = best_of_one_layout(times, LAYOUTS)
+    chosen = best_of_one_order(times, ORDERS)
     assert not {"compiled", "onnx"} <= set(chosen.values())
     sums = [sum(min(one.get(name, torch_ms), torch_ms) for one in times.values()) for name in ("compiled", "onnx")]
     assert sum(times[query][name] for query, name in chosen.items()) == pytest.approx(min(sums))
@@ -25,12 +27,12 @@ def test_the_choice_is_the_quickest_in_sum_among_those_that_take_one_layout(foun
 
 class Fussy(TorchEngine):
     name = "fussy"
-    channels_last = True
+    orders = frozenset({Order.CHANNELS_LAST, Order.BLOCKED})
 
 
 class Quick(TorchEngine):
     name = "quick"
-    channels_last = False
+    orders = frozenset({Order.STORED})
 
     def ready(self) -> bool:
         return False
@@ -105,12 +107,14 @@ def test_auto_leaves_out_engines_that_want_weights_arranged_where_weights_come_a
 
 def test_weights_are_arranged_only_where_every_engine_takes_them_so(bundle):
     kinds = Store.of_bundle(bundle).kinds
-    torch_engines = {query.id: make_engine("torch", bundle, query.id) for query in bundle.queries}
-    arranged = layout_of(torch_engines, kinds)
-    assert arranged and all(len(kinds[name][1]) == 4 for name in arranged)
-    assert layout_of(torch_engines, kinds, stays=False) == frozenset()
-    assert layout_of({**torch_engines, "gate": Fussy(bundle, "gate")}, kinds, stays=False) == arranged
-    assert layout_of({**torch_engines, "gate": Quick(bundle, "gate")}, kinds) == frozenset()
+    engines = {query.id: make_engine("torch", bundle, query.id) for query in bundle.queries}
+    assert order_for(engines.values()) == Order.BLOCKED and order_for(engines.values(), stays=False) == Order.STORED
+    fussy, quick = Fussy(bundle, "gate"), Quick(bundle, "gate")
+    assert order_for([engines["yard"], fussy], stays=False) == Order.CHANNELS_LAST
+    assert order_for([engines["yard"], quick]) == Order.STORED
+    assert layouts_for(engines.values(), kinds, Order.STORED) == {}
+    last = layouts_for(engines.values(), kinds, Order.CHANNELS_LAST)
+    assert last == convolutions(kinds) and all(len(kinds[name][1]) == 4 for name in last)
 
 
 def test_without_a_private_cache_nothing_is_measured_and_torch_runs(bundle, tmp_path, monkeypatch, caplog):

@@ -10,7 +10,8 @@ import torch
 from edge_runtime.arena import Arena
 from edge_runtime.daemon import run
 from edge_runtime.engines import EngineError, compiled, make_engine
-from edge_runtime.engines.choosing import engines_for, layout_of
+from edge_runtime.engines.choosing import engines_for
+from edge_runtime.layout import convolutions
 from edge_runtime.store import Store
 from models.bundle import BundleQuery, open_bundle, write_bundle
 from models.preprocess import Preprocess
@@ -39,7 +40,7 @@ def bundle(tmp_path_factory):
 
 def arena_of(bundle, capacity: int = 2**20, last: bool = True) -> Arena:
     store = Store.of_bundle(bundle)
-    return Arena(store, capacity, channels_last=layout_of({}, store.kinds) if last else ())
+    return Arena(store, capacity, layouts=convolutions(store.kinds) if last else None)
 
 
 def labels(engine, frames) -> list[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge_runtime.arena import Arena
+from edge_runtime.arranging import resident
 from edge_runtime.engines import ENGINES, engine_named, make_engine
-from edge_runtime.engines.choosing import layout_of
-from edge_runtime.store import Store
 from models import zoo
 from models.bundle import BundleQuery, open_bundle, write_bundle
 
@@ -45,21 +43,19 @@ def test_a_shared_tensor_is_one_for_all_queries_and_outputs_are_those_of_the_pla
         pytest.skip(why)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engines = {query.id: make_engine(name, bundle, query.id) for query in bundle.queries}
-    store = Store.of_bundle(bundle)
-    arena = Arena(store, 200 * 2**20, channels_last=layout_of(engines, store.kinds))
-    arena.change((), tuple(store.extents))
+    arena = resident(bundle, engines)
     frames = torch.rand(1, 3, SIZE, SIZE).contiguous(memory_format=torch.channels_last)
     state = {query.id: query.state() for query in bundle.queries}
     with torch.inference_mode():
         before = {}
         for query, engine in engines.items():
-            engine.bind(arena.tensor)
             before[query] = engine.forward(frames).clone()
             torch.testing.assert_close(before[query], bundle.build(query)(frames), rtol=1e-3, atol=1e-3)
         for path in SHARED:
             tensor_name = state["first"][path]
             assert state["second"][path] == tensor_name
-            tensor = arena.tensor(tensor_name)
+            placed = arena.residency.placement(tensor_name)  # its bytes, in whatever order they lie
+            tensor = arena.mover.memory[placed.offset:placed.offset + placed.nbytes].view(torch.float32)
             kept = tensor.clone()
             tensor.mul_(1.5)
             assert all(not torch.equal(engine.forward(frames), before[query]) for query, engine in engines.items())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.arena import Arena
 from edge_runtime.engines import make_engine
-from edge_runtime.layout import arrange, channels_last, convolutions, moves_bytes, row_major
+from edge_runtime.layout import ChannelsLast, Layout, convolutions, row_major
 from edge_runtime.store import Store
 from tests.edge_runtime.slow_mover import SlowMover
 from tests.edge_runtime.tiny import picture, tiny_bundle
@@ -27,13 +27,17 @@ def tensors() -> dict[str, torch.Tensor]:
 def test_arranging_keeps_every_value_and_gives_the_order_kernels_want(shape):
     weight = torch.arange(float(torch.tensor(shape).prod())).view(shape)
     wanted = weight.contiguous(memory_format=torch.channels_last)
-    memory = weight.clone()
-    arrange(memory)
-    seen = memory.as_strided(shape, channels_last(shape))
-    assert torch.equal(seen, wanted) and seen.is_contiguous(memory_format=torch.channels_last)
+    memory = torch.cat([torch.zeros(2), weight.reshape(-1)])
+    stored = memory.clone()
+    layout, offset = ChannelsLast(torch.float32, shape), 2 * weight.itemsize
+    assert torch.equal(Layout(torch.float32, shape).view(memory, offset), weight)
     assert row_major(shape) == weight.stride()
-    if not moves_bytes(shape):
-        assert torch.equal(memory, weight), "its bytes are the same in both orders"
+    layout.arrange(memory, offset)
+    seen = layout.view(memory, offset)
+    assert torch.equal(seen, wanted) and seen.is_contiguous(memory_format=torch.channels_last)
+    assert layout.nbytes == weight.nbytes
+    if not layout.arranged:
+        assert torch.equal(memory, stored), "its bytes are the same in both orders"
 
 
 @given(turns=st.lists(st.lists(st.sampled_from([*SHAPES, "half"]), min_size=1, unique=True), min_size=1, max_size=8),
@@ -41,7 +45,7 @@ def test_arranging_keeps_every_value_and_gives_the_order_kernels_want(shape):
 def test_tensors_have_their_values_after_any_swapping_and_convolutions_lie_channels_last(turns, ahead):
     made = tensors()
     store = Store.of_tensors(made)
-    arena = Arena(store, 9 * 1024, channels_last=convolutions(store.kinds))
+    arena = Arena(store, 9 * 1024, layouts=convolutions(store.kinds))
     for wanted in turns:
         if ahead:
             arena.prefetch(wanted[:1])
@@ -59,7 +63,7 @@ def test_a_run_that_begins_before_its_tensors_are_there_finds_each_arranged(tmp_
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     store, names = Store.of_bundle(bundle), bundle.names_in_order("yard")
     slow = SlowMover(store, 2**20)
-    arena = Arena(store, 2**20, mover=slow, channels_last=convolutions(store.kinds))
+    arena = Arena(store, 2**20, mover=slow, layouts=convolutions(store.kinds))
     engine = make_engine("torch", bundle, "yard")
     arena.start(names)
     arena.bind(engine, names)

@@ -100,7 +100,7 @@ def test_outputs_are_bit_equal_to_those_of_the_widened_model(bundle: Bundle, que
 
 def test_where_the_arena_lays_weights_channels_last_they_are_widened_in_that_order(bundle: Bundle) -> None:
     store = Store.of_bundle(bundle)
-    arena = Arena(store, 2**20, channels_last=convolutions(store.kinds))
+    arena = Arena(store, 2**20, layouts=convolutions(store.kinds))
     engine = bound(bundle, arena, "yard")
     seen: list[Any] = []
     layer = engine.model.get_submodule("3")

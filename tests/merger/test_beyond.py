@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,13 @@ def test_factors_of_a_convolution_take_its_place(bench: Workbench, merged: Merge
 def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
     bench: Workbench, merged: Merged, tmp_path: Path
 ) -> None:
-    bench.ratio = lambda query, model: 0.5 if query == "q1" else 1.0
+    judged: Counter[str] = Counter()
+
+    def worse_than_it_was_merged(query: str, _model: Any) -> float:
+        judged[query] += 1
+        return 0.5 if query == "q1" and judged[query] > 1 else 1.0
+
+    bench.ratio = worse_than_it_was_merged  # type: ignore[method-assign]
     checkpoint = Checkpoint(tmp_path / "work", {}, False)
     required, bounds = dict.fromkeys(bench.queries, 0.95), Bounds(bench.work)
     after = beyond(bench, merged, replace(RECIPE, epochs=1), required, checkpoint, bounds)
@@ -178,6 +185,16 @@ def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
     alone = [row["candidates"][0] for row in tries if row["beyond"] == LOW_RANK and len(row["candidates"]) == 1]
     ranks = [one["rank"] for one in alone if one["layers"] == alone[0]["layers"]]
     assert len(ranks) > 1 and ranks == sorted(set(ranks))
+
+
+def test_a_query_that_was_merged_with_less_than_required_must_not_fall_below_that(
+    bench: Workbench, merged: Merged, tmp_path: Path
+) -> None:
+    bench.ratio = lambda query, model: 0.93 if query == "q1" else 1.0
+    checkpoint = Checkpoint(tmp_path / "work", {}, False)
+    required = dict.fromkeys(bench.queries, 0.95)
+    beyond(bench, merged, replace(RECIPE, epochs=1), required, checkpoint, Bounds(bench.work))
+    assert any(row["accepted"] for row in checkpoint.log if "accepted" in row)
 
 
 def test_a_query_just_below_gets_residuals_on_the_layers_that_share(

@@ -58,7 +58,7 @@ def test_what_judging_has_moved_stays_in_the_model_that_trains_on(tmp_path: Path
     bench = Workbench(write(tmp_path, [detector("q", "ssdlite320_mobilenet_v2", 96)]))
     model = bench.models(["q"])["q"]
     bias = next(name for name, _ in model.named_parameters() if "classification_head" in name and name.endswith("bias"))
-    bench.match_scores = lambda query, one: {bias: one.get_parameter(bias).detach() + 1}
+    bench.match_scores = lambda query, model: {bias: model.get_parameter(bias).detach() + 1}
     before = model.get_parameter(bias).detach().clone()
     judge_all(bench, Journal(), "judged", {"q": model}, SharingPlan())
     assert torch.equal(model.get_parameter(bias), before + 1)

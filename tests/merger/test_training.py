@@ -52,7 +52,7 @@ def test_private_weights_move_slowly_where_others_are_shared_and_at_full_rate_al
 
 def test_dropout_rests_under_a_teacher_and_not_in_the_training_of_an_original(bench: Workbench) -> None:
     model = bench.models(["q0"])["q0"]
-    model.head = nn.Sequential(nn.Dropout(0.5), model.head)
+    model.head = nn.Sequential(nn.Dropout(0.5), model.head)  # type: ignore[arg-type]
     for teachers, rests in (({"q0": bench.originals["q0"]}, True), ({}, False)):
         training = Training({"q0": model}, bench.train, Recipe(epochs=1, frames_per_epoch=16), Work(), teachers)
         training.epoch()

@@ -218,7 +218,7 @@ def test_the_first_rate_that_helps_is_taken_without_trying_others(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[float] = []
-    after = {wide_module.RATES[0]: 0.05, wide_module.RATES[1]: 0.12, wide_module.RATES[2]: 0.9}
+    after = {wide_module.RATES[0]: -0.05, wide_module.RATES[1]: 0.01, wide_module.RATES[2]: 0.9}
     lost = dict.fromkeys(bench.queries, 0.5)
     joint = _joint(bench, tmp_path)
 

@@ -73,7 +73,7 @@ def lively(module: nn.Module, side: int) -> nn.Module:
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
-            norm.bias += 0.5
+            norm.bias.add_(0.5)
         hooks = [part.register_forward_hook(_scale) for part in module.modules() if isinstance(part, SCALED)]
         module.train()(frames(8 if side < 224 else 1, side))
         for norm in norms:  # a channel that was silent here must not amplify rounding elsewhere
