@@ -7,7 +7,8 @@ is the arena's, so the weight is there once, and every engine that calls `convol
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from torch.nn import functional as F
 from edge_runtime.layout import Layout
 from models.narrow import WIDE
 
+LEAST_BYTES = 512 * 1024
+"""A smaller weight is put into order in less time than oneDNN's own call costs over PyTorch's (docs/engines.md)."""
 MOST_PADDING = 1.04
 """The most a blocked weight may take over its stored bytes: oneDNN pads rows of powers of two by a thirty-second, and
 few channels to a whole block, which is not worth its memory."""
@@ -64,8 +67,11 @@ class Blocked(Layout):
 
 @lru_cache(maxsize=4096)
 def blocked(convolution: Convolution) -> Blocked | None:
-    """The layout of this convolution's weight; None where oneDNN pads it too much or cannot be told an address."""
-    if not usable():
+    """The layout of this convolution's weight.
+
+    None where it is too small to gain anything, where oneDNN pads it too much, or cannot be told an address.
+    """
+    if math.prod(convolution.shape) * WIDE.itemsize < LEAST_BYTES or not usable():
         return None
     weight = torch.zeros(convolution.shape)
     arranged = _reordered(weight, convolution)
@@ -106,13 +112,14 @@ def convolve(weight: Tensor, bias: Tensor | None, frames: Tensor, stride: tuple[
         frames, weight, bias, padding, stride, dilation, groups, NONE, [], NONE)
 
 
-def takes_blocked(model: nn.Module, always: bool = False) -> None:
+def takes_blocked(model: nn.Module, always: Collection[str] = ()) -> None:
     """Let the model's convolutions run with weights that lie blocked, beside others as before.
 
-    With `always` oneDNN computes them all, whatever the weights' order: what is compiled cannot tell.
+    With the weights of these state dict keys oneDNN is called in any case: what is compiled cannot tell.
     """
-    for layer in _plain_convolutions(model):
-        layer._conv_forward = partial(_forward, layer, always)  # type: ignore[method-assign]
+    for path, layer in _plain_convolutions(model).items():
+        named = f"{path}.weight" in always
+        layer._conv_forward = partial(_forward, layer, named)  # type: ignore[method-assign]
 
 
 def convolutions_of(model: nn.Module, input_size: int) -> dict[str, Convolution]:
@@ -130,7 +137,7 @@ def convolutions_of(model: nn.Module, input_size: int) -> dict[str, Convolution]
             tuple(weight.shape), *_geometry(layer), layer.groups, (height, width)))
         return own(frames, weight, bias)
 
-    layers = _plain_convolutions(model)
+    layers = list(_plain_convolutions(model).values())
     before = [layer.__dict__.get("_conv_forward") for layer in layers]
     for layer in layers:
         layer._conv_forward = partial(noted, layer, layer._conv_forward)  # type: ignore[method-assign]
@@ -146,9 +153,9 @@ def convolutions_of(model: nn.Module, input_size: int) -> dict[str, Convolution]
     return found
 
 
-def _plain_convolutions(model: nn.Module) -> list[nn.Conv2d]:
-    return [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)
-            and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)]
+def _plain_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
+    return {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Conv2d)
+            and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)}
 
 
 def _geometry(layer: nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -159,7 +166,7 @@ def _geometry(layer: nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...], tuple
 def _forward(layer: nn.Conv2d, always: bool, frames: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """In place of nn.Conv2d's own `_conv_forward`."""
     stride, padding, dilation = _geometry(layer)
-    if always or weight.is_mkldnn:
+    if weight.is_mkldnn or (always and weight is layer.weight):
         return convolve(weight, bias, frames, stride, padding, dilation, layer.groups)
     return F.conv2d(frames, weight, bias, stride, padding, dilation, layer.groups)
 

@@ -14,7 +14,7 @@ from edge_runtime.costs import BATCHES
 from edge_runtime.engines.architecture import key_of
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.workspace import peak_bytes
-from edge_runtime.onednn import takes_blocked
+from edge_runtime.onednn import blocked, convolutions_of, takes_blocked
 from models.bundle import Bundle, BundleQuery
 from models.quiet import quiet
 
@@ -94,7 +94,8 @@ def _in_memory(bundle: Bundle, query: BundleQuery, device: torch.device) -> _Fla
     """The network with copies of the query's tensors, arranged as the arena arranges them."""
     network = bundle.build(query.id, device, copy=True).requires_grad_(False)
     if device.type == "cpu":
-        takes_blocked(network, always=True)
+        found = convolutions_of(bundle.build(query.id, "meta"), query.input_size)
+        takes_blocked(network, {key for key, one in found.items() if blocked(one) is not None})
     return _Flat(network.to(memory_format=torch.channels_last)).eval()  # type: ignore[call-overload]
 
 
