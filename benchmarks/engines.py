@@ -1,7 +1,7 @@
 """Times the engines against the original run bare, and weighs four queries that share against one, per engine.
 
-Usage: python benchmarks/engines.py speed|memory|streamed|families [--engines NAME ...] [--model NAME] [--rounds N]
-       [--json FILE]
+Usage: python benchmarks/engines.py speed|memory|streamed|families|convolutions [--engines NAME ...] [--model NAME]
+       [--rounds N] [--json FILE]
 
 `speed`: the network alone on one prepared frame, one thread, ResNet-50 at 224 pixels unless another model is named:
 each engine with the arena's weights over the plain torch module (eager, weights of its own, the same channels-last
@@ -11,8 +11,10 @@ ratios of medians, by the wall's clock and by the processor's, which says more w
 process of its own after it has run: private bytes (USS), and those of them that no file stands behind.
 `streamed`: one query in a half, a quarter, an eighth of its weights, the rest copied in every run, over the same
 unstreamed: milliseconds of a run, and what a process of its own holds more once it has run.
-`families`: every family of the zoo at the smallest frame it takes, compiled against eager: the largest difference of
-any output tensor in shares of its largest value, and what compiling took. Slow: a minute per family.
+`families`: every family of the zoo at the smallest frame it takes, engines torch and compiled against the plain module:
+the largest difference of any output tensor in shares of its largest value, and what compiling took. Slow: a minute per
+family.
+`convolutions`: single convolutions with weights channels last and in oneDNN's blocked order, by the weight's size.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from engines_convolutions import convolutions
 from engines_streamed import streamed
 from engines_zoo import FAMILIES, families
 from machine import held_bytes, machine
@@ -51,8 +54,8 @@ MIB = 2**20
 def main() -> None:
     """Measure what was asked for; print a table and one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "memory", "streamed", "families", "weigh"))
-    parser.add_argument("--engines", nargs="*", help="default: all that can run here; of `families` compiled alone")
+    parser.add_argument("what", choices=("speed", "memory", "streamed", "families", "convolutions", "weigh"))
+    parser.add_argument("--engines", nargs="*", help="default: all that can run here; of `families` torch and compiled")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="only these, for `families`")
     parser.add_argument("--rounds", type=int, default=15)
@@ -73,6 +76,8 @@ def main() -> None:
             rows = speed(made_bundle(path, options.model, residuals=True), engines, options.rounds)
         elif options.what == "memory":
             rows = memory(made_bundle(path, options.model, residuals=False).path, engines)
+        elif options.what == "convolutions":
+            rows = convolutions(options.rounds)
         elif options.what == "streamed":
             rows = streamed(made_bundle(path, options.model, residuals=False, names=QUERIES[:1]), options.rounds)
         else:

@@ -66,12 +66,12 @@ class Blocked(Layout):
 
 
 @lru_cache(maxsize=4096)
-def blocked(convolution: Convolution) -> Blocked | None:
+def blocked(convolution: Convolution, least_bytes: int = LEAST_BYTES) -> Blocked | None:
     """The layout of this convolution's weight.
 
-    None where it is too small to gain anything, where oneDNN pads it too much, or cannot be told an address.
+    None where it is smaller than `least_bytes`, where oneDNN pads it too much, or cannot be told an address.
     """
-    if math.prod(convolution.shape) * WIDE.itemsize < LEAST_BYTES or not usable():
+    if math.prod(convolution.shape) * WIDE.itemsize < least_bytes or not usable():
         return None
     weight = torch.zeros(convolution.shape)
     arranged = _reordered(weight, convolution)
