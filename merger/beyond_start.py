@@ -93,7 +93,7 @@ def _input_scale(bench: Workbench, merged: Merged, members: Sequence[Member]) ->
         handle = model.get_submodule(path).register_forward_pre_hook(note)
         data = bench.train[query]
         indices = torch.linspace(0, len(data) - 1, min(INPUT_FRAMES, len(data))).long().tolist()
-        model(data.preprocess.normalise(data.prepared.batch(indices)).to(bench.device))
+        model(data.frames(indices, bench.device))
         handle.remove()
         bench.work.add(bench.queries[query], len(indices))
         for inputs in seen:

@@ -31,7 +31,7 @@ def distances(
     was_training = model.training
     model.eval()
     for start in range(0, len(indices), BATCH):
-        frames = data.preprocess.normalise(data.prepared.batch(indices[start : start + BATCH])).to(bench.device)
+        frames = data.frames(indices[start : start + BATCH], bench.device)
         with _outputs(original, paths) as theirs, _outputs(model, paths) as mine:
             original(frames)
             model(frames)

@@ -121,7 +121,7 @@ class _Search:
             model = tied_models(bench, self.merged, [query])[query].eval()
             data, state = bench.train[query], model.state_dict(keep_vars=True)
             chosen = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
-            frames = data.preprocess.normalise(data.prepared.batch(chosen)).to(bench.device)
+            frames = data.frames(chosen, bench.device)
             paths = watched_layers(bench.asked(query, self.merged.plan), model)
             wanted = self._seen(query, model, frames, paths)
             for at, weight in enumerate(weights):

@@ -168,4 +168,4 @@ def _unfold(model: nn.Module, data: TrainingSet) -> None:
     count = min(len(data), UNFOLDING_BATCHES * UNFOLDING_BATCH)
     indices = torch.linspace(0, len(data) - 1, count).long().tolist()
     chunks = [indices[start : start + UNFOLDING_BATCH] for start in range(0, count, UNFOLDING_BATCH)]
-    unfold_norms(model, [data.preprocess.normalise(data.prepared.batch(chunk)).to(device) for chunk in chunks])
+    unfold_norms(model, [data.frames(chunk, device) for chunk in chunks])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from merger.training import TrainingSet
+from merger.training import BACKWARD_PASSES, TrainingSet
 from models.detector import Detector, OneStage
 from models.layers import layers_of
 from models.tasks import task_of
@@ -40,34 +40,32 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
     indices = data.spread(FRAMES)
     for start in range(0, len(indices), BATCH):
         chunk = indices[start : start + BATCH]
-        outputs = model(_frames(model, data, chunk))
+        outputs = model(data.frames(chunk, _device(model)))
         for answer in task.answers(model, outputs, data.prepared.sizes(chunk), query.classes):
             found += answer.scores  # type: ignore[union-attr]
     model.train(was_training)
     return torch.tensor(found).sort(descending=True).values
 
 
-def match_scores(model: Detector, query: Query, data: TrainingSet, threshold: float, wanted: int) -> dict[str, Tensor]:
-    """Move the heads' biases so that `wanted` detections on train frames reach `threshold`; those moved, by name.
+def match_scores(
+    model: Detector, query: Query, data: TrainingSet, threshold: float, wanted: int
+) -> tuple[dict[str, Tensor], int]:
+    """Move the heads' biases so that `wanted` detections on train frames reach `threshold`.
 
-    None is moved where as many do already, where nothing can be counted, or where no bias moves the scores (heads of
-    FastestDet have none).
+    Returns those moved, by name, and the forward passes it took. None is moved where as many do already, where nothing
+    can be counted, or where no bias moves the scores (heads of FastestDet have none).
     """
     moved: dict[str, Tensor] = {}
-    if not wanted or threshold <= LEAST_SCORE:
-        return moved
-    for _ in range(ROUNDS):
+    passes = 0
+    for _ in range(ROUNDS if wanted and threshold > LEAST_SCORE else 0):
         scores = scores_of(model, query, data)
+        passes += min(FRAMES, len(data))
         if not len(scores) or int((scores >= threshold).sum()) == wanted:
             break
         shift = _log_odds(torch.tensor(threshold)) - _log_odds(_between(scores, wanted))
         moved.update(_move(model, query, data, float(shift.clamp(-MOST_SHIFT, MOST_SHIFT))))
-    return moved
-
-
-def passes(data: TrainingSet) -> int:
-    """Forward passes that `match_scores` takes at most."""
-    return ROUNDS * (min(FRAMES, len(data)) + 3 * min(SLOPE_FRAMES, len(data)))
+        passes += (1 + BACKWARD_PASSES) * min(SLOPE_FRAMES, len(data))
+    return moved, passes
 
 
 def _move(model: Detector, query: Query, data: TrainingSet, shift: float) -> dict[str, Tensor]:
@@ -80,7 +78,7 @@ def _move(model: Detector, query: Query, data: TrainingSet, shift: float) -> dic
     with torch.enable_grad():
         for bias in biases.values():
             bias.requires_grad_(True)
-        odds = _log_odds(_all_scores(model, _frames(model, data, data.spread(SLOPE_FRAMES))))
+        odds = _log_odds(_all_scores(model, data.frames(data.spread(SLOPE_FRAMES), _device(model))))
         slopes = torch.autograd.grad(odds.sum(), list(biases.values()), allow_unused=True) if odds.requires_grad else ()
     model.train(was_training)
     steep = {name: slope for name, slope in zip(biases, slopes) if slope is not None and bool(slope.any())}
@@ -110,10 +108,9 @@ def _between(scores: Tensor, wanted: int) -> Tensor:
     return scores[last : last + 2].mean()
 
 
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 def _log_odds(scores: Tensor) -> Tensor:
     return scores.float().clamp(EPSILON, 1 - EPSILON).logit()
-
-
-def _frames(model: nn.Module, data: TrainingSet, indices: list[int]) -> Tensor:
-    device = next(model.parameters()).device
-    return data.preprocess.normalise(data.prepared.batch(indices)).to(device)

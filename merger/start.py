@@ -150,7 +150,7 @@ class Judge:
     def _features(self, query: str, model: nn.Module) -> list[Tensor]:
         data, found = self._bench.train[query], self._bench.queries[query]
         indices = data.spread(FRAMES)  # others than solving has seen
-        frames = data.preprocess.normalise(data.prepared.batch(indices)).to(self._bench.device)
+        frames = data.frames(indices, self._bench.device)
         self._bench.work.add(found, len(frames))
         with watching(model.eval(), watched_layers(found, model)) as seen:
             model(frames)

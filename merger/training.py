@@ -98,6 +98,10 @@ class TrainingSet:
         count = min(count, len(self))
         return [int((place + 0.5) * len(self) / count) for place in range(count)]
 
+    def frames(self, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Normalised float32 frames (N, 3, S, S) as they are, on this device."""
+        return self.preprocess.normalise(self.prepared.batch(indices)).to(device)
+
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
         """Normalised float32 frames (N, 3, S, S) and their targets (None without labels)."""
         images = self.prepared.batch(indices)

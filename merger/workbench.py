@@ -16,7 +16,7 @@ from merger.journal import Journal
 from merger.ondemand import OnDemand
 from merger.precision import FRAMES, Precisions, Settled
 from merger.progress import Progress, silent
-from merger.scores import match_scores, passes, scores_of
+from merger.scores import match_scores, scores_of
 from merger.training import Recipe, Training, TrainingSet, Work
 from merger.workers import Nobody, Threads, Workers
 from models.data import load_split
@@ -157,7 +157,7 @@ class Workbench:
         indices = torch.linspace(0, len(data) - 1, count).long().tolist()
         size = 32
         chunks = [indices[start : start + size] for start in range(0, count, size)]
-        batches = (data.preprocess.normalise(data.prepared.batch(chunk)).to(self.device) for chunk in chunks)
+        batches = (data.frames(chunk, self.device) for chunk in chunks)
         calibrate_norms(model, batches)
         self.work.add(self.queries[query], count)
 
@@ -179,15 +179,16 @@ class Workbench:
 
     def _few(self, query: str) -> Tensor:
         data = self.train[query]
-        return data.preprocess.normalise(data.prepared.batch(range(min(FRAMES, len(data)))))
+        return data.frames(range(min(FRAMES, len(data))))
 
     def match_scores(self, query: str, model: nn.Module) -> State:
         """Let a detector's score be reached as often as by its original; the biases that were moved."""
         if not isinstance(model, Detector):
             return {}
         reference, found, data = self.references[query], self.queries[query], self.train[query]
-        self.work.add(found, passes(data))
-        return match_scores(model, found, data, reference.threshold, reference.detections)
+        moved, passes = match_scores(model, found, data, reference.threshold, reference.detections)
+        self.work.add(found, passes)
+        return moved
 
     def ratio(self, query: str, model: nn.Module) -> float:
         """The model's metric on val over its original's."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from merger.journal import Journal
-from merger.scores import match_scores, scores_of
+from merger.scores import FRAMES, SLOPE_FRAMES, match_scores, scores_of
 from merger.standing import judge_all
 from merger.workbench import Workbench, snapshot
 from models.detector import Detector
@@ -32,9 +32,11 @@ def test_a_model_that_is_less_sure_counts_as_often_as_its_original_again(name: s
     model = bench.models(["q"])["q"]
     assert isinstance(model, Detector)
     before = snapshot(model)
-    assert match_scores(model, query, data, threshold, WANTED) == {}  # as sure as it was
+    looked = min(FRAMES, len(data))
+    assert match_scores(model, query, data, threshold, WANTED) == ({}, looked)  # as sure as it was
     other = float(scores[2 * WANTED - 1 : 2 * WANTED + 1].mean())
-    moved = match_scores(model, query, data, other, WANTED)  # by another score it would count twice as often
+    moved, passes = match_scores(model, query, data, other, WANTED)  # by another score it would count twice as often
+    assert passes >= looked + 3 * min(SLOPE_FRAMES, len(data))
     counted = int((scores_of(model, query, data) >= other).sum())
     assert abs(counted - WANTED) <= 0.1 * WANTED
     after = model.state_dict()
@@ -51,7 +53,7 @@ def test_a_classifier_and_an_original_without_detections_stay_as_they_are(tmp_pa
     assert bench.match_scores("kind", models["kind"]) == {}
     boxes = models["boxes"]
     assert isinstance(boxes, Detector)
-    assert match_scores(boxes, bench.queries["boxes"], bench.train["boxes"], 0.5, 0) == {}
+    assert match_scores(boxes, bench.queries["boxes"], bench.train["boxes"], 0.5, 0) == ({}, 0)
 
 
 def test_what_judging_has_moved_stays_in_the_model_that_trains_on(tmp_path: Path) -> None:
