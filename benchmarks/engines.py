@@ -1,10 +1,10 @@
 """Times the engines against the original run bare, and weighs four queries that share against one, per engine.
 
 Usage: python benchmarks/engines.py speed|memory|streamed|families|convolutions [--engines NAME ...] [--model NAME]
-       [--rounds N] [--json FILE]
+       [--rounds N] [--batch N] [--json FILE]
 
-`speed`: the network alone on one prepared frame, one thread, ResNet-50 at 224 pixels unless another model is named:
-each engine with the arena's weights over the plain torch module (eager, weights of its own, the same channels-last
+`speed`: the network alone on one prepared frame (or a batch), one thread, ResNet-50 at 224 pixels unless another model
+is named: each engine with the arena's weights over the plain torch module (eager, weights of its own, the same channels-last
 frame), without and with rank-8 residuals on every second layer that can carry one. Cases take turns, round by round;
 ratios of medians, by the wall's clock and by the processor's, which says more where the machine does other things too.
 `memory`: processes that hold four queries sharing all but norms and heads, one of them, and none, each measured in a
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="only these, for `families`")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=1, help="frames of a run of `speed`")
     parser.add_argument("--json", type=Path, help="also write the JSON here")
     parser.add_argument("--kept", type=Path, help="of `families`: JSON lines to add rows to; none is measured again")
     parser.add_argument("--bundle", type=Path, help=argparse.SUPPRESS)
@@ -73,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engines.gemel"
         if options.what == "speed":
-            rows = speed(made_bundle(path, options.model, residuals=True), engines, options.rounds)
+            rows = speed(made_bundle(path, options.model, residuals=True), engines, options.rounds, options.batch)
         elif options.what == "memory":
             rows = memory(made_bundle(path, options.model, residuals=False).path, engines)
         elif options.what == "convolutions":
@@ -129,9 +130,9 @@ def carriers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return found
 
 
-def speed(bundle: Bundle, names: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+def speed(bundle: Bundle, names: Sequence[str], rounds: int, batch: int = 1) -> list[dict[str, Any]]:
     """Milliseconds of a forward pass and ratios to the original run bare, without and with residuals."""
-    frames = torch.rand(1, 3, INPUT_SIZE, INPUT_SIZE).contiguous(memory_format=torch.channels_last)
+    frames = torch.rand(batch, 3, INPUT_SIZE, INPUT_SIZE).contiguous(memory_format=torch.channels_last)
     bare = bundle.build("first", copy=True).requires_grad_(False)
     last = bundle.build("first", copy=True).requires_grad_(False)
     last = last.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
