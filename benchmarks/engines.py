@@ -4,9 +4,10 @@ Usage: python benchmarks/engines.py speed|memory|streamed|families|convolutions 
        [--rounds N] [--batch N] [--json FILE]
 
 `speed`: the network alone on one prepared frame (or a batch), one thread, ResNet-50 at 224 pixels unless another model
-is named: each engine with the arena's weights over the plain torch module (eager, weights of its own, the same channels-last
-frame), without and with rank-8 residuals on every second layer that can carry one. Cases take turns, round by round;
-ratios of medians, by the wall's clock and by the processor's, which says more where the machine does other things too.
+is named: each engine with the arena's weights over the plain torch module (eager, weights of its own, the same frame,
+channels last), without and with rank-8 residuals on every second layer that can carry one. Cases take turns, round by
+round; ratios of medians, by the wall's clock and by the processor's, which says more where the machine does other
+things too.
 `memory`: processes that hold four queries sharing all but norms and heads, one of them, and none, each measured in a
 process of its own after it has run: private bytes (USS), and those of them that no file stands behind.
 `streamed`: one query in a half, a quarter, an eighth of its weights, the rest copied in every run, over the same
