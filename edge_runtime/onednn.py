@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from edge_runtime.layout import Layout
 from models.narrow import WIDE
@@ -27,6 +29,9 @@ MOST_PADDING = 1.04
 """The most a blocked weight may take over its stored bytes: oneDNN pads rows of powers of two by a thirty-second, and
 few channels to a whole block, which is not worth its memory."""
 NONE = "none"
+_CAPSULE = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi))
+"""A C pointer as an object, in which PyTorch takes the handle of a tensor."""
 
 
 class Convolution(NamedTuple):
@@ -74,12 +79,8 @@ def blocked(convolution: Convolution, least_bytes: int = LEAST_BYTES) -> Blocked
     if math.prod(convolution.shape) * WIDE.itemsize < least_bytes or not usable():
         return None
     weight = torch.zeros(convolution.shape)
-    arranged = _reordered(weight, convolution)
-    taken = int(torch.ops.mkldnn._nbytes(arranged))
-    if taken > MOST_PADDING * weight.nbytes:
-        return None
-    described = torch.ops.mkldnn._get_mkldnn_serialized_md(arranged).numpy().tobytes()
-    return Blocked(WIDE, convolution.shape, convolution, described, taken)
+    layout = _wanted(weight, convolution)
+    return layout if layout.taken <= MOST_PADDING * weight.nbytes else None
 
 
 @lru_cache(maxsize=1)
@@ -91,12 +92,9 @@ def usable() -> bool:
     weight, frames = (torch.rand(shape, generator=generator) for shape in ((16, 16, 3, 3), (1, 16, 8, 8)))
     convolution = Convolution((16, 16, 3, 3), (1, 1), (1, 1), (1, 1), 1, (8, 8))
     try:
-        arranged = _reordered(weight, convolution)
-        taken = int(torch.ops.mkldnn._nbytes(arranged))
-        described = torch.ops.mkldnn._get_mkldnn_serialized_md(arranged).numpy().tobytes()
-        memory = torch.zeros(taken // WIDE.itemsize)
+        layout = _wanted(weight, convolution)
+        memory = torch.zeros(layout.taken // WIDE.itemsize)
         memory[:weight.numel()] = weight.reshape(-1)
-        layout = Blocked(WIDE, convolution.shape, convolution, described, taken)
         layout.arrange(memory, 0)
         with torch.inference_mode():
             found = convolve(layout.view(memory, 0), None, frames, (1, 1), (1, 1), (1, 1), 1)
@@ -125,7 +123,8 @@ def takes_blocked(model: nn.Module, always: Collection[str] = ()) -> None:
 def convolutions_of(model: nn.Module, input_size: int) -> dict[str, Convolution]:
     """The convolutions of a model on the meta device, by the state dict key of the weight; nothing is computed.
 
-    One that is called on frames of several sizes counts with the largest, its first.
+    One that is called on frames of several sizes counts with the first, which in a detector is the largest; a weight
+    that anything but a convolution reads does not count.
     """
     keys = {id(tensor): key for key, tensor in model.named_parameters(remove_duplicate=False)}
     found: dict[str, Convolution] = {}
@@ -142,15 +141,28 @@ def convolutions_of(model: nn.Module, input_size: int) -> dict[str, Convolution]
     for layer in layers:
         layer._conv_forward = partial(noted, layer, layer._conv_forward)  # type: ignore[method-assign]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _OtherReaders(keys) as others:
             model(torch.empty(1, 3, input_size, input_size, device="meta"))
     finally:
         for layer, own in zip(layers, before, strict=True):
             del layer._conv_forward
             if own is not None:
                 layer._conv_forward = own  # type: ignore[method-assign]
-    found.pop("", None)
-    return found
+    return {key: convolution for key, convolution in found.items() if key not in others.read | {""}}
+
+
+class _OtherReaders(TorchDispatchMode):
+    """Notes the tensors, named by their ids, that any operation but a convolution reads."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.read: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.convolution.default:
+            self.read |= {self._names[id(one)] for one in tree_leaves((args, kwargs)) if id(one) in self._names}
+        return func(*args, **(kwargs or {}))
 
 
 def _plain_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
@@ -169,6 +181,13 @@ def _forward(layer: nn.Conv2d, always: bool, frames: Tensor, weight: Tensor, bia
     if weight.is_mkldnn or (always and weight is layer.weight):
         return convolve(weight, bias, frames, stride, padding, dilation, layer.groups)
     return F.conv2d(frames, weight, bias, stride, padding, dilation, layer.groups)
+
+
+def _wanted(weight: Tensor, convolution: Convolution) -> Blocked:
+    """How oneDNN wants this weight to lie."""
+    arranged = _reordered(weight, convolution)
+    described = torch.ops.mkldnn._get_mkldnn_serialized_md(arranged).numpy().tobytes()
+    return Blocked(WIDE, convolution.shape, convolution, described, int(torch.ops.mkldnn._nbytes(arranged)))
 
 
 def _reordered(weight: Tensor, convolution: Convolution) -> Tensor:
@@ -192,9 +211,7 @@ def _opaque(whole: Tensor, offset: int, layout: Blocked) -> Tensor:
         layout.described, ctypes.c_int64(len(layout.described)))
     if failed:
         raise RuntimeError("oneDNN refused the description of a weight")
-    capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(capsule(handle, None, None))  # type: ignore
+    tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_CAPSULE(handle, None, None))  # type: ignore
     tensor.memory = whole  # it knows an address alone: what lies there lives as long as it does
     return tensor
 

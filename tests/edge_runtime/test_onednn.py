@@ -76,17 +76,19 @@ def test_a_weight_lives_as_long_as_the_view_of_it():
 
 
 class Net(nn.Module):
-    """A convolution called on two sizes, one whose weight is read without a call, one with reflected borders."""
+    """A convolution called on two sizes, one that is read too, one only read so, and one with reflected borders."""
 
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Conv2d(3, 16, 3, 1, 1)
+        self.both = nn.Conv2d(16, 16, 3, 1, 1)
         self.read = nn.Conv2d(16, 16, 3)
         self.mirrored = nn.Conv2d(16, 16, 3, 1, 1, padding_mode="reflect")
 
     def forward(self, frames):
-        both = self.head(frames).mean() + self.head(frames[..., ::2, ::2]).mean()
-        return self.mirrored(F.conv2d(self.head(frames), self.read.weight)).mean() + both
+        seen = self.head(frames)
+        more = F.conv2d(self.both(seen), self.both.weight.flip(-1)).mean() + self.head(frames[..., ::2, ::2]).mean()
+        return self.mirrored(F.conv2d(seen, self.read.weight)).mean() + more
 
 
 def test_convolutions_are_found_with_the_largest_frames_they_are_called_on():
