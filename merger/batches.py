@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
 
@@ -37,14 +39,25 @@ Batch = Mapping[str, Sequence[Node]]
 
 
 class Batches:
-    """The batches of `steps` steps, each with `batch` frames of every query in nodes of `node` frames.
+    """The batches of `steps` steps, each with `batch` frames of a query in nodes of `node` frames.
 
     The next step's batch is prepared in a thread of its own. Frames of a query follow one shuffled order after the
-    other; a split smaller than a batch gives as many whole nodes as it has, or one smaller node.
+    other; a split smaller than a batch gives as many whole nodes as it has, or one smaller node. `shares` are the parts
+    of the steps in which queries take part (all, where nothing is said), at even distances and not all at once.
     """
 
-    def __init__(self, sets: Mapping[str, Source], batch: int, node: int, steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        sets: Mapping[str, Source],
+        batch: int,
+        node: int,
+        steps: int,
+        seed: int,
+        shares: Mapping[str, Fraction] | None = None,
+    ) -> None:
         self._sets, self._steps, self._seed = sets, steps, seed
+        self._shares = dict(shares or {})
+        self._begin = {query: Fraction(index, len(sets)) for index, query in enumerate(sets)}
         self._counts = {query: _whole_nodes(min(batch, len(data)), node) for query, data in sets.items()}
         self._node = node
         self._orders = lru_cache(maxsize=2 * len(sets))(self._order)
@@ -61,13 +74,21 @@ class Batches:
 
     def prepare(self, step: int) -> Batch:
         """The batch of this step, made here and now."""
-        return {query: self._nodes(query, step) for query in self._sets}
+        return {query: self._nodes(query, step) for query in self._sets if self._turn(query, step) is not None}
 
     def frames(self, query: str, step: int) -> list[int]:
         """The indices of the frames that a query contributes to this step."""
-        count, length = self._counts[query], len(self._sets[query])
-        places = range(step * count, (step + 1) * count)
+        turn, count, length = self._turn(query, step), self._counts[query], len(self._sets[query])
+        if turn is None:
+            return []
+        places = range(turn * count, (turn + 1) * count)
         return [self._orders(query, place // length)[place % length] for place in places]
+
+    def _turn(self, query: str, step: int) -> int | None:
+        """How often the query has taken part before this step; None where it does not take part."""
+        share = self._shares.get(query, Fraction(1))
+        before, after = (math.floor(at * share + self._begin[query]) for at in (step, step + 1))
+        return before if after > before else None
 
     def _nodes(self, query: str, step: int) -> list[Node]:
         indices = self.frames(query, step)

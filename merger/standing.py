@@ -94,9 +94,10 @@ def judged(
 def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe) -> float:
     """About what it takes to train these queries' models by this recipe, and to judge them once."""
     total = 0.0
-    for query in queries:
-        frames = min(len(bench.train[query]), recipe.frames_per_epoch) * recipe.epochs
-        total += bench.work.of(bench.queries[query]) * (TRAINING_PASSES * frames + len(bench.val[query]))
+    frames = recipe.contributions({query: len(bench.train[query]) for query in queries}) if queries else {}
+    for query, count in frames.items():
+        passes = TRAINING_PASSES * count * recipe.epochs + len(bench.val[query])
+        total += bench.work.of(bench.queries[query]) * passes
     return total
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -44,11 +45,13 @@ class Diverged(Exception):
 class Recipe:
     """How to train. `rate` is AdamW's peak; it warms up over a tenth of the steps and falls to zero as a cosine.
 
-    `frames_per_epoch` bounds what one query contributes to an epoch; `distill` is the weight of the originals'
-    outputs against that of the labels (1 where there are no labels), `features` that of what goes into the heads,
-    added to both. A batch is made of nodes of `node` frames (`merger.nodes`). A search gives an attempt up when the
-    gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
-    for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
+    `frames_per_epoch` bounds what one query contributes to an epoch, and so does `repeats`: where others have more
+    frames, it takes part in fewer steps rather than see each of its own more often than that. `distill` is the weight
+    of the originals' outputs against that of the labels (1 where there are no labels), `features` that of what goes
+    into the heads, added to both. A batch is made of nodes of `node` frames (`merger.nodes`). A search gives an attempt
+    up when the gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those
+    that one has for itself move at `private` times the rate: they began right, and are to stay so while the others
+    come to them.
     """
 
     rate: float = 5e-4
@@ -62,15 +65,21 @@ class Recipe:
     features: float = 0.0
     patience: int = 2
     private: float = 0.1
+    repeats: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
+        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience", "repeats"):
             check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
         check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
         check("private", self.private >= 0, self.private, "give a number from 0 on")
         check("features", self.features >= 0, self.features, "give a number from 0 on")
         whole = self.batch <= self.node or self.batch % self.node == 0
         check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
+
+    def contributions(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """The frames that each query contributes to an epoch when these, with splits so long, train together."""
+        longest = max(min(length, self.frames_per_epoch) for length in lengths.values())
+        return {query: min(longest, self.repeats * length) for query, length in lengths.items()}
 
 
 def check(name: str, sound: bool, value: float, remedy: str) -> None:
@@ -159,14 +168,15 @@ class Training:
         self.device = next(next(iter(models.values())).parameters()).device
         self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
         self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
-        longest = max(min(len(sets[query]), recipe.frames_per_epoch) for query in models)
-        self.steps = math.ceil(longest / recipe.batch)
+        frames = recipe.contributions({query: len(sets[query]) for query in models})
+        self.steps = math.ceil(max(frames.values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
         self.step = 0
-        self._losses = 0.0
+        self._losses, self._summed = 0.0, 0
         own = {query: sets[query] for query in models}
-        self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed)
+        shares = {query: Fraction(math.ceil(count / recipe.batch), self.steps) for query, count in frames.items()}
+        self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed, shares)
         watched = recipe.features > 0 and self.teachers
         self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
 
@@ -178,7 +188,7 @@ class Training:
     @property
     def loss(self) -> float:
         """Mean loss of the epoch at work, or of the one just finished."""
-        return self._losses / (((self.step - 1) % self.steps + 1) * len(self.models)) if self.step else 0.0
+        return self._losses / max(1, self._summed)
 
     def epoch(self) -> float:
         """Go on to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
@@ -196,23 +206,25 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a later step depends on; tensors are those at work, not copies."""
         models = {query: model.state_dict() for query, model in self.models.items()}
-        return {"step": self.step, "losses": self._losses, "models": models, "optimiser": self.optimiser.state_dict()}
+        losses = [self._losses, self._summed]
+        return {"step": self.step, "losses": losses, "models": models, "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` of the same training returned."""
-        self.step, self._losses = state["step"], state["losses"]
+        self.step, (self._losses, self._summed) = state["step"], state["losses"]
         for query, model in self.models.items():
             model.load_state_dict(state["models"][query])
         self.optimiser.load_state_dict(state["optimiser"])
 
     def _take_step(self) -> None:
         if self.step % self.steps == 0:
-            self._losses = 0.0
+            self._losses, self._summed = 0.0, 0
         for group in self.optimiser.param_groups:
             group["lr"] = group["part"] * self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
         self.optimiser.zero_grad(set_to_none=True)
         for query, nodes in self._batches.at(self.step).items():
             self._losses += self._learn(query, nodes)
+            self._summed += 1
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         if not torch.isfinite(nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)):
             raise Diverged(", ".join(self.models))

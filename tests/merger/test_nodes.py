@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from merger.batches import Batches
+from merger.batches import Batches, Node
 from merger.nodes import Streams, apart, seed_of, split
 from merger.training import Recipe, Training, TrainingSet, Work
 from merger.workbench import Workbench
@@ -157,6 +161,38 @@ def test_every_frame_comes_once_before_any_comes_again() -> None:
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10)) and seen[:10] != seen[10:]
 
 
+def test_a_query_with_a_share_takes_part_in_so_many_steps_at_even_distances() -> None:
+    sets = {"a": _Frames(40), "b": _Frames(8), "c": _Frames(8)}
+    batches = Batches(sets, 4, 4, 24, 0, {"b": Fraction(1, 3), "c": Fraction(1, 3)})
+    taking = [set(batches.prepare(step)) for step in range(24)]
+    assert all("a" in step for step in taking)
+    for query in ("b", "c"):
+        steps = [step for step, found in enumerate(taking) if query in found]
+        assert len(steps) == 8 and {after - before for before, after in pairwise(steps)} == {3}
+        seen = [index for step in steps for index in batches.frames(query, step)]
+        assert sorted(seen[:8]) == sorted(seen[8:16]) == list(range(8)), "no frame is left out"
+    assert not any({"b", "c"} <= step for step in taking), "they need not all come at once"
+
+
+def test_a_small_split_is_not_gone_through_more_often_than_repeats_says(bench: Workbench) -> None:
+    recipe = Recipe(epochs=2, batch=8, node=8, frames_per_epoch=64, repeats=3)
+    assert recipe.contributions({"many": 100, "some": 20, "few": 5}) == {"many": 64, "some": 60, "few": 15}
+    assert recipe.contributions({"few": 5}) == {"few": 5}
+    sets = {"q0": bench.train["q0"], "q1": _Few(bench.train["q1"])}
+    training = Training(bench.models(sets), sets, recipe, Work())  # type: ignore[arg-type]
+    seen: Counter[str] = Counter()
+    own = training._learn
+
+    def counted(query: str, nodes: Sequence[Node]) -> float:
+        seen[query] += sum(len(node.images) for node in nodes)
+        return own(query, nodes)
+
+    training._learn = counted  # type: ignore[method-assign]
+    losses = [training.epoch(), training.epoch()]
+    assert seen == {"q0": 128, "q1": 2 * 3 * 8}
+    assert all(0 < loss < 10 for loss in losses) and training._summed == 8 + 3
+
+
 def test_batches_depend_on_the_step_alone_and_not_on_what_was_asked_before() -> None:
     forwards, direct = Batches({"q": _Frames(10)}, 4, 2, 6, 3), Batches({"q": _Frames(10)}, 4, 2, 6, 3)
     for step in range(5):
@@ -202,6 +238,16 @@ def test_a_training_goes_on_where_another_stood(workload: Workload) -> None:
     for query, model in whole.items():
         other = second[query].state_dict()
         assert all(torch.equal(tensor, other[name]) for name, tensor in model.state_dict().items())
+
+
+class _Few:
+    """The first eight frames of a training set."""
+
+    def __init__(self, whole: TrainingSet) -> None:
+        self.query, self.task, self.batch = whole.query, whole.task, whole.batch
+
+    def __len__(self) -> int:
+        return 8
 
 
 class _Frames:
