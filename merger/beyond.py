@@ -1,9 +1,10 @@
 """Past the ceiling: what one model can share with itself, and heavy layers as factors of low rank.
 
 Each kind of step is tried on its own on top of what is merged already. Its candidates stand in order of bytes saved
-per risk; as many as possible are taken at once and trained together for a short while, half as many after a refusal,
-and what is refused alone is dropped (factors are tried at their next rank first). A step stays only when every
-query that it touches still reaches what is required of it on val.
+per risk, those of weights that one query has for itself before all others: with these the shared weights stand still,
+and nobody else need train. As many as possible are taken at once and trained together for a short while, half as many
+after a refusal, and what is refused alone is dropped (factors are tried at their next rank first). A step stays only
+when every query that it touches still reaches what is required of it on val.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from merger.beyond_start import applied, errors, with_risk
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
-from merger.repair import RANKS, bytes_of_residual, largest_rank
+from merger.repair import RANKS, bytes_of_residual, largest_rank, rest_shared
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, Workbench, snapshot
 from models.layers import layers_of_all, model_bytes
@@ -88,7 +89,7 @@ class _Search:
     def queues(self, merged: Merged) -> dict[str, Queue]:
         """The queue of each kind that has candidates, the kind with most bytes per risk first."""
         found = {kind: queue for kind in (LOW_RANK, INSIDE) if (queue := self._queue(kind, merged))}
-        return dict(sorted(found.items(), key=lambda item: -_worth(item[1][0][0])))
+        return dict(sorted(found.items(), key=lambda item: _order(item[1][0][0])))
 
     def run(self, kind: str, merged: Merged, known: Queue | None) -> dict[str, Any]:
         """Try the candidates of one kind, round after round; `merged` as plain values, and log `rows`."""
@@ -131,13 +132,15 @@ class _Search:
             while len(judged) > 1 and judged[0].risk > MAX_RISK:
                 judged.pop(0)
             found.append(judged)
-        found.sort(key=lambda ladder: -_worth(ladder[0].to_plain()))
-        return [[one.to_plain() for one in ladder] for ladder in found]
+        queue = [[one.to_plain() for one in ladder] for ladder in found]
+        return sorted(queue, key=lambda ladder: _order(ladder[0]))
 
     def _step(self, kind: str, merged: Merged, notes: dict[str, Any]) -> None:
         """One try with the first candidates of the queue, and what it changes in the notes."""
         queue, size = notes["queue"], notes["size"]
-        chunk = [Candidate.from_plain(ladder[0]) for ladder in queue[:size]]
+        first = [Candidate.from_plain(ladder[0]) for ladder in queue[:size]]
+        chunk = [candidate for candidate in first if candidate.alone == first[0].alone]
+        size = len(chunk)
         name = f"try {notes['tries']}"
         found = self.journal.step(name, partial(self._try, merged, chunk))
         row = {
@@ -156,6 +159,9 @@ class _Search:
         else:
             left = [queue[0][1:]] if len(queue[0]) > 1 else []
             changes["queue"] = [*left, *queue[1:]]
+        rest = changes.get("queue", queue)
+        if rest and Candidate.from_plain(rest[0][0]).alone != chunk[0].alone:
+            changes["size"] = len(rest)  # what was refused says nothing of weights that are shared
         notes.update(changes)
         self.journal.forget(name)
 
@@ -167,8 +173,9 @@ class _Search:
         at = merged
         for candidate in chunk:
             at = applied(self.bench, at, candidate)
-        queries = sorted(at.plan.tied_to({query for candidate in chunk for query in candidate.queries}))
-        found = self.journal.step("trained", partial(self._trained, at, queries))
+        touched = {query for candidate in chunk for query in candidate.queries}
+        queries = sorted(touched if chunk[0].alone else at.plan.tied_to(touched))
+        found = self.journal.step("trained", partial(self._trained, at, queries, chunk[0].alone))
         residual_rank, epochs = 0, found["epochs"]
         for rank in RANKS:
             short = {q: self.required[q] - ratio for q, ratio in found["ratios"].items() if ratio < self.required[q]}
@@ -178,7 +185,7 @@ class _Search:
             if stored_bytes(self.bench, plan) >= stored_bytes(self.bench, merged.plan):
                 break
             at = Merged(plan, {**at.states, **_without_residuals(found["states"], at.plan, plan)})
-            found = self.journal.step(f"with rank {rank}", partial(self._trained, at, queries))
+            found = self.journal.step(f"with rank {rank}", partial(self._trained, at, queries, chunk[0].alone))
             residual_rank, epochs = rank, epochs + found["epochs"]
         gained = stored_bytes(self.bench, merged.plan) - stored_bytes(self.bench, at.plan)
         accepted = all_met(found["ratios"], self.required) and gained > 0
@@ -188,10 +195,15 @@ class _Search:
             "residual_rank": residual_rank, "gained_bytes": gained if accepted else 0,
         }  # fmt: skip
 
-    def _trained(self, start: Merged, queries: Sequence[str]) -> dict[str, Any]:
-        """The best state that a short joint training of these queries' models passes through."""
+    def _trained(self, start: Merged, queries: Sequence[str], alone: bool) -> dict[str, Any]:
+        """The best state that a short joint training of these queries' models passes through.
+
+        With `alone` what they share with others stands still.
+        """
         bench, journal = self.bench, self.journal
         models = bench.tied(start.plan, queries, start.states, journal)
+        if alone:
+            rest_shared(models, start.plan)
         best: dict[str, Any] = journal.part("best")
         if not best:
             ratios = {query: bench.ratio(query, model) for query, model in models.items()}
@@ -215,8 +227,9 @@ def _reached(bench: Workbench, merged: Merged) -> dict[str, float]:
     return {query: bench.ratio(query, model) for query, model in models.items()}
 
 
-def _worth(candidate: Mapping[str, Any]) -> float:
-    return candidate["saved_bytes"] / candidate["risk"]
+def _order(candidate: Mapping[str, Any]) -> tuple[bool, float]:
+    """What comes first: weights that nobody else has, then most bytes saved per risk."""
+    return not Candidate.from_plain(candidate).alone, -candidate["saved_bytes"] / candidate["risk"]
 
 
 def _told(candidate: Candidate) -> dict[str, Any]:

@@ -48,6 +48,11 @@ class Candidate:
         """The queries whose layers it changes."""
         return {query for query, _ in (*self.first, *self.second)}
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other query has the weights that it changes."""
+        return len(self.queries) == 1
+
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for a journal."""
         return dict(self.__dict__)

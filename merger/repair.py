@@ -8,7 +8,7 @@ touches another query, so none need be judged again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -124,11 +124,7 @@ def train_private(
 ) -> dict[str, Any]:
     """Train what is private under the plan; the best ratio on val, its state, and what a next step may carry on."""
     model = bench.models([query], merged.states, plan)[query]
-    for members in plan.shared:
-        for name, path in members:
-            if name == query:
-                owner, attribute = weight_of(model, path)
-                getattr(owner, attribute).requires_grad_(False)
+    rest_shared({query: model}, plan)
     best: dict[str, Any] = journal.part("best")
     if not best:
         best.update(ratio=bench.ratio(query, model), state=snapshot(model), epochs=0)
@@ -145,6 +141,15 @@ def train_private(
     known: State = dict(merged.states[query])
     carried = {name: tensor for name, tensor in best["state"].items() if name in known}
     return {**best, "carried": carried if plan.shared == merged.plan.shared else {}}
+
+
+def rest_shared(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:
+    """Let training leave alone what these models share with others."""
+    for members in plan.shared:
+        for query, path in members if len({query for query, _ in members}) > 1 else ():
+            if query in models:
+                owner, attribute = weight_of(models[query], path)
+                getattr(owner, attribute).requires_grad_(False)
 
 
 def largest_rank(layer: nn.Module | None) -> int:

@@ -170,7 +170,7 @@ def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
 
     def worse_than_it_was_merged(query: str, _model: Any) -> float:
         judged[query] += 1
-        return 0.5 if query == "q1" and judged[query] > 1 else 1.0
+        return 0.5 if judged[query] > 1 else 1.0
 
     bench.ratio = worse_than_it_was_merged  # type: ignore[method-assign]
     checkpoint = Checkpoint(tmp_path / "work", {}, False)
@@ -179,12 +179,14 @@ def test_a_refused_step_changes_nothing_and_says_who_stood_in_the_way(
     assert after.plan == merged.plan
     assert all(torch.equal(after.states[q][n], merged.states[q][n]) for q in bench.queries for n in merged.states[q])
     tries = [row for row in checkpoint.log if "accepted" in row]
-    assert tries and all(row["in_the_way"] == ["q1"] and not row["accepted"] for row in tries)
-    sizes = [len(row["candidates"]) for row in tries if row["beyond"] == INSIDE]
+    assert tries and all(row["in_the_way"] == list(row["ratios"]) and not row["accepted"] for row in tries)
+    sizes = [len(row["candidates"]) for row in tries if row["beyond"] == INSIDE and len(row["ratios"]) > 1]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 1
     alone = [row["candidates"][0] for row in tries if row["beyond"] == LOW_RANK and len(row["candidates"]) == 1]
-    ranks = [one["rank"] for one in alone if one["layers"] == alone[0]["layers"]]
-    assert len(ranks) > 1 and ranks == sorted(set(ranks))
+    ranks: dict[str, list[int]] = {}
+    for one in alone:
+        ranks.setdefault(str(one["layers"]), []).append(one["rank"])
+    assert max(map(len, ranks.values())) > 1 and all(found == sorted(set(found)) for found in ranks.values())
 
 
 def test_a_query_that_was_merged_with_less_than_required_must_not_fall_below_that(
@@ -195,6 +197,27 @@ def test_a_query_that_was_merged_with_less_than_required_must_not_fall_below_tha
     required = dict.fromkeys(bench.queries, 0.95)
     beyond(bench, merged, replace(RECIPE, epochs=1), required, checkpoint, Bounds(bench.work))
     assert any(row["accepted"] for row in checkpoint.log if "accepted" in row)
+
+
+def test_weights_that_one_query_has_for_itself_come_first_and_what_is_shared_stands_still(
+    bench: Workbench, merged: Merged, tmp_path: Path
+) -> None:
+    judged: list[str] = []
+
+    def met_once_trained(query: str, _model: Any) -> float:
+        judged.append(query)
+        return 0.94 if len(judged) == 1 else 1.0
+
+    bench.ratio = met_once_trained  # type: ignore[method-assign]
+    search = _search(bench, tmp_path / "work", 0.95)
+    queue = [Candidate.from_plain(ladder[0]) for ladder in search._queue(LOW_RANK, merged)]
+    alone = [candidate for candidate in queue if candidate.alone]
+    assert alone and queue[: len(alone)] == alone != queue
+    found = search._try(merged, alone)
+    assert found["accepted"] and found["epochs"] == 1 and set(judged) == set(found["ratios"]) == {"q0"}
+    after = Merged.from_plain(found["merged"])
+    for query, path in (member for members in merged.plan.shared for member in members):
+        assert torch.equal(after.states[query][f"{path}.weight"], merged.states[query][f"{path}.weight"])
 
 
 def test_a_query_just_below_gets_residuals_on_the_layers_that_share(
