@@ -42,16 +42,13 @@ def occupying(costs: Costs, layouts: Layouts) -> Costs:
     return replace(costs, footprints={**costs.footprints, **taken})
 
 
-def resident(bundle: Bundle, engines: Mapping[str, FrameEngine], order: Order | None = None) -> Arena:
-    """An arena with all that these engines' queries need, and the engines bound to it.
-
-    The weights lie in the order given, or in the fastest that all take.
-    """
+def resident(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> Arena:
+    """An arena with all that these engines' queries need in the fastest order they all take, and the engines bound."""
     some = next(iter(engines.values()))
     names = tuple(dict.fromkeys(name for query in engines for name in bundle.names_in_order(query)))
     store = Store.of_bundle(bundle)
     kinds = {name: store.kinds[name] for name in names}
-    layouts = layouts_for(engines.values(), kinds, order_for(engines.values()) if order is None else order)
+    layouts = layouts_for(engines.values(), kinds, order_for(engines.values()))
     sizes = {name: bundle.nbytes(name) for name in names} | {name: one.nbytes for name, one in layouts.items()}
     arena = Arena(store, sum(map(footprint_bytes, sizes.values())), some.device, layouts=layouts)
     arena.change((), names)

@@ -7,31 +7,14 @@ import torch
 
 from edge_runtime.arranging import resident
 from edge_runtime.engines import ENGINES, engine_named, make_engine
-from models import zoo
-from models.bundle import BundleQuery, open_bundle, write_bundle
+from tests.edge_runtime.sharing import SIZE, sharing_bundle
 
-SIZE, CLASSES = 64, ("car", "bus", "truck")
 SHARED = ("conv1.weight", "layer1.0.conv2.weight", "layer4.2.conv3.weight")
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """Two queries that share every convolution; norms and heads are their own."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    models = {name: zoo.build("resnet50", CLASSES, {}, SIZE).eval() for name in ("first", "second")}
-    trunk = models["first"].state_dict()
-    for key, tensor in models["second"].state_dict().items():
-        if tensor.ndim == 4:
-            tensor.copy_(trunk[key])
-        elif tensor.is_floating_point():
-            tensor.copy_(torch.rand_like(tensor) * 0.2 + 0.9)
-    queries = [BundleQuery(id=name, camera="bridge", task="classification", classes=CLASSES, model="resnet50",
-                           model_args={}, input_size=SIZE, preprocess=zoo.preprocess_of("resnet50", SIZE), fps=5.0,
-                           sla_ms=100.0, accuracy_target=0.95) for name in models]
-    path = tmp_path_factory.mktemp("bundle") / "resnet50.safetensors"
-    write_bundle(path, models, queries, workload="w", method="ceiling", ceiling_bytes=0)
-    return open_bundle(path)
+    return sharing_bundle(tmp_path_factory.mktemp("bundle") / "resnet50.safetensors", "resnet50")
 
 
 @pytest.mark.slow

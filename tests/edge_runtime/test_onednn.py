@@ -18,13 +18,11 @@ from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.layout import ChannelsLast, Layout, Order
 from edge_runtime.onednn import MOST_PADDING, Blocked, Convolution, blocked, convolutions_of, convolve, usable
 from edge_runtime.store import Store
-from models import zoo
-from models.bundle import BundleQuery, open_bundle, write_bundle
+from tests.edge_runtime.sharing import SIZE, sharing_bundle
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
-SIZE, CLASSES = 64, ("car", "bus")
 CASES = [  # out, in / groups, kernel, stride, groups, frames
     (128, 128, 3, 1, 1, 6), (512, 256, 1, 1, 1, 14), (1024, 512, 1, 2, 1, 8), (256, 64, 3, 1, 4, 9),
     (512, 64, 5, 2, 1, 9),
@@ -98,19 +96,7 @@ def test_convolutions_are_found_with_the_largest_frames_they_are_called_on():
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """Two ResNet-18 that share all convolutions, and a third that reads one of them too, with another stride."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    models = {name: zoo.build("resnet18", CLASSES, {}, SIZE).eval() for name in ("first", "second")}
-    models["second"].load_state_dict(
-        {**models["second"].state_dict(),
-         **{key: tensor for key, tensor in models["first"].state_dict().items() if tensor.ndim == 4}})
-    queries = [BundleQuery(id=name, camera="bridge", task="classification", classes=CLASSES, model="resnet18",
-                           model_args={}, input_size=SIZE, preprocess=zoo.preprocess_of("resnet18", SIZE), fps=5.0,
-                           sla_ms=100.0, accuracy_target=0.95) for name in models]
-    path = tmp_path_factory.mktemp("bundle") / "resnet18.safetensors"
-    write_bundle(path, models, queries, workload="w", method="ceiling", ceiling_bytes=0)
-    return open_bundle(path)
+    return sharing_bundle(tmp_path_factory.mktemp("bundle") / "resnet18.safetensors", "resnet18")
 
 
 def engines_of(bundle):
