@@ -196,7 +196,7 @@ def test_a_query_that_was_merged_with_less_than_required_must_not_fall_below_tha
     checkpoint = Checkpoint(tmp_path / "work", {}, False)
     required = dict.fromkeys(bench.queries, 0.95)
     beyond(bench, merged, replace(RECIPE, epochs=1), required, checkpoint, Bounds(bench.work))
-    assert any(row["accepted"] for row in checkpoint.log if "accepted" in row)
+    assert any(row["accepted"] and "q1" in row["ratios"] for row in checkpoint.log if "accepted" in row)
 
 
 def test_weights_that_one_query_has_for_itself_come_first_and_what_is_shared_stands_still(
