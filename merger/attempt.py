@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,17 +50,18 @@ def train_while(
     journal: Journal | None = None,
     plan: SharingPlan | None = None,
     judged_from: int = 1,
+    eased: Collection[str] = (),
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each from `judged_from` on, every query's ratio on val. Stop by not asking for more.
 
     Before models are judged that have taken few steps their running statistics are measured again: a moving average
     has not caught up with their weights yet.
 
-    `plan` says which residuals and factors they have. With a journal it goes on where it stood: with the first epoch
-    whose ratios the caller had not yet dealt with.
+    Those `eased` take part in half of the steps. `plan` says which residuals and factors models have. With a journal it
+    goes on where it stood: with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or Journal()
-    training = bench.training(models, recipe)
+    training = bench.training(models, recipe, eased)
     journal.training("training", training)
     seen = journal.part("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +91,11 @@ def judged(
     return {"ratio": bench.ratio(query, model), "settled": settled}
 
 
-def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe) -> float:
+def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe, eased: Collection[str] = ()) -> float:
     """About what it takes to train these queries' models by this recipe, and to judge them once."""
     total = 0.0
-    frames = recipe.contributions({query: len(bench.train[query]) for query in queries}) if queries else {}
-    for query, count in frames.items():
+    lengths = {query: len(bench.train[query]) for query in queries}
+    for query, count in recipe.contributions(lengths, eased).items() if lengths else ():
         passes = TRAINING_PASSES * count * recipe.epochs + len(bench.val[query])
         total += bench.work.of(bench.queries[query]) * passes
     return total

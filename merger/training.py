@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -76,10 +76,14 @@ class Recipe:
         whole = self.batch <= self.node or self.batch % self.node == 0
         check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
 
-    def contributions(self, lengths: Mapping[str, int]) -> dict[str, int]:
-        """The frames that each query contributes to an epoch when these, with splits so long, train together."""
+    def contributions(self, lengths: Mapping[str, int], eased: Collection[str] = ()) -> dict[str, int]:
+        """The frames that each query contributes to an epoch when these, with splits so long, train together.
+
+        Those `eased` give half of theirs.
+        """
         longest = max(min(length, self.frames_per_epoch) for length in lengths.values())
-        return {query: min(longest, self.repeats * length) for query, length in lengths.items()}
+        frames = {query: min(longest, self.repeats * length) for query, length in lengths.items()}
+        return {query: math.ceil(count / 2) if query in eased else count for query, count in frames.items()}
 
 
 def check(name: str, sound: bool, value: float, remedy: str) -> None:
@@ -149,6 +153,7 @@ class Training:
 
     A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
     `after_step` is called after each. `precisions` are fp32 or bf16 per query; a rule decides for those not named.
+    Queries that are `eased` take part in half as many steps.
     Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
     """
 
@@ -161,6 +166,7 @@ class Training:
         teachers: Mapping[str, nn.Module] | None = None,
         precisions: Mapping[str, str] | None = None,
         nodes_at_once: int | None = None,
+        eased: Collection[str] = (),
     ) -> None:
         keep_freed_memory()
         self.models, self.sets, self.recipe, self.work = models, sets, recipe, work
@@ -168,7 +174,7 @@ class Training:
         self.device = next(next(iter(models.values())).parameters()).device
         self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
         self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
-        frames = recipe.contributions({query: len(sets[query]) for query in models})
+        frames = recipe.contributions({query: len(sets[query]) for query in models}, eased)
         self.steps = math.ceil(max(frames.values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None

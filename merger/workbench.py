@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -166,10 +166,10 @@ class Workbench:
         self.calibrate(query, model)
         return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
-    def training(self, models: Mapping[str, nn.Module], recipe: Recipe) -> Training:
-        """A joint training of these models with the originals as teachers."""
+    def training(self, models: Mapping[str, nn.Module], recipe: Recipe, eased: Collection[str] = ()) -> Training:
+        """A joint training of these models with the originals as teachers; those `eased` take fewer steps."""
         teachers = {query: self.originals[query] for query in models}
-        return Training(models, self.train, recipe, self.work, teachers, self.settled(models))
+        return Training(models, self.train, recipe, self.work, teachers, self.settled(models), eased=eased)
 
     def settled(self, queries: Iterable[str]) -> dict[str, str]:
         """The precision in which each of these queries is trained; empty where a rule shall decide."""

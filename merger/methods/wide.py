@@ -8,7 +8,7 @@ one annealed training brings nearly all queries back, and a query that stays bel
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -106,7 +106,7 @@ class _Joint:
         recipe, joint = replace(self.recipe, rate=found["rate"]), self
         sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
         for number, part in enumerate(sprints, 1):
-            epochs = joint._epochs(part * recipe.epochs)
+            epochs = joint._epochs(part * recipe.epochs, joint._ahead(found))
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
             seed = self.bench.seed * len(SPRINTS) + number
@@ -124,9 +124,13 @@ class _Joint:
         """The part of what is required that the query furthest from it reaches."""
         return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
 
-    def _epochs(self, wanted: float) -> int:
+    def _ahead(self, found: Mapping[str, Any]) -> set[str]:
+        """The queries that have what is required: they make room for the others, and need only keep it."""
+        return {query for query, ratio in found["ratios"].items() if ratio >= self.required[query]}
+
+    def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
-        one = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=1))
+        one = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=1), eased)
         return int(min(max(1, round(wanted)), self.bounds.work_left / one)) if self.plan.shared else 0
 
     def _without_lost(self, found: dict[str, Any], sprint: int) -> tuple[_Joint, dict[str, Any]]:
@@ -203,7 +207,9 @@ class _Joint:
             rows = [self._row(0, found["ratios"])]
             best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
-        epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first)
+        epochs = train_while(
+            self.bench, models, recipe, self.checkpoint, judged_from=first, eased=self._ahead(found)
+        )
         try:
             while not all_met(best["ratios"], self.required):
                 if self.bounds.over and len(best["rows"]) > 1:

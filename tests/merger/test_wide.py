@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from merger.merit import merit
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan, wide
 from merger.repair import RANKS, repair
+from merger.standing import training_flops
 from merger.start import donated
 from merger.training import Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
@@ -212,6 +214,21 @@ def test_a_sprint_is_judged_while_its_rate_falls(bench: Workbench, tmp_path: Pat
     before = {"states": states, "ratios": dict.fromkeys(bench.queries, 0.5)}
     found = joint._sprint(before, Recipe(epochs=4, frames_per_epoch=16))
     assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
+
+
+def test_who_has_what_is_required_makes_room_for_the_others(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint = _joint(bench, tmp_path)
+    states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
+    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}}
+    seen: dict[str, set[str]] = {}
+    monkeypatch.setattr(wide_module, "train_while", lambda *_, eased, **__: seen.update(eased=eased) or iter(()))
+    joint._sprint(before, Recipe(epochs=1))
+    assert seen["eased"] == joint._ahead(before) == {"q0", "q2"}
+    whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
+    bounded = replace(joint, bounds=Bounds(bench.work, bench.work.total + 4 * whole))
+    assert bounded._epochs(16, set()) == 4 < bounded._epochs(16, {"q0", "q2"}) < 8, "what is saved buys epochs"
 
 
 def test_the_first_rate_that_helps_is_taken_without_trying_others(
