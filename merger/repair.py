@@ -57,8 +57,11 @@ def repair(
     required: float,
     journal: Journal,
     bounds: Bounds,
+    alone: bool = False,
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once this query reaches `required` on val, and a log row per step tried.
+
+    `alone` says that its private parts were trained by themselves already, from the state it is in, in vain.
 
     No step begins once the bounds are over. A query that came half of the margin above its target by then is kept as it
     was when it came nearest; any other leaves.
@@ -66,7 +69,7 @@ def repair(
     rows, recipe = [], replace(recipe, epochs=max(1, recipe.epochs // 2))
     target, nearest = bench.queries[query].accuracy_target, (ratio, merged)
     enough = target + HALF * (required - target)
-    for step in _steps(bench, merged, query, journal):
+    for step in _steps(bench, merged, query, journal, alone):
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
             break
@@ -90,10 +93,11 @@ def repair(
     return Merged(merged.plan.without(query), {**merged.states, query: snapshot(bench.originals[query])}), rows
 
 
-def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal) -> Iterator[Step]:
+def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal, alone: bool) -> Iterator[Step]:
     size = {layer.path: layer.bytes for layer in bench.layers if layer.query == query}
     shared = [path for members in merged.plan.shared for name, path in members if name == query]
-    yield Step("norms and head", merged.plan, 0)
+    if not alone:
+        yield Step("norms and head", merged.plan, 0)
     furthest = journal.step("distances", partial(_furthest, bench, merged, query, shared))
     model = bench.originals[query]
     able = [path for path in furthest if largest_rank(model.get_submodule(path)) >= RANKS[0]]

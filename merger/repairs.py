@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from merger.bounds import Bounds
@@ -26,11 +26,13 @@ def repair_all(
     required: Mapping[str, float],
     journal: Journal,
     bounds: Bounds,
+    alone: Collection[str] = (),
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once every query has what `required` asks for or has left, and the log's rows in order.
 
     Each starts from what is merged now, with an equal share of the work that is left: what becomes of one does not
-    depend on the others. The one furthest below comes first.
+    depend on the others. The one furthest below comes first. The private parts of those `alone` were trained by
+    themselves already.
     """
     below = [query for query in ratios if ratios[query] < required[query]]
     below.sort(key=lambda query: ratios[query] - required[query])
@@ -43,7 +45,8 @@ def repair_all(
         Job(
             query, repaired,
             {"query": query, "plan": plan, "state": dict(merged.states[query]), "ratio": ratios[query],
-             "recipe": dict(recipe.__dict__), "required": required[query], "most_work": share, "ends_at": ends_at},
+             "recipe": dict(recipe.__dict__), "required": required[query], "most_work": share, "ends_at": ends_at,
+             "alone": query in alone},
             (query,), min(share, STEPS * training_flops(bench, [query], recipe)),
         )
         for query in below
@@ -70,12 +73,13 @@ def repaired(
     required: float,
     most_work: float,
     ends_at: float,
+    alone: bool,
 ) -> dict[str, Any]:
     """The job: the plan and the state of one query after its repair, and rows whose work counts from its beginning."""
     begun = bench.work.total
     bounds = Bounds(bench.work, begun + most_work, time.monotonic() + ends_at - time.time())
     merged = Merged(SharingPlan.from_json(plan), {query: dict(state)})
-    after, rows = repair(bench, merged, query, ratio, Recipe(**recipe), required, journal, bounds)
+    after, rows = repair(bench, merged, query, ratio, Recipe(**recipe), required, journal, bounds, alone)
     return {
         "plan": after.plan.to_json(), "state": dict(after.states[query]), "work": bench.work.total - begun,
         "rows": [{**row, "work": row["work"] - begun} for row in rows],

@@ -70,7 +70,9 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     plan, found, recipe = joint.run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
     ratios: Mapping[str, float] = found["ratios"]
-    merged, rows = repair_all(bench, merged, ratios, recipe, required, checkpoint, bounds)
+    merged, rows = repair_all(
+        bench, merged, ratios, recipe, required, checkpoint, bounds, alone=found.get("alone", ())
+    )
     for row in rows:
         checkpoint.note(row)
     return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
@@ -196,7 +198,8 @@ class _Joint:
             rows.append({**row, "work": self.bench.work.total})
             if tried["ratio"] < required:
                 break
-        return {**found, "states": states, "ratios": ratios, "rows": rows}
+        tried = [row["alone"] for row in rows]
+        return {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}
 
     def _sprint(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""

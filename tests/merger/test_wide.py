@@ -20,6 +20,7 @@ from merger.merit import merit
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan, wide
 from merger.repair import RANKS, repair
+from merger.repairs import repair_all
 from merger.standing import training_flops
 from merger.start import donated
 from merger.training import Recipe
@@ -93,6 +94,24 @@ def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(be
     assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
     original = bench.originals["q1"].state_dict()
     assert all(torch.equal(repaired.states["q1"][name], original[name]) for name in original)
+
+
+def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    found = {"states": merged.states, "ratios": {"q0": 1.0, "q1": 0.94, "q2": 0.92}, "rows": []}
+    joint = _joint(bench, tmp_path)
+    in_vain = {"ratio": 0.9, "epochs": 2, "carried": {}}
+    for module in ("merger.methods.wide", "merger.repair"):
+        monkeypatch.setattr(f"{module}.train_private", lambda _b, m, _p, query, *_: {
+            "state": m.states[query], **in_vain})  # fmt: skip
+    alone = joint._alone(found, Recipe())["alone"]
+    assert alone == ["q2"], "the furthest; after it all would train again"
+    bounds = Bounds(bench.work)
+    _, rows = repair_all(bench, merged, found["ratios"], Recipe(), joint.required, Journal(), bounds, alone)
+    tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
+    assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 2
 
 
 def test_without_time_left_a_query_leaves_at_once(bench: Workbench) -> None:
