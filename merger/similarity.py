@@ -2,8 +2,8 @@
 
 Kornblith, Norouzi, Lee and Hinton, Similarity of Neural Network Representations Revisited, ICML 2019, section 3, with
 the unbiased estimate of HSIC (Song et al., Feature Selection via Dependence Maximization, 2012), because frames are
-few and features many. It neither minds the order of channels nor their scale. A forecast orders and starts; what is
-accepted is decided by accuracy alone.
+few and features many. It neither minds the order of channels nor their scale. It is told and written in the log, and
+decides nothing: what is accepted is decided by accuracy alone.
 """
 
 from __future__ import annotations
@@ -49,12 +49,6 @@ def forecast(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[int,
         for index, value in found.items():
             least[index] = min(value, least.get(index, 1.0))
     return least
-
-
-def promising(plan: SharingPlan, likeness: Mapping[int, float], least: float = 0.0) -> SharingPlan:
-    """The plan without the sets that a forecast puts below `least`."""
-    kept = (members for index, members in enumerate(plan.shared) if likeness.get(index, 1.0) >= least)
-    return SharingPlan(tuple(kept), plan.residuals)
 
 
 def linear_cka(one: Tensor, other: Tensor) -> float:

@@ -13,7 +13,6 @@ from merger.alignment import aligned, by_shared_bytes
 from merger.ancestry import COMMON, kinship
 from merger.features import watched_layers, watching
 from merger.journal import Journal
-from merger.similarity import forecast
 from merger.solving import solved
 from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
@@ -38,10 +37,9 @@ def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[
     and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of models
     whose channels were brought into one order is tried too. Where a mean is best and still far off, it is tried once
     more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
-    that). Progress hears of the ancestry, of a forecast for every set, and of the error of every start.
+    that). Progress hears of the ancestry and of the error of every start.
     """
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    _tell_forecast(bench, plan, journal)
     kin = _have_common_ancestor(bench, plan, originals)
     donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
     starts = {donor: (originals, donated(plan, originals, donor)) for donor in donors}
@@ -88,13 +86,6 @@ def _have_common_ancestor(bench: Workbench, plan: SharingPlan, states: Mapping[s
     common = min(found.values()) >= COMMON
     bench.progress("ancestry", common=common, kinship=found)
     return common
-
-
-def _tell_forecast(bench: Workbench, plan: SharingPlan, journal: Journal) -> None:
-    likeness = journal.step("forecast", lambda: forecast(bench, plan, journal))
-    for index in sorted(likeness, key=lambda index: likeness[index]):
-        members = [list(member) for member in plan.shared[index]]
-        bench.progress("forecast", members=members, likeness=likeness[index])
 
 
 def lost(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

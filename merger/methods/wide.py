@@ -22,6 +22,7 @@ from merger.merit import all_met, merit
 from merger.method import MergeOptions, method
 from merger.repair import train_private
 from merger.repairs import repair_all
+from merger.similarity import forecast
 from merger.standing import judge_all, training_flops
 from merger.start import choose_start
 from merger.training import Diverged, Recipe
@@ -103,6 +104,7 @@ class _Joint:
     def run(self, choose_rate: bool) -> tuple[SharingPlan, dict[str, Any], Recipe]:
         """The plan with those that are left, their best `states` and `ratios` on val, the recipe with its rate."""
         found = self.checkpoint.step("start", self._start)
+        self.checkpoint.note(found["forecast"])
         if choose_rate:
             found = self.checkpoint.step("trials", partial(self._trials, found))
         recipe, joint = replace(self.recipe, rate=found["rate"]), self
@@ -150,11 +152,21 @@ class _Joint:
         return joint, {**found, **left}
 
     def _start(self) -> dict[str, Any]:
-        """The best start, tied, with its norms measured again: what is found before anything is trained."""
+        """The best start, tied, with its norms measured again: what is found before anything is trained.
+
+        With it the log's row of how alike the members of each set are, those least alike first.
+        """
+        likeness = self.checkpoint.step("forecast", partial(forecast, self.bench, self.plan, self.checkpoint))
+        rows = [{"set": [list(member) for member in self.plan.shared[i]], "likeness": x} for i, x in likeness.items()]
+        rows.sort(key=lambda row: row["likeness"])
+        if rows:
+            least, median, most = (rows[place]["likeness"] for place in (0, len(rows) // 2, -1))
+            self.bench.progress("forecast", sets=len(rows), least=least, median=median, most=most)
+        forecast_row = {"forecast": rows, "work": self.bench.work.total}
         states = choose_start(self.bench, self.plan, self.checkpoint)
         models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
         ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
-        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate}
+        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate, "forecast": forecast_row}
 
     def _trials(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """What half an epoch makes of the start at a good rate; the merge goes on from there.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from merger.journal import Journal
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
-from merger.similarity import forecast, linear_cka, promising
+from merger.similarity import forecast, linear_cka
 from merger.workbench import Workbench, snapshot
 from models.plan import SharingPlan
 from models.workload import Workload
@@ -53,8 +53,6 @@ def test_equal_members_are_forecast_to_share_and_ruined_ones_not(bench: Workbenc
         ruined[:, :, 1] = 0
     likeness = forecast(bench, plan, Journal())
     assert likeness[0] == pytest.approx(1.0, abs=1e-3) and likeness[1] < 0.99
-    kept = promising(plan, likeness, 0.995)
-    assert kept.shared[0] == plan.shared[0] and plan.shared[1] not in kept.shared
 
 
 def test_every_set_has_a_forecast_its_work_is_counted_and_remembered(bench: Workbench) -> None:
@@ -65,7 +63,6 @@ def test_every_set_has_a_forecast_its_work_is_counted_and_remembered(bench: Work
     assert set(likeness) == set(range(len(plan.shared))) and all(value <= 1.001 for value in likeness.values())
     assert spent > 0
     assert forecast(bench, plan, journal) == likeness and bench.work.total - before == spent
-    assert promising(plan, likeness) == plan or min(likeness.values()) < 0
 
 
 def test_too_few_frames_say_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

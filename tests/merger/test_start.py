@@ -109,14 +109,6 @@ def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None
     assert max(kinship(_plan_of_three(), bench.layers, states).values()) < COMMON
 
 
-def test_every_set_is_forecast_before_the_start(bench: Workbench) -> None:
-    said = _heard(bench)
-    plan = whole_plan(bench, MergeOptions())
-    choose_start(bench, plan, Journal())
-    told = [(row["likeness"], tuple(map(tuple, row["members"]))) for event, row in said if event == "forecast"]
-    assert {members for _, members in told} == set(plan.shared) and told == sorted(told, key=lambda row: row[0])
-
-
 def test_a_start_goes_on_where_it_was_stopped(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, always_solved: None
 ) -> None:

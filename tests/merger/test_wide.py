@@ -53,7 +53,11 @@ def test_wide_reaches_the_ceiling_on_a_tiny_workload(
     assert report.method == "wide" and report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)
     assert all(query.ratio > 0.8 for query in report.queries) and report.work > 0
     rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
-    assert rows[0]["sprint"] == 1 and set(rows[0]["ratios"]) == {"q0", "q1", "q2"}
+    forecast, first = rows[0]["forecast"], rows[1]
+    alike = [row["likeness"] for row in forecast]
+    sets = [row["set"] for row in rows if "set" in row]
+    assert alike == sorted(alike) and sorted(row["set"] for row in forecast) == sorted(sets), "every set, least first"
+    assert first["sprint"] == 1 and set(first["ratios"]) == {"q0", "q1", "q2"}
 
 
 def test_distances_are_zero_for_the_original_and_grow_with_the_damage(bench: Workbench) -> None:
@@ -193,7 +197,7 @@ def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
 ) -> None:
     sprints: list[Recipe] = []
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, after_trials),
-             "rate": 1e-3, "rows": []}  # fmt: skip
+             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
 
     def sprint(_self: object, _found: object, recipe: Recipe) -> dict:
         sprints.append(recipe)
@@ -211,7 +215,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 ) -> None:
     trained: list[list[str]] = []
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, 0.94),
-             "rate": 1e-3, "rows": []}  # fmt: skip
+             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
 
     def sprint(self: wide_module._Joint, found: dict, recipe: Recipe) -> dict:
         trained.append(sorted(found["ratios"]))
@@ -223,7 +227,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
     plan, left, _ = joint.run(choose_rate=False)
     assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left["states"]) == {"q0", "q2"}
     assert plan == joint.plan.without("q1")
-    (row,) = joint.checkpoint.log
+    _forecast, row = joint.checkpoint.log
     assert (row["query"], row["repair"], row["after"], row["ratio"]) == ("q1", "leaves", "sprint 1", 0.7)
 
 
