@@ -57,8 +57,8 @@ def train_while(
     Before models are judged that have taken few steps their running statistics are measured again: a moving average
     has not caught up with their weights yet.
 
-    Those `eased` take part in half of the steps. `plan` says which residuals and factors models have. With a journal it
-    goes on where it stood: with the first epoch whose ratios the caller had not yet dealt with.
+    Those `eased` take part in half of the steps at most. `plan` says which residuals and factors models have. With a
+    journal it goes on where it stood: with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or Journal()
     training = bench.training(models, recipe, eased)

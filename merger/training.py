@@ -45,13 +45,11 @@ class Diverged(Exception):
 class Recipe:
     """How to train. `rate` is AdamW's peak; it warms up over a tenth of the steps and falls to zero as a cosine.
 
-    `frames_per_epoch` bounds what one query contributes to an epoch, and so does `repeats`: where others have more
-    frames, it takes part in fewer steps rather than see each of its own more often than that. `distill` is the weight
-    of the originals' outputs against that of the labels (1 where there are no labels), `features` that of what goes
-    into the heads, added to both. A batch is made of nodes of `node` frames (`merger.nodes`). A search gives an attempt
-    up when the gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those
-    that one has for itself move at `private` times the rate: they began right, and are to stay so while the others
-    come to them.
+    `frames_per_epoch` bounds what one query contributes to an epoch. `distill` is the weight of the originals' outputs
+    against that of the labels (1 where there are no labels), `features` that of what goes into the heads, added to
+    both. A batch is made of nodes of `node` frames (`merger.nodes`). A search gives an attempt up when the gain of the
+    last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has for itself
+    move at `private` times the rate: they began right, and are to stay so while the others come to them.
     """
 
     rate: float = 5e-4
@@ -65,10 +63,9 @@ class Recipe:
     features: float = 0.0
     patience: int = 2
     private: float = 0.1
-    repeats: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience", "repeats"):
+        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
             check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
         check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
         check("private", self.private >= 0, self.private, "give a number from 0 on")
@@ -79,11 +76,10 @@ class Recipe:
     def contributions(self, lengths: Mapping[str, int], eased: Collection[str] = ()) -> dict[str, int]:
         """The frames that each query contributes to an epoch when these, with splits so long, train together.
 
-        Those `eased` give half of theirs.
+        Those `eased` give half as many as the others, and none of their frames twice.
         """
-        longest = max(min(length, self.frames_per_epoch) for length in lengths.values())
-        frames = {query: min(longest, self.repeats * length) for query, length in lengths.items()}
-        return {query: math.ceil(count / 2) if query in eased else count for query, count in frames.items()}
+        most = max(min(length, self.frames_per_epoch) for length in lengths.values())
+        return {query: min(math.ceil(most / 2), count) if query in eased else most for query, count in lengths.items()}
 
 
 def check(name: str, sound: bool, value: float, remedy: str) -> None:
@@ -153,7 +149,7 @@ class Training:
 
     A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
     `after_step` is called after each. `precisions` are fp32 or bf16 per query; a rule decides for those not named.
-    Queries that are `eased` take part in half as many steps.
+    Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice.
     Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
     """
 

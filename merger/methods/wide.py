@@ -110,12 +110,13 @@ class _Joint:
         recipe, joint = replace(self.recipe, rate=found["rate"]), self
         sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
         for number, part in enumerate(sprints, 1):
-            epochs = joint._epochs(part * recipe.epochs, joint._ahead(found))
+            eased = joint._ahead(found) if number > 1 else set()
+            epochs = joint._epochs(part * recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
             seed = self.bench.seed * len(SPRINTS) + number
             sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2 ** (number - 1))
-            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint))
+            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, eased))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
             found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found, recipe))
@@ -129,7 +130,7 @@ class _Joint:
         return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
 
     def _ahead(self, found: Mapping[str, Any]) -> set[str]:
-        """The queries that have what is required: they make room for the others, and need only keep it."""
+        """The queries that have what is required: they need only keep it, and make room for the others."""
         return {query for query, ratio in found["ratios"].items() if ratio >= self.required[query]}
 
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
@@ -213,7 +214,7 @@ class _Joint:
         tried = [row["alone"] for row in rows]
         return {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}
 
-    def _sprint(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    def _sprint(self, found: Mapping[str, Any], recipe: Recipe, eased: Collection[str] = ()) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
         models = self.bench.models(self._queries(), found["states"], self.plan)
         tie(models, self.plan)
@@ -222,9 +223,7 @@ class _Joint:
             rows = [self._row(0, found["ratios"])]
             best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
-        epochs = train_while(
-            self.bench, models, recipe, self.checkpoint, judged_from=first, eased=self._ahead(found)
-        )
+        epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first, eased=eased)
         try:
             while not all_met(best["ratios"], self.required):
                 if self.bounds.over and len(best["rows"]) > 1:

@@ -174,14 +174,19 @@ def test_a_query_with_a_share_takes_part_in_so_many_steps_at_even_distances() ->
     assert not any({"b", "c"} <= step for step in taking), "they need not all come at once"
 
 
-def test_a_small_split_is_not_gone_through_more_often_than_repeats_says(bench: Workbench) -> None:
-    recipe = Recipe(epochs=2, batch=8, node=8, frames_per_epoch=64, repeats=3)
-    assert recipe.contributions({"many": 100, "some": 20, "few": 5}) == {"many": 64, "some": 60, "few": 15}
+def test_who_is_eased_gives_half_of_an_epoch_and_no_frame_twice() -> None:
+    lengths = {"many": 100, "some": 20, "few": 5}
+    recipe = Recipe(frames_per_epoch=64)
+    assert recipe.contributions(lengths) == dict.fromkeys(lengths, 64)
     assert recipe.contributions({"few": 5}) == {"few": 5}
-    assert recipe.contributions({"many": 100, "some": 20, "few": 5}, {"many", "few"}) == {
-        "many": 32, "some": 60, "few": 8}  # fmt: skip
-    sets = {"q0": bench.train["q0"], "q1": _Few(bench.train["q1"])}
-    training = Training(bench.models(sets), sets, recipe, Work())  # type: ignore[arg-type]
+    assert recipe.contributions(lengths, {"many", "few"}) == {"many": 32, "some": 64, "few": 5}
+
+
+@pytest.mark.parametrize(("few", "frames"), [(False, 32), (True, 8)])
+def test_who_is_eased_takes_part_in_fewer_steps(bench: Workbench, few: bool, frames: int) -> None:
+    sets = {"q0": bench.train["q0"], "q1": _Few(bench.train["q1"]) if few else bench.train["q1"]}
+    recipe = Recipe(epochs=2, batch=8, node=8, frames_per_epoch=64)
+    training = Training(bench.models(sets), sets, recipe, Work(), eased={"q1"})  # type: ignore[arg-type]
     seen: Counter[str] = Counter()
     own = training._learn
 
@@ -191,19 +196,8 @@ def test_a_small_split_is_not_gone_through_more_often_than_repeats_says(bench: W
 
     training._learn = counted  # type: ignore[method-assign]
     losses = [training.epoch(), training.epoch()]
-    assert seen == {"q0": 128, "q1": 2 * 3 * 8}
-    assert all(0 < loss < 10 for loss in losses) and training._summed == 8 + 3
-
-
-def test_who_is_eased_takes_part_in_half_of_the_steps(bench: Workbench) -> None:
-    recipe = Recipe(epochs=2, batch=8, node=8, frames_per_epoch=32)
-    training = Training(bench.models(["q0", "q1"]), bench.train, recipe, Work(), eased={"q1"})
-    taking = [sorted(training._batches.prepare(step)) for step in range(2 * training.steps)]
-    assert training.steps == 4 and taking.count(["q0", "q1"]) == taking.count(["q0"]) == 4
-    training.epoch()
-    assert training.work.total == 3 * sum(
-        training.work.of(bench.queries[query]) * frames for query, frames in (("q0", 32), ("q1", 16))
-    )
+    assert seen == {"q0": 128, "q1": 2 * frames} and training._summed == 8 + frames / 8
+    assert all(0 < loss < 10 for loss in losses)
 
 
 def test_batches_depend_on_the_step_alone_and_not_on_what_was_asked_before() -> None:

@@ -199,7 +199,7 @@ def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, after_trials),
              "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
 
-    def sprint(_self: object, _found: object, recipe: Recipe) -> dict:
+    def sprint(_self: object, _found: object, recipe: Recipe, _eased: object) -> dict:
         sprints.append(recipe)
         return {**found, "ratios": dict.fromkeys(bench.queries, 0.85)}
 
@@ -217,7 +217,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, 0.94),
              "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
 
-    def sprint(self: wide_module._Joint, found: dict, recipe: Recipe) -> dict:
+    def sprint(_self: object, found: dict, _recipe: Recipe, _eased: object) -> dict:
         trained.append(sorted(found["ratios"]))
         return {**found, "ratios": {query: 0.7 if query == "q1" else 0.9 for query in found["ratios"]}}
 
@@ -244,11 +244,13 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 ) -> None:
     joint = _joint(bench, tmp_path)
     states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
-    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}}
-    seen: dict[str, set[str]] = {}
-    monkeypatch.setattr(wide_module, "train_while", lambda *_, eased, **__: seen.update(eased=eased) or iter(()))
-    joint._sprint(before, Recipe(epochs=1))
-    assert seen["eased"] == joint._ahead(before) == {"q0", "q2"}
+    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}, "rate": 1e-3, "rows": [], "forecast": {}}
+    seen: list[set[str]] = []
+    monkeypatch.setattr(wide_module, "train_while", lambda *_, eased, **__: seen.append(eased) or iter(()))
+    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: before)
+    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found, _recipe: found)
+    joint.run(choose_rate=False)
+    assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
     whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
     bounded = replace(joint, bounds=Bounds(bench.work, bench.work.total + 4 * whole))
     assert bounded._epochs(16, set()) == 4 < bounded._epochs(16, {"q0", "q2"}) < 8, "what is saved buys epochs"
