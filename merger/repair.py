@@ -63,12 +63,13 @@ def repair(
 
     `alone` says that its private parts were trained by themselves already, from the state it is in, in vain.
 
-    No step begins once the bounds are over. A query that came half of the margin above its target by then is kept as it
-    was when it came nearest; any other leaves.
+    No step begins once the bounds are over. A query that came half of the margin above its target by then is kept with
+    the fewest bytes that did it; any other leaves.
     """
     rows, recipe = [], replace(recipe, epochs=max(1, recipe.epochs // 2))
-    target, nearest = bench.queries[query].accuracy_target, (ratio, merged)
+    target = bench.queries[query].accuracy_target
     enough = target + HALF * (required - target)
+    cheapest = (0, -ratio, merged) if ratio >= enough else None
     for step in _steps(bench, merged, query, journal, alone):
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
@@ -83,11 +84,13 @@ def repair(
         after = Merged(step.plan, {**merged.states, query: found["state"]})
         if found["ratio"] >= required:
             return after, rows
-        nearest = max(nearest, (found["ratio"], after), key=lambda one: one[0])
-    if nearest[0] >= enough:
-        text = f"{query}: {nearest[0]:.3f} of its original on val, its target of {target:g} with half the margin"
+        if found["ratio"] >= enough:
+            found_here = (step.cost_bytes, -found["ratio"], after)
+            cheapest = min(cheapest or found_here, found_here, key=lambda one: one[:2])
+    if cheapest is not None:
+        text = f"{query}: {-cheapest[1]:.3f} of its original on val, its target of {target:g} with half the margin"
         bench.progress("warning", text=text)
-        return nearest[1], rows
+        return cheapest[2], rows
     rows.append({"query": query, "repair": LEAVES, "required": required, "work": bench.work.total})
     bench.progress("repair", **rows[-1])
     return Merged(merged.plan.without(query), {**merged.states, query: snapshot(bench.originals[query])}), rows

@@ -37,6 +37,8 @@ from models.zoo import build_query
 State = dict[str, Tensor]
 CALIBRATION_FRAMES = 256
 ROUNDING = 1e-6
+FEW_UNITS = 10
+"""Clips or tracks of val below which a query is reported: its frames are many, what they can tell is not."""
 
 
 def default_device() -> torch.device:
@@ -237,6 +239,11 @@ class Workbench:
         if not worth_keeping(query, reached):
             text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
             self.progress("warning", text=f"{text}; train it longer, or on more frames")
+        units = len(set(val.split.units))
+        if units < FEW_UNITS:
+            what = "clip or track" if units == 1 else "clips or tracks"
+            text = f"{query.id}: all of its val comes from {units} {what}; what holds there may not hold elsewhere"
+            self.progress("warning", text=text)
         one_error = task.one_error(truths, query.classes) * (1 + ROUNDING) / reached if reached > 0 else 1.0
         found = 0
         if query.task == "detection":

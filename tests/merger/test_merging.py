@@ -183,6 +183,25 @@ def test_an_original_at_chance_is_called_no_evidence(tmp_path: Path) -> None:
     assert any("no evidence" in text for text in warnings)
 
 
+def test_a_val_split_of_few_clips_is_reported(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warnings_of(name: str) -> list[str]:
+        said: list[str] = []
+        merge(
+            workload, tmp_path / name, "none",
+            progress=lambda event, **fields: said.append(fields["text"]) if event == "warning" else None,
+        )  # fmt: skip
+        return [text for text in said if "all of its val comes from" in text]
+
+    (few,) = {len(set(load_split(query, "val").units)) for query in workload.queries}
+    warnings = warnings_of("few")
+    assert [text.split(":")[0] for text in warnings] == [query.id for query in workload.queries]
+    assert f"from {few} clips or tracks; what holds there may not hold elsewhere" in warnings[0]
+    monkeypatch.setattr("merger.workbench.FEW_UNITS", few)
+    assert not warnings_of("enough")
+
+
 def test_unlabelled_frames_are_enough(workload: Workload, tmp_path: Path) -> None:
     """Without labels the originals are teacher and reference."""
     for query in workload.queries:

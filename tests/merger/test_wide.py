@@ -132,10 +132,30 @@ def test_a_query_with_half_the_margin_is_kept_where_nothing_helps_it_further(ben
     assert kept is merged and not rows
     _, rows = repair(bench, merged, "q1", half - 0.001, Recipe(), 0.99, Journal(), no_time)
     assert [row["repair"] for row in rows] == ["leaves"]
-    bench.ratio = lambda query, model: half + 0.01 * bool(residual_layers(model))
-    kept, rows = repair(bench, merged, "q1", half, Recipe(epochs=1), 0.99, Journal(), Bounds(bench.work))
+    bench.ratio = lambda query, model: half - 0.001 + 0.01 * bool(residual_layers(model))
+    kept, rows = repair(bench, merged, "q1", half - 0.001, Recipe(epochs=1), 0.99, Journal(), Bounds(bench.work))
     assert kept.plan.residuals["q1"] and kept.plan.shared == merged.plan.shared
     assert not any(row["repair"] == "leaves" for row in rows)
+
+
+def test_of_repairs_that_are_enough_the_one_with_the_fewest_bytes_is_kept(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    target = bench.queries["q1"].accuracy_target
+    reached = iter([target + 0.021, target + 0.024, *[target + 0.029] * 20])
+    monkeypatch.setattr("merger.repair.train_private", lambda _b, m, _p, query, *_: {
+        "state": {**m.states[query]}, "ratio": next(reached), "epochs": 1, "carried": {}})  # fmt: skip
+    required = target + 0.04
+    kept, rows = repair(bench, merged, "q1", target, Recipe(), required, Journal(), Bounds(bench.work))
+    assert kept.plan == merged.plan and rows[0]["repair"] == "norms and head" and len(rows) > 3
+    reached = iter([target + 0.01, target + 0.021, *[target + 0.029] * 20])
+    kept, _ = repair(bench, merged, "q1", target, Recipe(), required, Journal(), Bounds(bench.work))
+    assert set(kept.plan.residuals["q1"].values()) == {RANKS[0]}
+    reached = iter([target + 0.021] * 20)
+    best = merged.states["q1"]
+    kept, _ = repair(bench, merged, "q1", target + 0.03, Recipe(), required, Journal(), Bounds(bench.work))
+    assert kept.states["q1"] is best, "no worse for as many bytes"
 
 
 def test_a_bundle_holds_the_residuals_of_a_repair(bench: Workbench, tmp_path: Path, monkeypatch) -> None:
