@@ -23,7 +23,7 @@ from merger.repair import RANKS, repair
 from merger.repairs import repair_all
 from merger.standing import training_flops
 from merger.start import donated
-from merger.training import Recipe
+from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.bundle import open_bundle
 from models.groups import ceiling_bytes
@@ -116,6 +116,11 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     _, rows = repair_all(bench, merged, found["ratios"], Recipe(), joint.required, Journal(), bounds, alone)
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
     assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 2
+    passed: list[object] = []
+    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: (joint.plan, {**found, "alone": alone}, Recipe()))
+    monkeypatch.setattr(wide_module, "repair_all", lambda _b, m, *_, alone: passed.append(alone) or (m, []))
+    wide(bench, OPTIONS, joint.checkpoint)
+    assert passed == [alone]
 
 
 def test_without_time_left_a_query_leaves_at_once(bench: Workbench) -> None:
@@ -266,7 +271,12 @@ def test_who_has_what_is_required_makes_room_for_the_others(
     states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
     before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}, "rate": 1e-3, "rows": [], "forecast": {}}
     seen: list[set[str]] = []
-    monkeypatch.setattr(wide_module, "train_while", lambda *_, eased, **__: seen.append(eased) or iter(()))
+
+    def training(_models: object, _recipe: Recipe, eased: set[str]) -> None:
+        seen.append(eased)
+        raise Diverged("none")
+
+    monkeypatch.setattr(bench, "training", training)
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: before)
     monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found, _recipe: found)
     joint.run(choose_rate=False)
