@@ -85,8 +85,8 @@ def repair(
         if found["ratio"] >= required:
             return after, rows
         if found["ratio"] >= enough:
-            found_here = (step.cost_bytes, -found["ratio"], after)
-            cheapest = min(cheapest or found_here, found_here, key=lambda one: one[:2])
+            this = (step.cost_bytes, -found["ratio"], after)
+            cheapest = min(cheapest or this, this, key=lambda one: one[:2])
     if cheapest is not None:
         text = f"{query}: {-cheapest[1]:.3f} of its original on val, its target of {target:g} with half the margin"
         bench.progress("warning", text=text)

@@ -70,10 +70,8 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     joint = _Joint(bench, plan, recipe, required, checkpoint, bounds.part(JOINT))
     plan, found, recipe = joint.run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
-    ratios: Mapping[str, float] = found["ratios"]
-    merged, rows = repair_all(
-        bench, merged, ratios, recipe, required, checkpoint, bounds, alone=found.get("alone", ())
-    )
+    ratios, alone = found["ratios"], found.get("alone", ())
+    merged, rows = repair_all(bench, merged, ratios, recipe, required, checkpoint, bounds, alone=alone)
     for row in rows:
         checkpoint.note(row)
     return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
