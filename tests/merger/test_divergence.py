@@ -63,7 +63,7 @@ def test_where_every_training_diverges_what_was_good_is_kept(
         progress=lambda event, **fields: told.append(fields["text"]) if event == "warning" else None,
     )  # fmt: skip
     assert all(query.ratio >= 0.9 for query in report.queries)
-    assert method != "joint" or "diverged at q0" in told[0]
+    assert method != "joint" or any("diverged at q0" in text for text in told)
     _all_finite(report.bundle)
 
 

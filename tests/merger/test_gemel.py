@@ -48,7 +48,7 @@ class FakeBench:
     def progress(self, event, **fields):
         pass
 
-    def training(self, models, recipe):
+    def training(self, models, recipe, eased):
         return self._Training(self, models)
 
     class _Training:
