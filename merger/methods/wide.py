@@ -108,7 +108,7 @@ class _Joint:
         recipe, joint = replace(self.recipe, rate=found["rate"]), self
         sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
         for number, part in enumerate(sprints, 1):
-            eased = joint._ahead(found) if number > 1 else set()
+            eased = joint._met(found["ratios"]) if number > 1 else []
             epochs = joint._epochs(part * recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
@@ -127,9 +127,9 @@ class _Joint:
         """The part of what is required that the query furthest from it reaches."""
         return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
 
-    def _ahead(self, found: Mapping[str, Any]) -> set[str]:
+    def _met(self, ratios: Mapping[str, float]) -> list[str]:
         """The queries that have what is required: they need only keep it, and make room for the others."""
-        return {query for query, ratio in found["ratios"].items() if ratio >= self.required[query]}
+        return [query for query, ratio in ratios.items() if ratio >= self.required[query]]
 
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
@@ -151,21 +151,22 @@ class _Joint:
         return joint, {**found, **left}
 
     def _start(self) -> dict[str, Any]:
-        """The best start, tied, with its norms measured again: what is found before anything is trained.
+        """The best start, tied, with its norms measured again: what is found before anything is trained."""
+        forecast_row = self._forecast()
+        states = choose_start(self.bench, self.plan, self.checkpoint)
+        models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
+        ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
+        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate, "forecast": forecast_row}
 
-        With it the log's row of how alike the members of each set are, those least alike first.
-        """
+    def _forecast(self) -> dict[str, Any]:
+        """The log's row of how alike the members of each set are, those least alike first."""
         likeness = self.checkpoint.step("forecast", partial(forecast, self.bench, self.plan, self.checkpoint))
         rows = [{"set": [list(member) for member in self.plan.shared[i]], "likeness": x} for i, x in likeness.items()]
         rows.sort(key=lambda row: row["likeness"])
         if rows:
             least, median, most = (rows[place]["likeness"] for place in (0, len(rows) // 2, -1))
             self.bench.progress("forecast", sets=len(rows), least=least, median=median, most=most)
-        forecast_row = {"forecast": rows, "work": self.bench.work.total}
-        states = choose_start(self.bench, self.plan, self.checkpoint)
-        models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
-        ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
-        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate, "forecast": forecast_row}
+        return {"forecast": rows, "work": self.bench.work.total}
 
     def _trials(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """What half an epoch makes of the start at a good rate; the merge goes on from there.
@@ -241,7 +242,7 @@ class _Joint:
         return sorted({query for members in self.plan.shared for query, _ in members})
 
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
-        saved, met = self.plan, [query for query, ratio in ratios.items() if ratio >= self.required[query]]
+        saved, met = self.plan, self._met(ratios)
         for query in set(ratios) - set(met):
             saved = saved.without(query)
         return {
