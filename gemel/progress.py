@@ -2,7 +2,8 @@
 
 The workers call `progress(event, **fields)` and know nothing of terminals. Fields with a meaning here:
 `query`, `ratio`, `met`, `ratios` {query: ratio}, `saved_bytes`, `ceiling_bytes`; any others are shown as they
-come. Events with one: `round`, `epoch` (frequent), `original` and `warning` (`merger.progress`).
+come. Events with one: `round`, `epoch` and `candidates` (frequent), `original` and `warning`
+(`merger.progress`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 REFRESH_PER_S = 4
 QUIET_S = 2.0
+FREQUENT = ("epoch", "candidates")
 COUNTED = ("members", "kept")
 SIGNATURES = ("group", "signature")
 HIDDEN = ("work", "diverged")
@@ -51,18 +53,18 @@ def _plain(value: Any) -> str:
 
 
 class Lines:
-    """One line per event; epochs of the same query at most every two seconds."""
+    """One line per event; of those that come often one every two seconds."""
 
     def __init__(self, out: TextIO) -> None:
         self._out, self._started = out, time.monotonic()
-        self._last_epoch = -QUIET_S
+        self._last = dict.fromkeys(FREQUENT, -QUIET_S)
 
     def __call__(self, event: str, **fields: Any) -> None:
         now = time.monotonic()
-        if event == "epoch":
-            if now - self._last_epoch < QUIET_S:
+        if event in FREQUENT:
+            if now - self._last[event] < QUIET_S:
                 return
-            self._last_epoch = now
+            self._last[event] = now
         print(f"[{now - self._started:6.1f} s] {event}: {_line(fields)}", file=self._out, flush=True)
 
 

@@ -9,14 +9,14 @@ when every query that it touches still reaches what is required of it on val.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from merger.attempt import train_while
 from merger.beyond_candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank
-from merger.beyond_start import applied, errors, with_risk
+from merger.beyond_start import applied, errors, inputs_of, with_risk
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
@@ -124,15 +124,15 @@ class _Search:
             ladders = [[one] for one in inside(bench.layers, merged.plan, least)]
         else:
             ladders = low_rank(bench.layers, bench.originals, merged.plan, least)
-        queries = {query for ladder in ladders for query in ladder[0].queries}
-        before = errors(bench, merged, sorted(queries))
-        found = []
-        for ladder in ladders:
-            judged = [with_risk(bench, merged, one, before) for one in ladder]
-            while len(judged) > 1 and judged[0].risk > MAX_RISK:
-                judged.pop(0)
-            found.append(judged)
-        queue = [[one.to_plain() for one in ladder] for ladder in found]
+        queries = sorted({query for ladder in ladders for query in ladder[0].queries})
+        before = self.journal.step(f"{kind}: before", partial(errors, bench, merged, queries))
+        largest = [ladder[-1] for ladder in ladders]
+        inputs = self.journal.step(f"{kind}: inputs", partial(inputs_of, bench, merged, largest))
+        queue = []
+        for number, ladder in enumerate(ladders, 1):
+            judge = partial(with_risk, bench, merged, inputs=inputs, before=before)
+            queue.append(self.journal.step(f"{kind}: {number}", partial(_judged, ladder, judge)))
+            bench.progress("candidates", kind=kind, judged=number, of=len(ladders))
         return sorted(queue, key=lambda ladder: _order(ladder[0]))
 
     def _step(self, kind: str, merged: Merged, notes: dict[str, Any]) -> None:
@@ -170,9 +170,10 @@ class _Search:
 
         Queries that lie just below it get residuals on the layers that share within their model, rank by rank.
         """
+        inputs = self.journal.step("inputs", partial(inputs_of, self.bench, merged, chunk))
         at = merged
         for candidate in chunk:
-            at = applied(self.bench, at, candidate)
+            at = applied(self.bench, at, candidate, inputs)
         touched = {query for candidate in chunk for query in candidate.queries}
         queries = sorted(touched if chunk[0].alone else at.plan.tied_to(touched))
         found = self.journal.step("trained", partial(self._trained, at, queries, chunk[0].alone))
@@ -225,6 +226,18 @@ class _Search:
 def _reached(bench: Workbench, merged: Merged) -> dict[str, float]:
     models = bench.models(merged.states, merged.states, merged.plan)
     return {query: bench.ratio(query, model) for query, model in models.items()}
+
+
+def _judged(ladder: Sequence[Candidate], judge: Callable[[Candidate], Candidate]) -> list[dict[str, Any]]:
+    """The ladder from the least rank whose risk can be borne, or its last, as plain values.
+
+    Larger ranks are not judged: they do less, and count with the risk of this one.
+    """
+    larger = list(ladder)
+    one = judge(larger.pop(0))
+    while larger and one.risk > MAX_RISK:
+        one = judge(larger.pop(0))
+    return [candidate.to_plain() for candidate in (one, *(replace(other, risk=one.risk) for other in larger))]
 
 
 def _order(candidate: Mapping[str, Any]) -> tuple[bool, float]:

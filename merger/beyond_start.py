@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from merger.beyond_candidates import INSIDE, Candidate
+from merger.beyond_candidates import INSIDE, LOW_RANK, Candidate
 from merger.distance import distances
 from merger.features import watched_layers
 from merger.workbench import Merged, State, Workbench
@@ -21,10 +23,15 @@ FRAMES = 16
 INPUT_FRAMES = 64
 """Train frames of each query on which the inputs of a layer to be factorised are measured."""
 LEAST_RISK = 1e-4
+Inputs = dict[str, dict[str, tuple[Tensor, int]]]
+"""Query -> path of a layer -> the sum of squares of each of its inputs (channels), and how many values that sums."""
 
 
-def applied(bench: Workbench, merged: Merged, candidate: Candidate) -> Merged:
-    """The plan and the states with this step taken, nothing trained; norm statistics are the old ones."""
+def applied(bench: Workbench, merged: Merged, candidate: Candidate, inputs: Inputs) -> Merged:
+    """The plan and the states with this step taken, nothing trained; norm statistics are the old ones.
+
+    `inputs` are those of the layers that become factors.
+    """
     plan, states = candidate.as_set(merged.plan), dict(merged.states)
     if candidate.kind == INSIDE:
         weights = {"first": _weight(merged, candidate.first[0]), "second": _weight(merged, candidate.second[0])}
@@ -33,14 +40,16 @@ def applied(bench: Workbench, merged: Merged, candidate: Candidate) -> Merged:
             state = states[query]
             states[query] = {**state, weight_key(state, path): weights[candidate.start]}
         return Merged(plan, states)
-    scale = _input_scale(bench, merged, candidate.first)
+    scale = _input_scale(inputs, candidate.first)
     made = factors(_weight(merged, candidate.first[0]), candidate.rank, scale, bench.seed)
     for query, path in candidate.first:
         states[query] = _with_factors(states[query], path, dict(zip(FACTORS, made, strict=True)))
     return Merged(plan, states)
 
 
-def with_risk(bench: Workbench, merged: Merged, candidate: Candidate, before: Mapping[str, float]) -> Candidate:
+def with_risk(
+    bench: Workbench, merged: Merged, candidate: Candidate, inputs: Inputs, before: Mapping[str, float]
+) -> Candidate:
     """The candidate with its best start and the risk of it: how much further the heads' outputs come to lie.
 
     `before` are the `errors` of what is merged; the query that suffers most counts.
@@ -48,7 +57,7 @@ def with_risk(bench: Workbench, merged: Merged, candidate: Candidate, before: Ma
     tried = []
     for start in ("mean", "first", "second") if candidate.kind == INSIDE else ("mean",):
         one = replace(candidate, start=start)
-        found = errors(bench, applied(bench, merged, one), sorted(candidate.queries))
+        found = errors(bench, applied(bench, merged, one, inputs), sorted(candidate.queries))
         worse = max(found[query] - before[query] for query in found)
         tried.append(replace(one, risk=max(LEAST_RISK, worse)))
     return min(tried, key=lambda one: one.risk)
@@ -79,25 +88,32 @@ def _with_factors(state: State, path: str, made: Mapping[str, Tensor]) -> State:
 
 
 @torch.no_grad()
-def _input_scale(bench: Workbench, merged: Merged, members: Sequence[Member]) -> Tensor | None:
-    """Root mean square of each input (channel) of a layer over train frames of its queries; None if it never ran."""
-    total, count = None, 0
-    for query, path in members:
+def inputs_of(bench: Workbench, merged: Merged, candidates: Iterable[Candidate]) -> Inputs:
+    """What goes into the layers that these steps would make factors, over train frames: one pass of each query."""
+    members = {member for one in candidates if one.kind == LOW_RANK for member in one.first}
+    found: Inputs = defaultdict(dict)
+
+    def note(query: str, path: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        channels = 1 if isinstance(layer, nn.Conv2d) else -1
+        values = inputs[0].float().movedim(channels, -1).flatten(0, -2)
+        squares, count = found[query].get(path, (0, 0))
+        found[query][path] = (squares + values.square().sum(0), count + len(values))
+
+    for query in sorted({query for query, _ in members}):
         model = bench.models([query], merged.states, merged.plan)[query].eval()
-        seen: list[Tensor] = []
-
-        def note(layer: nn.Module, inputs: tuple[Tensor, ...], own: list[Tensor] = seen) -> None:
-            channels = 1 if isinstance(layer, nn.Conv2d) else -1
-            own.append(inputs[0].float().movedim(channels, -1).flatten(0, -2))
-
-        handle = model.get_submodule(path).register_forward_pre_hook(note)
+        for path in (path for name, path in members if name == query):
+            model.get_submodule(path).register_forward_pre_hook(partial(note, query, path))
         data = bench.train[query]
         indices = torch.linspace(0, len(data) - 1, min(INPUT_FRAMES, len(data))).long().tolist()
         model(data.frames(indices, bench.device))
-        handle.remove()
         bench.work.add(bench.queries[query], len(indices))
-        for inputs in seen:
-            squares = inputs.square().sum(0)
-            total = squares if total is None else total + squares
-            count += len(inputs)
-    return None if total is None else (total / count).sqrt()
+    return dict(found)
+
+
+def _input_scale(inputs: Inputs, members: Sequence[Member]) -> Tensor | None:
+    """Root mean square of each input (channel) of a layer over all its queries; None if it never ran."""
+    seen = [inputs[query][path] for query, path in members if path in inputs.get(query, {})]
+    if not seen:
+        return None
+    squares = torch.stack([squares for squares, _ in seen]).sum(0)
+    return (squares / sum(count for _, count in seen)).sqrt()

@@ -13,10 +13,12 @@ import pytest
 import torch
 import yaml
 
+import merger.beyond as beyond_module
+import merger.beyond_start as beyond_start
 from merger import TrainOptions, merge, train_originals
 from merger.beyond import _Search, beyond, stored_bytes
 from merger.beyond_candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank, steps_between, units
-from merger.beyond_start import applied, errors, with_risk
+from merger.beyond_start import INPUT_FRAMES, applied, errors, inputs_of, with_risk
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.method import MergeOptions
@@ -114,7 +116,7 @@ def test_neighbours_of_a_stage_pair_up_until_one_weight_is_left(bench: Workbench
 
 def test_a_step_inside_ties_two_layers_of_one_model(bench: Workbench, merged: Merged) -> None:
     candidate = inside(bench.layers, merged.plan, 0)[0]
-    after = applied(bench, merged, candidate)
+    after = applied(bench, merged, candidate, {})
     models = bench.tied(after.plan, list(bench.queries), after.states)
     parameters = {id(models[q].get_submodule(p).weight) for q, p in (*candidate.first, *candidate.second)}
     assert len(parameters) == 1
@@ -124,7 +126,7 @@ def test_a_step_inside_ties_two_layers_of_one_model(bench: Workbench, merged: Me
 def test_factors_take_the_layers_place_and_are_shared(bench: Workbench, merged: Merged) -> None:
     ladder = _ladder_of("wide", bench, merged)
     assert [one.rank for one in ladder] == sorted({one.rank for one in ladder})
-    after = applied(bench, merged, ladder[-1])
+    after = applied(bench, merged, ladder[-1], inputs_of(bench, merged, ladder))
     models = bench.models(bench.queries, after.states, after.plan)
     tie(models, after.plan)
     assert models["q0"].get_parameter("wide.a.weight") is models["q1"].get_parameter("wide.a.weight")
@@ -140,22 +142,87 @@ def test_the_risk_is_that_of_the_best_start_and_falls_with_the_rank(bench: Workb
     alone = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
     before = errors(bench, alone, ["q0", "q1"])
     ladder = _ladder_of("wide", bench, alone)
-    found = [with_risk(bench, alone, one, before) for one in ladder]
+    inputs = inputs_of(bench, alone, ladder)
+    found = [with_risk(bench, alone, one, inputs, before) for one in ladder]
     assert found[0].risk > found[-1].risk
     assert [Candidate.from_plain(one.to_plain()) for one in found] == found
     pair = inside(bench.layers, alone.plan, 0)[0]
     by_start = {}
     for start in ("mean", "first", "second"):
-        tried = applied(bench, alone, replace(pair, start=start))
+        tried = applied(bench, alone, replace(pair, start=start), {})
         by_start[start] = max(after - before[q] for q, after in errors(bench, tried, sorted(pair.queries)).items())
-    judged = with_risk(bench, alone, pair, before)
+    judged = with_risk(bench, alone, pair, {}, before)
     assert judged.start == min(by_start, key=lambda start: by_start[start])
     assert judged.risk == pytest.approx(by_start[judged.start])
 
 
+def test_a_ladder_begins_where_the_risk_can_be_borne_and_larger_ranks_are_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[int] = []
+
+    def judge(candidate: Candidate) -> Candidate:
+        judged.append(candidate.rank)
+        return replace(candidate, risk=1 / candidate.rank)
+
+    monkeypatch.setattr(beyond_module, "MAX_RISK", 1 / 8)
+    ladder = [Candidate(LOW_RANK, (("q0", "wide"),), rank=rank) for rank in (4, 8, 16)]
+    found = [(one["rank"], one["risk"]) for one in beyond_module._judged(ladder, judge)]
+    assert found == [(8, 1 / 8), (16, 1 / 8)] and judged == [4, 8]
+    assert [one["rank"] for one in beyond_module._judged(ladder[:1], judge)] == [4], "the last is kept in any case"
+
+
+def test_the_inputs_of_layers_are_measured_over_all_their_queries_in_one_pass_each(
+    bench: Workbench, merged: Merged
+) -> None:
+    ladders = low_rank(bench.layers, bench.originals, merged.plan, 0)
+    before = bench.work.total
+    found = inputs_of(bench, merged, [ladder[0] for ladder in ladders])
+    passes = sum(min(INPUT_FRAMES, len(bench.train[q])) * bench.work.of(bench.queries[q]) for q in bench.queries)
+    assert bench.work.total - before == passes
+    seen: list[torch.Tensor] = []
+    for query in ("q0", "q1"):
+        model = bench.models([query], merged.states, merged.plan)[query].eval()
+        model.get_submodule("wide").register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        data = bench.train[query]
+        with torch.no_grad():
+            model(data.frames(torch.linspace(0, len(data) - 1, min(INPUT_FRAMES, len(data))).long().tolist()))
+    scale = beyond_start._input_scale(found, [("q0", "wide"), ("q1", "wide")])
+    assert scale is not None and torch.allclose(scale, torch.cat(seen).square().mean(0).sqrt(), rtol=1e-4)
+    assert beyond_start._input_scale(found, [("q0", "never")]) is None
+
+
+def test_the_judging_of_candidates_goes_on_where_it_was_interrupted(
+    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[dict[str, Any]] = []
+    judged: list[Candidate] = []
+
+    def noted(*given: Any, **keys: Any) -> Candidate:
+        judged.append(given[2])
+        if len(judged) == killed_at:
+            raise KeyboardInterrupt
+        return with_risk(*given, **keys)
+
+    monkeypatch.setattr(beyond_module, "with_risk", noted)
+    killed_at, bench.progress = 0, lambda event, **fields: shown.append({"event": event, **fields})
+    straight = _search(bench, tmp_path / "straight", 0.95).queues(merged)
+    assert shown[-1]["event"] == "candidates" and shown[-1]["judged"] == shown[-1]["of"] > 1
+
+    whole, killed_at = len(judged), len(judged) + 4
+    search = _search(bench, tmp_path / "work", 0.95)
+    with pytest.raises(KeyboardInterrupt):
+        search.queues(merged)
+    search.journal.write()
+    before, killed_at = len(judged), 0
+    resumed = replace(search, journal=Checkpoint(tmp_path / "work", {}, resume=True))
+    assert resumed.queues(merged) == straight
+    assert len(judged) - before < whole
+
+
 def test_factors_of_a_convolution_take_its_place(bench: Workbench, merged: Merged) -> None:
     ladder = _ladder_of("stem.0", bench, merged)
-    after = applied(bench, merged, ladder[-1])
+    after = applied(bench, merged, ladder[-1], inputs_of(bench, merged, ladder))
     models = bench.models(bench.queries, after.states, after.plan)
     tie(models, after.plan)
     assert models["q0"].get_parameter("stem.0.a.weight") is models["q1"].get_parameter("stem.0.a.weight")
