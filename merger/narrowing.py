@@ -28,6 +28,8 @@ KEPT = 0.99
 """A query that misses what is required with wide weights may lose no more than to this part of what it reaches."""
 FRAMES = 16
 """Train frames of a query on which the error of narrowing a weight is measured: there is a run for each weight."""
+
+
 def narrow(
     bench: Workbench, merged: Merged, weights: str, required: Mapping[str, float], journal: Journal, bounds: Bounds
 ) -> dict[str, Any]:
@@ -106,34 +108,36 @@ class _Search:
 
     def _most_error_first(self, weights: Sequence[Weight], open_: Sequence[int], short: set[str]) -> list[int]:
         """These weights, the largest error per byte that the next width costs first."""
-        name = f"errors before {self.judged}"
-        errors = self.journal.step(name, partial(self._errors, [weights[at] for at in open_], short))
+        errors = [0.0] * len(open_)
+        for query in sorted(short):
+            measure = partial(self._errors, [weights[at] for at in open_], query)
+            of_query = self.journal.step(f"errors of {query} before {self.judged}", measure)
+            errors = [one + other for one, other in zip(errors, of_query, strict=True)]
         worth = {
             at: error / (weights[at].wider.nbytes - weights[at].nbytes) for at, error in zip(open_, errors, strict=True)
         }
         return sorted(open_, key=lambda at: -worth[at])
 
     @torch.no_grad()
-    def _errors(self, weights: Sequence[Weight], short: set[str]) -> list[float]:
-        """How far the inputs of the heads move when one weight alone is narrow, summed over the queries in `short`."""
+    def _errors(self, weights: Sequence[Weight], query: str) -> list[float]:
+        """How far the inputs of a query's heads move when one weight alone is narrow."""
         bench, errors = self.bench, [0.0] * len(weights)
-        for query in sorted(short):
-            model = tied_models(bench, self.merged, [query])[query].eval()
-            data, state = bench.train[query], model.state_dict(keep_vars=True)
-            chosen = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
-            frames = data.frames(chosen, bench.device)
-            paths = watched_layers(bench.asked(query, self.merged.plan), model)
-            wanted = self._seen(query, model, frames, paths)
-            for at, weight in enumerate(weights):
-                own = {key: state[key] for name, key in weight.places if name == query}
-                kept = {key: tensor.detach().clone() for key, tensor in own.items()}
-                assert weight.dtype is not None
-                for key, tensor in own.items():
-                    tensor.copy_(narrowed(kept[key], weight.dtype).wide())
-                if own:
-                    errors[at] += float(feature_loss(self._seen(query, model, frames, paths), wanted))
-                for key, tensor in own.items():
-                    tensor.copy_(kept[key])
+        model = tied_models(bench, self.merged, [query])[query].eval()
+        data, state = bench.train[query], model.state_dict(keep_vars=True)
+        chosen = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
+        frames = data.frames(chosen, bench.device)
+        paths = watched_layers(bench.asked(query, self.merged.plan), model)
+        wanted = self._seen(query, model, frames, paths)
+        for at, weight in enumerate(weights):
+            own = {key: state[key] for name, key in weight.places if name == query}
+            kept = {key: tensor.detach().clone() for key, tensor in own.items()}
+            assert weight.dtype is not None
+            for key, tensor in own.items():
+                tensor.copy_(narrowed(kept[key], weight.dtype).wide())
+            if own:
+                errors[at] = float(feature_loss(self._seen(query, model, frames, paths), wanted))
+            for key, tensor in own.items():
+                tensor.copy_(kept[key])
         return errors
 
     def _seen(self, query: str, model: nn.Module, frames: Tensor, paths: Sequence[str]) -> list[Tensor]:

@@ -169,7 +169,7 @@ def search(bench: Workbench, tied: Merged) -> Callable[..., tuple[dict, list[dic
 
 def test_only_what_hurts_becomes_wider_and_for_all_who_share_it(monkeypatch, search) -> None:
     _Fake(monkeypatch, {"q1:last.0.weight": 0.2})
-    monkeypatch.setattr(narrowing_module._Search, "_errors", lambda self, weights, short: [
+    monkeypatch.setattr(narrowing_module._Search, "_errors", lambda self, weights, query: [
         1e9 if any(key == LAST for _, key in weight.places) else 1.0 for weight in weights])
     dtypes, rows = search()
     assert [own[LAST] for own in dtypes.values()] == ["fp16"] * 3
@@ -221,7 +221,7 @@ def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied:
     weights = weights_of(bench, tied, "int8")
     required = dict.fromkeys(bench.queries, 0.0)
     found = narrowing_module._Search(bench, tied, required, Journal(), Bounds(bench.work))
-    errors = found._errors(weights, {"q0", "q1"})
+    errors = [sum(of_both) for of_both in zip(*(found._errors(weights, query) for query in ("q0", "q1")), strict=True)]
     worst = weights[max(range(len(weights)), key=lambda at: errors[at])]
     assert ("q0", "body.0.weight") in worst.places
 
