@@ -199,9 +199,10 @@ def test_progress_is_plain_lines_where_nobody_watches(monkeypatch):
         progress("round", round=1, rounds=7, saved_bytes=12_000_000, signature="conv2d")
         for epoch in range(50):
             progress("epoch", queries=["a"], epoch=epoch, ratios={"a": 0.5})
+            progress("candidates", kind="inside", judged=epoch + 1, of=50)
     lines = out.getvalue().splitlines()
-    assert len(lines) == 2, "fifty epochs within two seconds are one line"
-    assert "round 1" in lines[0] and "saved 12 MB" in lines[0] and "a 0.500" in lines[1]
+    assert len(lines) == 3, "fifty of what comes often are one line in two seconds"
+    assert "round 1" in lines[0] and "saved 12 MB" in lines[0] and "a 0.500" in lines[1] and "judged 1" in lines[2]
 
 
 def test_progress_on_a_terminal_shows_bytes_saved_and_each_query_s_ratio(monkeypatch):

@@ -192,6 +192,23 @@ def test_the_inputs_of_layers_are_measured_over_all_their_queries_in_one_pass_ea
     assert beyond_start._input_scale(found, [("q0", "never")]) is None
 
 
+def test_the_inputs_of_a_layer_that_is_called_several_times_are_all_counted(
+    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder, made = _ladder_of("wide", bench, merged), bench.models
+    once = inputs_of(bench, merged, ladder)["q0"]["wide"]
+
+    def models(queries: Any, states: Any, plan: Any) -> Any:
+        found = made(queries, states, plan)
+        for model in found.values():
+            model.forward = lambda frames, forward=model.forward: (forward(frames[:5]), forward(frames[5:]))
+        return found
+
+    monkeypatch.setattr(bench, "models", models)
+    squares, count = inputs_of(bench, merged, ladder)["q0"]["wide"]
+    assert count == once[1] and torch.allclose(squares, once[0], rtol=1e-4)
+
+
 def test_the_judging_of_candidates_goes_on_where_it_was_interrupted(
     bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

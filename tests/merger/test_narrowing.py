@@ -179,6 +179,14 @@ def test_only_what_hurts_becomes_wider_and_for_all_who_share_it(monkeypatch, sea
     assert rows[-1]["widened"] == ["q0: last.0.weight"]
 
 
+def test_what_a_weight_does_to_each_query_that_falls_short_is_summed(monkeypatch, search) -> None:
+    _Fake(monkeypatch, {f"{query}:last.0.weight": 0.2 for query in ("q0", "q1")})
+    monkeypatch.setattr(narrowing_module._Search, "_errors", lambda self, weights, query: [
+        1e9 if query == "q0" and any(key == LAST for _, key in weight.places) else 1.0 for weight in weights])
+    _, rows = search()
+    assert rows[-1]["widened"] == ["q0: last.0.weight"]
+
+
 def test_where_float16_is_not_enough_weights_become_float32(monkeypatch, search) -> None:
     _Fake(monkeypatch, {"q1:last.0.weight": 5.0})
     dtypes, _ = search()
