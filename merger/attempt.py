@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,17 +50,19 @@ def train_while(
     journal: Journal | None = None,
     plan: SharingPlan | None = None,
     judged_from: int = 1,
-    eased: Collection[str] = (),
+    eased: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each from `judged_from` on, every query's ratio on val. Stop by not asking for more.
 
     Before models are judged that have taken few steps their running statistics are measured again: a moving average
     has not caught up with their weights yet.
 
-    Those `eased` take part in half of the steps at most. `plan` says which residuals and factors models have. With a
-    journal it goes on where it stood: with the first epoch whose ratios the caller had not yet dealt with.
+    Those `eased` (query -> ratio) take part in half of the steps at most; whoever is judged to be below its ratio does
+    so in all again, until it is back. `plan` says which residuals and factors models have. With a journal it goes on
+    where it stood: with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or Journal()
+    eased = eased or {}
     training = bench.training(models, recipe, eased)
     journal.training("training", training)
     seen = journal.part("validation")
@@ -75,6 +77,7 @@ def train_while(
         bench.progress(
             "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
+        training.ease([query for query, ratio in eased.items() if ratios[query] >= ratio])
         yield ratios
         seen["epochs"] = epoch + 1
         journal.forget(name)

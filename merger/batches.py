@@ -64,6 +64,10 @@ class Batches:
         self._worker = ThreadPoolExecutor(1, "batches")
         self._ahead: tuple[int, Future[Batch]] | None = None
 
+    def share(self, shares: Mapping[str, Fraction]) -> None:
+        """From the next step on other `shares`."""
+        self._shares, self._ahead = dict(shares), None
+
     def at(self, step: int) -> Batch:
         """The batch of this step."""
         ahead, self._ahead = self._ahead, None

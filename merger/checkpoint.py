@@ -27,7 +27,7 @@ from models.errors import InputError
 from models.plan import SharingPlan
 
 STATE = "state.pt"
-FORMAT = 2
+FORMAT = 3
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 

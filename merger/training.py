@@ -149,7 +149,8 @@ class Training:
 
     A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
     `after_step` is called after each. `precisions` are fp32 or bf16 per query; a rule decides for those not named.
-    Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice.
+    Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice. They can
+    become others between two epochs.
     Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
     """
 
@@ -170,15 +171,14 @@ class Training:
         self.device = next(next(iter(models.values())).parameters()).device
         self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
         self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
-        frames = recipe.contributions({query: len(sets[query]) for query in models}, eased)
-        self.steps = math.ceil(max(frames.values()) / recipe.batch)
+        self.steps = math.ceil(max(self._contributions(eased).values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
         self.step = 0
         self._losses, self._summed = 0.0, 0
         own = {query: sets[query] for query in models}
-        shares = {query: Fraction(math.ceil(count / recipe.batch), self.steps) for query, count in frames.items()}
-        self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed, shares)
+        self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed)
+        self.ease(eased)
         watched = recipe.features > 0 and self.teachers
         self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
 
@@ -191,6 +191,13 @@ class Training:
     def loss(self) -> float:
         """Mean loss of the epoch at work, or of the one just finished."""
         return self._losses / max(1, self._summed)
+
+    def ease(self, eased: Collection[str]) -> None:
+        """From the next step on these are eased, and no others."""
+        self.eased = sorted(eased)
+        counts = self._contributions(eased)
+        shares = {query: Fraction(math.ceil(count / self.recipe.batch), self.steps) for query, count in counts.items()}
+        self._batches.share({query: min(share, Fraction(1)) for query, share in shares.items()})
 
     def epoch(self) -> float:
         """Go on to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
@@ -209,7 +216,10 @@ class Training:
         """Everything that a later step depends on; tensors are those at work, not copies."""
         models = {query: model.state_dict() for query, model in self.models.items()}
         losses = [self._losses, self._summed]
-        return {"step": self.step, "losses": losses, "models": models, "optimiser": self.optimiser.state_dict()}
+        return {
+            "step": self.step, "losses": losses, "models": models, "optimiser": self.optimiser.state_dict(),
+            "eased": self.eased,
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` of the same training returned."""
@@ -217,6 +227,10 @@ class Training:
         for query, model in self.models.items():
             model.load_state_dict(state["models"][query])
         self.optimiser.load_state_dict(state["optimiser"])
+        self.ease(state["eased"])
+
+    def _contributions(self, eased: Collection[str]) -> dict[str, int]:
+        return self.recipe.contributions({query: len(self.sets[query]) for query in self.models}, eased)
 
     def _take_step(self) -> None:
         if self.step % self.steps == 0:

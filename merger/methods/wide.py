@@ -67,7 +67,9 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
         bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
         merged = Merged(plan, originals)
         return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
-    joint = _Joint(bench, plan, recipe, required, checkpoint, bounds.part(JOINT))
+    planned = bounds.part(JOINT)
+    end = replace(planned, most_work=bounds.most_work)
+    joint = _Joint(bench, plan, recipe, required, checkpoint, planned, end)
     plan, found, recipe = joint.run(options.choose_rate)
     merged = Merged(plan, {**originals, **found["states"]})
     ratios, alone = found["ratios"], found.get("alone", ())
@@ -89,7 +91,8 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
 class _Joint:
     """The training of all models that share, from the best start until all reach what is `required`.
 
-    Whoever stays far off leaves between sprints. No epoch begins once the bounds are over, but the first.
+    Whoever stays far off leaves between sprints. Sprints are planned within `bounds`. No epoch begins past the `end`,
+    but the first: the work of a sprint in which eased queries had to come back may be more than was planned.
     """
 
     bench: Workbench
@@ -98,6 +101,7 @@ class _Joint:
     required: Mapping[str, float]
     checkpoint: Checkpoint
     bounds: Bounds
+    end: Bounds
 
     def run(self, choose_rate: bool) -> tuple[SharingPlan, dict[str, Any], Recipe]:
         """The plan with those that are left, their best `states` and `ratios` on val, the recipe with its rate."""
@@ -108,7 +112,7 @@ class _Joint:
         recipe, joint = replace(self.recipe, rate=found["rate"]), self
         sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
         for number, part in enumerate(sprints, 1):
-            eased = joint._met(found["ratios"]) if number > 1 else []
+            eased = {query: self.required[query] for query in joint._met(found["ratios"])} if number > 1 else {}
             epochs = joint._epochs(part * recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
@@ -213,7 +217,9 @@ class _Joint:
         tried = [row["alone"] for row in rows]
         return {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}
 
-    def _sprint(self, found: Mapping[str, Any], recipe: Recipe, eased: Collection[str] = ()) -> dict[str, Any]:
+    def _sprint(
+        self, found: Mapping[str, Any], recipe: Recipe, eased: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
         models = self.bench.models(self._queries(), found["states"], self.plan)
         tie(models, self.plan)
@@ -225,7 +231,7 @@ class _Joint:
         epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first, eased=eased)
         try:
             while not all_met(best["ratios"], self.required):
-                if self.bounds.over and len(best["rows"]) > 1:
+                if self.end.over and len(best["rows"]) > 1:
                     self.bench.progress("warning", text="the joint training is out of time")
                     break
                 ratios = next(epochs, None)

@@ -213,7 +213,8 @@ def test_all_that_are_almost_there_count_more_than_one_that_is() -> None:
 
 def _joint(bench: Workbench, folder: Path, required: float = 0.95) -> wide_module._Joint:
     plan, wanted = whole_plan(bench, OPTIONS), dict.fromkeys(bench.queries, required)
-    return wide_module._Joint(bench, plan, Recipe(), wanted, Checkpoint(folder, {}, False), Bounds(bench.work))
+    bounds = Bounds(bench.work)
+    return wide_module._Joint(bench, plan, Recipe(), wanted, Checkpoint(folder, {}, False), bounds, bounds)
 
 
 @pytest.mark.parametrize(("after_trials", "epochs"), [(0.94, [3, 8, 16]), (0.8, [8, 16])])
