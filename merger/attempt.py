@@ -77,7 +77,8 @@ def train_while(
         bench.progress(
             "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
-        training.ease([query for query, ratio in eased.items() if ratios[query] >= ratio])
+        if eased:
+            training.ease([query for query, ratio in eased.items() if ratios[query] >= ratio])
         yield ratios
         seen["epochs"] = epoch + 1
         journal.forget(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -198,6 +199,33 @@ def test_who_is_eased_takes_part_in_fewer_steps(bench: Workbench, few: bool, fra
     losses = [training.epoch(), training.epoch()]
     assert seen == {"q0": 128, "q1": 2 * frames} and training._summed == 8 + frames / 8
     assert all(0 < loss < 10 for loss in losses)
+
+
+def test_who_is_no_longer_eased_takes_part_in_all_steps_again_and_a_resumed_training_knows(bench: Workbench) -> None:
+    sets = {query: bench.train[query] for query in ("q0", "q1")}
+    recipe = Recipe(epochs=3, batch=8, node=8, frames_per_epoch=64)
+
+    def begun(eased: set[str]) -> Training:
+        return Training(bench.models(sets), sets, recipe, Work(), eased=eased)
+
+    def taken(training: Training) -> list[int]:
+        taking: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            own = training._learn
+            patch.setattr(training, "_learn", lambda query, nodes: taking.append(query) or own(query, nodes))
+            training.epoch()
+        return [taking.count(query) for query in sets]
+
+    training = begun({"q1"})
+    assert taken(training) == [8, 4]
+    training.ease([])
+    assert taken(training) == [8, 8]
+    training.ease(["q0"])
+    again = begun({"q1"})
+    again.load_state_dict(copy.deepcopy(training.state_dict()))
+    assert again.eased == ["q0"] and taken(again) == taken(training) == [4, 8]
+    mine, other = training.models["q0"].state_dict(), again.models["q0"].state_dict()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in mine.items())
 
 
 def test_batches_depend_on_the_step_alone_and_not_on_what_was_asked_before() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import merger.attempt as attempt_module
 import merger.methods.wide as wide_module
 from merger import merge
 from merger.bounds import Bounds
@@ -23,7 +24,7 @@ from merger.repair import RANKS, repair
 from merger.repairs import repair_all
 from merger.standing import training_flops
 from merger.start import donated
-from merger.training import Diverged, Recipe
+from merger.training import Diverged, Recipe, Training
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.bundle import open_bundle
 from models.groups import ceiling_bytes
@@ -285,6 +286,33 @@ def test_who_has_what_is_required_makes_room_for_the_others(
     whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
     bounded = replace(joint, bounds=Bounds(bench.work, bench.work.total + 4 * whole))
     assert bounded._epochs(16, set()) == 4 < bounded._epochs(16, {"q0", "q2"}) < 8, "what is saved buys epochs"
+
+
+def test_who_falls_below_is_eased_no_longer_until_it_is_back(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint = _joint(bench, tmp_path)
+    states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
+    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}}
+    judged = iter([{"q0": 0.94, "q2": 0.96}, {"q0": 0.97, "q2": 0.97}, {"q0": 0.9, "q2": 0.95}])
+    eased: list[list[str]] = []
+    monkeypatch.setattr(attempt_module, "judge_all", lambda *_: {"q1": 0.9, **next(judged)})
+    epoch = Training.epoch
+    monkeypatch.setattr(Training, "epoch", lambda self: eased.append(self.eased) or epoch(self))
+    joint._sprint(before, Recipe(epochs=5, frames_per_epoch=16), {"q0": 0.95, "q2": 0.95})
+    assert eased == [["q0", "q2"], ["q0", "q2"], ["q0", "q2"], ["q2"], ["q0", "q2"]]
+
+
+def test_a_sprint_that_takes_more_work_than_planned_goes_on_to_the_end_of_all(bench: Workbench, tmp_path: Path) -> None:
+    joint = _joint(bench, tmp_path, required=2.0)
+    states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
+    before = {"states": states, "ratios": dict.fromkeys(bench.queries, 0.5)}
+    spent = Bounds(bench.work, 0.0)
+    found = replace(joint, bounds=spent)._sprint(before, Recipe(epochs=4, frames_per_epoch=16))
+    assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
+    cut = replace(joint, end=spent, checkpoint=Checkpoint(tmp_path / "cut", {}, False))
+    found = cut._sprint(before, Recipe(epochs=4, frames_per_epoch=16))
+    assert [row["epoch"] for row in found["rows"]] == [0, 2], "but not past it, when one epoch was judged"
 
 
 def test_the_first_rate_that_helps_is_taken_without_trying_others(
