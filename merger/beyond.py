@@ -21,6 +21,7 @@ from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
 from merger.repair import RANKS, bytes_of_residual, largest_rank, rest_shared
+from merger.standing import training_flops
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, Workbench, snapshot
 from models.layers import layers_of_all, model_bytes
@@ -31,10 +32,10 @@ ROUNDS = {INSIDE: 3, LOW_RANK: 1}
 MOST_TRIES = 12
 LEAST_SAVING = 0.002
 """A candidate that saves less than this part of the originals' bytes is not worth a training."""
-EPOCHS = 0.5
-"""Epochs of one try, as a part of those a search gives an attempt."""
+SHORT, LONG = 0.5, 2
+"""Epochs of one try, as parts of those a search gives an attempt."""
 MAX_RISK = 0.25
-"""A layer starts at the least rank whose risk is below this."""
+"""A layer starts at the least rank whose risk is below this; steps that are together below it need a short try only."""
 NEAR = 0.05
 """A query that lies no further below what is required may be helped by residuals."""
 Queue = list[list[dict[str, Any]]]
@@ -176,7 +177,8 @@ class _Search:
             at = applied(self.bench, at, candidate, inputs)
         touched = {query for candidate in chunk for query in candidate.queries}
         queries = sorted(touched if chunk[0].alone else at.plan.tied_to(touched))
-        found = self.journal.step("trained", partial(self._trained, at, queries, chunk[0].alone))
+        epochs = self._epochs(queries, sum(candidate.risk for candidate in chunk))
+        found = self.journal.step("trained", partial(self._trained, at, queries, chunk[0].alone, epochs))
         residual_rank, epochs = 0, found["epochs"]
         for rank in RANKS:
             short = {q: self.required[q] - ratio for q, ratio in found["ratios"].items() if ratio < self.required[q]}
@@ -186,20 +188,28 @@ class _Search:
             if stored_bytes(self.bench, plan) >= stored_bytes(self.bench, merged.plan):
                 break
             at = Merged(plan, {**at.states, **_without_residuals(found["states"], at.plan, plan)})
-            found = self.journal.step(f"with rank {rank}", partial(self._trained, at, queries, chunk[0].alone))
+            train = partial(self._trained, at, queries, chunk[0].alone, self._epochs(queries, 0.0))
+            found = self.journal.step(f"with rank {rank}", train)
             residual_rank, epochs = rank, epochs + found["epochs"]
         gained = stored_bytes(self.bench, merged.plan) - stored_bytes(self.bench, at.plan)
-        accepted = all_met(found["ratios"], self.required) and gained > 0
+        accepted = found["held"] and gained > 0
         after = Merged(at.plan, {**at.states, **found["states"]}).to_plain() if accepted else None
         return {
             "accepted": accepted, "merged": after, "ratios": found["ratios"], "epochs": epochs,
             "residual_rank": residual_rank, "gained_bytes": gained if accepted else 0,
         }  # fmt: skip
 
-    def _trained(self, start: Merged, queries: Sequence[str], alone: bool) -> dict[str, Any]:
-        """The best state that a short joint training of these queries' models passes through.
+    def _epochs(self, queries: Sequence[str], risk: float) -> int:
+        """How long a try of this risk trains these queries: long only where there is work for all of it."""
+        long, short = (max(1, round(part * self.recipe.epochs)) for part in (LONG, SHORT))
+        flops = training_flops(self.bench, queries, replace(self.recipe, epochs=long))
+        return long if risk > MAX_RISK and flops <= self.bounds.work_left else short
 
-        With `alone` what they share with others stands still.
+    def _trained(self, start: Merged, queries: Sequence[str], alone: bool, epochs: int) -> dict[str, Any]:
+        """The best state that a joint training of these queries' models passes through, and whether it `held`.
+
+        One epoch at least: what passes on val as it starts has not been trained to answer like its original. With
+        `alone` what they share with others stands still.
         """
         bench, journal = self.bench, self.journal
         models = bench.tied(start.plan, queries, start.states, journal)
@@ -208,16 +218,17 @@ class _Search:
         best: dict[str, Any] = journal.part("best")
         if not best:
             ratios = {query: bench.ratio(query, model) for query, model in models.items()}
-            best.update(ratios=ratios, states={q: snapshot(model) for q, model in models.items()}, epochs=0)
-        short = replace(self.recipe, epochs=max(1, round(EPOCHS * self.recipe.epochs)))
-        epochs = train_while(bench, models, short, journal, start.plan)
+            states = {q: snapshot(model) for q, model in models.items()}
+            best.update(ratios=ratios, states=states, epochs=0, held=False)
+        judged = train_while(bench, models, replace(self.recipe, epochs=epochs), journal, start.plan)
         try:
-            while not all_met(best["ratios"], self.required) and (ratios := next(epochs, None)) is not None:
-                better = merit(ratios, self.required) > merit(best["ratios"], self.required)
+            while not best["held"] and (ratios := next(judged, None)) is not None:
+                better = merit(ratios, self.required) >= merit(best["ratios"], self.required)
                 states = {q: snapshot(model) for q, model in models.items()} if better else best["states"]
                 best.update(
-                    epochs=best["epochs"] + 1, states=states, ratios=ratios if better else best["ratios"]
-                )
+                    epochs=best["epochs"] + 1, states=states, ratios=ratios if better else best["ratios"],
+                    held=all_met(ratios, self.required),
+                )  # fmt: skip
         except Diverged as error:
             bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
         return dict(best)
