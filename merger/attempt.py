@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from merger.journal import Journal
+from merger.merit import met
 from merger.standing import judge_all
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
@@ -50,20 +51,21 @@ def train_while(
     journal: Journal | None = None,
     plan: SharingPlan | None = None,
     judged_from: int = 1,
-    eased: Mapping[str, float] | None = None,
+    begins: Mapping[str, float] | None = None,
+    required: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each from `judged_from` on, every query's ratio on val. Stop by not asking for more.
 
     Before models are judged that have taken few steps their running statistics are measured again: a moving average
     has not caught up with their weights yet.
 
-    Those `eased` (query -> ratio) take part in half of the steps at most; whoever is judged to be below its ratio does
-    so in all again, until it is back. `plan` says which residuals and factors models have. With a journal it goes on
-    where it stood: with the first epoch whose ratios the caller had not yet dealt with.
+    With `required`, the queries that have it are eased: they take part in half of the steps at most, and make room for
+    the others. Who they are tell the ratios that training `begins` with, and then those judged last. `plan` says which
+    residuals and factors models have. With a journal it goes on where it stood: with the first epoch whose ratios the
+    caller had not yet dealt with.
     """
     journal = journal or Journal()
-    eased = eased or {}
-    training = bench.training(models, recipe, eased)
+    training = bench.training(models, recipe, met(begins or {}, required) if required else ())
     journal.training("training", training)
     seen = journal.part("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
@@ -77,8 +79,8 @@ def train_while(
         bench.progress(
             "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
-        if eased:
-            training.ease([query for query, ratio in eased.items() if ratios[query] >= ratio])
+        if required:
+            training.ease(met(ratios, required))
         yield ratios
         seen["epochs"] = epoch + 1
         journal.forget(name)
@@ -110,9 +112,9 @@ def attempt(
     try:
         for epoch in range(len(history), recipe.epochs + 1):
             ratios = next(epochs) if epoch else judge_all(bench, journal, "tied", models, plan)
-            met = {query for query, ratio in ratios.items() if ratio >= required[query]}
-            if sum(query in met for query, _ in members) >= max(least, len(best.kept) + 1):
-                kept, merged = _what_holds(bench, accepted, members, models, met, required)
+            holding = set(met(ratios, required))
+            if sum(query in holding for query, _ in members) >= max(least, len(best.kept) + 1):
+                kept, merged = _what_holds(bench, accepted, members, models, holding, required)
                 if merged is not None:
                     best = Attempt(kept, merged, ratios, epoch)
                     notes["best"] = best.to_plain()

@@ -20,7 +20,7 @@ from merger.beyond_start import applied, errors, inputs_of, with_risk
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
-from merger.repair import RANKS, bytes_of_residual, largest_rank, rest_shared
+from merger.repair import RANKS, bytes_of_residual, enough, largest_rank, rest_shared
 from merger.standing import training_flops
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, Workbench, snapshot
@@ -38,6 +38,8 @@ MAX_RISK = 0.25
 """A layer starts at the least rank whose risk is below this; steps that are together below it need a short try only."""
 NEAR = 0.05
 """A query that lies no further below what is required may be helped by residuals."""
+MOST_RISK = 0.5
+"""The risk of all steps of one try, but for a single one's."""
 Queue = list[list[dict[str, Any]]]
 """Candidates as plain values, each with those to try instead, one after the other, once it is refused alone."""
 
@@ -52,11 +54,15 @@ def beyond(
 ) -> Merged:
     """What is merged with every step past the ceiling that holds; the log gets a row per try and a sum per kind.
 
-    A query that was merged with less than `required` must not fall below that. No try begins once the bounds are over.
+    A query that was merged with less than `required` must keep half of the margin. No try begins once the bounds are
+    over.
     """
     recipe = replace(recipe, private=1.0)  # factors belong to one query, and have yet to learn
     reached = checkpoint.step("reached", partial(_reached, bench, merged))
-    required = {query: min(ratio, reached[query]) for query, ratio in required.items()}
+    required = {
+        query: ratio if reached[query] >= ratio else min(reached[query], enough(bench, query, ratio))
+        for query, ratio in required.items()
+    }
     search = _Search(bench, recipe, required, checkpoint, bounds)
     queues = checkpoint.step("candidates past the ceiling", partial(search.queues, merged))
     for index, kind in enumerate(queues):
@@ -139,8 +145,7 @@ class _Search:
     def _step(self, kind: str, merged: Merged, notes: dict[str, Any]) -> None:
         """One try with the first candidates of the queue, and what it changes in the notes."""
         queue, size = notes["queue"], notes["size"]
-        first = [Candidate.from_plain(ladder[0]) for ladder in queue[:size]]
-        chunk = [candidate for candidate in first if candidate.alone == first[0].alone]
+        chunk = _together([Candidate.from_plain(ladder[0]) for ladder in queue[:size]])
         size = len(chunk)
         name = f"try {notes['tries']}"
         found = self.journal.step(name, partial(self._try, merged, chunk))
@@ -220,7 +225,8 @@ class _Search:
             ratios = {query: bench.ratio(query, model) for query, model in models.items()}
             states = {q: snapshot(model) for q, model in models.items()}
             best.update(ratios=ratios, states=states, epochs=0, held=False)
-        judged = train_while(bench, models, replace(self.recipe, epochs=epochs), journal, start.plan)
+        recipe = replace(self.recipe, epochs=epochs)
+        judged = train_while(bench, models, recipe, journal, start.plan, begins=best["ratios"], required=self.required)
         try:
             while not best["held"] and (ratios := next(judged, None)) is not None:
                 better = merit(ratios, self.required) >= merit(best["ratios"], self.required)
@@ -249,6 +255,17 @@ def _judged(ladder: Sequence[Candidate], judge: Callable[[Candidate], Candidate]
     while larger and one.risk > MAX_RISK:
         one = judge(larger.pop(0))
     return [candidate.to_plain() for candidate in (one, *(replace(other, risk=one.risk) for other in larger))]
+
+
+def _together(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first of these that one try may take: either all private or all shared, and no risk that nothing mends."""
+    chunk = list(candidates[:1])
+    for candidate in candidates[1:]:
+        risk = sum(one.risk for one in (*chunk, candidate))
+        if candidate.alone != chunk[0].alone or risk > MOST_RISK:
+            break
+        chunk.append(candidate)
+    return chunk
 
 
 def _order(candidate: Mapping[str, Any]) -> tuple[bool, float]:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
+def met(ratios: Mapping[str, float], required: Mapping[str, float]) -> list[str]:
+    """The queries that have what is required of them: they need only keep it."""
+    return [query for query, ratio in ratios.items() if ratio >= required[query]]
+
+
 def all_met(ratios: Mapping[str, float], required: Mapping[str, float]) -> bool:
     """Whether each of these queries reaches what is required of it."""
     return all(ratio >= required[query] for query, ratio in ratios.items())

@@ -67,9 +67,8 @@ def repair(
     the fewest bytes that did it; any other leaves.
     """
     rows, recipe = [], replace(recipe, epochs=max(1, recipe.epochs // 2))
-    target = bench.queries[query].accuracy_target
-    enough = target + HALF * (required - target)
-    cheapest = (0, -ratio, merged) if ratio >= enough else None
+    least = enough(bench, query, required)
+    cheapest = (0, -ratio, merged) if ratio >= least else None
     for step in _steps(bench, merged, query, journal, alone):
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
@@ -84,16 +83,23 @@ def repair(
         after = Merged(step.plan, {**merged.states, query: found["state"]})
         if found["ratio"] >= required:
             return after, rows
-        if found["ratio"] >= enough:
+        if found["ratio"] >= least:
             this = (step.cost_bytes, -found["ratio"], after)
             cheapest = min(cheapest or this, this, key=lambda one: one[:2])
     if cheapest is not None:
+        target = bench.queries[query].accuracy_target
         text = f"{query}: {-cheapest[1]:.3f} of its original on val, its target of {target:g} with half the margin"
         bench.progress("warning", text=text)
         return cheapest[2], rows
     rows.append({"query": query, "repair": LEAVES, "required": required, "work": bench.work.total})
     bench.progress("repair", **rows[-1])
     return Merged(merged.plan.without(query), {**merged.states, query: snapshot(bench.originals[query])}), rows
+
+
+def enough(bench: Workbench, query: str, required: float) -> float:
+    """The ratio on val with which a query is kept that nothing brings to what is required: half of the margin."""
+    target = bench.queries[query].accuracy_target
+    return target + HALF * (required - target)
 
 
 def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal, alone: bool) -> Iterator[Step]:

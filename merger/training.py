@@ -171,7 +171,7 @@ class Training:
         self.device = next(next(iter(models.values())).parameters()).device
         self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
         self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
-        self.steps = math.ceil(max(self._contributions(eased).values()) / recipe.batch)
+        self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
         self.step = 0
@@ -196,8 +196,8 @@ class Training:
         """From the next step on these are eased, and no others."""
         self.eased = sorted(eased)
         counts = self._contributions(eased)
-        shares = {query: Fraction(math.ceil(count / self.recipe.batch), self.steps) for query, count in counts.items()}
-        self._batches.share({query: min(share, Fraction(1)) for query, share in shares.items()})
+        steps = {query: math.ceil(count / self.recipe.batch) for query, count in counts.items()}
+        self._batches.share({query: Fraction(count, self.steps) for query, count in steps.items()})
 
     def epoch(self) -> float:
         """Go on to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""

@@ -18,7 +18,7 @@ from merger.attempt import train_while
 from merger.beyond import beyond
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
-from merger.merit import all_met, merit
+from merger.merit import all_met, merit, met
 from merger.method import MergeOptions, method
 from merger.repair import train_private
 from merger.repairs import repair_all
@@ -112,13 +112,13 @@ class _Joint:
         recipe, joint = replace(self.recipe, rate=found["rate"]), self
         sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
         for number, part in enumerate(sprints, 1):
-            eased = {query: self.required[query] for query in joint._met(found["ratios"])} if number > 1 else {}
+            eased = met(found["ratios"], self.required) if number > 1 else []
             epochs = joint._epochs(part * recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
             seed = self.bench.seed * len(SPRINTS) + number
             sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2 ** (number - 1))
-            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, eased))
+            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, number > 1))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
             found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found, recipe))
@@ -130,10 +130,6 @@ class _Joint:
     def _near(self, found: Mapping[str, Any]) -> float:
         """The part of what is required that the query furthest from it reaches."""
         return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
-
-    def _met(self, ratios: Mapping[str, float]) -> list[str]:
-        """The queries that have what is required: they need only keep it, and make room for the others."""
-        return [query for query, ratio in ratios.items() if ratio >= self.required[query]]
 
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
@@ -217,9 +213,7 @@ class _Joint:
         tried = [row["alone"] for row in rows]
         return {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}
 
-    def _sprint(
-        self, found: Mapping[str, Any], recipe: Recipe, eased: Mapping[str, float] | None = None
-    ) -> dict[str, Any]:
+    def _sprint(self, found: Mapping[str, Any], recipe: Recipe, easing: bool = False) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
         models = self.bench.models(self._queries(), found["states"], self.plan)
         tie(models, self.plan)
@@ -228,7 +222,10 @@ class _Joint:
             rows = [self._row(0, found["ratios"])]
             best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
-        epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first, eased=eased)
+        required = self.required if easing else None
+        epochs = train_while(
+            self.bench, models, recipe, self.checkpoint, judged_from=first, begins=found["ratios"], required=required
+        )
         try:
             while not all_met(best["ratios"], self.required):
                 if self.end.over and len(best["rows"]) > 1:
@@ -248,11 +245,11 @@ class _Joint:
         return sorted({query for members in self.plan.shared for query, _ in members})
 
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
-        saved, met = self.plan, self._met(ratios)
-        for query in set(ratios) - set(met):
+        saved, holding = self.plan, met(ratios, self.required)
+        for query in set(ratios) - set(holding):
             saved = saved.without(query)
         return {
-            "epoch": epoch, "ratios": dict(ratios), "met": met, "saved_bytes": saved.saved_bytes(self.bench.layers),
+            "epoch": epoch, "ratios": dict(ratios), "met": holding, "saved_bytes": saved.saved_bytes(self.bench.layers),
             "work": self.bench.work.total,
         }  # fmt: skip
 
