@@ -20,7 +20,7 @@ from merger.beyond_start import applied, errors, inputs_of, with_risk
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
-from merger.repair import RANKS, bytes_of_residual, enough, largest_rank, rest_shared
+from merger.repair import RANKS, bytes_of_residual, enough, largest_rank, rest_shared, train_private
 from merger.standing import training_flops
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, Workbench, snapshot
@@ -174,7 +174,8 @@ class _Search:
     def _try(self, merged: Merged, chunk: Sequence[Candidate]) -> dict[str, Any]:
         """Take these steps at once, train, and see whether everyone still reaches what is required.
 
-        Queries that lie just below it get residuals on the layers that share within their model, rank by rank.
+        Queries that lie just below it train their private parts alone; if that does not help, they get residuals on the
+        layers that share within their model, rank by rank.
         """
         inputs = self.journal.step("inputs", partial(inputs_of, self.bench, merged, chunk))
         at = merged
@@ -184,9 +185,10 @@ class _Search:
         queries = sorted(touched if chunk[0].alone else at.plan.tied_to(touched))
         epochs = self._epochs(queries, sum(candidate.risk for candidate in chunk))
         found = self.journal.step("trained", partial(self._trained, at, queries, chunk[0].alone, epochs))
+        found = self._mended(at, found)
         residual_rank, epochs = 0, found["epochs"]
         for rank in RANKS:
-            short = {q: self.required[q] - ratio for q, ratio in found["ratios"].items() if ratio < self.required[q]}
+            short = self._short(found["ratios"])
             plan = _with_residuals(self.bench, at.plan, chunk, short, rank)
             if not short or max(short.values()) > NEAR or plan == at.plan:
                 break
@@ -204,11 +206,34 @@ class _Search:
             "residual_rank": residual_rank, "gained_bytes": gained if accepted else 0,
         }  # fmt: skip
 
+    def _short(self, ratios: Mapping[str, float]) -> dict[str, float]:
+        """What the queries lack that are below what is required."""
+        return {query: self.required[query] - ratio for query, ratio in ratios.items() if ratio < self.required[query]}
+
+    def _mended(self, at: Merged, found: dict[str, Any]) -> dict[str, Any]:
+        """What was `found` by training, those that lie just below mended by their private parts; no bytes."""
+        short = self._short(found["ratios"])
+        if not short or max(short.values()) > NEAR:
+            return found
+        states, ratios = dict(found["states"]), dict(found["ratios"])
+        recipe = replace(self.recipe, epochs=self._epochs([], 0.0))
+        for query in sorted(short, key=lambda query: -short[query]):
+            merged, required = Merged(at.plan, states), self.required[query]
+            train = partial(train_private, self.bench, merged, at.plan, query, recipe, required, self.journal)
+            mended = self.journal.step(f"{query} alone", train)
+            states[query], ratios[query] = mended["state"], mended["ratio"]
+            self.bench.progress("alone", query=query, ratio=mended["ratio"], required=required)
+            if mended["ratio"] < required:
+                break
+        return {**found, "states": states, "ratios": ratios, "held": all_met(ratios, self.required)}
+
     def _epochs(self, queries: Sequence[str], risk: float) -> int:
         """How long a try of this risk trains these queries: long only where there is work for all of it."""
         long, short = (max(1, round(part * self.recipe.epochs)) for part in (LONG, SHORT))
+        if risk <= MAX_RISK:
+            return short
         flops = training_flops(self.bench, queries, replace(self.recipe, epochs=long))
-        return long if risk > MAX_RISK and flops <= self.bounds.work_left else short
+        return long if flops <= self.bounds.work_left else short
 
     def _trained(self, start: Merged, queries: Sequence[str], alone: bool, epochs: int) -> dict[str, Any]:
         """The best state that a joint training of these queries' models passes through, and whether it `held`.

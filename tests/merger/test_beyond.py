@@ -350,6 +350,38 @@ def test_weights_that_one_query_has_for_itself_come_first_and_what_is_shared_sta
         assert torch.equal(after.states[query][f"{path}.weight"], merged.states[query][f"{path}.weight"])
 
 
+@pytest.mark.parametrize(
+    ("fallen", "lifted", "tried", "accepted"),
+    [
+        ({"q0": 0.94, "q1": 0.93}, 0.96, ["q1", "q0"], True),
+        ({"q0": 0.94, "q1": 0.93}, 0.949, ["q1"], False),
+        ({"q0": 0.94, "q1": 0.89}, 0.96, [], False),
+        ({"q0": 0.94, "q1": 1.0}, 0.96, ["q0"], True),
+    ],
+)
+def test_queries_just_below_are_mended_by_their_private_parts(
+    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    fallen: dict[str, float], lifted: float, tried: list[str], accepted: bool,
+) -> None:  # fmt: skip
+    alone: list[str] = []
+
+    def private(_: Any, at: Merged, plan: SharingPlan, query: str, recipe: Recipe, required: float, *__: Any) -> Any:
+        assert plan == at.plan != merged.plan and required == 0.95 and recipe.epochs == 1
+        alone.append(query)
+        return {"state": {**at.states[query], "mended": torch.ones(1)}, "ratio": lifted, "epochs": 1, "carried": {}}
+
+    monkeypatch.setattr(beyond_module, "train_private", private)
+    bench.ratio = lambda query, model: fallen[query]
+    search = _search(bench, tmp_path / "work", 0.95)
+    shared = next(ladder for ladder in low_rank(bench.layers, bench.originals, merged.plan, 0) if not ladder[0].alone)
+    found = search._try(merged, shared[:1])
+    assert (alone, found["accepted"]) == (tried, accepted)
+    if accepted:
+        states = Merged.from_plain(found["merged"]).states
+        assert {query for query in states if "mended" in states[query]} == set(tried)
+        assert found["ratios"] == {**fallen, **dict.fromkeys(tried, lifted)}
+
+
 def test_a_query_just_below_gets_residuals_on_the_layers_that_share(
     bench: Workbench, merged: Merged, tmp_path: Path
 ) -> None:
