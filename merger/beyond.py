@@ -2,9 +2,9 @@
 
 Each kind of step is tried on its own on top of what is merged already. Its candidates stand in order of bytes saved
 per risk, those of weights that one query has for itself before all others: with these the shared weights stand still,
-and nobody else need train. As many as possible are taken at once and trained together for a short while, half as many
-after a refusal, and what is refused alone is dropped (factors are tried at their next rank first). A step stays only
-when every query that it touches still reaches what is required of it on val.
+and nobody else need train. As many as possible are taken at once and trained together, for longer where they are risky,
+half as many after a refusal, and what is refused alone is dropped (factors are tried at their next rank first). A step
+stays only when every query that it touches still reaches what is required of it on val.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class _Search:
             if stored_bytes(self.bench, plan) >= stored_bytes(self.bench, merged.plan):
                 break
             at = Merged(plan, {**at.states, **_without_residuals(found["states"], at.plan, plan)})
-            train = partial(self._trained, at, queries, chunk[0].alone, self._epochs(queries, 0.0))
+            train = partial(self._trained, at, queries, chunk[0].alone, self._part(SHORT))
             found = self.journal.step(f"with rank {rank}", train)
             residual_rank, epochs = rank, epochs + found["epochs"]
         gained = stored_bytes(self.bench, merged.plan) - stored_bytes(self.bench, at.plan)
@@ -216,7 +216,7 @@ class _Search:
         if not short or max(short.values()) > NEAR:
             return found
         states, ratios = dict(found["states"]), dict(found["ratios"])
-        recipe = replace(self.recipe, epochs=self._epochs([], 0.0))
+        recipe = replace(self.recipe, epochs=self._part(SHORT))
         for query in sorted(short, key=lambda query: -short[query]):
             merged, required = Merged(at.plan, states), self.required[query]
             train = partial(train_private, self.bench, merged, at.plan, query, recipe, required, self.journal)
@@ -229,11 +229,15 @@ class _Search:
 
     def _epochs(self, queries: Sequence[str], risk: float) -> int:
         """How long a try of this risk trains these queries: long only where there is work for all of it."""
-        long, short = (max(1, round(part * self.recipe.epochs)) for part in (LONG, SHORT))
         if risk <= MAX_RISK:
-            return short
+            return self._part(SHORT)
+        long = self._part(LONG)
         flops = training_flops(self.bench, queries, replace(self.recipe, epochs=long))
-        return long if flops <= self.bounds.work_left else short
+        return long if flops <= self.bounds.work_left else self._part(SHORT)
+
+    def _part(self, part: float) -> int:
+        """So many epochs of those a search gives an attempt."""
+        return max(1, round(part * self.recipe.epochs))
 
     def _trained(self, start: Merged, queries: Sequence[str], alone: bool, epochs: int) -> dict[str, Any]:
         """The best state that a joint training of these queries' models passes through, and whether it `held`.
