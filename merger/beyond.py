@@ -242,8 +242,8 @@ class _Search:
     def _trained(self, start: Merged, queries: Sequence[str], alone: bool, epochs: int) -> dict[str, Any]:
         """The best state that a joint training of these queries' models passes through, and whether it `held`.
 
-        One epoch at least: what passes on val as it starts has not been trained to answer like its original. With
-        `alone` what they share with others stands still.
+        It is of the first epoch at the earliest: what passes on val as it starts has not been trained to answer like
+        its original. With `alone` what they share with others stands still.
         """
         bench, journal = self.bench, self.journal
         models = bench.tied(start.plan, queries, start.states, journal)
@@ -258,7 +258,7 @@ class _Search:
         judged = train_while(bench, models, recipe, journal, start.plan, begins=best["ratios"], required=self.required)
         try:
             while not best["held"] and (ratios := next(judged, None)) is not None:
-                better = merit(ratios, self.required) >= merit(best["ratios"], self.required)
+                better = not best["epochs"] or merit(ratios, self.required) >= merit(best["ratios"], self.required)
                 states = {q: snapshot(model) for q, model in models.items()} if better else best["states"]
                 best.update(
                     epochs=best["epochs"] + 1, states=states, ratios=ratios if better else best["ratios"],
