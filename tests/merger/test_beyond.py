@@ -350,6 +350,24 @@ def test_weights_that_one_query_has_for_itself_come_first_and_what_is_shared_sta
         assert torch.equal(after.states[query][f"{path}.weight"], merged.states[query][f"{path}.weight"])
 
 
+def test_in_a_try_those_who_have_what_is_required_make_room_for_the_others(
+    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eased: list[set[str]] = []
+    training = bench.training
+
+    def noted(models: Any, recipe: Recipe, names: Any) -> Any:
+        eased.append(set(names))
+        return training(models, recipe, names)
+
+    monkeypatch.setattr(bench, "training", noted)
+    bench.ratio = lambda query, model: {"q0": 0.96, "q1": 0.8}[query]
+    search = _search(bench, tmp_path / "work", 0.95)
+    shared = next(ladder for ladder in low_rank(bench.layers, bench.originals, merged.plan, 0) if not ladder[0].alone)
+    search._try(merged, shared[:1])
+    assert eased == [{"q0"}]
+
+
 @pytest.mark.parametrize(
     ("fallen", "lifted", "tried", "accepted"),
     [
