@@ -299,7 +299,7 @@ def test_who_falls_below_is_eased_no_longer_until_it_is_back(
     monkeypatch.setattr(attempt_module, "judge_all", lambda *_: {"q1": 0.9, **next(judged)})
     epoch = Training.epoch
     monkeypatch.setattr(Training, "epoch", lambda self: eased.append(self.eased) or epoch(self))
-    joint._sprint(before, Recipe(epochs=5, frames_per_epoch=16), {"q0": 0.95, "q2": 0.95})
+    joint._sprint(before, Recipe(epochs=5, frames_per_epoch=16), easing=True)
     assert eased == [["q0", "q2"], ["q0", "q2"], ["q0", "q2"], ["q2"], ["q0", "q2"]]
 
 
