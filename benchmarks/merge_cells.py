@@ -106,7 +106,7 @@ class Cell:
         """Store it whole or not at all."""
         path = path_of(folder, self.name, self.arm, self.seed)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n", encoding="utf-8")
         partial.replace(path)
         return path
 

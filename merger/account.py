@@ -6,6 +6,7 @@ function, so a merge that was interrupted accounts as one that was not. The rows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ KEPT, REPAIRED, PARTLY, REFUSED, UNTRIED = "kept", "repaired", "partly", "refuse
 OUTCOMES = (KEPT, REPAIRED, PARTLY, REFUSED, UNTRIED)
 LEAVES = "leaves"
 NO_TIME = "nothing, its time or work was over"
+JOINT = "the joint training"
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -71,14 +73,14 @@ def all_at_once(
     """Of sets that were tied at once, whose queries were then repaired one by one; `work` is that of the method.
 
     A query stands in the way of a set when it left it: with all its layers, or with those that became private copies.
+    It did so for what the step before, in order of bytes, could not do.
     """
     joint = [row["work"] for row in log if "sprint" in row]
     begun = [row["work"] - row["work_spent"] for row in log if "work_spent" in row]
     work = joint[-1] if joint else min(begun, default=work)
     repairs: dict[str, list[Mapping[str, Any]]] = {}
-    for row in log:
-        if "repair" in row:
-            repairs.setdefault(row["query"], []).append(row)
+    for row in sorted((row for row in log if "repair" in row), key=lambda row: row.get("cost_bytes", math.inf)):
+        repairs.setdefault(row["query"], []).append(row)
     judged = {query: ratio for row in log if "epoch" in row for query, ratio in row["ratios"].items()}
     trials = []
     for members in sets:
@@ -151,7 +153,7 @@ def _reached(rows: Rows, judged: float | None, required: float) -> dict[str, Any
     if "after" in last:
         return {"after": last["after"], "ratio": last["ratio"], "required": required}
     if not before:
-        return {"after": NO_TIME, "ratio": judged, "required": required}
+        return {"after": NO_TIME if last["repair"] == LEAVES else JOINT, "ratio": judged, "required": required}
     return {"after": before[-1]["repair"], "ratio": before[-1]["ratio"], "required": required}
 
 

@@ -1,15 +1,15 @@
 """Narrow repairs of one query that stays below its target while the shared weights stand still for all others.
 
-Smallest bytes first: private norms and head alone, then low-rank residuals on the layers where the query's features
-are furthest from its original's, then private copies of such layers, and at last the original itself. Nothing of it
-touches another query, so none need be judged again.
+With the fewest bytes that do: private norms and head alone, low-rank residuals on the layers where the query's features
+are furthest from its original's, private copies of such layers, and at last the original itself. Nothing of it touches
+another query, so none need be judged again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,11 +36,13 @@ GENTLE = 0.25
 """The part of the rate at which a model is mended alone: it stands where a falling rate has brought it, and is near."""
 UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """The part of a query's shared bytes that become private copies, step by step."""
+MOST_STEPS = 1 + (len(RANKS) + len(UNSHARED)).bit_length()
+"""About so many steps are taken: private parts, and a bisection of the others."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One repair: what was done, the plan it leads to, the bytes it costs, and the layers that become private."""
+    """One repair: what is done, the plan it leads to, the bytes it costs, and the layers that become private."""
 
     what: str
     plan: SharingPlan
@@ -66,34 +68,77 @@ def repair(
     No step begins once the bounds are over. A query that came half of the margin above its target by then is kept with
     the fewest bytes that did it; any other leaves.
     """
-    rows, recipe = [], replace(recipe, epochs=max(1, recipe.epochs // 2))
+    recipe = replace(recipe, epochs=max(1, recipe.epochs // 2))
+    search = _Search(bench, query, recipe, required, journal, bounds, merged)
     least = enough(bench, query, required)
-    cheapest = (0, -ratio, merged) if ratio >= least else None
-    for step in _steps(bench, merged, query, journal, alone):
+    free = (ratio, merged)
+    if not alone and not bounds.over:
+        free = max(free, search.take(Step("norms and head", merged.plan, 0)), key=lambda one: one[0])
+    if free[0] >= required:
+        return free[1], search.rows
+    steps = [] if bounds.over else _steps(bench, merged, query, journal)
+    found = search.cheapest(steps, required)
+    if found is None:
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
-            break
-        train = partial(train_private, bench, merged, step.plan, query, recipe, required, journal)
-        found = journal.step(step.what, train)
-        merged = Merged(merged.plan, {**merged.states, query: {**merged.states[query], **found["carried"]}})
+        found = free if free[0] >= least else search.cheapest(steps, least)
+        if found is not None:
+            target = bench.queries[query].accuracy_target
+            text = f"{query}: {found[0]:.3f} of its original on val, its target of {target:g} with half the margin"
+            bench.progress("warning", text=text)
+    if found is not None:
+        return found[1], search.rows
+    row = {"query": query, "repair": LEAVES, "required": required, "work": bench.work.total}
+    bench.progress("repair", **row)
+    original = {query: snapshot(bench.originals[query])}
+    return Merged(merged.plan.without(query), {**merged.states, **original}), [*search.rows, row]
+
+
+@dataclass
+class _Search:
+    """The steps taken for one query: log `rows`, and by its place among the steps what was reached with each.
+
+    `merged` is what the next step starts from: private parts carry on what they learned where nothing else changed.
+    """
+
+    bench: Workbench
+    query: str
+    recipe: Recipe
+    required: float
+    journal: Journal
+    bounds: Bounds
+    merged: Merged
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    reached: dict[int, tuple[float, Merged]] = field(default_factory=dict)
+
+    def take(self, step: Step) -> tuple[float, Merged]:
+        """The best ratio on val that training comes to with this step, and what is merged then."""
+        bench, query, merged = self.bench, self.query, self.merged
+        train = partial(train_private, bench, merged, step.plan, query, self.recipe, self.required, self.journal)
+        found = self.journal.step(step.what, train)
+        self.merged = Merged(merged.plan, {**merged.states, query: {**merged.states[query], **found["carried"]}})
         row = {"query": query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],
-               "required": required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
-        rows.append({**row, "private": list(step.private)} if step.private else row)
+               "required": self.required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
+        self.rows.append({**row, "private": list(step.private)} if step.private else row)
         bench.progress("repair", **row)
-        after = Merged(step.plan, {**merged.states, query: found["state"]})
-        if found["ratio"] >= required:
-            return after, rows
-        if found["ratio"] >= least:
-            this = (step.cost_bytes, -found["ratio"], after)
-            cheapest = min(cheapest or this, this, key=lambda one: one[:2])
-    if cheapest is not None:
-        target = bench.queries[query].accuracy_target
-        text = f"{query}: {-cheapest[1]:.3f} of its original on val, its target of {target:g} with half the margin"
-        bench.progress("warning", text=text)
-        return cheapest[2], rows
-    rows.append({"query": query, "repair": LEAVES, "required": required, "work": bench.work.total})
-    bench.progress("repair", **rows[-1])
-    return Merged(merged.plan.without(query), {**merged.states, query: snapshot(bench.originals[query])}), rows
+        return found["ratio"], Merged(step.plan, {**merged.states, query: found["state"]})
+
+    def cheapest(self, steps: Sequence[Step], wanted: float) -> tuple[float, Merged] | None:
+        """What is reached by the first of these steps that comes to `wanted`; None where none does, as far as tried.
+
+        By bisection: who is helped by a step is helped by those that cost more. A step takes a training, so that one
+        by one the bounds would be over before the larger steps, and the query would leave.
+        """
+        held = min((place for place, (ratio, _) in self.reached.items() if ratio >= wanted), default=len(steps))
+        failed = max((place for place in self.reached if place < held), default=-1)
+        while held - failed > 1 and not self.bounds.over:
+            place = (failed + held) // 2
+            self.reached[place] = self.take(steps[place])
+            if self.reached[place][0] >= wanted:
+                held = place
+            else:
+                failed = place
+        return self.reached.get(held)
 
 
 def enough(bench: Workbench, query: str, required: float) -> float:
@@ -102,20 +147,20 @@ def enough(bench: Workbench, query: str, required: float) -> float:
     return target + HALF * (required - target)
 
 
-def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal, alone: bool) -> Iterator[Step]:
+def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
+    """Residuals and private copies, in ascending order of bytes; of two that cost as many, one."""
     size = {layer.path: layer.bytes for layer in bench.layers if layer.query == query}
     shared = [path for members in merged.plan.shared for name, path in members if name == query]
-    if not alone:
-        yield Step("norms and head", merged.plan, 0)
     furthest = journal.step("distances", partial(_furthest, bench, merged, query, shared))
     model = bench.originals[query]
     able = [path for path in furthest if largest_rank(model.get_submodule(path)) >= RANKS[0]]
     able = able[: max(1, round(LAYERS * len(able)))]
+    steps: dict[int, Step] = {}
     for rank in RANKS:
         ranks = {path: rank for path in able if largest_rank(model.get_submodule(path)) >= rank}
         cost = sum(bytes_of_residual(model.get_submodule(path), rank) for path in ranks)
         if ranks and cost < sum(size[path] for path in shared):
-            yield Step(f"residuals of rank {rank}", merged.plan.with_residuals(query, ranks), cost)
+            steps[cost] = Step(f"residuals of rank {rank}", merged.plan.with_residuals(query, ranks), cost)
     for part in UNSHARED:
         chosen, cost = [], 0
         for path in furthest:
@@ -123,7 +168,8 @@ def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal, alone
                 chosen.append(path)
                 cost += size[path]
         what = f"{part:.1%} of its shared bytes private"
-        yield Step(what, merged.plan.without(query, chosen), cost, tuple(chosen))
+        steps[cost] = Step(what, merged.plan.without(query, chosen), cost, tuple(chosen))
+    return [steps[cost] for cost in sorted(steps)]
 
 
 def _furthest(bench: Workbench, merged: Merged, query: str, shared: Sequence[str]) -> list[str]:

@@ -8,14 +8,12 @@ from typing import Any
 
 from merger.bounds import Bounds
 from merger.journal import Journal
-from merger.repair import RANKS, UNSHARED, repair
+from merger.repair import MOST_STEPS, repair
 from merger.standing import training_flops
 from merger.training import Recipe
 from merger.workbench import Merged, Workbench
 from merger.workers import Job, run
 from models.plan import SharingPlan
-
-STEPS = 1 + len(RANKS) + len(UNSHARED)
 
 
 def repair_all(
@@ -47,7 +45,7 @@ def repair_all(
             {"query": query, "plan": plan, "state": dict(merged.states[query]), "ratio": ratios[query],
              "recipe": dict(recipe.__dict__), "required": required[query], "most_work": share, "ends_at": ends_at,
              "alone": query in alone},
-            (query,), min(share, STEPS * training_flops(bench, [query], recipe)),
+            (query,), min(share, MOST_STEPS * training_flops(bench, [query], recipe)),
         )
         for query in below
     ]  # fmt: skip

@@ -263,6 +263,14 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_cells(tmp_path) == [cell] and read_cells(tmp_path)[0].accepted() == cell.accepted()
 
 
+def test_the_pictures_of_the_docs_are_those_of_the_measured_cells(repository: Path, tmp_path: Path) -> None:
+    cells = read_cells(repository / "benchmarks" / "measured" / "merge")
+    merge.draw(cells, tmp_path)
+    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {"merge-gti.svg", "merge-gti-targets.svg"} <= set(drawn)
+    assert drawn == {name: (repository / "docs" / name).read_bytes() for name in drawn}
+
+
 def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[MergeOptions] = []
 

@@ -83,6 +83,15 @@ def test_private_copies_take_a_layer_out_for_what_the_step_before_could_not_do()
     assert rows[1]["in_the_way"]["b"] == {"after": "12.5% private", "ratio": 0.94, "required": 0.95}
 
 
+def test_repairs_that_were_bisected_are_told_in_order_of_bytes() -> None:
+    log = [SPRINT, _repair("b", "12.5% private", 0.94, cost_bytes=100, private=["conv"]),
+           _repair("b", "25.0% private", 0.97, cost_bytes=1100, private=["conv", "fc"]),
+           _repair("b", "residuals of rank 16", 0.93, cost_bytes=120)]  # fmt: skip
+    rows = account(all_at_once([(A, B, C), (D, E)], log, REQUIRED, 0.0), SharingPlan(((A, C),)), SIZE, {})
+    assert rows[0]["in_the_way"]["b"] == {"after": "the joint training", "ratio": 0.98, "required": 0.95}
+    assert rows[1]["in_the_way"]["b"]["after"] == "residuals of rank 16"
+
+
 def test_who_shares_in_the_end_stood_in_nobodys_way() -> None:
     log = [SPRINT, _repair("b", "12.5% private", 0.9, private=["conv"])]
     (row,) = account(all_at_once([(A, B, C)], log, REQUIRED, 0.0), SharingPlan(((A, B, C),)), SIZE, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ from merger.journal import Journal
 from merger.merit import merit
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan, wide
-from merger.repair import RANKS, repair
+from merger.repair import RANKS, Step, repair
+from merger.repair import _steps as repair_steps
 from merger.repairs import repair_all
 from merger.standing import training_flops
 from merger.start import donated
@@ -89,16 +91,73 @@ def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(
             assert torch.equal(repaired.states[query][weight_key(repaired.states[query], path)], first), values
 
 
-def test_repairs_come_in_ascending_order_of_bytes_and_a_hopeless_query_leaves(bench: Workbench) -> None:
+def test_a_query_that_nothing_helps_gets_its_original_back(bench: Workbench) -> None:
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
-    bench.ratio = lambda query, model: 0.5  # nothing helps
+    bench.ratio = lambda query, model: 0.5
     repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
     costs = [row["cost_bytes"] for row in rows if "cost_bytes" in row]
     assert costs == sorted(costs) and rows[-1]["repair"] == "leaves"
+    assert costs[-1] == repair_steps(bench, merged, "q1", Journal())[-1].cost_bytes, "not before the dearest step"
     assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
     original = bench.originals["q1"].state_dict()
     assert all(torch.equal(repaired.states["q1"][name], original[name]) for name in original)
+
+
+def test_the_steps_of_a_repair_rise_in_bytes_and_none_comes_twice(bench: Workbench) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    steps = repair_steps(bench, merged, "q1", Journal())
+    costs = [step.cost_bytes for step in steps]
+    assert costs == sorted(set(costs)) and len(costs) > 3
+    assert [step.what for step in steps[: len(RANKS)]] == [f"residuals of rank {rank}" for rank in RANKS]
+    assert steps[-1].what == "50.0% of its shared bytes private" and steps[-1].private
+
+
+@pytest.mark.parametrize("margin", ["whole", "half"])
+@pytest.mark.parametrize("helps", [0, 1, 2, 3, 4])
+def test_the_cheapest_step_that_helps_is_found_by_bisection(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, helps: int, margin: str
+) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    steps = repair_steps(bench, merged, "q1", Journal())
+    target = bench.queries["q1"].accuracy_target
+    better = target + (0.03 if margin == "whole" else 0.015)
+    _train_by_step(monkeypatch, steps, [0.5] * helps + [better] * (len(steps) - helps))
+    kept, rows = repair(
+        bench, merged, "q1", 0.5, Recipe(), target + 0.02, Journal(), Bounds(bench.work), alone=True
+    )  # fmt: skip
+    tried = [row["repair"] for row in rows if "ratio" in row]
+    assert len(tried) == len(set(tried)) <= len(steps).bit_length() + (margin == "half")
+    if helps < len(steps):
+        assert kept.plan == steps[helps].plan and rows[-1]["repair"] != "leaves"
+    else:
+        assert rows[-1]["repair"] == "leaves"
+
+
+def test_what_helped_is_kept_when_there_is_no_work_to_look_for_less(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    steps = repair_steps(bench, merged, "q1", Journal())
+    middle = (len(steps) - 1) // 2
+    for better in (0.99, 0.971):  # what is required, and half of the margin
+        _train_by_step(monkeypatch, steps, [better] * len(steps), work=1e18)
+        bounds = Bounds(bench.work, most_work=bench.work.total + 1e18)
+        kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), 0.98, Journal(), bounds, alone=True)
+        assert kept.plan == steps[middle].plan and [row["repair"] for row in rows] == [steps[middle].what]
+
+
+def _train_by_step(
+    monkeypatch: pytest.MonkeyPatch, steps: Sequence[Step], ratios: Sequence[float], work: float = 0.0
+) -> None:
+    """Let a training under a step's plan come to the ratio of that step."""
+
+    def train(bench, merged, plan, query, *_):
+        bench.work.total += work
+        ratio = next(ratio for step, ratio in zip(steps, ratios, strict=True) if step.plan == plan)
+        return {"state": merged.states[query], "ratio": ratio, "epochs": 1, "carried": {}}
+
+    monkeypatch.setattr("merger.repair.train_private", train)
 
 
 def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
