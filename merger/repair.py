@@ -8,7 +8,7 @@ another query, so none need be judged again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -36,8 +36,8 @@ GENTLE = 0.25
 """The part of the rate at which a model is mended alone: it stands where a falling rate has brought it, and is near."""
 UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """The part of a query's shared bytes that become private copies, step by step."""
-MOST_STEPS = 1 + (len(RANKS) + len(UNSHARED)).bit_length()
-"""About so many steps are taken: private parts, and a bisection of the others."""
+MOST_STEPS = 1 + len(RANKS).bit_length() + len(UNSHARED).bit_length()
+"""About so many steps are taken: private parts, and of each kind of step the dearest and a bisection."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def repair(
         free = max(free, search.take(Step("norms and head", merged.plan, 0)), key=lambda one: one[0])
     if free[0] >= required:
         return free[1], search.rows
-    steps = [] if bounds.over else _steps(bench, merged, query, journal)
-    found = search.cheapest(steps, required)
+    kinds = () if bounds.over else (residuals(bench, merged, query, journal), copies(bench, merged, query, journal))
+    found = search.first(kinds, required)
     if found is None:
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
-        found = free if free[0] >= least else search.cheapest(steps, least)
+        found = free if free[0] >= least else search.first(kinds, least)
         if found is not None:
             target = bench.queries[query].accuracy_target
             text = f"{query}: {found[0]:.3f} of its original on val, its target of {target:g} with half the margin"
@@ -96,7 +96,7 @@ def repair(
 
 @dataclass
 class _Search:
-    """The steps taken for one query: log `rows`, and by its place among the steps what was reached with each.
+    """The steps taken for one query: log `rows`, and what was reached with each.
 
     `merged` is what the next step starts from: private parts carry on what they learned where nothing else changed.
     """
@@ -109,7 +109,7 @@ class _Search:
     bounds: Bounds
     merged: Merged
     rows: list[dict[str, Any]] = field(default_factory=list)
-    reached: dict[int, tuple[float, Merged]] = field(default_factory=dict)
+    reached: dict[str, tuple[float, Merged]] = field(default_factory=dict)
 
     def take(self, step: Step) -> tuple[float, Merged]:
         """The best ratio on val that training comes to with this step, and what is merged then."""
@@ -123,22 +123,27 @@ class _Search:
         bench.progress("repair", **row)
         return found["ratio"], Merged(step.plan, {**merged.states, query: found["state"]})
 
-    def cheapest(self, steps: Sequence[Step], wanted: float) -> tuple[float, Merged] | None:
-        """What is reached by the first of these steps that comes to `wanted`; None where none does, as far as tried.
+    def first(self, kinds: Iterable[Sequence[Step]], wanted: float) -> tuple[float, Merged] | None:
+        """The cheapest step of the first kind that comes to `wanted`, as what it reaches; None where none does.
 
-        By bisection: who is helped by a step is helped by those that cost more. A step takes a training, so that one
-        by one the bounds would be over before the larger steps, and the query would leave.
+        Of each kind the dearest step is tried first (what it cannot do, the others cannot), then those between by
+        bisection. Each takes a training: one by one the bounds would be over before the dearer ones.
         """
-        held = min((place for place, (ratio, _) in self.reached.items() if ratio >= wanted), default=len(steps))
-        failed = max((place for place in self.reached if place < held), default=-1)
-        while held - failed > 1 and not self.bounds.over:
-            place = (failed + held) // 2
-            self.reached[place] = self.take(steps[place])
-            if self.reached[place][0] >= wanted:
-                held = place
-            else:
-                failed = place
-        return self.reached.get(held)
+        for steps in kinds:
+            tried = {place: self.reached[step.what] for place, step in enumerate(steps) if step.what in self.reached}
+            ratios = {place: ratio for place, (ratio, _) in tried.items()}
+            held = min((place for place, ratio in ratios.items() if ratio >= wanted), default=len(steps))
+            failed = max((place for place in ratios if place < held), default=-1)
+            while held - failed > 1 and not self.bounds.over:
+                place = (failed + held) // 2 if held < len(steps) else len(steps) - 1
+                found = self.reached[steps[place].what] = self.take(steps[place])
+                if found[0] >= wanted:
+                    held = place
+                else:
+                    failed = place
+            if held < len(steps):
+                return self.reached[steps[held].what]
+        return None
 
 
 def enough(bench: Workbench, query: str, required: float) -> float:
@@ -147,29 +152,42 @@ def enough(bench: Workbench, query: str, required: float) -> float:
     return target + HALF * (required - target)
 
 
-def _steps(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
-    """Residuals and private copies, in ascending order of bytes; of two that cost as many, one."""
-    size = {layer.path: layer.bytes for layer in bench.layers if layer.query == query}
-    shared = [path for members in merged.plan.shared for name, path in members if name == query]
-    furthest = journal.step("distances", partial(_furthest, bench, merged, query, shared))
-    model = bench.originals[query]
+def residuals(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
+    """Low-rank residuals on half of the layers that the query shares, in ascending order of bytes."""
+    model, size = bench.originals[query], _bytes_shared(bench, merged, query)
+    furthest = journal.step("distances", partial(_furthest, bench, merged, query, list(size)))
     able = [path for path in furthest if largest_rank(model.get_submodule(path)) >= RANKS[0]]
     able = able[: max(1, round(LAYERS * len(able)))]
-    steps: dict[int, Step] = {}
+    steps = []
     for rank in RANKS:
         ranks = {path: rank for path in able if largest_rank(model.get_submodule(path)) >= rank}
         cost = sum(bytes_of_residual(model.get_submodule(path), rank) for path in ranks)
-        if ranks and cost < sum(size[path] for path in shared):
-            steps[cost] = Step(f"residuals of rank {rank}", merged.plan.with_residuals(query, ranks), cost)
+        if ranks and cost < sum(size.values()):
+            steps.append(Step(f"residuals of rank {rank}", merged.plan.with_residuals(query, ranks), cost))
+    return steps
+
+
+def copies(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
+    """Private copies of ever more of the layers that the query shares, in ascending order of bytes."""
+    size = _bytes_shared(bench, merged, query)
+    furthest = journal.step("distances", partial(_furthest, bench, merged, query, list(size)))
+    steps: list[Step] = []
     for part in UNSHARED:
         chosen, cost = [], 0
         for path in furthest:
-            if cost < part * sum(size[path] for path in shared):
+            if cost < part * sum(size.values()):
                 chosen.append(path)
                 cost += size[path]
-        what = f"{part:.1%} of its shared bytes private"
-        steps[cost] = Step(what, merged.plan.without(query, chosen), cost, tuple(chosen))
-    return [steps[cost] for cost in sorted(steps)]
+        if not steps or cost > steps[-1].cost_bytes:
+            what = f"{cost / sum(size.values()):.1%} of its shared bytes private"
+            steps.append(Step(what, merged.plan.without(query, chosen), cost, tuple(chosen)))
+    return steps
+
+
+def _bytes_shared(bench: Workbench, merged: Merged, query: str) -> dict[str, int]:
+    """Path -> bytes of each layer that the query shares."""
+    size = {layer.path: layer.bytes for layer in bench.layers if layer.query == query}
+    return {path: size[path] for members in merged.plan.shared for name, path in members if name == query}
 
 
 def _furthest(bench: Workbench, merged: Merged, query: str, shared: Sequence[str]) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +22,7 @@ from merger.journal import Journal
 from merger.merit import merit
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan, wide
-from merger.repair import RANKS, Step, repair
-from merger.repair import _steps as repair_steps
+from merger.repair import RANKS, Step, copies, repair, residuals
 from merger.repairs import repair_all
 from merger.standing import training_flops
 from merger.start import donated
@@ -35,6 +35,8 @@ from models.plan import SharingPlan
 from models.residual import residual_layers
 from models.workload import Workload
 
+UNSHARED = (1 / 2, 9 / 10, 1)
+"""Parts of the tiny network's bytes that end between its layers."""
 OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision="fp32")
 
 
@@ -96,66 +98,71 @@ def test_a_query_that_nothing_helps_gets_its_original_back(bench: Workbench) -> 
     merged = _damaged(bench, plan)
     bench.ratio = lambda query, model: 0.5
     repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
-    costs = [row["cost_bytes"] for row in rows if "cost_bytes" in row]
-    assert costs == sorted(costs) and rows[-1]["repair"] == "leaves"
-    assert costs[-1] == repair_steps(bench, merged, "q1", Journal())[-1].cost_bytes, "not before the dearest step"
+    dearest = [kind[-1].what for kind in _kinds(bench, merged)]
+    assert [row["repair"] for row in rows] == ["norms and head", *dearest, "leaves"]
     assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
     original = bench.originals["q1"].state_dict()
     assert all(torch.equal(repaired.states["q1"][name], original[name]) for name in original)
 
 
-def test_the_steps_of_a_repair_rise_in_bytes_and_none_comes_twice(bench: Workbench) -> None:
+def test_the_steps_of_a_kind_rise_in_bytes_and_none_comes_twice(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     merged = _damaged(bench, whole_plan(bench, OPTIONS))
-    steps = repair_steps(bench, merged, "q1", Journal())
-    costs = [step.cost_bytes for step in steps]
-    assert costs == sorted(set(costs)) and len(costs) > 3
-    assert [step.what for step in steps[: len(RANKS)]] == [f"residuals of rank {rank}" for rank in RANKS]
-    assert steps[-1].what == "50.0% of its shared bytes private" and steps[-1].private
+    (only,) = _kinds(bench, merged)[1]
+    assert only.what == "78.5% of its shared bytes private" and only.private == ("last.0",), "more than every part"
+    monkeypatch.setattr("merger.repair.UNSHARED", UNSHARED)
+    low_rank, private = _kinds(bench, merged)
+    assert [step.what for step in low_rank] == [f"residuals of rank {rank}" for rank in RANKS]
+    assert [len(step.private) for step in private] == [1, 2, 3]
+    for steps in (low_rank, private):
+        assert all(one.cost_bytes < other.cost_bytes for one, other in pairwise(steps))
 
 
 @pytest.mark.parametrize("margin", ["whole", "half"])
-@pytest.mark.parametrize("helps", [0, 1, 2, 3, 4])
-def test_the_cheapest_step_that_helps_is_found_by_bisection(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, helps: int, margin: str
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("helps", [0, 1, 2])
+def test_the_cheapest_step_of_the_first_kind_that_helps_is_kept(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, helps: int, kind: int, margin: str
 ) -> None:
     merged = _damaged(bench, whole_plan(bench, OPTIONS))
-    steps = repair_steps(bench, merged, "q1", Journal())
-    target = bench.queries["q1"].accuracy_target
+    monkeypatch.setattr("merger.repair.UNSHARED", UNSHARED)
+    kinds, target = _kinds(bench, merged), bench.queries["q1"].accuracy_target
     better = target + (0.03 if margin == "whole" else 0.015)
-    _train_by_step(monkeypatch, steps, [0.5] * helps + [better] * (len(steps) - helps))
-    kept, rows = repair(
-        bench, merged, "q1", 0.5, Recipe(), target + 0.02, Journal(), Bounds(bench.work), alone=True
-    )  # fmt: skip
-    tried = [row["repair"] for row in rows if "ratio" in row]
-    assert len(tried) == len(set(tried)) <= len(steps).bit_length() + (margin == "half")
-    if helps < len(steps):
-        assert kept.plan == steps[helps].plan and rows[-1]["repair"] != "leaves"
-    else:
-        assert rows[-1]["repair"] == "leaves"
+    enough = kinds[kind][helps:] + (kinds[1] if kind == 0 else [])
+    _train_by_step(monkeypatch, kinds, {step.what: better for step in enough})
+    kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), target + 0.02, Journal(), Bounds(bench.work), alone=True)
+    assert kept.plan == kinds[kind][helps].plan
+    tried = [row["repair"] for row in rows]
+    assert len(tried) == len(set(tried)) and tried[0] == kinds[0][-1].what
+    assert kind == 0 or not set(tried) & {step.what for step in kinds[0][:-1]}, "what rank 16 cannot, rank 4 cannot"
 
 
 def test_what_helped_is_kept_when_there_is_no_work_to_look_for_less(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merged = _damaged(bench, whole_plan(bench, OPTIONS))
-    steps = repair_steps(bench, merged, "q1", Journal())
-    middle = (len(steps) - 1) // 2
+    kinds = _kinds(bench, merged)
     for better in (0.99, 0.971):  # what is required, and half of the margin
-        _train_by_step(monkeypatch, steps, [better] * len(steps), work=1e18)
+        _train_by_step(monkeypatch, kinds, {step.what: better for step in (*kinds[0], *kinds[1])}, work=1e18)
         bounds = Bounds(bench.work, most_work=bench.work.total + 1e18)
         kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), 0.98, Journal(), bounds, alone=True)
-        assert kept.plan == steps[middle].plan and [row["repair"] for row in rows] == [steps[middle].what]
+        assert kept.plan == kinds[0][-1].plan and [row["repair"] for row in rows] == [kinds[0][-1].what]
+
+
+def _kinds(bench: Workbench, merged: Merged) -> tuple[list[Step], list[Step]]:
+    return residuals(bench, merged, "q1", Journal()), copies(bench, merged, "q1", Journal())
 
 
 def _train_by_step(
-    monkeypatch: pytest.MonkeyPatch, steps: Sequence[Step], ratios: Sequence[float], work: float = 0.0
+    monkeypatch: pytest.MonkeyPatch, kinds: Sequence[Sequence[Step]], ratios: Mapping[str, float], work: float = 0.0
 ) -> None:
-    """Let a training under a step's plan come to the ratio of that step."""
+    """Let a training under a step's plan come to the ratio given for that step, or to 0.5."""
 
     def train(bench, merged, plan, query, *_):
         bench.work.total += work
-        ratio = next(ratio for step, ratio in zip(steps, ratios, strict=True) if step.plan == plan)
-        return {"state": merged.states[query], "ratio": ratio, "epochs": 1, "carried": {}}
+        what = next(step.what for steps in kinds for step in steps if step.plan == plan)
+        return {"state": merged.states[query], "ratio": ratios.get(what, 0.5), "epochs": 1, "carried": {}}
 
     monkeypatch.setattr("merger.repair.train_private", train)
 
@@ -213,7 +220,7 @@ def test_of_repairs_that_are_enough_the_one_with_the_fewest_bytes_is_kept(
         "state": {**m.states[query]}, "ratio": next(reached), "epochs": 1, "carried": {}})  # fmt: skip
     required = target + 0.04
     kept, rows = repair(bench, merged, "q1", target, Recipe(), required, Journal(), Bounds(bench.work))
-    assert kept.plan == merged.plan and rows[0]["repair"] == "norms and head" and len(rows) > 3
+    assert kept.plan == merged.plan and rows[0]["repair"] == "norms and head" and len(rows) == 3
     reached = iter([target + 0.01, target + 0.021, *[target + 0.029] * 20])
     kept, _ = repair(bench, merged, "q1", target, Recipe(), required, Journal(), Bounds(bench.work))
     assert set(kept.plan.residuals["q1"].values()) == {RANKS[0]}
