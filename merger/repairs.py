@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from merger.bounds import Bounds
 from merger.journal import Journal
-from merger.repair import MOST_STEPS, repair
+from merger.repair import MOST_STEPS, enough, repair
 from merger.standing import training_flops
 from merger.training import Recipe
 from merger.workbench import Merged, Workbench
@@ -29,23 +30,26 @@ def repair_all(
     """What is merged once every query has what `required` asks for or has left, and the log's rows in order.
 
     Each starts from what is merged now, with an equal share of the work that is left: what becomes of one does not
-    depend on the others. The one furthest below comes first. The private parts of those `alone` were trained by
-    themselves already.
+    depend on the others. Where the work is bounded and somebody would leave, those that have half of the margin are
+    kept as they are. The one furthest below comes first. The private parts of those `alone` were trained by themselves
+    already.
     """
     below = [query for query in ratios if ratios[query] < required[query]]
     below.sort(key=lambda query: ratios[query] - required[query])
     if not below:
         return merged, []
-    share = bounds.work_left / len(below)
+    helped = [query for query in below if ratios[query] < enough(bench, query, required[query])] or below
+    share = bounds.work_left / len(helped)
+    shares = {query: share if query in helped or math.isinf(share) else 0.0 for query in below}
     ends_at = time.time() + bounds.ends - time.monotonic()  # a clock that other machines have too
     plan = merged.plan.to_json()
     jobs = [
         Job(
             query, repaired,
             {"query": query, "plan": plan, "state": dict(merged.states[query]), "ratio": ratios[query],
-             "recipe": dict(recipe.__dict__), "required": required[query], "most_work": share, "ends_at": ends_at,
-             "alone": query in alone},
-            (query,), min(share, MOST_STEPS * training_flops(bench, [query], recipe)),
+             "recipe": dict(recipe.__dict__), "required": required[query], "most_work": shares[query],
+             "ends_at": ends_at, "alone": query in alone},
+            (query,), min(shares[query], MOST_STEPS * training_flops(bench, [query], recipe)),
         )
         for query in below
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -148,6 +149,24 @@ def test_what_helped_is_kept_when_there_is_no_work_to_look_for_less(
         bounds = Bounds(bench.work, most_work=bench.work.total + 1e18)
         kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), 0.98, Journal(), bounds, alone=True)
         assert kept.plan == kinds[0][-1].plan and [row["repair"] for row in rows] == [kinds[0][-1].what]
+
+
+def test_bounded_work_goes_to_those_who_would_leave(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+
+    def in_vain(bench, merged, plan, query, *_):
+        bench.work.total += 1e18
+        return {"state": merged.states[query], "ratio": 0.5, "epochs": 1, "carried": {}}
+
+    def tried(ratios: Mapping[str, float], most_work: float) -> list[str]:
+        bounds = Bounds(bench.work, most_work=bench.work.total + most_work)
+        _, rows = repair_all(bench, merged, ratios, Recipe(), dict.fromkeys(ratios, 0.98), Journal(), bounds)
+        return sorted(row["query"] for row in rows if "ratio" in row)
+
+    monkeypatch.setattr("merger.repair.train_private", in_vain)
+    assert tried({"q1": 0.5, "q2": 0.97}, 2e18) == ["q1", "q1"]
+    assert tried({"q1": 0.966, "q2": 0.97}, 2e18) == ["q1", "q2"]
+    assert tried({"q1": 0.5, "q2": 0.97}, math.inf) == ["q1"] * 3 + ["q2"] * 3
 
 
 def _kinds(bench: Workbench, merged: Merged) -> tuple[list[Step], list[Step]]:
