@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from merger.progress import Progress, silent
 from merger.training import Diverged, Recipe, Training, TrainingSet, Work, check
-from merger.workbench import State, default_device, snapshot
+from merger.workbench import default_device
 from models.data import load_split
 from models.errors import InputError
 from models.evaluation import predict, score, worth_keeping
-from models.norms import unfold_norms
+from models.norms import calibrate_norms, unfold_norms
 from models.prepared import Prepared
 from models.tasks import task_of
 from models.weights import load_matching, save_weights
@@ -24,7 +26,8 @@ from models.workload import Query, Workload
 from models.zoo import build_query, check_input
 
 UNFOLDING_BATCHES = 4
-UNFOLDING_BATCH = 32
+NORM_BATCHES = 16
+NORM_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,10 @@ class TrainOptions:
     """How originals are trained: annealed cycles until val gains less than `enough`, at most `max_cycles`.
 
     The first cycle shows the model about `passes` frames, in `min_epochs` to `max_epochs` epochs; each further one
-    starts from the best state so far, at half the rate and half as long. Only the second half of a cycle is judged.
+    goes on from there, at half the rate and half as long. What is kept is the mean of the weights at the ends of all
+    cycles (Izmailov et al., Averaging weights, UAI 2018), its norms measured again. Val says when to stop, not which
+    state is best: what is merged is held against the original on val, and the best of many states has better luck there
+    than anywhere else, where a mean is steady.
     """
 
     rate: float = 1e-3
@@ -106,16 +112,20 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     if query.init is not None:
         load_matching(model, query.init)
         _unfold(model, data)
-    best: tuple[float, State] = (-1.0, snapshot(model))
+    mean, val, threshold = AveragedModel(model), -math.inf, None
     for cycle in range(options.max_cycles):
-        model.load_state_dict(best[1])
-        recipe = options.recipe(len(data), cycle, seed)
-        reached = _cycle(query, model, data, splits["val"], recipe, progress, cycle)
-        gained, best = reached[0] - best[0], max(best, reached, key=lambda found: found[0])
-        if gained < options.enough:
+        before = val
+        _cycle(query, model, data, options.recipe(len(data), cycle, seed), progress, cycle)
+        mean.update_parameters(model)
+        if cycle:
+            calibrate_norms(mean.module, _as_trained_on(data, seed))
+        else:
+            mean.module.load_state_dict(model.state_dict())
+        val, threshold = _judge(query, mean.module, splits["val"])
+        progress("cycle", query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
+        if val - before < options.enough:
             break
-    model.load_state_dict(best[1])
-    _, threshold = _judge(query, model, splits["val"])
+    model = mean.module
     test, _ = _judge(query, model, splits["test"], threshold)
     assert isinstance(query.weights, Path)
     query.weights.parent.mkdir(parents=True, exist_ok=True)
@@ -123,32 +133,22 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     save_weights(query.weights, state, classes=query.classes)
     seconds = time.monotonic() - started
     metric = task_of(query.task).metric
-    progress("original", query=query.id, metric=metric, val=best[0], test=test, seconds=seconds)
+    progress("original", query=query.id, metric=metric, val=val, test=test, seconds=seconds)
     if not worth_keeping(query, test):
         progress("warning", text=f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything")
-    return TrainResult(query.id, metric, best[0], test, seconds)
+    return TrainResult(query.id, metric, val, test, seconds)
 
 
-def _cycle(
-    query: Query, model: nn.Module, data: TrainingSet, val: Prepared, recipe: Recipe, progress: Progress, cycle: int
-) -> tuple[float, State]:
-    """One annealed cycle; the best val score of its epochs and the state that reached it."""
+def _cycle(query: Query, model: nn.Module, data: TrainingSet, recipe: Recipe, progress: Progress, cycle: int) -> None:
+    """Train the model for one annealed cycle."""
     training = Training({query.id: model}, {query.id: data}, recipe, Work())
-    best: tuple[float, State] = (-1.0, snapshot(model))
     for epoch in range(recipe.epochs):
         try:
             loss = training.epoch()
         except Diverged as error:
             remedy = f"lower the rate with --rate (now {recipe.rate})"
             raise InputError(query.id, "training diverged", remedy) from error
-        if 2 * (epoch + 1) < recipe.epochs:
-            continue
-        reached, _ = _judge(query, model, val)
-        progress("epoch", queries=[query.id], epoch=epoch + 1, epochs=recipe.epochs, cycle=cycle + 1, loss=loss,
-                 val=reached)  # fmt: skip
-        if reached > best[0]:
-            best = (reached, snapshot(model))
-    return best
+        progress("epoch", queries=[query.id], epoch=epoch + 1, epochs=recipe.epochs, cycle=cycle + 1, loss=loss)
 
 
 def _judge(query: Query, model: nn.Module, prepared: Prepared, threshold: float | None = None) -> tuple[float, float]:
@@ -164,8 +164,14 @@ def _judge(query: Query, model: nn.Module, prepared: Prepared, threshold: float 
 
 def _unfold(model: nn.Module, data: TrainingSet) -> None:
     """Make norms that start as identities agree with the data, so that training starts from what was loaded."""
-    device = next(model.parameters()).device
-    count = min(len(data), UNFOLDING_BATCHES * UNFOLDING_BATCH)
-    indices = torch.linspace(0, len(data) - 1, count).long().tolist()
-    chunks = [indices[start : start + UNFOLDING_BATCH] for start in range(0, count, UNFOLDING_BATCH)]
-    unfold_norms(model, [data.frames(chunk, device) for chunk in chunks])
+    indices = data.spread(UNFOLDING_BATCHES * NORM_BATCH)
+    chunks = [indices[start : start + NORM_BATCH] for start in range(0, len(indices), NORM_BATCH)]
+    unfold_norms(model, [data.frames(chunk, default_device()) for chunk in chunks])
+
+
+def _as_trained_on(data: TrainingSet, seed: int) -> Iterator[Tensor]:
+    """Some batches of train frames, augmented as in training: what running statistics are an average of."""
+    generator = torch.Generator().manual_seed(seed)
+    for chunk in torch.randperm(NORM_BATCHES * NORM_BATCH, generator=generator).split(NORM_BATCH):
+        images, _ = data.batch((chunk * len(data) // (NORM_BATCHES * NORM_BATCH)).tolist(), generator)
+        yield images.to(default_device())

@@ -29,8 +29,13 @@ FRAMES = 32
 """Train frames of each query by which a start is judged."""
 
 
-def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
+def choose_start(
+    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
+) -> tuple[dict[str, State], dict[str, State]]:
     """The states to start from: every set with its members' mean, or with one donor's weight wherever it has one.
+
+    Before them those they were made of, each query's with weights of its own: `apart`, models whose channels are in one
+    order, else the originals.
 
     Each start is tied, its norms are measured again, and one pass of a few train frames decides: how much of what goes
     into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of its own,
@@ -39,23 +44,23 @@ def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[
     more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
     that). Progress hears of the ancestry and of the error of every start.
     """
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    kin = _have_common_ancestor(bench, plan, originals)
-    donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
+    originals = {query: snapshot(model) for query, model in bench.originals.items()} if apart is None else dict(apart)
+    ordered = apart is not None or _have_common_ancestor(bench, plan, originals)
+    donors = by_shared_bytes(bench, plan)[: 1 if ordered else MOST_DONORS]
     starts = {donor: (originals, donated(plan, originals, donor)) for donor in donors}
     starts[MEAN] = (originals, averaged(plan, originals))
-    if not kin:
-        ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
-        starts[ALIGNED] = (ordered, averaged(plan, ordered))
+    if not ordered:
+        in_order = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
+        starts[ALIGNED] = (in_order, averaged(plan, in_order))
     judge = Judge(bench, plan, journal)
     reached = {name: judge.error(name, states) for name, (_, states) in starts.items()}
     best = min(reached, key=lambda name: reached[name])
+    wanted, states = starts[best]
     if best in (MEAN, ALIGNED) and reached[best] > WORTH_SOLVING:
-        wanted, states = starts[best]
         found = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
         if judge.error(f"{best}, solved", found) < reached[best]:
-            return found
-    return starts[best][1]
+            states = found
+    return starts.get(ALIGNED, starts[MEAN])[0], states
 
 
 def averaged(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:
@@ -113,7 +118,7 @@ class Judge:
 
     def __init__(self, bench: Workbench, plan: SharingPlan, journal: Journal) -> None:
         self._bench, self._plan, self._journal = bench, plan, journal
-        self._queries = sorted({query for members in plan.shared for query, _ in members})
+        self._queries = sorted(plan.queries())
         self._wanted: dict[str, list[Tensor]] = journal.step("originals' features", self._originals)
 
     def error(self, name: str, states: Mapping[str, State]) -> float:

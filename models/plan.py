@@ -86,6 +86,10 @@ class SharingPlan:
             {name: own for name, own in self.low_rank.items() if gone is not None or name != query},
         )
 
+    def queries(self) -> set[str]:
+        """The queries that share some layer."""
+        return {query for members in self.shared for query, _ in members}
+
     def tied_to(self, queries: Iterable[str]) -> set[str]:
         """The queries that share a weight with these, directly or through others, and these themselves."""
         reached = set(queries)

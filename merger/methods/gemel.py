@@ -83,7 +83,7 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
     if not options.choose_rate or not sample:
         return options.recipe
     plan = SharingPlan.of(sample)
-    queries = sorted({query for members in plan.shared for query, _ in members})
+    queries = sorted(plan.queries())
 
     def chosen() -> dict[str, Any]:
         start = Standing.of(bench.tied(plan, queries, journal=checkpoint), plan)

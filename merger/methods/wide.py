@@ -2,14 +2,15 @@
 
 GEMEL adds one group after the other and gives a group up when a model fails; here the merge starts at the ceiling,
 one annealed training brings nearly all queries back, and a query that stays below its target is repaired narrowly
-(merger.repair) while nothing that others share is touched.
+(merger.repair) while nothing that others share is touched. Where half an epoch shows that it will be long, the few sets
+that hold most of the bytes come first: they are soon accepted, and all others start from there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit, met
 from merger.method import MergeOptions, method
-from merger.repair import train_private
+from merger.repair import bytes_of_residual, train_private
 from merger.repairs import repair_all
 from merger.similarity import forecast
 from merger.standing import judge_all, training_flops
@@ -35,8 +36,10 @@ from models.plan import SharingPlan, tie
 SPRINTS = (0.75, 2, 4)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
 FAR = 0.9
-"""Where a query is below this part of what is required after the trials, the first sprint is left out: most of what is
-won comes while the rate falls, and a hard merge wants one long fall."""
+"""Where a query is below this part of what is required after the trials, the merge is a hard one: the first sprint is
+for the few heaviest sets, and all sets begin with the second, because a hard merge wants one long fall of the rate."""
+HEAVIEST = 0.75
+"""The part of what can be saved that the heaviest sets make up: a quarter of the sets, or less, and late ones."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 RATES = (5e-4, 2e-4, 1e-3)
@@ -70,13 +73,18 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     planned = bounds.part(JOINT)
     end = replace(planned, most_work=bounds.most_work)
     joint = _Joint(bench, plan, recipe, required, checkpoint, planned, end)
-    plan, found, recipe = joint.run(options.choose_rate)
-    merged = Merged(plan, {**originals, **found["states"]})
-    ratios, alone = found["ratios"], found.get("alone", ())
-    merged, rows = repair_all(bench, merged, ratios, recipe, required, checkpoint, bounds, alone=alone)
+    trained = joint.run(options.choose_rate)
+    merged = Merged(trained.plan, {**originals, **trained.states})
+    merged, rows = repair_all(
+        bench, merged, trained.ratios, trained.recipe, required, checkpoint, bounds, alone=trained.alone
+    )
     for row in rows:
         checkpoint.note(row)
-    return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
+    before = Merged(trained.accepted, {**originals, **trained.accepted_states})
+    if _saved_bytes(bench, before.plan) > _saved_bytes(bench, merged.plan):
+        bench.progress("warning", text="sharing all came to less than the heaviest sets alone: back to these")
+        merged = before
+    return beyond(bench, merged, trained.recipe, required, checkpoint, bounds) if options.beyond else merged
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
@@ -85,6 +93,43 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
     likeness = cosine_likeness({query: model.state_dict() for query, model in bench.originals.items()})
     found = groups(bench.layers, "wide", likeness=likeness)
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
+
+
+def heaviest(bench: Workbench, plan: SharingPlan) -> SharingPlan:
+    """The fewest of the plan's sets that make up `HEAVIEST` of what it saves."""
+    by_bytes = sorted(plan.shared, key=lambda members: -SharingPlan((members,)).saved_bytes(bench.layers))
+    found = SharingPlan()
+    for members in by_bytes:
+        if found.saved_bytes(bench.layers) < HEAVIEST * plan.saved_bytes(bench.layers):
+            found = found.with_set(members)
+    return found
+
+
+def _saved_bytes(bench: Workbench, plan: SharingPlan) -> int:
+    """What sharing by this plan saves, its residuals taken off."""
+    own = (
+        bytes_of_residual(bench.originals[query].get_submodule(path), rank)
+        for query, ranks in plan.residuals.items()
+        for path, rank in ranks.items()
+    )
+    return plan.saved_bytes(bench.layers) - sum(own)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What the joint training came to: those that still share, their best states and ratios on val, and its recipe.
+
+    `alone` are those whose private parts were trained by themselves last. `accepted` is the plan that held before all
+    sets were tied, with the states of its queries.
+    """
+
+    plan: SharingPlan
+    states: Mapping[str, State]
+    ratios: Mapping[str, float]
+    recipe: Recipe
+    alone: Collection[str] = ()
+    accepted: SharingPlan = field(default_factory=SharingPlan)
+    accepted_states: Mapping[str, State] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,29 +148,55 @@ class _Joint:
     bounds: Bounds
     end: Bounds
 
-    def run(self, choose_rate: bool) -> tuple[SharingPlan, dict[str, Any], Recipe]:
-        """The plan with those that are left, their best `states` and `ratios` on val, the recipe with its rate."""
-        found = self.checkpoint.step("start", self._start)
+    def run(self, choose_rate: bool) -> _Trained:
+        """Train all sets together, in a hard merge the heaviest first."""
+        start = found = self.checkpoint.step("start", self._start)
         self.checkpoint.note(found["forecast"])
         if choose_rate:
-            found = self.checkpoint.step("trials", partial(self._trials, found))
-        recipe, joint = replace(self.recipe, rate=found["rate"]), self
-        sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
-        for number, part in enumerate(sprints, 1):
-            eased = met(found["ratios"], self.required) if number > 1 else []
+            found = self.checkpoint.step("trials", partial(self._trials, start))
+        joint = replace(self, recipe=replace(self.recipe, rate=found["rate"]))
+        few = replace(joint, plan=heaviest(self.bench, self.plan))
+        if self._near(found) >= FAR or len(few.plan.shared) == len(self.plan.shared):
+            return joint._sprints(found, 1)
+        accepted = few._first(start["apart"])
+        begun = self.checkpoint.step("start of all", partial(self._started, {**start["apart"], **accepted["states"]}))
+        trained = joint._sprints({**begun, "rate": joint.recipe.rate}, 2)
+        kept = few._that_hold(accepted["ratios"])
+        states = {query: accepted["states"][query] for query in kept.queries()}
+        return replace(trained, accepted=kept, accepted_states=states)
+
+    def _first(self, apart: Mapping[str, State]) -> dict[str, Any]:
+        """The first sprint, of the heaviest sets alone; what holds after it is accepted."""
+        found = self.checkpoint.step("start of few", partial(self._started, apart))
+        if epochs := self._epochs(SPRINTS[0] * self.recipe.epochs, ()):
+            sprint = replace(self.recipe, epochs=epochs, seed=self.bench.seed * len(SPRINTS) + 1)
+            found = self.checkpoint.step("sprint of few", partial(self._sprint, found, sprint))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": 1, "sets": len(self.plan.shared), **row})
+        saved = self._that_hold(found["ratios"]).saved_bytes(self.bench.layers)
+        self.bench.progress("accepted", sets=len(self.plan.shared), saved_bytes=saved, ratios=found["ratios"])
+        self.checkpoint.note({"accepted_bytes": saved, "work": self.bench.work.total})
+        return found
+
+    def _sprints(self, found: dict[str, Any], first: int) -> _Trained:
+        """The sprints of all sets from this one on, until all reach what is required."""
+        joint, recipe = self, self.recipe
+        for number, part in list(enumerate(SPRINTS, 1))[first - 1 :]:
+            falls = number - first
+            eased = met(found["ratios"], self.required) if falls else []
             epochs = joint._epochs(part * recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
             seed = self.bench.seed * len(SPRINTS) + number
-            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2 ** (number - 1))
-            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, number > 1))
+            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2**falls)
+            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, falls > 0))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
             found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found, recipe))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
             joint, found = joint._without_lost(found, number)
-        return joint.plan, found, recipe
+        return _Trained(joint.plan, found["states"], found["ratios"], recipe, found.get("alone", ()))
 
     def _near(self, found: Mapping[str, Any]) -> float:
         """The part of what is required that the query furthest from it reaches."""
@@ -151,12 +222,15 @@ class _Joint:
         return joint, {**found, **left}
 
     def _start(self) -> dict[str, Any]:
-        """The best start, tied, with its norms measured again: what is found before anything is trained."""
-        forecast_row = self._forecast()
-        states = choose_start(self.bench, self.plan, self.checkpoint)
+        """What is found before anything is trained: the forecast of all sets, and their best start."""
+        return {"forecast": self._forecast(), **self._started()}
+
+    def _started(self, apart: Mapping[str, State] | None = None) -> dict[str, Any]:
+        """The best start of these models, tied, with its norms measured again, and its `ratios`."""
+        apart, states = choose_start(self.bench, self.plan, self.checkpoint, apart)
         models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
         ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
-        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate, "forecast": forecast_row}
+        return {"apart": apart, "states": _states(models), "ratios": ratios, "rate": self.recipe.rate}
 
     def _forecast(self) -> dict[str, Any]:
         """The log's row of how alike the members of each set are, those least alike first."""
@@ -242,14 +316,19 @@ class _Joint:
         return dict(best)
 
     def _queries(self) -> list[str]:
-        return sorted({query for members in self.plan.shared for query, _ in members})
+        return sorted(self.plan.queries())
+
+    def _that_hold(self, ratios: Mapping[str, float]) -> SharingPlan:
+        """The plan with those alone that have what is required."""
+        plan = self.plan
+        for query in set(ratios) - set(met(ratios, self.required)):
+            plan = plan.without(query)
+        return plan
 
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
-        saved, holding = self.plan, met(ratios, self.required)
-        for query in set(ratios) - set(holding):
-            saved = saved.without(query)
+        saved = self._that_hold(ratios).saved_bytes(self.bench.layers)
         return {
-            "epoch": epoch, "ratios": dict(ratios), "met": holding, "saved_bytes": saved.saved_bytes(self.bench.layers),
+            "epoch": epoch, "ratios": dict(ratios), "met": met(ratios, self.required), "saved_bytes": saved,
             "work": self.bench.work.total,
         }  # fmt: skip
 

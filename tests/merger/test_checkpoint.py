@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import subprocess
@@ -15,6 +16,7 @@ import torch
 
 import merger.checkpoint as checkpoint_module
 import merger.merging as merging_module
+import merger.methods.wide as wide_module
 from merger import MergeOptions, merge
 from merger.checkpoint import STATE, Checkpoint
 from models.bundle import open_bundle
@@ -82,11 +84,21 @@ def _run(arguments: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "share"), [("wide", 0.6), ("gemel", 0.4), ("joint", 0.7), ("mainstream", 0.5), ("one-model", 0.6)]
-)
+    ("method", "share", "hard"),
+    [("wide", 0.6, False), ("wide", 0.3, True), ("wide", 0.7, True), ("gemel", 0.4, False), ("joint", 0.7, False),
+     ("mainstream", 0.5, False), ("one-model", 0.6, False)],
+)  # fmt: skip
 def test_what_was_done_before_is_not_done_again(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None, method: str, share: float
+    workload: Workload,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    every_chance: None,
+    method: str,
+    share: float,
+    hard: bool,
 ) -> None:
+    if hard:
+        monkeypatch.setattr(wide_module, "FAR", math.inf)
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2, frames_per_epoch=32), margin=0.9)
     with monkeypatch.context() as patch:
         writes = _kill_after(patch, -1)

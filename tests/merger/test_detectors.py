@@ -148,10 +148,12 @@ def _after_training() -> Callable[[Workbench, str, nn.Module], float]:
     return ratio
 
 
-def _given(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
+def _given(
+    bench: Workbench, plan: SharingPlan, journal: Journal, apart: dict[str, State] | None = None
+) -> tuple[dict[str, State], dict[str, State]]:
     """The last query's weights wherever they are shared: to find a better start of a ResNet-50 takes minutes."""
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    return donated(plan, originals, list(originals)[-1])
+    apart = apart or {query: snapshot(model) for query, model in bench.originals.items()}
+    return apart, donated(plan, apart, list(apart)[-1])
 
 
 @pytest.mark.slow

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+import merger.originals as originals_module
 from merger import train_originals
+from merger.workbench import State, snapshot
 from models.errors import InputError
-from models.workload import Workload, load_workload
+from models.workload import Query, Workload, load_workload
 from tests.merger.conftest import QUICK
 from tests.merger.tiny import data_of, weights_of, write_workload
 
@@ -41,6 +46,28 @@ def test_the_same_seed_gives_the_same_original(workload: Workload) -> None:
     once = weights_of(workload, "q0").read_bytes()
     train_originals(workload, ["q0"], options=QUICK)
     assert weights_of(workload, "q0").read_bytes() == once
+
+
+def test_the_mean_of_the_cycles_ends_is_kept_and_not_what_val_likes_best(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[State] = []
+    cycle, judged = originals_module._cycle, iter([(0.9, 0.0), (0.8, 0.0), (0.7, 0.0)])
+
+    def noted(query: Query, model: nn.Module, *rest: Any) -> None:
+        cycle(query, model, *rest)
+        ends.append(snapshot(model))
+
+    monkeypatch.setattr(originals_module, "_cycle", noted)
+    monkeypatch.setattr(originals_module, "_judge", lambda *_: next(judged))
+    (result,) = train_originals(workload, ["q0"], options=replace(QUICK, max_cycles=3))
+    assert len(ends) == 2 and result.val == 0.8, "val was no better after the second cycle, so there is no third"
+    stored = load_file(weights_of(workload, "q0"))
+    mean = {name: (ends[0][name] + ends[1][name]) / 2 for name in ends[0]}
+    measured = [name for name in mean if "running" in name or "num_batches" in name]
+    assert measured and not any(torch.equal(stored[name], mean[name].to(stored[name].dtype)) for name in measured)
+    for name in set(mean) - set(measured):
+        torch.testing.assert_close(stored[name], mean[name])
 
 
 def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_path) -> None:

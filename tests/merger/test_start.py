@@ -35,7 +35,7 @@ def test_equal_originals_are_merged_without_any_training(workload: Workload) -> 
     third.weights.write_bytes(first.weights.read_bytes())
     bench = Workbench(workload)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal())
+    _, states = choose_start(bench, plan, Journal())
     for members in plan.shared:
         if {query for query, _ in members} == {"q0", "q2"}:
             weights = [states[query][weight_key(states[query], path)] for query, path in members]
@@ -59,7 +59,7 @@ def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
 def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     said = _heard(bench)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal())
+    _, states = choose_start(bench, plan, Journal())
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
     found = Judge(bench, plan, Journal()).errors(states)
@@ -114,7 +114,7 @@ def test_a_start_goes_on_where_it_was_stopped(
 ) -> None:
     plan, journal = whole_plan(bench, MergeOptions()), Journal()
     before = bench.work.total
-    wanted = choose_start(bench, plan, journal)
+    _, wanted = choose_start(bench, plan, journal)
     spent, done = bench.work.total - before, journal.state_dict()["done"]
     for stop in (1, len(done) // 2, len(done) - 1):
         bench.work.total = before
@@ -132,7 +132,7 @@ def test_a_start_goes_on_where_it_was_stopped(
         resumed = Journal()
         resumed.meter = bench.work
         resumed.load_state_dict(stopped.state_dict())
-        states = choose_start(bench, plan, resumed)
+        _, states = choose_start(bench, plan, resumed)
         assert bench.work.total - before == pytest.approx(spent)
         assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
 

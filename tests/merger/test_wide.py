@@ -22,7 +22,7 @@ from merger.distance import distances
 from merger.journal import Journal
 from merger.merit import merit
 from merger.method import MergeOptions
-from merger.methods.wide import whole_plan, wide
+from merger.methods.wide import heaviest, whole_plan, wide
 from merger.repair import RANKS, Step, copies, repair, residuals
 from merger.repairs import repair_all
 from merger.standing import training_flops
@@ -203,7 +203,8 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
     assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 2
     passed: list[object] = []
-    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: (joint.plan, {**found, "alone": alone}, Recipe()))
+    trained = wide_module._Trained(joint.plan, found["states"], found["ratios"], Recipe(), alone)
+    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
     monkeypatch.setattr(wide_module, "repair_all", lambda _b, m, *_, alone: passed.append(alone) or (m, []))
     wide(bench, OPTIONS, joint.checkpoint)
     assert passed == [alone]
@@ -279,8 +280,11 @@ def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) 
     assert not merged.plan.shared and any("nothing is shared" in text for text in said)
 
 
-def _start_of_q0(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
-    return donated(plan, {query: snapshot(model) for query, model in bench.originals.items()}, "q0")
+def _start_of_q0(
+    bench: Workbench, plan: SharingPlan, journal: Journal, apart: dict[str, State] | None = None
+) -> tuple[dict[str, State], dict[str, State]]:
+    apart = apart or {query: snapshot(model) for query, model in bench.originals.items()}
+    return apart, donated(plan, apart, "q0")
 
 
 def _damaged(bench: Workbench, plan) -> Merged:
@@ -303,23 +307,73 @@ def _joint(bench: Workbench, folder: Path, required: float = 0.95) -> wide_modul
     return wide_module._Joint(bench, plan, Recipe(), wanted, Checkpoint(folder, {}, False), bounds, bounds)
 
 
-@pytest.mark.parametrize(("after_trials", "epochs"), [(0.94, [3, 8, 16]), (0.8, [8, 16])])
-def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_trials: float, epochs: list[int]
+@pytest.mark.parametrize("after_trials", [0.94, 0.8])
+def test_a_merge_that_begins_far_off_shares_its_heaviest_sets_first(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_trials: float
 ) -> None:
-    sprints: list[Recipe] = []
-    found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, after_trials),
-             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
+    sprints: list[tuple[SharingPlan, int, float]] = []
+    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    far = {"states": states, "ratios": dict.fromkeys(bench.queries, after_trials), "rate": 1e-3, "rows": []}
 
-    def sprint(_self: object, _found: object, recipe: Recipe, _eased: object) -> dict:
-        sprints.append(recipe)
-        return {**found, "ratios": dict.fromkeys(bench.queries, 0.85)}
+    def sprint(joint: wide_module._Joint, found: dict, recipe: Recipe, easing: bool = False) -> dict:
+        sprints.append((joint.plan, recipe.epochs, recipe.rate))
+        ratios = {"q0": 0.85, "q1": 0.96, "q2": 0.97} if joint.plan != whole else dict.fromkeys(states, 0.85)
+        return {"rows": [], **found, "ratios": ratios}
 
-    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
+    monkeypatch.setattr(wide_module._Joint, "_forecast", lambda _: {})
+    monkeypatch.setattr(wide_module._Joint, "_started", lambda *_: {**far, "apart": states})
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
-    _joint(bench, tmp_path).run(choose_rate=False)
-    assert [one.epochs for one in sprints] == epochs
-    assert [one.rate for one in sprints] == [1e-3 / 2**index for index in range(len(epochs))]
+    joint = _joint(bench, tmp_path)
+    whole, few = joint.plan, heaviest(bench, joint.plan)
+    trained = joint.run(choose_rate=False)
+    hard = after_trials < 0.9
+    assert sprints == [(few if hard else whole, 3, 1e-3), (whole, 8, 1e-3 if hard else 5e-4),
+                       (whole, 16, 5e-4 if hard else 2.5e-4)]  # fmt: skip
+    assert trained.accepted == (few.without("q0") if hard else SharingPlan())
+    assert set(trained.accepted_states) == trained.accepted.queries()
+    accepted = [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row]
+    assert accepted == ([few.without("q0").saved_bytes(bench.layers)] if hard else [])
+
+
+def test_the_heaviest_sets_are_the_fewest_that_hold_most(bench: Workbench) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    few = heaviest(bench, plan)
+    saved = few.saved_bytes(bench.layers) / plan.saved_bytes(bench.layers)
+    assert set(few.shared) < set(plan.shared) and saved >= wide_module.HEAVIEST
+    least = min(SharingPlan((members,)).saved_bytes(bench.layers) for members in few.shared)
+    assert saved - least / plan.saved_bytes(bench.layers) < wide_module.HEAVIEST
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_what_was_accepted_first_is_kept_where_all_come_to_less(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: bool
+) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    few = heaviest(bench, merged.plan).without("q0")
+    states = {query: {**merged.states[query], "mark": torch.ones(1)} for query in few.queries()}
+    trained = wide_module._Trained(merged.plan, merged.states, {}, Recipe(), (), few, states)
+    ended = Merged(merged.plan if better else SharingPlan(few.shared[1:]), merged.states)
+    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
+    monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
+    kept = wide(bench, OPTIONS, Checkpoint(tmp_path / "kept", {}, False))
+    if better:
+        assert kept is ended
+    else:
+        assert kept.plan == few and all("mark" in kept.states[query] for query in few.queries())
+        original = bench.originals["q0"].state_dict()
+        assert all(torch.equal(kept.states["q0"][name], original[name]) for name in original)
+
+
+def test_a_hard_merge_reaches_the_ceiling_too(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide_module, "FAR", math.inf)
+    report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
+    assert report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)
+    rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
+    (accepted,) = [row for row in rows if "accepted_bytes" in row]
+    assert 0 < accepted["accepted_bytes"] < report.bytes_before - report.bytes_after
+    assert 0 < accepted["work"] < report.work
 
 
 def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
@@ -336,9 +390,9 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
     joint = _joint(bench, tmp_path)
-    plan, left, _ = joint.run(choose_rate=False)
-    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left["states"]) == {"q0", "q2"}
-    assert plan == joint.plan.without("q1")
+    left = joint.run(choose_rate=False)
+    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left.states) == {"q0", "q2"}
+    assert left.plan == joint.plan.without("q1")
     _forecast, row = joint.checkpoint.log
     assert (row["query"], row["repair"], row["after"], row["ratio"]) == ("q1", "leaves", "sprint 1", 0.7)
 
