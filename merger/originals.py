@@ -35,10 +35,10 @@ class TrainOptions:
     """How originals are trained: annealed cycles until val gains less than `enough`, at most `max_cycles`.
 
     The first cycle shows the model about `passes` frames, in `min_epochs` to `max_epochs` epochs; each further one
-    goes on from there, at half the rate and half as long. What is kept is the mean of the weights at the ends of all
-    cycles (Izmailov et al., Averaging weights, UAI 2018), its norms measured again. Val says when to stop, not which
-    state is best: what is merged is held against the original on val, and the best of many states has better luck there
-    than anywhere else, where a mean is steady.
+    goes on from there, at half the rate and half as long. Once a cycle gains nothing, the mean of the weights at its
+    end and at the end of the one before is kept (Izmailov et al., Averaging weights, UAI 2018), its norms measured
+    again. Val says when to stop, not which state is best: what is merged is held against the original on val, and the
+    best of many states has better luck there than anywhere else.
     """
 
     rate: float = 1e-3
@@ -112,20 +112,18 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     if query.init is not None:
         load_matching(model, query.init)
         _unfold(model, data)
-    mean, val, threshold = AveragedModel(model), -math.inf, None
+    val = -math.inf
     for cycle in range(options.max_cycles):
-        before = val
+        mean, before = _mean_with(model), val
         _cycle(query, model, data, options.recipe(len(data), cycle, seed), progress, cycle)
-        mean.update_parameters(model)
-        if cycle:
-            calibrate_norms(mean.module, _as_trained_on(data, seed))
-        else:
-            mean.module.load_state_dict(model.state_dict())
-        val, threshold = _judge(query, mean.module, splits["val"])
+        val, threshold = _judge(query, model, splits["val"])
         progress("cycle", query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
         if val - before < options.enough:
+            mean.update_parameters(model)
+            model = mean.module
+            calibrate_norms(model, _as_trained_on(data, seed))
+            val, threshold = _judge(query, model, splits["val"])
             break
-    model = mean.module
     test, _ = _judge(query, model, splits["test"], threshold)
     assert isinstance(query.weights, Path)
     query.weights.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +135,13 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     if not worth_keeping(query, test):
         progress("warning", text=f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything")
     return TrainResult(query.id, metric, val, test, seconds)
+
+
+def _mean_with(model: nn.Module) -> AveragedModel:
+    """A mean of weights that begins with the model's as they are now."""
+    mean = AveragedModel(model)
+    mean.update_parameters(model)
+    return mean
 
 
 def _cycle(query: Query, model: nn.Module, data: TrainingSet, recipe: Recipe, progress: Progress, cycle: int) -> None:

@@ -130,8 +130,7 @@ class _Search:
         bisection. Each takes a training: one by one the bounds would be over before the dearer ones.
         """
         for steps in kinds:
-            tried = {place: self.reached[step.what] for place, step in enumerate(steps) if step.what in self.reached}
-            ratios = {place: ratio for place, (ratio, _) in tried.items()}
+            ratios = {i: self.reached[step.what][0] for i, step in enumerate(steps) if step.what in self.reached}
             held = min((place for place, ratio in ratios.items() if ratio >= wanted), default=len(steps))
             failed = max((place for place in ratios if place < held), default=-1)
             while held - failed > 1 and not self.bounds.over:

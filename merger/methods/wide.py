@@ -81,8 +81,10 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     for row in rows:
         checkpoint.note(row)
     before = Merged(trained.accepted, {**originals, **trained.accepted_states})
-    if _saved_bytes(bench, before.plan) > _saved_bytes(bench, merged.plan):
+    saved, ended = (_saved_bytes(bench, one.plan) for one in (before, merged))
+    if saved > ended:
         bench.progress("warning", text="sharing all came to less than the heaviest sets alone: back to these")
+        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": ended, "work": bench.work.total})
         merged = before
     return beyond(bench, merged, trained.recipe, required, checkpoint, bounds) if options.beyond else merged
 

@@ -48,23 +48,27 @@ def test_the_same_seed_gives_the_same_original(workload: Workload) -> None:
     assert weights_of(workload, "q0").read_bytes() == once
 
 
-def test_the_mean_of_the_cycles_ends_is_kept_and_not_what_val_likes_best(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gains", [True, False])
+def test_val_says_when_to_stop_and_not_which_state_is_kept(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, gains: bool
 ) -> None:
     ends: list[State] = []
-    cycle, judged = originals_module._cycle, iter([(0.9, 0.0), (0.8, 0.0), (0.7, 0.0)])
+    cycle, judged = originals_module._cycle, iter([0.7, 0.9, *([0.95] if gains else [0.8]), 0.6, 0.5])
 
     def noted(query: Query, model: nn.Module, *rest: Any) -> None:
         cycle(query, model, *rest)
         ends.append(snapshot(model))
 
     monkeypatch.setattr(originals_module, "_cycle", noted)
-    monkeypatch.setattr(originals_module, "_judge", lambda *_: next(judged))
+    monkeypatch.setattr(originals_module, "_judge", lambda *_: (next(judged), 0.0))
     (result,) = train_originals(workload, ["q0"], options=replace(QUICK, max_cycles=3))
-    assert len(ends) == 2 and result.val == 0.8, "val was no better after the second cycle, so there is no third"
     stored = load_file(weights_of(workload, "q0"))
-    mean = {name: (ends[0][name] + ends[1][name]) / 2 for name in ends[0]}
-    measured = [name for name in mean if "running" in name or "num_batches" in name]
+    assert len(ends) == 3 and result.val == (0.95 if gains else 0.6)
+    if gains:
+        assert all(torch.equal(stored[name], tensor) for name, tensor in ends[-1].items()), "the end of the last cycle"
+        return
+    measured = [name for name in stored if "running" in name or "num_batches" in name]
+    mean = {name: (ends[1][name] + ends[2][name]) / 2 for name in stored}
     assert measured and not any(torch.equal(stored[name], mean[name].to(stored[name].dtype)) for name in measured)
     for name in set(mean) - set(measured):
         torch.testing.assert_close(stored[name], mean[name])

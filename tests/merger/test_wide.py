@@ -355,10 +355,13 @@ def test_what_was_accepted_first_is_kept_where_all_come_to_less(
     ended = Merged(merged.plan if better else SharingPlan(few.shared[1:]), merged.states)
     monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
     monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
-    kept = wide(bench, OPTIONS, Checkpoint(tmp_path / "kept", {}, False))
+    checkpoint = Checkpoint(tmp_path / "kept", {}, False)
+    kept = wide(bench, OPTIONS, checkpoint)
     if better:
-        assert kept is ended
+        assert kept is ended and not checkpoint.log
     else:
+        saved = [plan.saved_bytes(bench.layers) for plan in (few, ended.plan)]
+        assert [checkpoint.log[-1][key] for key in ("accepted_bytes", "instead_of_bytes")] == saved
         assert kept.plan == few and all("mark" in kept.states[query] for query in few.queries())
         original = bench.originals["q0"].state_dict()
         assert all(torch.equal(kept.states["q0"][name], original[name]) for name in original)
