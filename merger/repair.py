@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from merger.account import LEAVES
 from merger.attempt import train_while
 from merger.bounds import Bounds
-from merger.distance import distances
 from merger.journal import Journal
+from merger.probing import modules_among
+from merger.similarity import parted
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.layers import weight_of
@@ -154,7 +155,7 @@ def enough(bench: Workbench, query: str, required: float) -> float:
 def residuals(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
     """Low-rank residuals on half of the layers that the query shares, in ascending order of bytes."""
     model, size = bench.originals[query], _bytes_shared(bench, merged, query)
-    furthest = journal.step("distances", partial(_furthest, bench, merged, query, list(size)))
+    furthest = journal.step("parted", partial(_furthest, bench, merged, query, list(size)))
     able = [path for path in furthest if largest_rank(model.get_submodule(path)) >= RANKS[0]]
     able = able[: max(1, round(LAYERS * len(able)))]
     steps = []
@@ -169,7 +170,7 @@ def residuals(bench: Workbench, merged: Merged, query: str, journal: Journal) ->
 def copies(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
     """Private copies of ever more of the layers that the query shares, in ascending order of bytes."""
     size = _bytes_shared(bench, merged, query)
-    furthest = journal.step("distances", partial(_furthest, bench, merged, query, list(size)))
+    furthest = journal.step("parted", partial(_furthest, bench, merged, query, list(size)))
     steps: list[Step] = []
     for part in UNSHARED:
         chosen, cost = [], 0
@@ -191,8 +192,8 @@ def _bytes_shared(bench: Workbench, merged: Merged, query: str) -> dict[str, int
 
 def _furthest(bench: Workbench, merged: Merged, query: str, shared: Sequence[str]) -> list[str]:
     model = bench.models([query], merged.states, merged.plan)[query]
-    found = distances(bench, query, model, shared)
-    return sorted(found, key=lambda path: -found[path])
+    found = parted(bench, query, model, shared)
+    return sorted(modules_among(model, shared), key=lambda path: -found.get(path, 0.0))
 
 
 def train_private(

@@ -1,20 +1,21 @@
-"""A forecast of which sets will share well: how alike their members' answers to the same frames are (linear CKA).
+"""How alike two layers' answers to the same frames are (linear CKA), which minds neither channels' order nor scale.
 
 Kornblith, Norouzi, Lee and Hinton, Similarity of Neural Network Representations Revisited, ICML 2019, section 3, with
 the unbiased estimate of HSIC (Song et al., Feature Selection via Dependence Maximization, 2012), because frames are
-few and features many. It neither minds the order of channels nor their scale. It is told and written in the log, and
-decides nothing: what is accepted is decided by accuracy alone.
+few and features many. Of a set's members it makes a forecast of which sets will share well, which is told and written
+in the log, and decides nothing: what is accepted is decided by accuracy alone. Of a merged model and its original it
+says where they have parted, though their channels stand in different orders.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from merger.alignment import by_shared_bytes
 from merger.journal import Journal
@@ -51,6 +52,18 @@ def forecast(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[int,
     return least
 
 
+@torch.no_grad()
+def parted(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, float]:
+    """Path -> 1 less the CKA of a merged model's layer with its original's, on train frames; 0 where nothing changed.
+
+    Paths that are no module (packed projections) are left out.
+    """
+    paths, was_training = list(paths), model.training
+    mine, theirs = (_features(bench, query, one, paths, query) for one in (model.eval(), bench.originals[query]))
+    model.train(was_training)
+    return {path: 1 - linear_cka(mine[path], theirs[path]) for path in mine if path in theirs}
+
+
 def linear_cka(one: Tensor, other: Tensor) -> float:
     """Linear CKA of two sets of features of the same frames, f32 (N, F) and (N, G), N at least 4; 0 where one is flat.
 
@@ -68,7 +81,7 @@ def _likeness(bench: Workbench, query: str, pairs: Mapping[int, tuple[str, str, 
     for donor, path, own in pairs.values():
         wanted[donor].append(path)
         wanted[query].append(own)
-    features = {name: _features(bench, name, paths, query) for name, paths in wanted.items()}
+    features = {name: _features(bench, name, bench.originals[name], paths, query) for name, paths in wanted.items()}
     return {
         index: linear_cka(features[query][own], features[donor][path])
         for index, (donor, path, own) in pairs.items()
@@ -76,10 +89,9 @@ def _likeness(bench: Workbench, query: str, pairs: Mapping[int, tuple[str, str, 
     }
 
 
-def _features(bench: Workbench, query: str, paths: list[str], seen_by: str) -> dict[str, Tensor]:
-    """Path -> outputs of the original's layer on frames of `seen_by`, averaged over places: (N, F)."""
-    model, frames = bench.originals[query], raw_frames(bench, seen_by, FRAMES)
-    paths = modules_among(model, paths)
+def _features(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str], seen_by: str) -> dict[str, Tensor]:
+    """Path -> outputs of a layer of this query's model on frames of `seen_by`, averaged over places: (N, F)."""
+    frames, paths = raw_frames(bench, seen_by, FRAMES), modules_among(model, paths)
     rows: dict[str, list[Tensor]] = {path: [] for path in paths}
     for start in range(0, len(frames), BATCH):
         chunk = frames[start : start + BATCH]

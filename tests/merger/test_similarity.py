@@ -7,10 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from merger.alignment import orderable
+from merger.channels import permuted
+from merger.distance import distances
 from merger.journal import Journal
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
-from merger.similarity import forecast, linear_cka
+from merger.similarity import forecast, linear_cka, parted
 from merger.workbench import Workbench, snapshot
 from models.plan import SharingPlan
 from models.workload import Workload
@@ -53,6 +56,24 @@ def test_equal_members_are_forecast_to_share_and_ruined_ones_not(bench: Workbenc
         ruined[:, :, 1] = 0
     likeness = forecast(bench, plan, Journal())
     assert likeness[0] == pytest.approx(1.0, abs=1e-3) and likeness[1] < 0.99
+
+
+def test_a_merged_model_has_parted_where_it_answers_otherwise_and_not_where_channels_changed_places(
+    bench: Workbench,
+) -> None:
+    original, paths = bench.originals["q0"], ["stem.0", "body.0", "last.0"]
+    channels = orderable(bench, "q0")
+    assert channels is not None and channels.widths
+    orders = {space: torch.arange(width).roll(1) for space, width in channels.widths.items()}
+    model = bench.models(["q0"], {"q0": permuted(original.state_dict(), channels, orders)})["q0"]
+    found = parted(bench, "q0", model, paths)
+    assert list(found) == paths and max(map(abs, found.values())) < 1e-3
+    moved = distances(bench, "q0", model, paths)
+    assert max(moved.values()) > 0.1, "place by place they are far apart"
+    with torch.no_grad():
+        model.get_parameter("body.0.weight")[::2] = 0
+    found = parted(bench, "q0", model, paths)
+    assert abs(found["stem.0"]) < 1e-3 < 2e-3 < found["body.0"]
 
 
 def test_every_set_has_a_forecast_its_work_is_counted_and_remembered(bench: Workbench) -> None:
