@@ -133,7 +133,8 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     metric = task_of(query.task).metric
     progress("original", query=query.id, metric=metric, val=val, test=test, seconds=seconds)
     if not worth_keeping(query, test):
-        progress("warning", text=f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything")
+        text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
+        progress("warning", text=f"{text}; lower --rate (now {options.rate:g}), or raise --passes or --cycles")
     return TrainResult(query.id, metric, val, test, seconds)
 
 

@@ -74,6 +74,13 @@ def test_val_says_when_to_stop_and_not_which_state_is_kept(
         torch.testing.assert_close(stored[name], mean[name])
 
 
+def test_an_original_at_chance_is_reported_with_what_to_do(workload: Workload) -> None:
+    said: list[str] = []
+    options = replace(QUICK, rate=1e-9, passes=16, min_epochs=1)
+    train_originals(workload, ["q0"], options=options, progress=lambda event, **fields: said.append(str(fields)))
+    assert any("too little" in line and "lower --rate (now 1e-09)" in line for line in said)
+
+
 def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_path) -> None:
     data = data_of(workload, "q1")
     shutil.rmtree(data / "val")
