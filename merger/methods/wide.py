@@ -25,7 +25,7 @@ from merger.repair import bytes_of_residual, train_private
 from merger.repairs import repair_all
 from merger.similarity import forecast
 from merger.standing import judge_all, training_flops
-from merger.start import choose_start
+from merger.start import Start, choose_start, solved_where_far
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.groups import groups
@@ -35,11 +35,10 @@ from models.plan import SharingPlan, tie
 
 SPRINTS = (0.75, 2, 4)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
-FAR = 0.9
-"""Where a query is below this part of what is required after the trials, the merge is a hard one: the first sprint is
-for the few heaviest sets, and all sets begin with the second, because a hard merge wants one long fall of the rate."""
 HEAVIEST = 0.75
-"""The part of what can be saved that the heaviest sets make up: a quarter of the sets, or less, and late ones."""
+"""The part of what can be saved that the heaviest sets make up, a quarter of the sets or less and late ones. In a hard
+merge the first sprint is for them alone; all sets then begin with the second, for that wants one long fall of the rate.
+"""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 RATES = (5e-4, 2e-4, 1e-3)
@@ -152,29 +151,30 @@ class _Joint:
 
     def run(self, choose_rate: bool) -> _Trained:
         """Train all sets together, in a hard merge the heaviest first."""
-        start = found = self.checkpoint.step("start", self._start)
-        self.checkpoint.note(found["forecast"])
-        if choose_rate:
-            found = self.checkpoint.step("trials", partial(self._trials, start))
-        joint = replace(self, recipe=replace(self.recipe, rate=found["rate"]))
-        few = replace(joint, plan=heaviest(self.bench, self.plan))
-        if self._near(found) >= FAR or len(few.plan.shared) == len(self.plan.shared):
+        start = self.checkpoint.step("start", self._start)
+        self.checkpoint.note(start["forecast"])
+        if not start["far"]:
+            found, joint = self._with_rate(start, choose_rate)
             return joint._sprints(found, 1)
-        accepted = few._first(start["apart"])
-        begun = self.checkpoint.step("start of all", partial(self._started, {**start["apart"], **accepted["states"]}))
-        trained = joint._sprints({**begun, "rate": joint.recipe.rate}, 2)
-        kept = few._that_hold(accepted["ratios"])
-        states = {query: accepted["states"][query] for query in kept.queries()}
+        few = replace(self, plan=heaviest(self.bench, self.plan))
+        found = self.checkpoint.step("start of few", partial(few._started, start["apart"]))
+        found, few = few._with_rate(found, choose_rate)
+        first = few._first(found)
+        apart = {**start["apart"], **first["states"]}
+        found = self.checkpoint.step("start of all", partial(self._started, apart))
+        trained = replace(self, recipe=few.recipe)._sprints(found, 2)
+        kept = few._that_hold(first["ratios"])
+        states = {query: first["states"][query] for query in kept.queries()}
         return replace(trained, accepted=kept, accepted_states=states)
 
-    def _first(self, apart: Mapping[str, State]) -> dict[str, Any]:
+    def _with_rate(self, start: dict[str, Any], choose: bool) -> tuple[dict[str, Any], _Joint]:
+        """What half an epoch made of the start, if the rate is to be chosen, and the training at that rate."""
+        found = self.checkpoint.step("trials", partial(self._trials, start)) if choose else start
+        return found, replace(self, recipe=replace(self.recipe, rate=found.get("rate", self.recipe.rate)))
+
+    def _first(self, found: dict[str, Any]) -> dict[str, Any]:
         """The first sprint, of the heaviest sets alone; what holds after it is accepted."""
-        found = self.checkpoint.step("start of few", partial(self._started, apart))
-        if epochs := self._epochs(SPRINTS[0] * self.recipe.epochs, ()):
-            sprint = replace(self.recipe, epochs=epochs, seed=self.bench.seed * len(SPRINTS) + 1)
-            found = self.checkpoint.step("sprint of few", partial(self._sprint, found, sprint))
-            for row in found["rows"]:
-                self.checkpoint.note({"sprint": 1, "sets": len(self.plan.shared), **row})
+        found = self._sprint_and_alone(found, 1, 0)
         saved = self._that_hold(found["ratios"]).saved_bytes(self.bench.layers)
         self.bench.progress("accepted", sets=len(self.plan.shared), saved_bytes=saved, ratios=found["ratios"])
         self.checkpoint.note({"accepted_bytes": saved, "work": self.bench.work.total})
@@ -182,27 +182,31 @@ class _Joint:
 
     def _sprints(self, found: dict[str, Any], first: int) -> _Trained:
         """The sprints of all sets from this one on, until all reach what is required."""
-        joint, recipe = self, self.recipe
-        for number, part in list(enumerate(SPRINTS, 1))[first - 1 :]:
-            falls = number - first
-            eased = met(found["ratios"], self.required) if falls else []
-            epochs = joint._epochs(part * recipe.epochs, eased)
-            if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
+        joint = self
+        for number in range(first, len(SPRINTS) + 1):
+            after = joint._sprint_and_alone(found, number, number - first)
+            if after is found:
                 break
-            seed = self.bench.seed * len(SPRINTS) + number
-            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2**falls)
-            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, falls > 0))
-            for row in found["rows"]:
-                self.checkpoint.note({"sprint": number, **row})
-            found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found, recipe))
-            for row in found["rows"]:
-                self.checkpoint.note({"sprint": number, **row})
-            joint, found = joint._without_lost(found, number)
-        return _Trained(joint.plan, found["states"], found["ratios"], recipe, found.get("alone", ()))
+            joint, found = joint._without_lost(after, number)
+        return _Trained(joint.plan, found["states"], found["ratios"], self.recipe, found.get("alone", ()))
 
-    def _near(self, found: Mapping[str, Any]) -> float:
-        """The part of what is required that the query furthest from it reaches."""
-        return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
+    def _sprint_and_alone(self, found: dict[str, Any], number: int, falls: int) -> dict[str, Any]:
+        """What a sprint comes to, and then those that are nearly there alone; `found` if there is no need, or no time.
+
+        `falls` says how often the rate has fallen on these sets before; each time it is half as high.
+        """
+        eased = met(found["ratios"], self.required) if falls else []
+        epochs = self._epochs(SPRINTS[number - 1] * self.recipe.epochs, eased)
+        if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
+            return found
+        seed = self.bench.seed * len(SPRINTS) + number
+        sprint = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**falls)
+        found = self.checkpoint.step(f"sprint {number}", partial(self._sprint, found, sprint, falls > 0))
+        rows = list(found["rows"])
+        found = self.checkpoint.step(f"alone {number}", partial(self._alone, found))
+        for row in [*rows, *found["rows"]]:
+            self.checkpoint.note({"sprint": number, "sets": len(self.plan.shared), **row})
+        return found
 
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
@@ -224,15 +228,23 @@ class _Joint:
         return joint, {**found, **left}
 
     def _start(self) -> dict[str, Any]:
-        """What is found before anything is trained: the forecast of all sets, and their best start."""
-        return {"forecast": self._forecast(), **self._started()}
+        """What is found before anything is trained: the forecast of all sets, their best start, whether it is `far`."""
+        forecast_row = self._forecast()
+        start = choose_start(self.bench, self.plan, self.checkpoint)
+        if start.far and len(heaviest(self.bench, self.plan).shared) < len(self.plan.shared):
+            return {"forecast": forecast_row, "far": True, "apart": start.apart}
+        return {"forecast": forecast_row, "far": False, **self._tied(start)}
 
-    def _started(self, apart: Mapping[str, State] | None = None) -> dict[str, Any]:
-        """The best start of these models, tied, with its norms measured again, and its `ratios`."""
-        apart, states = choose_start(self.bench, self.plan, self.checkpoint, apart)
+    def _started(self, apart: Mapping[str, State]) -> dict[str, Any]:
+        """The best start of models that have their channels in one order."""
+        return self._tied(choose_start(self.bench, self.plan, self.checkpoint, apart))
+
+    def _tied(self, start: Start) -> dict[str, Any]:
+        """The models of a start, tied, with norms measured again, and their ratios; solved before where it is far."""
+        states = solved_where_far(self.bench, self.plan, start, self.checkpoint).states
         models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
         ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
-        return {"apart": apart, "states": _states(models), "ratios": ratios, "rate": self.recipe.rate}
+        return {"states": _states(models), "ratios": ratios}
 
     def _forecast(self) -> dict[str, Any]:
         """The log's row of how alike the members of each set are, those least alike first."""
@@ -265,13 +277,13 @@ class _Joint:
             self.checkpoint.forget(f"rate {rate:g}")
         return dict(best)
 
-    def _alone(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    def _alone(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Before all models train again for the sake of a few: what the private parts of those few can do alone.
 
         The one furthest below goes first, for where it fails all train again anyhow.
         """
         states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
-        recipe = replace(recipe, epochs=max(1, recipe.epochs // 2))
+        recipe = replace(self.recipe, epochs=max(1, self.recipe.epochs // 2))
         merged = Merged(self.plan, states)
         below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
         for near, query in below:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import random
 import subprocess
@@ -16,7 +15,6 @@ import torch
 
 import merger.checkpoint as checkpoint_module
 import merger.merging as merging_module
-import merger.methods.wide as wide_module
 from merger import MergeOptions, merge
 from merger.checkpoint import STATE, Checkpoint
 from models.bundle import open_bundle
@@ -98,7 +96,7 @@ def test_what_was_done_before_is_not_done_again(
     hard: bool,
 ) -> None:
     if hard:
-        monkeypatch.setattr(wide_module, "FAR", math.inf)
+        monkeypatch.setattr("merger.start.FAR", -1.0)
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2, frames_per_epoch=32), margin=0.9)
     with monkeypatch.context() as patch:
         writes = _kill_after(patch, -1)

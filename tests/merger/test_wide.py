@@ -26,7 +26,7 @@ from merger.methods.wide import heaviest, whole_plan, wide
 from merger.repair import RANKS, Step, copies, repair, residuals
 from merger.repairs import repair_all
 from merger.standing import training_flops
-from merger.start import donated
+from merger.start import Start, donated
 from merger.training import Diverged, Recipe, Training
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.bundle import open_bundle
@@ -196,7 +196,7 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     for module in ("merger.methods.wide", "merger.repair"):
         monkeypatch.setattr(f"{module}.train_private", lambda _b, m, _p, query, *_: {
             "state": m.states[query], **in_vain})  # fmt: skip
-    alone = joint._alone(found, Recipe())["alone"]
+    alone = joint._alone(found)["alone"]
     assert alone == ["q2"], "the furthest; after it all would train again"
     bounds = Bounds(bench.work)
     _, rows = repair_all(bench, merged, found["ratios"], Recipe(), joint.required, Journal(), bounds, alone)
@@ -280,11 +280,9 @@ def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) 
     assert not merged.plan.shared and any("nothing is shared" in text for text in said)
 
 
-def _start_of_q0(
-    bench: Workbench, plan: SharingPlan, journal: Journal, apart: dict[str, State] | None = None
-) -> tuple[dict[str, State], dict[str, State]]:
+def _start_of_q0(bench: Workbench, plan: SharingPlan, journal: Journal, apart: dict[str, State] | None = None) -> Start:
     apart = apart or {query: snapshot(model) for query, model in bench.originals.items()}
-    return apart, donated(plan, apart, "q0")
+    return Start("q0", apart, donated(plan, apart, "q0"), 0.5, None)  # type: ignore[arg-type]
 
 
 def _damaged(bench: Workbench, plan) -> Merged:
@@ -307,32 +305,52 @@ def _joint(bench: Workbench, folder: Path, required: float = 0.95) -> wide_modul
     return wide_module._Joint(bench, plan, Recipe(), wanted, Checkpoint(folder, {}, False), bounds, bounds)
 
 
-@pytest.mark.parametrize("after_trials", [0.94, 0.8])
-def test_a_merge_that_begins_far_off_shares_its_heaviest_sets_first(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_trials: float
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_start_that_is_far_off_shares_its_heaviest_sets_first(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: bool
 ) -> None:
     sprints: list[tuple[SharingPlan, int, float]] = []
     states = {query: snapshot(model) for query, model in bench.originals.items()}
-    far = {"states": states, "ratios": dict.fromkeys(bench.queries, after_trials), "rate": 1e-3, "rows": []}
+    begun = {"states": states, "ratios": dict.fromkeys(bench.queries, 0.8), "rate": 1e-3, "rows": []}
 
     def sprint(joint: wide_module._Joint, found: dict, recipe: Recipe, easing: bool = False) -> dict:
         sprints.append((joint.plan, recipe.epochs, recipe.rate))
         ratios = {"q0": 0.85, "q1": 0.96, "q2": 0.97} if joint.plan != whole else dict.fromkeys(states, 0.85)
-        return {"rows": [], **found, "ratios": ratios}
+        return {**found, "rows": [], "ratios": ratios}
 
-    monkeypatch.setattr(wide_module._Joint, "_forecast", lambda _: {})
-    monkeypatch.setattr(wide_module._Joint, "_started", lambda *_: {**far, "apart": states})
+    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: {**begun, "forecast": {}, "far": hard, "apart": states})
+    monkeypatch.setattr(wide_module._Joint, "_started", lambda *_: begun)
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
     joint = _joint(bench, tmp_path)
     whole, few = joint.plan, heaviest(bench, joint.plan)
     trained = joint.run(choose_rate=False)
-    hard = after_trials < 0.9
     assert sprints == [(few if hard else whole, 3, 1e-3), (whole, 8, 1e-3 if hard else 5e-4),
                        (whole, 16, 5e-4 if hard else 2.5e-4)]  # fmt: skip
     assert trained.accepted == (few.without("q0") if hard else SharingPlan())
     assert set(trained.accepted_states) == trained.accepted.queries()
     accepted = [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row]
     assert accepted == ([few.without("q0").saved_bytes(bench.layers)] if hard else [])
+
+
+def test_of_a_start_that_is_far_off_the_few_may_mend_themselves_before_they_are_accepted(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mended: list[str] = []
+
+    def alone(_bench: object, merged: Merged, _plan: object, query: str, *_: object) -> dict:
+        mended.append(query)
+        return {"ratio": 0.96, "state": merged.states[query], "epochs": 1, "carried": {}}
+
+    joint = _joint(bench, tmp_path)
+    few = replace(joint, plan=heaviest(bench, joint.plan))
+    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    after = {"states": states, "ratios": {"q0": 0.94, "q1": 0.97, "q2": 0.97}, "rows": []}
+    monkeypatch.setattr(wide_module._Joint, "_sprint", lambda *_: after)
+    monkeypatch.setattr("merger.methods.wide.train_private", alone)
+    found = few._first({"states": states, "ratios": dict.fromkeys(states, 0.5)})
+    assert mended == ["q0"] and found["ratios"]["q0"] == 0.96
+    (accepted,) = [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row]
+    assert accepted == few.plan.saved_bytes(bench.layers)
 
 
 def test_the_heaviest_sets_are_the_fewest_that_hold_most(bench: Workbench) -> None:
@@ -370,7 +388,7 @@ def test_what_was_accepted_first_is_kept_where_all_come_to_less(
 def test_a_hard_merge_reaches_the_ceiling_too(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wide_module, "FAR", math.inf)
+    monkeypatch.setattr("merger.start.FAR", -1.0)
     report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
     assert report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)
     rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
@@ -384,7 +402,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 ) -> None:
     trained: list[list[str]] = []
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, 0.94),
-             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
+             "rate": 1e-3, "rows": [], "forecast": {}, "far": False}  # fmt: skip
 
     def sprint(_self: object, found: dict, _recipe: Recipe, _eased: object) -> dict:
         trained.append(sorted(found["ratios"]))
@@ -413,7 +431,7 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 ) -> None:
     joint = _joint(bench, tmp_path)
     states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
-    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}, "rate": 1e-3, "rows": [], "forecast": {}}
+    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}, "forecast": {}, "far": False}
     seen: list[set[str]] = []
 
     def training(_models: object, _recipe: Recipe, eased: set[str]) -> None:
@@ -422,7 +440,7 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 
     monkeypatch.setattr(bench, "training", training)
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: before)
-    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found, _recipe: found)
+    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found: {**found, "rows": []})
     joint.run(choose_rate=False)
     assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
     whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
