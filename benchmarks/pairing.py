@@ -75,7 +75,7 @@ def counterparts(one: str, other: str) -> dict[str, Any]:
 def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     """Mean and worst ratio on val after tying everything and so many epochs of joint training, per pairing and seed."""
     from merger.journal import Journal
-    from merger.start import choose_start, solved_where_far
+    from merger.start import choose_start
     from merger.training import Recipe
     from merger.workbench import Workbench
     from models.workload import load_workload
@@ -86,8 +86,7 @@ def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     for seed in range(seeds):
         for pairing in get_args(Pairing):
             plan = SharingPlan.of(groups(bench.layers, pairing=pairing, likeness=likeness))
-            start = solved_where_far(bench, plan, choose_start(bench, plan, Journal()), Journal())
-            models = bench.tied(plan, list(bench.queries), start.states)
+            models = bench.tied(plan, list(bench.queries), choose_start(bench, plan, Journal()))
             training = bench.training(models, Recipe(epochs=epochs, seed=seed, features=1.0))
             for _ in range(epochs):
                 training.epoch()

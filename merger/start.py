@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,74 +21,41 @@ from models.plan import SharingPlan, tie
 MEAN, ALIGNED = "mean", "aligned mean"
 MOST_DONORS = 4
 """Donors tried at most, those with the most shared bytes of their own first; one where all have a common ancestor."""
-FAR = 0.6
-"""A start that loses more is far off: the merge is a hard one, and a mean is worth solving, which costs a third of an
-epoch."""
+WORTH_SOLVING = 0.6
+"""What a mean may lose and not be solved: that costs a third of an epoch, which a near start does not need."""
 LEAST_VARIANCE = 1e-12
 LEAST_KEPT = 1e-3
 FRAMES = 32
 """Train frames of each query by which a start is judged."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """The `states` of a start, and those it was made of: models `apart`, each with weights of its own, in one order.
-
-    `lost` is the part of what goes into the originals' heads that is lost when the plan's sets are tied, as `judge` has
-    found.
-    """
-
-    name: str
-    apart: dict[str, State]
-    states: dict[str, State]
-    lost: float
-    judge: Judge
-
-    @property
-    def far(self) -> bool:
-        """Whether so much is lost that this will be a hard merge."""
-        return self.lost > FAR
-
-
-def choose_start(
-    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
-) -> Start:
-    """The start to take: every set with its members' mean, or with one donor's weight wherever it has one.
-
-    Made of the originals, or of models `apart` whose channels are in one order.
+def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
+    """The states to start from: every set with its members' mean, or with one donor's weight wherever it has one.
 
     Each start is tied, its norms are measured again, and one pass of a few train frames decides: how much of what goes
     into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of its own,
     and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of models
-    whose channels were brought into one order is tried too.
-    Progress hears of the ancestry and of the error of every start.
+    whose channels were brought into one order is tried too. Where a mean is best and still far off, it is tried once
+    more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
+    that). Progress hears of the ancestry and of the error of every start.
     """
-    originals = {query: snapshot(model) for query, model in bench.originals.items()} if apart is None else dict(apart)
-    ordered = apart is not None or _have_common_ancestor(bench, plan, originals)
-    donors = by_shared_bytes(bench, plan)[: 1 if ordered else MOST_DONORS]
-    starts = {donor: donated(plan, originals, donor) for donor in donors}
-    starts[MEAN] = averaged(plan, originals)
-    in_order = originals
-    if not ordered:
-        in_order = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
-        starts[ALIGNED] = averaged(plan, in_order)
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    kin = _have_common_ancestor(bench, plan, originals)
+    donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
+    starts = {donor: (originals, donated(plan, originals, donor)) for donor in donors}
+    starts[MEAN] = (originals, averaged(plan, originals))
+    if not kin:
+        ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
+        starts[ALIGNED] = (ordered, averaged(plan, ordered))
     judge = Judge(bench, plan, journal)
-    reached = {name: judge.error(name, states) for name, states in starts.items()}
+    reached = {name: judge.error(name, states) for name, (_, states) in starts.items()}
     best = min(reached, key=lambda name: reached[name])
-    return Start(best, originals if best == MEAN else in_order, starts[best], reached[best], judge)
-
-
-def solved_where_far(bench: Workbench, plan: SharingPlan, start: Start, journal: Journal) -> Start:
-    """A mean that is far off with every tied layer solved by least squares, where that is nearer; else the start.
-
-    A donor's weights, which one model knows already, lose by that.
-    """
-    if not start.far or start.name not in (MEAN, ALIGNED):
-        return start
-    found = journal.step("solved", lambda: solved(bench, plan, start.apart, start.states, journal))
-    name = f"{start.name}, solved"
-    lost = start.judge.error(name, found)
-    return replace(start, name=name, states=found, lost=lost) if lost < start.lost else start
+    if best in (MEAN, ALIGNED) and reached[best] > WORTH_SOLVING:
+        wanted, states = starts[best]
+        found = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
+        if judge.error(f"{best}, solved", found) < reached[best]:
+            return found
+    return starts[best][1]
 
 
 def averaged(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:

@@ -2,15 +2,14 @@
 
 GEMEL adds one group after the other and gives a group up when a model fails; here the merge starts at the ceiling,
 one annealed training brings nearly all queries back, and a query that stays below its target is repaired narrowly
-(merger.repair) while nothing that others share is touched. Where half an epoch shows that it will be long, the few sets
-that hold most of the bytes come first: they are soon accepted, and all others start from there.
+(merger.repair) while nothing that others share is touched.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,11 @@ from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit, met
 from merger.method import MergeOptions, method
-from merger.repair import bytes_of_residual, train_private
+from merger.repair import train_private
 from merger.repairs import repair_all
 from merger.similarity import forecast
 from merger.standing import judge_all, training_flops
-from merger.start import Start, choose_start, solved_where_far
+from merger.start import choose_start
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.groups import groups
@@ -35,10 +34,9 @@ from models.plan import SharingPlan, tie
 
 SPRINTS = (0.75, 2, 4)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
-HEAVIEST = 0.75
-"""The part of what can be saved that the heaviest sets make up, a quarter of the sets or less and late ones. In a hard
-merge the first sprint is for them alone; all sets then begin with the second, for that wants one long fall of the rate.
-"""
+FAR = 0.9
+"""Where a query is below this part of what is required after the trials, the first sprint is left out: most of what is
+won comes while the rate falls, and a hard merge wants one long fall."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 RATES = (5e-4, 2e-4, 1e-3)
@@ -72,20 +70,13 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     planned = bounds.part(JOINT)
     end = replace(planned, most_work=bounds.most_work)
     joint = _Joint(bench, plan, recipe, required, checkpoint, planned, end)
-    trained = joint.run(options.choose_rate)
-    merged = Merged(trained.plan, {**originals, **trained.states})
-    merged, rows = repair_all(
-        bench, merged, trained.ratios, trained.recipe, required, checkpoint, bounds, alone=trained.alone
-    )
+    plan, found, recipe = joint.run(options.choose_rate)
+    merged = Merged(plan, {**originals, **found["states"]})
+    ratios, alone = found["ratios"], found.get("alone", ())
+    merged, rows = repair_all(bench, merged, ratios, recipe, required, checkpoint, bounds, alone=alone)
     for row in rows:
         checkpoint.note(row)
-    before = Merged(trained.accepted, {**originals, **trained.accepted_states})
-    saved, ended = (_saved_bytes(bench, one.plan) for one in (before, merged))
-    if saved > ended:
-        bench.progress("warning", text="sharing all came to less than the heaviest sets alone: back to these")
-        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": ended, "work": bench.work.total})
-        merged = before
-    return beyond(bench, merged, trained.recipe, required, checkpoint, bounds) if options.beyond else merged
+    return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
@@ -94,43 +85,6 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
     likeness = cosine_likeness({query: model.state_dict() for query, model in bench.originals.items()})
     found = groups(bench.layers, "wide", likeness=likeness)
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
-
-
-def heaviest(bench: Workbench, plan: SharingPlan) -> SharingPlan:
-    """The fewest of the plan's sets that make up `HEAVIEST` of what it saves."""
-    by_bytes = sorted(plan.shared, key=lambda members: -SharingPlan((members,)).saved_bytes(bench.layers))
-    found = SharingPlan()
-    for members in by_bytes:
-        if found.saved_bytes(bench.layers) < HEAVIEST * plan.saved_bytes(bench.layers):
-            found = found.with_set(members)
-    return found
-
-
-def _saved_bytes(bench: Workbench, plan: SharingPlan) -> int:
-    """What sharing by this plan saves, its residuals taken off."""
-    own = (
-        bytes_of_residual(bench.originals[query].get_submodule(path), rank)
-        for query, ranks in plan.residuals.items()
-        for path, rank in ranks.items()
-    )
-    return plan.saved_bytes(bench.layers) - sum(own)
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What the joint training came to: those that still share, their best states and ratios on val, and its recipe.
-
-    `alone` are those whose private parts were trained by themselves last. `accepted` is the plan that held before all
-    sets were tied, with the states of its queries.
-    """
-
-    plan: SharingPlan
-    states: Mapping[str, State]
-    ratios: Mapping[str, float]
-    recipe: Recipe
-    alone: Collection[str] = ()
-    accepted: SharingPlan = field(default_factory=SharingPlan)
-    accepted_states: Mapping[str, State] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,64 +103,33 @@ class _Joint:
     bounds: Bounds
     end: Bounds
 
-    def run(self, choose_rate: bool) -> _Trained:
-        """Train all sets together, in a hard merge the heaviest first."""
-        start = self.checkpoint.step("start", self._start)
-        self.checkpoint.note(start["forecast"])
-        if not start["far"]:
-            found, joint = self._with_rate(start, choose_rate)
-            return joint._sprints(found, 1)
-        few = replace(self, plan=heaviest(self.bench, self.plan))
-        found = self.checkpoint.step("start of few", partial(few._started, start["apart"]))
-        found, few = few._with_rate(found, choose_rate)
-        first = few._first(found)
-        apart = {**start["apart"], **first["states"]}
-        found = self.checkpoint.step("start of all", partial(self._started, apart))
-        trained = replace(self, recipe=few.recipe)._sprints(found, 2)
-        kept = few._that_hold(first["ratios"])
-        states = {query: first["states"][query] for query in kept.queries()}
-        return replace(trained, accepted=kept, accepted_states=states)
-
-    def _with_rate(self, start: dict[str, Any], choose: bool) -> tuple[dict[str, Any], _Joint]:
-        """What half an epoch made of the start, if the rate is to be chosen, and the training at that rate."""
-        found = self.checkpoint.step("trials", partial(self._trials, start)) if choose else start
-        return found, replace(self, recipe=replace(self.recipe, rate=found.get("rate", self.recipe.rate)))
-
-    def _first(self, found: dict[str, Any]) -> dict[str, Any]:
-        """The first sprint, of the heaviest sets alone; what holds after it is accepted."""
-        found = self._sprint_and_alone(found, 1, 0)
-        saved = self._that_hold(found["ratios"]).saved_bytes(self.bench.layers)
-        self.bench.progress("accepted", sets=len(self.plan.shared), saved_bytes=saved, ratios=found["ratios"])
-        self.checkpoint.note({"accepted_bytes": saved, "work": self.bench.work.total})
-        return found
-
-    def _sprints(self, found: dict[str, Any], first: int) -> _Trained:
-        """The sprints of all sets from this one on, until all reach what is required."""
-        joint = self
-        for number in range(first, len(SPRINTS) + 1):
-            after = joint._sprint_and_alone(found, number, number - first)
-            if after is found:
+    def run(self, choose_rate: bool) -> tuple[SharingPlan, dict[str, Any], Recipe]:
+        """The plan with those that are left, their best `states` and `ratios` on val, the recipe with its rate."""
+        found = self.checkpoint.step("start", self._start)
+        self.checkpoint.note(found["forecast"])
+        if choose_rate:
+            found = self.checkpoint.step("trials", partial(self._trials, found))
+        recipe, joint = replace(self.recipe, rate=found["rate"]), self
+        sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
+        for number, part in enumerate(sprints, 1):
+            eased = met(found["ratios"], self.required) if number > 1 else []
+            epochs = joint._epochs(part * recipe.epochs, eased)
+            if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
-            joint, found = joint._without_lost(after, number)
-        return _Trained(joint.plan, found["states"], found["ratios"], self.recipe, found.get("alone", ()))
+            seed = self.bench.seed * len(SPRINTS) + number
+            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2 ** (number - 1))
+            found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, number > 1))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": number, **row})
+            found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found, recipe))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": number, **row})
+            joint, found = joint._without_lost(found, number)
+        return joint.plan, found, recipe
 
-    def _sprint_and_alone(self, found: dict[str, Any], number: int, falls: int) -> dict[str, Any]:
-        """What a sprint comes to, and then those that are nearly there alone; `found` if there is no need, or no time.
-
-        `falls` says how often the rate has fallen on these sets before; each time it is half as high.
-        """
-        eased = met(found["ratios"], self.required) if falls else []
-        epochs = self._epochs(SPRINTS[number - 1] * self.recipe.epochs, eased)
-        if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
-            return found
-        seed = self.bench.seed * len(SPRINTS) + number
-        sprint = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**falls)
-        found = self.checkpoint.step(f"sprint {number}", partial(self._sprint, found, sprint, falls > 0))
-        rows = list(found["rows"])
-        found = self.checkpoint.step(f"alone {number}", partial(self._alone, found))
-        for row in [*rows, *found["rows"]]:
-            self.checkpoint.note({"sprint": number, "sets": len(self.plan.shared), **row})
-        return found
+    def _near(self, found: Mapping[str, Any]) -> float:
+        """The part of what is required that the query furthest from it reaches."""
+        return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
 
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
@@ -228,23 +151,12 @@ class _Joint:
         return joint, {**found, **left}
 
     def _start(self) -> dict[str, Any]:
-        """What is found before anything is trained: the forecast of all sets, their best start, whether it is `far`."""
+        """The best start, tied, with its norms measured again: what is found before anything is trained."""
         forecast_row = self._forecast()
-        start = choose_start(self.bench, self.plan, self.checkpoint)
-        if start.far and len(heaviest(self.bench, self.plan).shared) < len(self.plan.shared):
-            return {"forecast": forecast_row, "far": True, "apart": start.apart}
-        return {"forecast": forecast_row, "far": False, **self._tied(start)}
-
-    def _started(self, apart: Mapping[str, State]) -> dict[str, Any]:
-        """The best start of models that have their channels in one order."""
-        return self._tied(choose_start(self.bench, self.plan, self.checkpoint, apart))
-
-    def _tied(self, start: Start) -> dict[str, Any]:
-        """The models of a start, tied, with norms measured again, and their ratios; solved before where it is far."""
-        states = solved_where_far(self.bench, self.plan, start, self.checkpoint).states
+        states = choose_start(self.bench, self.plan, self.checkpoint)
         models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
         ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
-        return {"states": _states(models), "ratios": ratios}
+        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate, "forecast": forecast_row}
 
     def _forecast(self) -> dict[str, Any]:
         """The log's row of how alike the members of each set are, those least alike first."""
@@ -277,13 +189,13 @@ class _Joint:
             self.checkpoint.forget(f"rate {rate:g}")
         return dict(best)
 
-    def _alone(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _alone(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
         """Before all models train again for the sake of a few: what the private parts of those few can do alone.
 
         The one furthest below goes first, for where it fails all train again anyhow.
         """
         states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
-        recipe = replace(self.recipe, epochs=max(1, self.recipe.epochs // 2))
+        recipe = replace(recipe, epochs=max(1, recipe.epochs // 2))
         merged = Merged(self.plan, states)
         below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
         for near, query in below:
@@ -332,17 +244,12 @@ class _Joint:
     def _queries(self) -> list[str]:
         return sorted(self.plan.queries())
 
-    def _that_hold(self, ratios: Mapping[str, float]) -> SharingPlan:
-        """The plan with those alone that have what is required."""
-        plan = self.plan
-        for query in set(ratios) - set(met(ratios, self.required)):
-            plan = plan.without(query)
-        return plan
-
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
-        saved = self._that_hold(ratios).saved_bytes(self.bench.layers)
+        saved, holding = self.plan, met(ratios, self.required)
+        for query in set(ratios) - set(holding):
+            saved = saved.without(query)
         return {
-            "epoch": epoch, "ratios": dict(ratios), "met": met(ratios, self.required), "saved_bytes": saved,
+            "epoch": epoch, "ratios": dict(ratios), "met": holding, "saved_bytes": saved.saved_bytes(self.bench.layers),
             "work": self.bench.work.total,
         }  # fmt: skip
 

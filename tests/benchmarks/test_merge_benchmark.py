@@ -195,12 +195,6 @@ def test_a_smaller_attempt_counts_only_when_more_members_hold() -> None:
     assert made("gemel", 40.0, 600, log).accepted() == [(0.0, 0.0), (10.0, 300.0), (30.0, 600.0)]
 
 
-def test_a_hard_merge_has_its_heaviest_sets_before_the_others() -> None:
-    cell = made("wide", 40.0, 600, ({"sprint": 1, "work": 9.0}, {"accepted_bytes": 300, "work": 10.0}))
-    assert cell.accepted() == [(0.0, 0.0), (10.0, 300.0), (40.0, 600.0)]
-    assert cell.work_to(300) == 10.0 and cell.work_to(301) == 40.0
-
-
 def test_work_to_equal_savings_takes_each_at_the_others_end() -> None:
     log = (tried(3, "ab", "ab", 10.0), tried(2, "ab", "ab", 60.0))
     text = summary([made("wide", 20.0, 600), made("gemel", 90.0, 500, log)])

@@ -27,7 +27,7 @@ from edge_runtime.store import Store
 from merger import MergeOptions, MergeReport, Recipe, Resources, merge
 from merger.features import REGION_PROPOSALS, watched_layers, watching
 from merger.journal import Journal
-from merger.start import Start, donated
+from merger.start import donated
 from merger.workbench import State, Workbench, snapshot
 from models.bundle import Bundle, open_bundle, verify_bundle
 from models.groups import ceiling_bytes
@@ -148,13 +148,10 @@ def _after_training() -> Callable[[Workbench, str, nn.Module], float]:
     return ratio
 
 
-def _given(
-    bench: Workbench, plan: SharingPlan, journal: Journal, apart: dict[str, State] | None = None
-) -> Start:
+def _given(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
     """The last query's weights wherever they are shared: to find a better start of a ResNet-50 takes minutes."""
-    apart = apart or {query: snapshot(model) for query, model in bench.originals.items()}
-    last = list(apart)[-1]
-    return Start(last, apart, donated(plan, apart, last), 0.5, None)  # type: ignore[arg-type]
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    return donated(plan, originals, list(originals)[-1])
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from merger.ancestry import COMMON, kinship
 from merger.journal import Journal
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
-from merger.start import Judge, Start, averaged, choose_start, donated, solved_where_far, together
+from merger.start import Judge, averaged, choose_start, donated, together
 from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
 from models.plan import SharingPlan
@@ -26,7 +26,7 @@ def bench(workload: Workload) -> Workbench:
 
 @pytest.fixture
 def always_solved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("merger.start.FAR", -1.0)
+    monkeypatch.setattr("merger.start.WORTH_SOLVING", 0.0)
 
 
 def test_equal_originals_are_merged_without_any_training(workload: Workload) -> None:
@@ -35,7 +35,7 @@ def test_equal_originals_are_merged_without_any_training(workload: Workload) -> 
     third.weights.write_bytes(first.weights.read_bytes())
     bench = Workbench(workload)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal()).states
+    states = choose_start(bench, plan, Journal())
     for members in plan.shared:
         if {query for query, _ in members} == {"q0", "q2"}:
             weights = [states[query][weight_key(states[query], path)] for query, path in members]
@@ -59,7 +59,7 @@ def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
 def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     said = _heard(bench)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal()).states
+    states = choose_start(bench, plan, Journal())
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
     found = Judge(bench, plan, Journal()).errors(states)
@@ -73,7 +73,7 @@ def test_a_mean_that_is_best_is_solved_and_a_donor_is_not(
         if not means_are_any_good:
             monkeypatch.setattr("merger.start.averaged", _ruined)
         said = _heard(bench)
-        _solved_start(bench, _plan_of_three(), Journal())
+        choose_start(bench, _plan_of_three(), Journal())
         errors = {row["start"]: row["error"] for event, row in said if event == "start"}
         best = min((name for name in errors if "solved" not in name), key=lambda name: errors[name])
         assert ("mean" in best) == means_are_any_good
@@ -91,7 +91,7 @@ def _ruined(plan: SharingPlan, states: dict[str, State]) -> dict[str, State]:
 def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
     _give_an_ancestor(bench)
     said = _heard(bench)
-    _solved_start(bench, _plan_of_three(), Journal())
+    choose_start(bench, _plan_of_three(), Journal())
     (row,) = [row for event, row in said if event == "ancestry"]
     assert row["common"] and min(row["kinship"].values()) > 0.8
     assert not any(event == "aligned" or "aligned" in row.get("start", "") for event, row in said)
@@ -99,8 +99,8 @@ def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
 
 def test_a_start_that_is_near_enough_is_not_solved(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     said = _heard(bench)
-    monkeypatch.setattr("merger.start.FAR", 100.0)
-    _solved_start(bench, _plan_of_three(), Journal())
+    monkeypatch.setattr("merger.start.WORTH_SOLVING", 100.0)
+    choose_start(bench, _plan_of_three(), Journal())
     assert not any("solved" in row.get("start", "") for _, row in said)
 
 
@@ -114,7 +114,7 @@ def test_a_start_goes_on_where_it_was_stopped(
 ) -> None:
     plan, journal = whole_plan(bench, MergeOptions()), Journal()
     before = bench.work.total
-    wanted = _solved_start(bench, plan, journal).states
+    wanted = choose_start(bench, plan, journal)
     spent, done = bench.work.total - before, journal.state_dict()["done"]
     for stop in (1, len(done) // 2, len(done) - 1):
         bench.work.total = before
@@ -128,17 +128,13 @@ def test_a_start_goes_on_where_it_was_stopped(
 
         monkeypatch.setattr(stopped, "tick", dying)
         with pytest.raises(KeyboardInterrupt):
-            _solved_start(bench, plan, stopped)
+            choose_start(bench, plan, stopped)
         resumed = Journal()
         resumed.meter = bench.work
         resumed.load_state_dict(stopped.state_dict())
-        states = _solved_start(bench, plan, resumed).states
+        states = choose_start(bench, plan, resumed)
         assert bench.work.total - before == pytest.approx(spent)
         assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
-
-
-def _solved_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> Start:
-    return solved_where_far(bench, plan, choose_start(bench, plan, journal), journal)
 
 
 def _give_an_ancestor(bench: Workbench) -> None:

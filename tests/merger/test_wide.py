@@ -22,11 +22,11 @@ from merger.distance import distances
 from merger.journal import Journal
 from merger.merit import merit
 from merger.method import MergeOptions
-from merger.methods.wide import heaviest, whole_plan, wide
+from merger.methods.wide import whole_plan, wide
 from merger.repair import RANKS, Step, copies, repair, residuals
 from merger.repairs import repair_all
 from merger.standing import training_flops
-from merger.start import Start, donated
+from merger.start import donated
 from merger.training import Diverged, Recipe, Training
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.bundle import open_bundle
@@ -196,15 +196,14 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     for module in ("merger.methods.wide", "merger.repair"):
         monkeypatch.setattr(f"{module}.train_private", lambda _b, m, _p, query, *_: {
             "state": m.states[query], **in_vain})  # fmt: skip
-    alone = joint._alone(found)["alone"]
+    alone = joint._alone(found, Recipe())["alone"]
     assert alone == ["q2"], "the furthest; after it all would train again"
     bounds = Bounds(bench.work)
     _, rows = repair_all(bench, merged, found["ratios"], Recipe(), joint.required, Journal(), bounds, alone)
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
     assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 2
     passed: list[object] = []
-    trained = wide_module._Trained(joint.plan, found["states"], found["ratios"], Recipe(), alone)
-    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
+    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: (joint.plan, {**found, "alone": alone}, Recipe()))
     monkeypatch.setattr(wide_module, "repair_all", lambda _b, m, *_, alone: passed.append(alone) or (m, []))
     wide(bench, OPTIONS, joint.checkpoint)
     assert passed == [alone]
@@ -280,9 +279,8 @@ def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) 
     assert not merged.plan.shared and any("nothing is shared" in text for text in said)
 
 
-def _start_of_q0(bench: Workbench, plan: SharingPlan, journal: Journal, apart: dict[str, State] | None = None) -> Start:
-    apart = apart or {query: snapshot(model) for query, model in bench.originals.items()}
-    return Start("q0", apart, donated(plan, apart, "q0"), 0.5, None)  # type: ignore[arg-type]
+def _start_of_q0(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
+    return donated(plan, {query: snapshot(model) for query, model in bench.originals.items()}, "q0")
 
 
 def _damaged(bench: Workbench, plan) -> Merged:
@@ -305,96 +303,23 @@ def _joint(bench: Workbench, folder: Path, required: float = 0.95) -> wide_modul
     return wide_module._Joint(bench, plan, Recipe(), wanted, Checkpoint(folder, {}, False), bounds, bounds)
 
 
-@pytest.mark.parametrize("hard", [False, True])
-def test_a_start_that_is_far_off_shares_its_heaviest_sets_first(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: bool
+@pytest.mark.parametrize(("after_trials", "epochs"), [(0.94, [3, 8, 16]), (0.8, [8, 16])])
+def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_trials: float, epochs: list[int]
 ) -> None:
-    sprints: list[tuple[SharingPlan, int, float]] = []
-    states = {query: snapshot(model) for query, model in bench.originals.items()}
-    begun = {"states": states, "ratios": dict.fromkeys(bench.queries, 0.8), "rate": 1e-3, "rows": []}
+    sprints: list[Recipe] = []
+    found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, after_trials),
+             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
 
-    def sprint(joint: wide_module._Joint, found: dict, recipe: Recipe, easing: bool = False) -> dict:
-        sprints.append((joint.plan, recipe.epochs, recipe.rate))
-        ratios = {"q0": 0.85, "q1": 0.96, "q2": 0.97} if joint.plan != whole else dict.fromkeys(states, 0.85)
-        return {**found, "rows": [], "ratios": ratios}
+    def sprint(_self: object, _found: object, recipe: Recipe, _eased: object) -> dict:
+        sprints.append(recipe)
+        return {**found, "ratios": dict.fromkeys(bench.queries, 0.85)}
 
-    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: {**begun, "forecast": {}, "far": hard, "apart": states})
-    monkeypatch.setattr(wide_module._Joint, "_started", lambda *_: begun)
+    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
-    joint = _joint(bench, tmp_path)
-    whole, few = joint.plan, heaviest(bench, joint.plan)
-    trained = joint.run(choose_rate=False)
-    assert sprints == [(few if hard else whole, 3, 1e-3), (whole, 8, 1e-3 if hard else 5e-4),
-                       (whole, 16, 5e-4 if hard else 2.5e-4)]  # fmt: skip
-    assert trained.accepted == (few.without("q0") if hard else SharingPlan())
-    assert set(trained.accepted_states) == trained.accepted.queries()
-    accepted = [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row]
-    assert accepted == ([few.without("q0").saved_bytes(bench.layers)] if hard else [])
-
-
-def test_of_a_start_that_is_far_off_the_few_may_mend_themselves_before_they_are_accepted(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mended: list[str] = []
-
-    def alone(_bench: object, merged: Merged, _plan: object, query: str, *_: object) -> dict:
-        mended.append(query)
-        return {"ratio": 0.96, "state": merged.states[query], "epochs": 1, "carried": {}}
-
-    joint = _joint(bench, tmp_path)
-    few = replace(joint, plan=heaviest(bench, joint.plan))
-    states = {query: snapshot(model) for query, model in bench.originals.items()}
-    after = {"states": states, "ratios": {"q0": 0.94, "q1": 0.97, "q2": 0.97}, "rows": []}
-    monkeypatch.setattr(wide_module._Joint, "_sprint", lambda *_: after)
-    monkeypatch.setattr("merger.methods.wide.train_private", alone)
-    found = few._first({"states": states, "ratios": dict.fromkeys(states, 0.5)})
-    assert mended == ["q0"] and found["ratios"]["q0"] == 0.96
-    (accepted,) = [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row]
-    assert accepted == few.plan.saved_bytes(bench.layers)
-
-
-def test_the_heaviest_sets_are_the_fewest_that_hold_most(bench: Workbench) -> None:
-    plan = whole_plan(bench, OPTIONS)
-    few = heaviest(bench, plan)
-    saved = few.saved_bytes(bench.layers) / plan.saved_bytes(bench.layers)
-    assert set(few.shared) < set(plan.shared) and saved >= wide_module.HEAVIEST
-    least = min(SharingPlan((members,)).saved_bytes(bench.layers) for members in few.shared)
-    assert saved - least / plan.saved_bytes(bench.layers) < wide_module.HEAVIEST
-
-
-@pytest.mark.parametrize("better", [True, False])
-def test_what_was_accepted_first_is_kept_where_all_come_to_less(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: bool
-) -> None:
-    merged = _damaged(bench, whole_plan(bench, OPTIONS))
-    few = heaviest(bench, merged.plan).without("q0")
-    states = {query: {**merged.states[query], "mark": torch.ones(1)} for query in few.queries()}
-    trained = wide_module._Trained(merged.plan, merged.states, {}, Recipe(), (), few, states)
-    ended = Merged(merged.plan if better else SharingPlan(few.shared[1:]), merged.states)
-    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
-    monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
-    checkpoint = Checkpoint(tmp_path / "kept", {}, False)
-    kept = wide(bench, OPTIONS, checkpoint)
-    if better:
-        assert kept is ended and not checkpoint.log
-    else:
-        saved = [plan.saved_bytes(bench.layers) for plan in (few, ended.plan)]
-        assert [checkpoint.log[-1][key] for key in ("accepted_bytes", "instead_of_bytes")] == saved
-        assert kept.plan == few and all("mark" in kept.states[query] for query in few.queries())
-        original = bench.originals["q0"].state_dict()
-        assert all(torch.equal(kept.states["q0"][name], original[name]) for name in original)
-
-
-def test_a_hard_merge_reaches_the_ceiling_too(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("merger.start.FAR", -1.0)
-    report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
-    assert report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)
-    rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
-    (accepted,) = [row for row in rows if "accepted_bytes" in row]
-    assert 0 < accepted["accepted_bytes"] < report.bytes_before - report.bytes_after
-    assert 0 < accepted["work"] < report.work
+    _joint(bench, tmp_path).run(choose_rate=False)
+    assert [one.epochs for one in sprints] == epochs
+    assert [one.rate for one in sprints] == [1e-3 / 2**index for index in range(len(epochs))]
 
 
 def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
@@ -402,7 +327,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 ) -> None:
     trained: list[list[str]] = []
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, 0.94),
-             "rate": 1e-3, "rows": [], "forecast": {}, "far": False}  # fmt: skip
+             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
 
     def sprint(_self: object, found: dict, _recipe: Recipe, _eased: object) -> dict:
         trained.append(sorted(found["ratios"]))
@@ -411,9 +336,9 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
     joint = _joint(bench, tmp_path)
-    left = joint.run(choose_rate=False)
-    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left.states) == {"q0", "q2"}
-    assert left.plan == joint.plan.without("q1")
+    plan, left, _ = joint.run(choose_rate=False)
+    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left["states"]) == {"q0", "q2"}
+    assert plan == joint.plan.without("q1")
     _forecast, row = joint.checkpoint.log
     assert (row["query"], row["repair"], row["after"], row["ratio"]) == ("q1", "leaves", "sprint 1", 0.7)
 
@@ -431,7 +356,7 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 ) -> None:
     joint = _joint(bench, tmp_path)
     states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
-    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}, "forecast": {}, "far": False}
+    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}, "rate": 1e-3, "rows": [], "forecast": {}}
     seen: list[set[str]] = []
 
     def training(_models: object, _recipe: Recipe, eased: set[str]) -> None:
@@ -440,7 +365,7 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 
     monkeypatch.setattr(bench, "training", training)
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: before)
-    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found: {**found, "rows": []})
+    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found, _recipe: found)
     joint.run(choose_rate=False)
     assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
     whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
