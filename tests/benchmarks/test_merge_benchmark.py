@@ -271,6 +271,14 @@ def test_the_pictures_of_the_docs_are_those_of_the_measured_cells(repository: Pa
     assert drawn == {name: (repository / "docs" / name).read_bytes() for name in drawn}
 
 
+def test_all_measured_cells_can_be_summed_up(repository: Path) -> None:
+    folders = sorted((repository / "benchmarks" / "measured").glob("merge*"))
+    assert [folder.name for folder in folders] == ["merge", "merge-averaged"]
+    for folder in folders:
+        text = summary(read_cells(folder))
+        assert "## gti-0.99: 4 queries, target 0.99" in text and "Machines" in text
+
+
 def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[MergeOptions] = []
 
