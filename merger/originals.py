@@ -37,8 +37,8 @@ class TrainOptions:
     The first cycle shows the model about `passes` frames, in `min_epochs` to `max_epochs` epochs; each further one
     goes on from there, at half the rate and half as long. Once a cycle gains nothing, the mean of the weights at its
     end and at the end of the one before is kept (Izmailov et al., Averaging weights, UAI 2018), its norms measured
-    again. Val says when to stop, not which state is best: what is merged is held against the original on val, and the
-    best of many states has better luck there than anywhere else.
+    again; where the last cycle still gained, its end. Val says when to stop, not which state is best: what is merged
+    is held against the original on val, and the best of many states has better luck there than anywhere else.
     """
 
     rate: float = 1e-3
