@@ -69,7 +69,8 @@ def test_val_says_when_to_stop_and_not_which_state_is_kept(
         return
     measured = [name for name in stored if "running" in name or "num_batches" in name]
     mean = {name: (ends[1][name] + ends[2][name]) / 2 for name in stored}
-    assert measured and not any(torch.equal(stored[name], mean[name].to(stored[name].dtype)) for name in measured)
+    for known in (mean, *ends):
+        assert measured and not any(torch.equal(stored[name], known[name].to(stored[name].dtype)) for name in measured)
     for name in set(mean) - set(measured):
         torch.testing.assert_close(stored[name], mean[name])
 
