@@ -106,6 +106,16 @@ def test_a_query_that_nothing_helps_gets_its_original_back(bench: Workbench) -> 
     assert all(torch.equal(repaired.states["q1"][name], original[name]) for name in original)
 
 
+def test_layers_whose_answers_cannot_be_compared_are_repaired_last(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = _damaged(bench, whole_plan(bench, OPTIONS))
+    monkeypatch.setattr("merger.repair.UNSHARED", UNSHARED)
+    monkeypatch.setattr("merger.repair.parted", lambda *_: {"body.0": 0.1})
+    most = copies(bench, merged, "q1", Journal())[-1].private
+    assert most[0] == "body.0" and sorted(most) == ["body.0", "last.0", "stem.0"]
+
+
 def test_the_steps_of_a_kind_rise_in_bytes_and_none_comes_twice(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
