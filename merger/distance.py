@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from merger.probing import modules_among
 from merger.workbench import Workbench
 
 FRAMES = 64
@@ -21,11 +22,11 @@ def distances(
 ) -> dict[str, float]:
     """Path -> mean squared difference of the layer's outputs over the variance of the original's, on train frames.
 
-    Paths that are no module (packed projections) are left out.
+    Channel by channel, so for layers whose channels have kept their order, as those before the heads have; for others
+    there is `merger.similarity.parted`. Paths that are no module (packed projections) are left out.
     """
     original, data = bench.originals[query], bench.train[query]
-    modules = {path for path, _ in original.named_modules()}
-    paths = [path for path in paths if path in modules]
+    paths = modules_among(original, paths)
     wrong, whole = dict.fromkeys(paths, 0.0), dict.fromkeys(paths, 0.0)
     indices = torch.linspace(0, len(data) - 1, min(frames_used, len(data))).long().tolist()
     was_training = model.training
