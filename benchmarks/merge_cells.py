@@ -91,11 +91,13 @@ class Cell:
     def accepted(self) -> list[Step]:
         """(work, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.
 
-        A search accepts set by set, which its log's rows tell; every other arm accepts all at its end.
+        A search accepts set by set, which its log's rows tell, and `wide` what holds before those who waited join;
+        every other arm accepts all at its end.
         """
         if any("members" in row for row in self.log):
             return [(0.0, 0.0), *_searched(self.log, self.weights)]
-        return [(0.0, 0.0), (self.result["work"], float(self.saved_bytes))]
+        first = [(row["work"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
+        return [(0.0, 0.0), *first, (self.result["work"], float(self.saved_bytes))]
 
     def work_to(self, saved_bytes: float) -> float | None:
         """The work after which it had accepted about so many bytes; None where it never did."""

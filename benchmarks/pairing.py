@@ -86,7 +86,7 @@ def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     for seed in range(seeds):
         for pairing in get_args(Pairing):
             plan = SharingPlan.of(groups(bench.layers, pairing=pairing, likeness=likeness))
-            models = bench.tied(plan, list(bench.queries), choose_start(bench, plan, Journal()))
+            models = bench.tied(plan, list(bench.queries), choose_start(bench, plan, Journal()).states)
             training = bench.training(models, Recipe(epochs=epochs, seed=seed, features=1.0))
             for _ in range(epochs):
                 training.epoch()

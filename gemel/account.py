@@ -54,7 +54,7 @@ class Account:
             return cls(tuple(shared_sets(bundle)), note=UNREADABLE)
         if not sets and (equal := shared_sets(bundle)):
             return cls(tuple(equal), note=EQUAL)
-        repairs = tuple(row for row in log if "repair" in row or "alone" in row)
+        repairs = tuple(row for row in log if {"repair", "alone", "waits"} & row.keys())
         beyond = tuple(row for row in log if "beyond" in row)
         return cls(sets, repairs, beyond, tuple(row for row in log if "weights" in row))
 
@@ -166,8 +166,8 @@ def _repairs(rows: Sequence[Row]) -> list[str]:
     steps: dict[str, list[str]] = {}
     required = {}
     for row in rows:
-        query = row.get("alone") or row["query"]
-        what = "private parts alone" if "alone" in row else row["repair"]
+        query = row.get("alone") or row.get("waits") or row["query"]
+        what = "private parts alone" if "alone" in row else row.get("repair") or f"waits after {row['after']}"
         required[query] = row["required"]
         steps.setdefault(query, []).append(what + (f" {number(row['ratio'])}" if "ratio" in row else ""))
     return [f"{query} ({number(required[query])} required): {', '.join(own)}" for query, own in steps.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,17 +22,41 @@ from models.plan import SharingPlan, tie
 MEAN, ALIGNED = "mean", "aligned mean"
 MOST_DONORS = 4
 """Donors tried at most, those with the most shared bytes of their own first; one where all have a common ancestor."""
-WORTH_SOLVING = 0.6
-"""What a mean may lose and not be solved: that costs a third of an epoch, which a near start does not need."""
+FAR = 0.6
+"""A start that loses more is far off: a mean is then worth solving, which costs a third of an epoch."""
+FAR_BEHIND = 0.9
+"""Where the start is far off, a query that loses more than this is one that the others need not wait for."""
 LEAST_VARIANCE = 1e-12
 LEAST_KEPT = 1e-3
 FRAMES = 32
 """Train frames of each query by which a start is judged."""
 
 
-def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
-    """The states to start from: every set with its members' mean, or with one donor's weight wherever it has one.
+@dataclass(frozen=True)
+class Start:
+    """The `states` to begin with, and the part that each query loses of what goes into its head once they are tied.
 
+    They were made of models `apart`, each with weights of its own, that have their channels in one order.
+    """
+
+    states: dict[str, State]
+    errors: dict[str, float]
+    apart: dict[str, State]
+
+    @property
+    def far_behind(self) -> dict[str, float]:
+        """Query -> error of those of which next to nothing is left, where so much is lost that it will be a hard merge.
+        """
+        hard = together(self.errors.values()) > FAR
+        return {query: error for query, error in self.errors.items() if hard and error > FAR_BEHIND}
+
+
+def choose_start(
+    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
+) -> Start:
+    """The best start: every set with its members' mean, or with one donor's weight wherever it has one.
+
+    It is made of the originals, or of models `apart` that have their channels in one order.
     Each start is tied, its norms are measured again, and one pass of a few train frames decides: how much of what goes
     into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of its own,
     and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of models
@@ -39,23 +64,26 @@ def choose_start(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[
     more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
     that). Progress hears of the ancestry and of the error of every start.
     """
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    kin = _have_common_ancestor(bench, plan, originals)
-    donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
-    starts = {donor: (originals, donated(plan, originals, donor)) for donor in donors}
-    starts[MEAN] = (originals, averaged(plan, originals))
-    if not kin:
-        ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, originals))
+    found = {query: snapshot(model) for query, model in bench.originals.items()} if apart is None else dict(apart)
+    in_order = apart is not None or _have_common_ancestor(bench, plan, found)
+    donors = by_shared_bytes(bench, plan)[: 1 if in_order else MOST_DONORS]
+    starts = {donor: (found, donated(plan, found, donor)) for donor in donors}
+    starts[MEAN] = (found, averaged(plan, found))
+    ordered = found
+    if not in_order:
+        ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, found))
         starts[ALIGNED] = (ordered, averaged(plan, ordered))
     judge = Judge(bench, plan, journal)
-    reached = {name: judge.error(name, states) for name, (_, states) in starts.items()}
-    best = min(reached, key=lambda name: reached[name])
-    if best in (MEAN, ALIGNED) and reached[best] > WORTH_SOLVING:
+    errors = {name: judge.errors(name, states) for name, (_, states) in starts.items()}
+    best = min(errors, key=lambda name: together(errors[name].values()))
+    start = Start(starts[best][1], errors[best], ordered)
+    if best in (MEAN, ALIGNED) and together(errors[best].values()) > FAR:
         wanted, states = starts[best]
-        found = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
-        if judge.error(f"{best}, solved", found) < reached[best]:
-            return found
-    return starts[best][1]
+        states = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
+        after = judge.errors(f"{best}, solved", states)
+        if together(after.values()) < together(errors[best].values()):
+            return Start(states, after, ordered)
+    return start
 
 
 def averaged(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:
@@ -116,15 +144,14 @@ class Judge:
         self._queries = sorted(plan.queries())
         self._wanted: dict[str, list[Tensor]] = journal.step("originals' features", self._originals)
 
-    def error(self, name: str, states: Mapping[str, State]) -> float:
-        """What is lost on the geometric mean of what the queries keep; progress hears of each."""
-        errors = self._journal.step(f"start {name}", partial(self.errors, states))
-        error = together(errors.values())
-        self._bench.progress("start", start=name, error=error, errors=errors)
-        return error
+    def errors(self, name: str, states: Mapping[str, State]) -> dict[str, float]:
+        """What each query loses with a start of this name; progress hears of it, and of what they lose together."""
+        errors = self._journal.step(f"start {name}", partial(self._errors, states))
+        self._bench.progress("start", start=name, error=together(errors.values()), errors=errors)
+        return errors
 
     @torch.no_grad()
-    def errors(self, states: Mapping[str, State]) -> dict[str, float]:
+    def _errors(self, states: Mapping[str, State]) -> dict[str, float]:
         """Query -> error of the tied models, their norms measured again."""
         models = self._bench.models(self._queries, states, self._plan)
         tie(models, self._plan)

@@ -2,29 +2,30 @@
 
 GEMEL adds one group after the other and gives a group up when a model fails; here the merge starts at the ceiling,
 one annealed training brings nearly all queries back, and a query that stays below its target is repaired narrowly
-(merger.repair) while nothing that others share is touched.
+(merger.repair) while nothing that others share is touched. Of a hard merge a query of which next to nothing is left at
+the start waits: the others are merged and accepted without it, and then it joins them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from merger.account import LEAVES, Rows, Trial, all_at_once
+from merger.account import JOINING, LEAVES, Rows, Trial, all_at_once
 from merger.attempt import train_while
 from merger.beyond import beyond
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit, met
 from merger.method import MergeOptions, method
-from merger.repair import train_private
+from merger.repair import bytes_of_residual, train_private
 from merger.repairs import repair_all
 from merger.similarity import forecast
 from merger.standing import judge_all, training_flops
-from merger.start import choose_start
+from merger.start import Start, choose_start
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.groups import groups
@@ -35,8 +36,8 @@ from models.plan import SharingPlan, tie
 SPRINTS = (0.75, 2, 4)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
 FAR = 0.9
-"""Where a query is below this part of what is required after the trials, the first sprint is left out: most of what is
-won comes while the rate falls, and a hard merge wants one long fall."""
+"""Where a query is below this part of what is required after the trials, or another waits, the first sprint is left
+out: most of what is won comes while the rate falls, and a hard merge wants one long fall."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 RATES = (5e-4, 2e-4, 1e-3)
@@ -44,6 +45,8 @@ NEAR = 0.95
 """A query that reaches this part of what is required may mend itself by its private parts alone."""
 JOINT = 0.9
 """The part of the time or work that the joint training may use up; the rest is kept for repairs."""
+FIRST = 0.5
+"""Of that, what those may use up who are merged before others join them."""
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
@@ -70,13 +73,22 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     planned = bounds.part(JOINT)
     end = replace(planned, most_work=bounds.most_work)
     joint = _Joint(bench, plan, recipe, required, checkpoint, planned, end)
-    plan, found, recipe = joint.run(options.choose_rate)
-    merged = Merged(plan, {**originals, **found["states"]})
-    ratios, alone = found["ratios"], found.get("alone", ())
-    merged, rows = repair_all(bench, merged, ratios, recipe, required, checkpoint, bounds, alone=alone)
+    trained = joint.run(options.choose_rate)
+    merged = Merged(trained.plan, {**originals, **trained.states})
+    merged, rows = repair_all(
+        bench, merged, trained.ratios, trained.recipe, required, checkpoint, bounds, alone=trained.alone
+    )
     for row in rows:
         checkpoint.note(row)
-    return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
+    saved, ended = (_saved_bytes(bench, plan) for plan in (trained.accepted, merged.plan))
+    if saved > ended:
+        bench.progress("warning", text="with all of them less is saved than without those who waited: back to that")
+        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": ended, "work": bench.work.total})
+        for query in sorted(plan.queries() - trained.accepted.queries()):
+            why = {"after": JOINING, "ratio": trained.ratios.get(query), "required": required[query]}
+            checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
+        merged = Merged(trained.accepted, {**originals, **trained.accepted_states})
+    return beyond(bench, merged, trained.recipe, required, checkpoint, bounds) if options.beyond else merged
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
@@ -87,12 +99,41 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
 
 
+def _saved_bytes(bench: Workbench, plan: SharingPlan) -> int:
+    """What sharing by this plan saves, its residuals taken off."""
+    own = (
+        bytes_of_residual(bench.originals[query].get_submodule(path), rank)
+        for query, ranks in plan.residuals.items()
+        for path, rank in ranks.items()
+    )
+    return plan.saved_bytes(bench.layers) - sum(own)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What the joint training came to: those that still share, their best states and ratios on val, and its recipe.
+
+    `alone` are those whose private parts were trained by themselves last, `sprints` how many there were. `accepted` is
+    the plan that held before those who waited joined, with the states of its queries.
+    """
+
+    plan: SharingPlan
+    states: Mapping[str, State]
+    ratios: Mapping[str, float]
+    recipe: Recipe
+    alone: Collection[str]
+    sprints: int
+    accepted: SharingPlan = field(default_factory=SharingPlan)
+    accepted_states: Mapping[str, State] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class _Joint:
     """The training of all models that share, from the best start until all reach what is `required`.
 
-    Whoever stays far off leaves between sprints. Sprints are planned within `bounds`. No epoch begins past the `end`,
-    but the first: the work of a sprint in which eased queries had to come back may be more than was planned.
+    Whoever stays far off leaves between sprints, or waits where those that are not in the plan `all_join` afterwards.
+    Sprints are planned within `bounds`. No epoch begins past the `end`, but the first: the work of a sprint in which
+    eased queries had to come back may be more than was planned.
     """
 
     bench: Workbench
@@ -102,30 +143,60 @@ class _Joint:
     checkpoint: Checkpoint
     bounds: Bounds
     end: Bounds
+    all_join: bool = False
 
-    def run(self, choose_rate: bool) -> tuple[SharingPlan, dict[str, Any], Recipe]:
-        """The plan with those that are left, their best `states` and `ratios` on val, the recipe with its rate."""
-        found = self.checkpoint.step("start", self._start)
-        self.checkpoint.note(found["forecast"])
-        if choose_rate:
-            found = self.checkpoint.step("trials", partial(self._trials, found))
-        recipe, joint = replace(self.recipe, rate=found["rate"]), self
-        sprints = SPRINTS[1:] if self._near(found) < FAR else SPRINTS
-        for number, part in enumerate(sprints, 1):
-            eased = met(found["ratios"], self.required) if number > 1 else []
-            epochs = joint._epochs(part * recipe.epochs, eased)
+    def run(self, choose_rate: bool) -> _Trained:
+        """Train all together, or, where some wait, the others and then all."""
+        start = self.checkpoint.step("start", self._start)
+        self.checkpoint.note(start["forecast"])
+        if not start["waits"]:
+            return self._from(start, choose_rate)
+        for query, error in start["waits"].items():
+            row = {"waits": query, "after": "the start", "lost": error, "required": self.required[query],
+                   "work": self.bench.work.total}  # fmt: skip
+            self.bench.progress("waits", **row)
+            self.checkpoint.note(row)
+        plan, bounds = _without(self.plan, start["waits"]), self.bounds.part(FIRST)
+        others = replace(self, plan=plan, bounds=bounds, all_join=True)
+        found = self.checkpoint.step("start of the others", partial(others._begun, start["apart"]))
+        first = others._from(found, choose_rate)
+        accepted = _without(first.plan, set(first.ratios) - set(met(first.ratios, self.required)))
+        saved = accepted.saved_bytes(self.bench.layers)
+        self.bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
+        self.checkpoint.note({"accepted_bytes": saved, "work": self.bench.work.total})
+        apart = {**start["apart"], **first.states}
+        found = self.checkpoint.step("start of all", partial(self._begun, apart))
+        trained = replace(self, recipe=first.recipe)._sprints(found, first.sprints)
+        states = {query: first.states[query] for query in accepted.queries()}
+        return replace(trained, accepted=accepted, accepted_states=states)
+
+    def _from(self, start: dict[str, Any], choose_rate: bool) -> _Trained:
+        """The trials, if a rate is to be chosen, and the sprints."""
+        found = self.checkpoint.step("trials", partial(self._trials, start)) if choose_rate else start
+        rate = found.get("rate", self.recipe.rate)
+        return replace(self, recipe=replace(self.recipe, rate=rate))._sprints(found)
+
+    def _sprints(self, found: dict[str, Any], before: int = 0) -> _Trained:
+        """The sprints until all reach what is required, after so many of those who were merged before all joined."""
+        joint, number = self, before
+        sprints = SPRINTS[1:] if self.all_join or self._near(found) < FAR else SPRINTS
+        for fallen, part in enumerate(sprints):
+            eased = met(found["ratios"], self.required) if number else []
+            epochs = joint._epochs(part * self.recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
                 break
+            number += 1
             seed = self.bench.seed * len(SPRINTS) + number
-            sprint = replace(recipe, epochs=epochs, seed=seed, rate=recipe.rate / 2 ** (number - 1))
+            sprint = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**fallen)
             found = self.checkpoint.step(f"sprint {number}", partial(joint._sprint, found, sprint, number > 1))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
-            found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found, recipe))
+            found = self.checkpoint.step(f"alone {number}", partial(joint._alone, found))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
             joint, found = joint._without_lost(found, number)
-        return joint.plan, found, recipe
+        alone = found.get("alone", ())
+        return _Trained(joint.plan, found["states"], found["ratios"], self.recipe, alone, number)
 
     def _near(self, found: Mapping[str, Any]) -> float:
         """The part of what is required that the query furthest from it reaches."""
@@ -142,21 +213,35 @@ class _Joint:
         for query, ratio in found["ratios"].items():
             if ratio < LOST * self.required[query]:
                 plan = plan.without(query)
-                row = {"query": query, "repair": LEAVES, "after": f"sprint {sprint}", "ratio": ratio,
-                       "required": self.required[query], "work": self.bench.work.total}  # fmt: skip
-                self.bench.progress("repair", **row)
+                what = {"waits": query} if self.all_join else {"query": query, "repair": LEAVES}
+                row = {**what, "after": f"sprint {sprint}", "ratio": ratio, "required": self.required[query],
+                       "work": self.bench.work.total}  # fmt: skip
+                self.bench.progress("waits" if self.all_join else "repair", **row)
                 self.checkpoint.note(row)
         joint = replace(self, plan=plan)
         left = {key: {query: found[key][query] for query in joint._queries()} for key in ("states", "ratios")}
         return joint, {**found, **left}
 
     def _start(self) -> dict[str, Any]:
-        """The best start, tied, with its norms measured again: what is found before anything is trained."""
+        """What is found before anything is trained: the forecast, the best start, and who waits, with what they need.
+
+        Nobody waits where nothing would be left to share.
+        """
         forecast_row = self._forecast()
-        states = choose_start(self.bench, self.plan, self.checkpoint)
-        models = self.bench.tied(self.plan, self._queries(), states, self.checkpoint)
+        start = choose_start(self.bench, self.plan, self.checkpoint)
+        if start.far_behind and _without(self.plan, start.far_behind).shared:
+            return {"forecast": forecast_row, "waits": start.far_behind, "apart": start.apart}
+        return {"forecast": forecast_row, "waits": {}, **self._tied(start)}
+
+    def _begun(self, apart: Mapping[str, State]) -> dict[str, Any]:
+        """The best start of models that have their channels in one order, tied."""
+        return self._tied(choose_start(self.bench, self.plan, self.checkpoint, apart))
+
+    def _tied(self, start: Start) -> dict[str, Any]:
+        """The models of a start, tied, with their norms measured again, and their ratios on val."""
+        models = self.bench.tied(self.plan, self._queries(), start.states, self.checkpoint)
         ratios = judge_all(self.bench, self.checkpoint, "judged", models, self.plan)
-        return {"states": _states(models), "ratios": ratios, "rate": self.recipe.rate, "forecast": forecast_row}
+        return {"states": _states(models), "ratios": ratios}
 
     def _forecast(self) -> dict[str, Any]:
         """The log's row of how alike the members of each set are, those least alike first."""
@@ -189,13 +274,13 @@ class _Joint:
             self.checkpoint.forget(f"rate {rate:g}")
         return dict(best)
 
-    def _alone(self, found: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    def _alone(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Before all models train again for the sake of a few: what the private parts of those few can do alone.
 
         The one furthest below goes first, for where it fails all train again anyhow.
         """
         states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
-        recipe = replace(recipe, epochs=max(1, recipe.epochs // 2))
+        recipe = replace(self.recipe, epochs=max(1, self.recipe.epochs // 2))
         merged = Merged(self.plan, states)
         below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
         for near, query in below:
@@ -245,13 +330,19 @@ class _Joint:
         return sorted(self.plan.queries())
 
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
-        saved, holding = self.plan, met(ratios, self.required)
-        for query in set(ratios) - set(holding):
-            saved = saved.without(query)
+        holding = met(ratios, self.required)
+        saved = _without(self.plan, set(ratios) - set(holding)).saved_bytes(self.bench.layers)
         return {
-            "epoch": epoch, "ratios": dict(ratios), "met": holding, "saved_bytes": saved.saved_bytes(self.bench.layers),
+            "epoch": epoch, "ratios": dict(ratios), "met": holding, "saved_bytes": saved,
             "work": self.bench.work.total,
         }  # fmt: skip
+
+
+def _without(plan: SharingPlan, queries: Collection[str]) -> SharingPlan:
+    """The plan with these out of all sets."""
+    for query in sorted(queries):
+        plan = plan.without(query)
+    return plan
 
 
 def _regained(before: Mapping[str, float], after: Mapping[str, float]) -> float:

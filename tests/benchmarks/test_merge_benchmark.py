@@ -190,6 +190,12 @@ def test_a_searchs_log_tells_when_it_had_accepted_what() -> None:
     assert cell.work_to(400.5) == 30.0  # a counter that is equal by chance is no difference
 
 
+def test_what_was_accepted_before_the_others_joined_counts_from_then_on() -> None:
+    cell = made("wide", 40.0, 600, ({"sprint": 1, "work": 9.0}, {"accepted_bytes": 300, "work": 10.0}))
+    assert cell.accepted() == [(0.0, 0.0), (10.0, 300.0), (40.0, 600.0)]
+    assert cell.work_to(300) == 10.0 and cell.work_to(301) == 40.0
+
+
 def test_a_smaller_attempt_counts_only_when_more_members_hold() -> None:
     log = (tried(3, "abc", "ab", 10.0), tried(3, "abc", "ab", 20.0), tried(3, "abc", "abc", 30.0))
     assert made("gemel", 40.0, 600, log).accepted() == [(0.0, 0.0), (10.0, 300.0), (30.0, 600.0)]

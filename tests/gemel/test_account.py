@@ -63,6 +63,7 @@ SETS = [
     _row("conv1", "", "refused", {"c": WHY}),
 ]
 LOG = [
+    {"waits": "b", "after": "the start", "lost": 0.95, "required": 0.975, "work": 1e8},
     {"sprint": 1, "epoch": 1, "ratios": {"a": 1.0}, "met": ["a"], "saved_bytes": 1, "work": 1e9},
     {"sprint": 1, "alone": "b", "ratio": 0.95, "required": 0.975, "epochs": 2, "work": 2e9},
     {"query": "b", "repair": "residuals of rank 4", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "work": 2e9},
@@ -94,7 +95,7 @@ def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way
     assert all("c: 90.0 % of 97.5 % after residuals of rank 16" in line for line in lines)
     assert "300 B" in lines[0] and "40 B" in lines[0]
     assert "4 sets of layers were to be shared; trying them took 4e+09 of work" in text
-    assert "b (0.975 required): private parts alone 0.950, residuals of rank 4 0.980" in text
+    assert "b (0.975 required): waits after the start, private parts alone 0.950, residuals of rank 4 0.980" in text
     assert "c (0.975 required): leaves" in text
     assert "past the ceiling, inside: 1 tries gained 0 B; in the way: a" in text
     assert "stored int8: 1 weights wider; in the way: b" in text
@@ -152,7 +153,7 @@ def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, lo
     logged(LOG)
     assert main(["bundle", "show", str(bundle.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["sets"] == SETS and found["account"] == "log" and len(found["repairs"]) == 3
+    assert found["sets"] == SETS and found["account"] == "log" and len(found["repairs"]) == 4
     assert [query["precision"] for query in found["queries"]] == ["bf16", None, None]
     assert main(["bundle", "show", str(bundle.path), "--sets"]) == 0
     text = capsys.readouterr().out

@@ -17,6 +17,7 @@ import merger.checkpoint as checkpoint_module
 import merger.merging as merging_module
 from merger import MergeOptions, merge
 from merger.checkpoint import STATE, Checkpoint
+from merger.start import Start
 from models.bundle import open_bundle
 from models.errors import InputError
 from models.workload import Workload
@@ -82,11 +83,20 @@ def _run(arguments: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "share"), [("wide", 0.6), ("gemel", 0.4), ("joint", 0.7), ("mainstream", 0.5), ("one-model", 0.6)]
-)
+    ("method", "share", "waits"),
+    [("wide", 0.6, []), ("wide", 0.4, ["q1"]), ("wide", 0.8, ["q1"]), ("gemel", 0.4, []), ("joint", 0.7, []),
+     ("mainstream", 0.5, []), ("one-model", 0.6, [])],
+)  # fmt: skip
 def test_what_was_done_before_is_not_done_again(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None, method: str, share: float
+    workload: Workload,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    every_chance: None,
+    method: str,
+    share: float,
+    waits: list[str],
 ) -> None:
+    monkeypatch.setattr(Start, "far_behind", property(lambda _: dict.fromkeys(waits, 1.0)))
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2, frames_per_epoch=32), margin=0.9)
     with monkeypatch.context() as patch:
         writes = _kill_after(patch, -1)

@@ -27,8 +27,8 @@ from edge_runtime.store import Store
 from merger import MergeOptions, MergeReport, Recipe, Resources, merge
 from merger.features import REGION_PROPOSALS, watched_layers, watching
 from merger.journal import Journal
-from merger.start import donated
-from merger.workbench import State, Workbench, snapshot
+from merger.start import Start, donated
+from merger.workbench import Workbench, snapshot
 from models.bundle import Bundle, open_bundle, verify_bundle
 from models.groups import ceiling_bytes
 from models.layers import layers_of, layers_of_all
@@ -148,10 +148,10 @@ def _after_training() -> Callable[[Workbench, str, nn.Module], float]:
     return ratio
 
 
-def _given(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
+def _given(bench: Workbench, plan: SharingPlan, journal: Journal) -> Start:
     """The last query's weights wherever they are shared: to find a better start of a ResNet-50 takes minutes."""
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    return donated(plan, originals, list(originals)[-1])
+    return Start(donated(plan, originals, list(originals)[-1]), dict.fromkeys(originals, 0.5), originals)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from merger.ancestry import COMMON, kinship
 from merger.journal import Journal
 from merger.method import MergeOptions
 from merger.methods.wide import whole_plan
-from merger.start import Judge, averaged, choose_start, donated, together
+from merger.start import Judge, Start, averaged, choose_start, donated, together
 from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
 from models.plan import SharingPlan
@@ -26,7 +26,7 @@ def bench(workload: Workload) -> Workbench:
 
 @pytest.fixture
 def always_solved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("merger.start.WORTH_SOLVING", 0.0)
+    monkeypatch.setattr("merger.start.FAR", 0.0)
 
 
 def test_equal_originals_are_merged_without_any_training(workload: Workload) -> None:
@@ -35,7 +35,7 @@ def test_equal_originals_are_merged_without_any_training(workload: Workload) -> 
     third.weights.write_bytes(first.weights.read_bytes())
     bench = Workbench(workload)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal())
+    states = choose_start(bench, plan, Journal()).states
     for members in plan.shared:
         if {query for query, _ in members} == {"q0", "q2"}:
             weights = [states[query][weight_key(states[query], path)] for query, path in members]
@@ -59,10 +59,10 @@ def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
 def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     said = _heard(bench)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal())
+    states = choose_start(bench, plan, Journal()).states
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
-    found = Judge(bench, plan, Journal()).errors(states)
+    found = Judge(bench, plan, Journal()).errors("again", states)
     assert together(found.values()) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
@@ -99,9 +99,34 @@ def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
 
 def test_a_start_that_is_near_enough_is_not_solved(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     said = _heard(bench)
-    monkeypatch.setattr("merger.start.WORTH_SOLVING", 100.0)
+    monkeypatch.setattr("merger.start.FAR", 100.0)
     choose_start(bench, _plan_of_three(), Journal())
     assert not any("solved" in row.get("start", "") for _, row in said)
+
+
+def test_models_apart_are_in_one_order_already(bench: Workbench) -> None:
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    apart = {query: {name: tensor + 0.01 for name, tensor in state.items()} for query, state in originals.items()}
+    said = _heard(bench)
+    start = choose_start(bench, _plan_of_three(), Journal(), apart)
+    assert {event for event, _ in said} == {"start"} and not any("aligned" in row["start"] for _, row in said)
+    assert set(start.errors) == {"q0", "q1", "q2"} and set(start.apart) == set(bench.queries)
+    for query, state in start.apart.items():
+        assert all(torch.equal(state[name], apart[query][name]) for name in state)
+        assert torch.equal(start.states[query]["head.weight"], apart[query]["head.weight"])
+
+
+def test_models_apart_of_originals_without_a_common_ancestor_were_aligned(bench: Workbench) -> None:
+    start = choose_start(bench, _plan_of_three(), Journal())
+    moved = [q for q, state in start.apart.items()
+             if not torch.equal(state["stem.0.weight"], bench.originals[q].get_parameter("stem.0.weight"))]  # fmt: skip
+    assert len(moved) == 2, "into the order of the third"
+
+
+def test_far_behind_is_who_keeps_next_to_nothing_in_a_hard_merge() -> None:
+    assert Start({}, {"a": 0.5, "b": 0.95, "c": 0.6}, {}).far_behind == {"b": 0.95}
+    assert Start({}, {"a": 0.5, "b": 0.89, "c": 0.8}, {}).far_behind == {}
+    assert Start({}, {"a": 0.1, "b": 0.95, "c": 0.1, "d": 0.0, "e": 0.1}, {}).far_behind == {}, "not so hard after all"
 
 
 def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None:
@@ -114,7 +139,7 @@ def test_a_start_goes_on_where_it_was_stopped(
 ) -> None:
     plan, journal = whole_plan(bench, MergeOptions()), Journal()
     before = bench.work.total
-    wanted = choose_start(bench, plan, journal)
+    wanted = choose_start(bench, plan, journal).states
     spent, done = bench.work.total - before, journal.state_dict()["done"]
     for stop in (1, len(done) // 2, len(done) - 1):
         bench.work.total = before
@@ -132,7 +157,7 @@ def test_a_start_goes_on_where_it_was_stopped(
         resumed = Journal()
         resumed.meter = bench.work
         resumed.load_state_dict(stopped.state_dict())
-        states = choose_start(bench, plan, resumed)
+        states = choose_start(bench, plan, resumed).states
         assert bench.work.total - before == pytest.approx(spent)
         assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
 

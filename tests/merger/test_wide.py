@@ -16,6 +16,7 @@ import torch
 import merger.attempt as attempt_module
 import merger.methods.wide as wide_module
 from merger import merge
+from merger.account import JOINING, all_at_once
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.distance import distances
@@ -26,7 +27,7 @@ from merger.methods.wide import whole_plan, wide
 from merger.repair import RANKS, Step, copies, repair, residuals
 from merger.repairs import repair_all
 from merger.standing import training_flops
-from merger.start import donated
+from merger.start import Start, donated
 from merger.training import Diverged, Recipe, Training
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.bundle import open_bundle
@@ -206,14 +207,15 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     for module in ("merger.methods.wide", "merger.repair"):
         monkeypatch.setattr(f"{module}.train_private", lambda _b, m, _p, query, *_: {
             "state": m.states[query], **in_vain})  # fmt: skip
-    alone = joint._alone(found, Recipe())["alone"]
+    alone = joint._alone(found)["alone"]
     assert alone == ["q2"], "the furthest; after it all would train again"
     bounds = Bounds(bench.work)
     _, rows = repair_all(bench, merged, found["ratios"], Recipe(), joint.required, Journal(), bounds, alone)
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
     assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 2
     passed: list[object] = []
-    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: (joint.plan, {**found, "alone": alone}, Recipe()))
+    trained = wide_module._Trained(joint.plan, found["states"], found["ratios"], Recipe(), alone, 1)
+    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
     monkeypatch.setattr(wide_module, "repair_all", lambda _b, m, *_, alone: passed.append(alone) or (m, []))
     wide(bench, OPTIONS, joint.checkpoint)
     assert passed == [alone]
@@ -289,8 +291,11 @@ def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) 
     assert not merged.plan.shared and any("nothing is shared" in text for text in said)
 
 
-def _start_of_q0(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[str, State]:
-    return donated(plan, {query: snapshot(model) for query, model in bench.originals.items()}, "q0")
+def _start_of_q0(
+    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
+) -> Start:
+    models = dict(apart or {query: snapshot(model) for query, model in bench.originals.items()})
+    return Start(donated(plan, models, "q0"), dict.fromkeys(plan.queries(), 0.5), models)
 
 
 def _damaged(bench: Workbench, plan) -> Merged:
@@ -319,7 +324,7 @@ def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
 ) -> None:
     sprints: list[Recipe] = []
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, after_trials),
-             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
+             "rate": 1e-3, "rows": [], "forecast": {}, "waits": {}}  # fmt: skip
 
     def sprint(_self: object, _found: object, recipe: Recipe, _eased: object) -> dict:
         sprints.append(recipe)
@@ -337,7 +342,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 ) -> None:
     trained: list[list[str]] = []
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, 0.94),
-             "rate": 1e-3, "rows": [], "forecast": {}}  # fmt: skip
+             "rate": 1e-3, "rows": [], "forecast": {}, "waits": {}}  # fmt: skip
 
     def sprint(_self: object, found: dict, _recipe: Recipe, _eased: object) -> dict:
         trained.append(sorted(found["ratios"]))
@@ -346,11 +351,112 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
     joint = _joint(bench, tmp_path)
-    plan, left, _ = joint.run(choose_rate=False)
-    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left["states"]) == {"q0", "q2"}
-    assert plan == joint.plan.without("q1")
+    left = joint.run(choose_rate=False)
+    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left.states) == {"q0", "q2"}
+    assert left.plan == joint.plan.without("q1")
     _forecast, row = joint.checkpoint.log
     assert (row["query"], row["repair"], row["after"], row["ratio"]) == ("q1", "leaves", "sprint 1", 0.7)
+
+
+def _waits(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str, float]
+) -> list[tuple[list[str], int, float, bool]]:
+    """Let q1 wait, and a sprint of the others come to the ratios given; returns a list of what was trained, and how."""
+    trained: list[tuple[list[str], int, float, bool]] = []
+    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    half = dict.fromkeys(bench.queries, 0.5)
+
+    def sprint(joint: wide_module._Joint, found: dict, recipe: Recipe, easing: bool) -> dict:
+        trained.append((sorted(joint.plan.queries()), recipe.epochs, recipe.rate, easing))
+        ratios = {query: after[query] if "q1" not in found["ratios"] else 0.9 for query in found["ratios"]}
+        marked = {query: {**found["states"][query], "head.bias": torch.full((2,), len(trained))} for query in ratios}
+        return {**found, "rows": [], "ratios": ratios, "states": marked}
+
+    begins = {"waits": {"q1": 0.95}, "apart": states, "forecast": {}}
+    monkeypatch.setattr(wide_module._Joint, "_start", lambda _: begins)
+    monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
+    monkeypatch.setattr(
+        wide_module, "choose_start", lambda _bench, plan, _journal, apart: Start(dict(apart), half, dict(apart))
+    )
+    return trained
+
+
+def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
+    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
+    monkeypatch.setattr(wide_module, "train_private", lambda _b, merged, _p, query, *_: {
+        "state": merged.states[query], "ratio": 0.9, "epochs": 1, "carried": {}})  # fmt: skip
+    joint = _joint(bench, tmp_path)
+    found = joint.run(choose_rate=False)
+    both = ["q0", "q1", "q2"]
+    rate = joint.recipe.rate
+    assert trained == [(["q0", "q2"], 8, rate, False), (both, 3, rate, True), (both, 8, rate / 2, True),
+                       (both, 16, rate / 4, True)]  # fmt: skip
+    others = joint.plan.without("q1")
+    assert found.accepted == others and set(found.accepted_states) == {"q0", "q2"} and found.sprints == 4
+    assert all(int(state["head.bias"][0]) == 1 for state in found.accepted_states.values()), "before it joined"
+    forecast, waits, accepted, *_ = joint.checkpoint.log
+    assert forecast == {} and (waits["waits"], waits["lost"]) == ("q1", 0.95)
+    assert accepted["accepted_bytes"] == others.saved_bytes(bench.layers) > 0
+
+
+def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.5})
+    judged: list[list[str]] = []
+    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: (
+        judged.append(sorted(models)) or dict.fromkeys(models, 0.94 if len(judged) == 1 else 0.96)))  # fmt: skip
+    joint = _joint(bench, tmp_path)
+    found = joint.run(choose_rate=False)
+    assert [queries for queries, *_ in trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
+    assert not found.accepted.shared and found.plan == joint.plan, "one alone shares with nobody; then all were good"
+    waits = [(row["waits"], row["after"]) for row in joint.checkpoint.log if "waits" in row]
+    assert waits == [("q1", "the start"), ("q2", "sprint 1")]
+    assert not any("repair" in row for row in joint.checkpoint.log), "nobody has left"
+
+
+@pytest.mark.parametrize("worse", [True, False])
+def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worse: bool
+) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    merged = _damaged(bench, plan)
+    others = plan.without("q1")
+    before = {query: {**merged.states[query], "mark": torch.ones(1)} for query in others.queries()}
+    ended = Merged(SharingPlan(others.shared[1:]) if worse else plan, merged.states)
+    ratios = dict.fromkeys(bench.queries, 0.94)
+    trained = wide_module._Trained(plan, merged.states, ratios, Recipe(), (), 1, others, before)
+    monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
+    monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
+    checkpoint = Checkpoint(tmp_path / "kept", {}, False)
+    kept = wide(bench, OPTIONS, checkpoint)
+    if not worse:
+        assert kept is ended and not checkpoint.log
+        return
+    assert kept.plan == others and all("mark" in kept.states[query] for query in ("q0", "q2"))
+    original = bench.originals["q1"].state_dict()
+    assert all(torch.equal(kept.states["q1"][name], original[name]) for name in original)
+    accepted, leaves = checkpoint.log
+    assert accepted["accepted_bytes"] > accepted["instead_of_bytes"] and leaves["query"] == "q1"
+    (why,) = {str(trial.in_the_way) for trial in all_at_once(plan.shared, checkpoint.log, trained.ratios, 1.0)
+              if "q1" in dict(trial.members)}  # fmt: skip
+    assert JOINING in why and "0.94" in why
+
+
+def test_nobody_waits_where_the_others_would_share_nothing(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint = _joint(bench, tmp_path)
+    behind = {"q1": 0.95, "q2": 0.95}
+    monkeypatch.setattr(Start, "far_behind", property(lambda _: behind))
+    monkeypatch.setattr(wide_module, "choose_start", _start_of_q0)
+    found = joint._start()
+    assert found["waits"] == {} and set(found["ratios"]) == set(bench.queries)
+    del behind["q2"]
+    assert _joint(bench, tmp_path / "again")._start()["waits"] == behind
 
 
 def test_a_sprint_is_judged_while_its_rate_falls(bench: Workbench, tmp_path: Path) -> None:
@@ -366,7 +472,8 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 ) -> None:
     joint = _joint(bench, tmp_path)
     states = {query: snapshot(model) for query, model in bench.tied(joint.plan, bench.queries).items()}
-    before = {"states": states, "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}, "rate": 1e-3, "rows": [], "forecast": {}}
+    ratios = {"q0": 0.95, "q1": 0.9, "q2": 1.0}
+    before = {"states": states, "ratios": ratios, "rate": 1e-3, "rows": [], "forecast": {}, "waits": {}}
     seen: list[set[str]] = []
 
     def training(_models: object, _recipe: Recipe, eased: set[str]) -> None:
@@ -375,7 +482,7 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 
     monkeypatch.setattr(bench, "training", training)
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: before)
-    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found, _recipe: found)
+    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found: found)
     joint.run(choose_rate=False)
     assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
     whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
