@@ -12,8 +12,9 @@ class Progress(Protocol):
     rounds, signature, members, saved_bytes, ceiling_bytes, seconds), `attempt` (round, members, outcome, ratios),
     `reference` (query, val, needed), `precision` (query, model, chosen, fp32, bf16: seconds), `rate` (rate, epochs,
     ratio: None where it diverged), `prefix` (query, prefix, layers, ratio), `warning` (text), `test` (query, original,
-    merged, ratio), `workers` (workers, threads, cores, each_bytes, free_bytes),
-    `candidates` (kind, judged, of).
+    merged, ratio), `waits` (waits: a query; after, required, lost or ratio), `accepted` (saved_bytes, ratios: before
+    those who waited join), `workers` (workers, threads, cores, each_bytes, free_bytes), `candidates` (kind, judged,
+    of).
     """
 
     def __call__(self, event: str, **fields: Any) -> None:

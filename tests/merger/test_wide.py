@@ -360,14 +360,16 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 
 def _waits(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str, float]
-) -> list[tuple[list[str], int, float, bool]]:
-    """Let q1 wait, and a sprint of the others come to the ratios given; returns a list of what was trained, and how."""
+) -> tuple[list[tuple[list[str], int, float, bool]], list[float]]:
+    """Let q1 wait, and a sprint of the others come to the ratios given; what is trained, and how, within which work."""
     trained: list[tuple[list[str], int, float, bool]] = []
+    bounds: list[float] = []
     states = {query: snapshot(model) for query, model in bench.originals.items()}
     half = dict.fromkeys(bench.queries, 0.5)
 
     def sprint(joint: wide_module._Joint, found: dict, recipe: Recipe, easing: bool) -> dict:
         trained.append((sorted(joint.plan.queries()), recipe.epochs, recipe.rate, easing))
+        bounds.append(joint.bounds.most_work)
         ratios = {query: after[query] if "q1" not in found["ratios"] else 0.9 for query in found["ratios"]}
         marked = {query: {**found["states"][query], "head.bias": torch.full((2,), len(trained))} for query in ratios}
         return {**found, "rows": [], "ratios": ratios, "states": marked}
@@ -378,18 +380,19 @@ def _waits(
     monkeypatch.setattr(
         wide_module, "choose_start", lambda _bench, plan, _journal, apart: Start(dict(apart), half, dict(apart))
     )
-    return trained
+    return trained, bounds
 
 
 def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
+    trained, bounds = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
     monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
     monkeypatch.setattr(wide_module, "train_private", lambda _b, merged, _p, query, *_: {
         "state": merged.states[query], "ratio": 0.9, "epochs": 1, "carried": {}})  # fmt: skip
-    joint = _joint(bench, tmp_path)
+    joint = replace(_joint(bench, tmp_path), bounds=Bounds(bench.work, 1e15))
     found = joint.run(choose_rate=False)
+    assert bounds == [0.5e15, 1e15, 1e15, 1e15], "half of the work is kept for when it joins"
     both = ["q0", "q1", "q2"]
     rate = joint.recipe.rate
     assert trained == [(["q0", "q2"], 8, rate, False), (both, 3, rate, True), (both, 8, rate / 2, True),
@@ -405,7 +408,7 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
 def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.5})
+    trained, _ = _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.5})
     judged: list[list[str]] = []
     monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: (
         judged.append(sorted(models)) or dict.fromkeys(models, 0.94 if len(judged) == 1 else 0.96)))  # fmt: skip
