@@ -33,6 +33,8 @@ LAYERS = 0.5
 HALF = 0.5
 """The part of the margin that a query needs when nothing helps it further. The best of many tries on val flatters: with
 no margin at all it is likely to miss on test."""
+NARROW = 0.05
+"""The part of its shared bytes that a query with half of the margin may give back for the other half."""
 GENTLE = 0.25
 """The part of the rate at which a model is mended alone: it stands where a falling rate has brought it, and is near."""
 UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -67,7 +69,8 @@ def repair(
     `alone` says that its private parts were trained by themselves already, from the state it is in, in vain.
 
     No step begins once the bounds are over. A query that came half of the margin above its target by then is kept with
-    the fewest bytes that did it; any other leaves.
+    the fewest bytes that did it; any other leaves. One that has half of it from the beginning is kept as it is, unless
+    few bytes (`NARROW`) bring it the other half.
     """
     recipe = replace(recipe, epochs=max(1, recipe.epochs // 2))
     search = _Search(bench, query, recipe, required, journal, bounds, merged)
@@ -78,6 +81,9 @@ def repair(
     if free[0] >= required:
         return free[1], search.rows
     kinds = () if bounds.over else (residuals(bench, merged, query, journal), copies(bench, merged, query, journal))
+    if free[0] >= least:
+        most = NARROW * sum(_bytes_shared(bench, merged, query).values())
+        kinds = tuple([step for step in steps if step.cost_bytes <= most] for steps in kinds)
     found = search.first(kinds, required)
     if found is None:
         if bounds.over:
