@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ MOST_DONORS = 4
 """Donors tried at most, those with the most shared bytes of their own first; one where all have a common ancestor."""
 FAR = 0.6
 """A start that loses more is far off: a mean is then worth solving, which costs a third of an epoch."""
-FAR_BEHIND = 0.9
-"""Where the start is far off, a query that loses more than this is one that the others need not wait for."""
+BEHIND = 0.5
+"""Of a start that is far off, a query that keeps less than this part of what their median keeps is far behind."""
 LEAST_VARIANCE = 1e-12
 LEAST_KEPT = 1e-3
 FRAMES = 32
@@ -36,19 +37,20 @@ FRAMES = 32
 class Start:
     """The `states` to begin with, and the part that each query loses of what goes into its head once they are tied.
 
-    They were made of models `apart`, each with weights of its own, that have their channels in one order.
+    They were made of models `apart`, each with weights of its own, that have their channels in one order. `far` says
+    that this will be a hard merge: before anything was solved, the best start lost more than `FAR`.
     """
 
     states: dict[str, State]
     errors: dict[str, float]
     apart: dict[str, State]
+    far: bool = False
 
     @property
     def far_behind(self) -> dict[str, float]:
-        """Query -> error of those of which next to nothing is left, where so much is lost that it will be a hard merge.
-        """
-        hard = together(self.errors.values()) > FAR
-        return {query: error for query, error in self.errors.items() if hard and error > FAR_BEHIND}
+        """Query -> error of those that have next to nothing left, beside the others, in a hard merge."""
+        least = BEHIND * median(1 - error for error in self.errors.values()) if self.far else 0.0
+        return {query: error for query, error in self.errors.items() if 1 - error < least}
 
 
 def choose_start(
@@ -76,13 +78,13 @@ def choose_start(
     judge = Judge(bench, plan, journal)
     errors = {name: judge.errors(name, states) for name, (_, states) in starts.items()}
     best = min(errors, key=lambda name: together(errors[name].values()))
-    start = Start(starts[best][1], errors[best], ordered)
-    if best in (MEAN, ALIGNED) and together(errors[best].values()) > FAR:
+    start = Start(starts[best][1], errors[best], ordered, far=together(errors[best].values()) > FAR)
+    if start.far and best in (MEAN, ALIGNED):
         wanted, states = starts[best]
         states = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
         after = judge.errors(f"{best}, solved", states)
         if together(after.values()) < together(errors[best].values()):
-            return Start(states, after, ordered)
+            return replace(start, states=states, errors=after)
     return start
 
 

@@ -124,9 +124,21 @@ def test_models_apart_of_originals_without_a_common_ancestor_were_aligned(bench:
 
 
 def test_far_behind_is_who_keeps_next_to_nothing_in_a_hard_merge() -> None:
-    assert Start({}, {"a": 0.5, "b": 0.95, "c": 0.6}, {}).far_behind == {"b": 0.95}
-    assert Start({}, {"a": 0.5, "b": 0.89, "c": 0.8}, {}).far_behind == {}
-    assert Start({}, {"a": 0.1, "b": 0.95, "c": 0.1, "d": 0.0, "e": 0.1}, {}).far_behind == {}, "not so hard after all"
+    errors = {"a": 0.5, "b": 0.9, "c": 0.6, "d": 0.2}
+    assert Start({}, errors, {}, far=True).far_behind == {"b": 0.9} and Start({}, errors, {}).far_behind == {}
+    assert Start({}, {**errors, "b": 0.7}, {}, far=True).far_behind == {}, "a median of 0.45 is kept, and 0.3 of b"
+    assert Start({}, dict.fromkeys("abc", 0.97), {}, far=True).far_behind == {}, "all alike: nobody is behind"
+
+
+def test_a_start_is_far_off_by_what_it_loses_before_anything_is_solved(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = _heard(bench)
+    choose_start(bench, _plan_of_three(), Journal())
+    least = min(row["error"] for event, row in said if event == "start" and "solved" not in row["start"])
+    for far in (least - 0.01, least + 0.01):
+        monkeypatch.setattr("merger.start.FAR", far)
+        assert choose_start(bench, _plan_of_three(), Journal()).far == (far < least)
 
 
 def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None:
