@@ -36,8 +36,10 @@ from models.plan import SharingPlan, tie
 SPRINTS = (0.75, 2, 4)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
 FAR = 0.9
-"""Where a query is below this part of what is required after the trials, or another waits, the first sprint is left
-out: most of what is won comes while the rate falls, and a hard merge wants one long fall."""
+"""Where a query is below this part of what is required after the trials, or another waits, the short sprint is put
+off: most of what is won comes while the rate falls, and a hard merge wants one long fall."""
+CLOSE = 0.99
+"""A sprint that was put off comes when all have reached this part of what is required."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 RATES = (5e-4, 2e-4, 1e-3)
@@ -146,11 +148,16 @@ class _Joint:
     all_join: bool = False
 
     def run(self, choose_rate: bool) -> _Trained:
-        """Train all together, or, where some wait, the others and then all."""
+        """Train all together, or, where some wait, the others and then all.
+
+        Then there are no trials: half an epoch makes nothing better that was solved, whatever the rate.
+        """
         start = self.checkpoint.step("start", self._start)
         self.checkpoint.note(start["forecast"])
         if not start["waits"]:
-            return self._from(start, choose_rate)
+            found = self.checkpoint.step("trials", partial(self._trials, start)) if choose_rate else start
+            rate = found.get("rate", self.recipe.rate)
+            return replace(self, recipe=replace(self.recipe, rate=rate))._sprints(found)
         for query, error in start["waits"].items():
             row = {"waits": query, "after": "the start", "lost": error, "required": self.required[query],
                    "work": self.bench.work.total}  # fmt: skip
@@ -159,28 +166,26 @@ class _Joint:
         plan, bounds = _without(self.plan, start["waits"]), self.bounds.part(FIRST)
         others = replace(self, plan=plan, bounds=bounds, all_join=True)
         found = self.checkpoint.step("start of the others", partial(others._begun, start["apart"]))
-        first = others._from(found, choose_rate)
+        first = others._sprints(found)
         accepted = _without(first.plan, set(first.ratios) - set(met(first.ratios, self.required)))
         saved = accepted.saved_bytes(self.bench.layers)
         self.bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
         self.checkpoint.note({"accepted_bytes": saved, "work": self.bench.work.total})
         apart = {**start["apart"], **first.states}
         found = self.checkpoint.step("start of all", partial(self._begun, apart))
-        trained = replace(self, recipe=first.recipe)._sprints(found, first.sprints)
+        trained = self._sprints(found, first.sprints)
         states = {query: first.states[query] for query in accepted.queries()}
         return replace(trained, accepted=accepted, accepted_states=states)
 
-    def _from(self, start: dict[str, Any], choose_rate: bool) -> _Trained:
-        """The trials, if a rate is to be chosen, and the sprints."""
-        found = self.checkpoint.step("trials", partial(self._trials, start)) if choose_rate else start
-        rate = found.get("rate", self.recipe.rate)
-        return replace(self, recipe=replace(self.recipe, rate=rate))._sprints(found)
-
     def _sprints(self, found: dict[str, Any], before: int = 0) -> _Trained:
         """The sprints until all reach what is required, after so many of those who were merged before all joined."""
-        joint, number = self, before
-        sprints = SPRINTS[1:] if self.all_join or self._near(found) < FAR else SPRINTS
-        for fallen, part in enumerate(sprints):
+        joint, number, left = self, before, list(SPRINTS)
+        hard = self.all_join or self._near(found) < FAR
+        for fallen in range(len(SPRINTS)):
+            put_off = hard and left[0] == SPRINTS[0] and joint._near(found) < CLOSE
+            if not left[put_off:]:
+                break
+            part = left.pop(put_off)
             eased = met(found["ratios"], self.required) if number else []
             epochs = joint._epochs(part * self.recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
@@ -200,7 +205,7 @@ class _Joint:
 
     def _near(self, found: Mapping[str, Any]) -> float:
         """The part of what is required that the query furthest from it reaches."""
-        return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
+        return min((ratio / self.required[query] for query, ratio in found["ratios"].items()), default=1.0)
 
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""

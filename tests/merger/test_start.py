@@ -73,11 +73,12 @@ def test_a_mean_that_is_best_is_solved_and_a_donor_is_not(
         if not means_are_any_good:
             monkeypatch.setattr("merger.start.averaged", _ruined)
         said = _heard(bench)
-        choose_start(bench, _plan_of_three(), Journal())
+        start = choose_start(bench, _plan_of_three(), Journal())
         errors = {row["start"]: row["error"] for event, row in said if event == "start"}
         best = min((name for name in errors if "solved" not in name), key=lambda name: errors[name])
         assert ("mean" in best) == means_are_any_good
         assert any("solved" in name for name in errors) == means_are_any_good
+        assert together(start.errors.values()) == pytest.approx(min(errors.values())), "of what it was solved to"
 
 
 def _ruined(plan: SharingPlan, states: dict[str, State]) -> dict[str, State]:

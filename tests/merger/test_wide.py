@@ -338,9 +338,17 @@ def _joint(bench: Workbench, folder: Path, required: float = 0.95) -> wide_modul
     return wide_module._Joint(bench, plan, Recipe(), wanted, Checkpoint(folder, {}, False), bounds, bounds)
 
 
-@pytest.mark.parametrize(("after_trials", "epochs"), [(0.94, [3, 8, 16]), (0.8, [8, 16])])
-def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_trials: float, epochs: list[int]
+@pytest.mark.parametrize(
+    ("after_trials", "after_sprints", "epochs"),
+    [(0.94, 0.85, [3, 8, 16]), (0.8, 0.85, [8, 16]), (0.8, 0.93, [8, 16]), (0.8, 0.945, [8, 3, 16])],
+)
+def test_a_merge_that_begins_far_off_puts_the_short_sprint_off_until_all_are_close(
+    bench: Workbench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after_trials: float,
+    after_sprints: float,
+    epochs: list[int],
 ) -> None:
     sprints: list[Recipe] = []
     found = {"states": {query: {} for query in bench.queries}, "ratios": dict.fromkeys(bench.queries, after_trials),
@@ -348,8 +356,9 @@ def test_a_merge_that_begins_far_off_leaves_the_short_sprint_out(
 
     def sprint(_self: object, _found: object, recipe: Recipe, _eased: object) -> dict:
         sprints.append(recipe)
-        return {**found, "ratios": dict.fromkeys(bench.queries, 0.85)}
+        return {**found, "ratios": dict.fromkeys(bench.queries, after_sprints)}
 
+    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found: found)
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: found)
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
     _joint(bench, tmp_path).run(choose_rate=False)
@@ -380,10 +389,12 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 
 def _waits(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str, float]
-) -> tuple[list[tuple[list[str], int, float, bool]], list[float]]:
-    """Let q1 wait, and a sprint of the others come to the ratios given; what is trained, and how, within which work."""
-    trained: list[tuple[list[str], int, float, bool]] = []
-    bounds: list[float] = []
+) -> SimpleNamespace:
+    """Let q1 wait, and a sprint of the others come to the ratios given.
+
+    What is `trained` and how, within which work (`bounds`), and who was, of those a start is made of (`marked`).
+    """
+    trained, bounds, marked = [], [], []
     states = {query: snapshot(model) for query, model in bench.originals.items()}
     half = dict.fromkeys(bench.queries, 0.5)
 
@@ -394,29 +405,32 @@ def _waits(
         marked = {query: {**found["states"][query], "head.bias": torch.full((2,), len(trained))} for query in ratios}
         return {**found, "rows": [], "ratios": ratios, "states": marked}
 
+    def start(_bench: object, _plan: object, _journal: object, apart: Mapping[str, State]) -> Start:
+        marked.append([query for query, state in apart.items() if set(state["head.bias"].tolist()) == {1.0}])
+        return Start(dict(apart), half, dict(apart))
+
     begins = {"waits": {"q1": 0.95}, "apart": states, "forecast": {}}
     monkeypatch.setattr(wide_module._Joint, "_start", lambda _: begins)
     monkeypatch.setattr(wide_module._Joint, "_sprint", sprint)
-    monkeypatch.setattr(
-        wide_module, "choose_start", lambda _bench, plan, _journal, apart: Start(dict(apart), half, dict(apart))
-    )
-    return trained, bounds
+    monkeypatch.setattr(wide_module, "choose_start", start)
+    return SimpleNamespace(trained=trained, bounds=bounds, marked=marked)
 
 
 def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained, bounds = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
+    seen = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
     monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
     monkeypatch.setattr(wide_module, "train_private", lambda _b, merged, _p, query, *_: {
         "state": merged.states[query], "ratio": 0.9, "epochs": 1, "carried": {}})  # fmt: skip
     joint = replace(_joint(bench, tmp_path), bounds=Bounds(bench.work, 1e15))
     found = joint.run(choose_rate=False)
-    assert bounds == [0.5e15, 1e15, 1e15, 1e15], "half of the work is kept for when it joins"
+    assert seen.marked == [[], ["q0", "q2"]], "it joins what was made of them"
+    assert seen.bounds == [0.5e15, 1e15, 1e15, 1e15], "half of the work is kept for when it joins"
     both = ["q0", "q1", "q2"]
     rate = joint.recipe.rate
-    assert trained == [(["q0", "q2"], 8, rate, False), (both, 3, rate, True), (both, 8, rate / 2, True),
-                       (both, 16, rate / 4, True)]  # fmt: skip
+    assert seen.trained[0] == (["q0", "q2"], 8, rate, False)
+    assert seen.trained[1:] == [(both, 3, rate, True), (both, 8, rate / 2, True), (both, 16, rate / 4, True)]
     others = joint.plan.without("q1")
     assert found.accepted == others and set(found.accepted_states) == {"q0", "q2"} and found.sprints == 4
     assert all(int(state["head.bias"][0]) == 1 for state in found.accepted_states.values()), "before it joined"
@@ -428,17 +442,30 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
 def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained, _ = _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.5})
+    seen = _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.5})
     judged: list[list[str]] = []
     monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: (
         judged.append(sorted(models)) or dict.fromkeys(models, 0.94 if len(judged) == 1 else 0.96)))  # fmt: skip
     joint = _joint(bench, tmp_path)
     found = joint.run(choose_rate=False)
-    assert [queries for queries, *_ in trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
+    assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
     assert not found.accepted.shared and found.plan == joint.plan, "one alone shares with nobody; then all were good"
     waits = [(row["waits"], row["after"]) for row in joint.checkpoint.log if "waits" in row]
     assert waits == [("q1", "the start"), ("q2", "sprint 1")]
     assert not any("repair" in row for row in joint.checkpoint.log), "nobody has left"
+
+
+def test_what_is_below_is_not_accepted_before_the_others_join(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.94})
+    monkeypatch.setattr(wide_module, "SPRINTS", (0.75, 2))
+    monkeypatch.setattr(wide_module._Joint, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
+    joint = _joint(bench, tmp_path)
+    found = joint.run(choose_rate=False)
+    assert not found.accepted.shared and not found.accepted_states
+    assert [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row] == [0]
 
 
 @pytest.mark.parametrize("worse", [True, False])
