@@ -51,9 +51,9 @@ def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queu
     saves more than the next group would. A group that contains an accepted set extends it by its last member.
     """
     required = {query: bench.required(query, options.margin) for query in bench.queries}
-    accepted = checkpoint.merged(bench)
     bounds = Bounds.of(bench, options, checkpoint)
     recipe = _recipe(bench, options, checkpoint)
+    accepted = checkpoint.merged(bench)  # after the recipe, which was chosen before: the work is that of the last round
     ceiling = sum(group.saved_bytes for group in worthwhile(bench, options))
     started = time.monotonic() - checkpoint.seconds
     for index in range(checkpoint.rounds, len(queue)):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +125,24 @@ def test_the_recipe_chosen_on_val_is_chosen_once(
         merge(workload, out, "gemel", options=options)
     assert merge(workload, out, "gemel", resume=True, options=options).work == straight.work
     assert _content(out) == _content(Path(straight.bundle))
+
+
+def test_a_kill_just_after_a_round_forgets_none_of_its_work(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    options = MergeOptions(replace(QUICK.recipe, epochs=1, frames_per_epoch=16), precision="fp32")
+    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=options)
+    out, save = tmp_path / "killed.safetensors", Checkpoint.save
+
+    def dying(self: Checkpoint, *given: Any) -> None:
+        save(self, *given)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoint, "save", dying)
+        merge(workload, out, "gemel", options=options)
+    resumed = merge(workload, out, "gemel", resume=True, options=options)
+    assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
 
 
 def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
