@@ -468,22 +468,22 @@ def test_what_is_below_is_not_accepted_before_the_others_join(
     assert [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row] == [0]
 
 
-@pytest.mark.parametrize("worse", [True, False])
+@pytest.mark.parametrize("ends", ["less", "equal", "more"])
 def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worse: bool
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     plan = whole_plan(bench, OPTIONS)
     merged = _damaged(bench, plan)
     others = plan.without("q1")
     before = {query: {**merged.states[query], "mark": torch.ones(1)} for query in others.queries()}
-    ended = Merged(SharingPlan(others.shared[1:]) if worse else plan, merged.states)
+    ended = Merged({"less": SharingPlan(others.shared[1:]), "equal": others, "more": plan}[ends], merged.states)
     ratios = dict.fromkeys(bench.queries, 0.94)
     trained = wide_module._Trained(plan, merged.states, ratios, Recipe(), (), 1, others, before)
     monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
     monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
     kept = wide(bench, OPTIONS, checkpoint)
-    if not worse:
+    if ends != "less":
         assert kept is ended and not checkpoint.log
         return
     assert kept.plan == others and all("mark" in kept.states[query] for query in ("q0", "q2"))
