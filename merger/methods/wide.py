@@ -183,9 +183,9 @@ class _Joint:
         hard = self.all_join or self._near(found) < FAR
         for fallen in range(len(SPRINTS)):
             put_off = hard and left[0] == SPRINTS[0] and joint._near(found) < CLOSE
-            if not left[put_off:]:
+            if put_off and len(left) == 1:
                 break
-            part = left.pop(put_off)
+            part = left.pop(1 if put_off else 0)
             eased = met(found["ratios"], self.required) if number else []
             epochs = joint._epochs(part * self.recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
