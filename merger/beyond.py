@@ -20,7 +20,7 @@ from merger.beyond_start import applied, errors, inputs_of, with_risk
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit
-from merger.repair import RANKS, bytes_of_residual, enough, largest_rank, rest_shared, train_private
+from merger.repair import RANKS, bytes_of_residuals, enough, largest_rank, rest_shared, train_private
 from merger.standing import training_flops
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, Workbench, snapshot
@@ -77,12 +77,8 @@ def beyond(
 def stored_bytes(bench: Workbench, plan: SharingPlan) -> int:
     """Bytes of all models under a plan, residuals included, as a bundle counts them (but for equal small tensors)."""
     queries = [bench.asked(query, plan) for query in bench.queries]
-    residuals = sum(
-        bytes_of_residual(bench.originals[query].get_submodule(path), rank)
-        for query, ranks in plan.residuals.items()
-        for path, rank in ranks.items()
-    )
-    return sum(map(model_bytes, queries)) - plan.saved_bytes(layers_of_all(queries)) + residuals
+    residuals = bytes_of_residuals(bench, plan).values()
+    return sum(map(model_bytes, queries)) - plan.saved_bytes(layers_of_all(queries)) + sum(residuals)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from merger.narrow_weights import Narrowing, residual_bytes, store, tied_models
 from merger.narrowing import narrow
 from merger.precision import Precisions
 from merger.progress import Progress, silent
-from merger.repair import bytes_of_residual
+from merger.repair import bytes_of_residuals
 from merger.workbench import Merged, Workbench
 from merger.workers import threads
 from merger.workers_choice import Resources, employ
@@ -144,12 +144,7 @@ def _accounted(
     plan = merged.plan
     factors = layers_of_all([bench.asked(query, plan) for query in plan.low_rank])
     size = {(layer.query, layer.path): layer.bytes for layer in (*bench.layers, *factors)}
-    residual = {
-        (query, path): bytes_of_residual(bench.originals[query].get_submodule(path), rank)
-        for query, ranks in plan.residuals.items()
-        for path, rank in ranks.items()
-    }
-    return account(TRIALS[method](bench, options, log, work), plan, size, residual)
+    return account(TRIALS[method](bench, options, log, work), plan, size, bytes_of_residuals(bench, plan))
 
 
 def _narrowing(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Narrowing:

@@ -24,7 +24,7 @@ from merger.similarity import parted
 from merger.training import Diverged, Recipe
 from merger.workbench import Merged, State, Workbench, snapshot
 from models.layers import weight_of
-from models.plan import SharingPlan
+from models.plan import Member, SharingPlan
 from models.residual import shapes
 
 RANKS = (4, 8, 16)
@@ -249,3 +249,12 @@ def bytes_of_residual(layer: nn.Module, rank: int) -> int:
     """Bytes of a residual of this rank beside this layer."""
     count = sum(math.prod(shape) for shape in shapes(layer, rank))  # type: ignore[arg-type]
     return count * layer.weight.element_size()  # type: ignore[union-attr, operator]
+
+
+def bytes_of_residuals(bench: Workbench, plan: SharingPlan) -> dict[Member, int]:
+    """Layer -> bytes of the residual that it has under the plan."""
+    return {
+        (query, path): bytes_of_residual(bench.originals[query].get_submodule(path), rank)
+        for query, ranks in plan.residuals.items()
+        for path, rank in ranks.items()
+    }

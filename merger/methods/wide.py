@@ -16,12 +16,12 @@ from typing import Any
 
 from merger.account import JOINING, LEAVES, Rows, Trial, all_at_once
 from merger.attempt import train_while
-from merger.beyond import beyond
+from merger.beyond import beyond, stored_bytes
 from merger.bounds import Bounds
 from merger.checkpoint import Checkpoint
 from merger.merit import all_met, merit, met
 from merger.method import MergeOptions, method
-from merger.repair import bytes_of_residual, train_private
+from merger.repair import train_private
 from merger.repairs import repair_all
 from merger.similarity import forecast
 from merger.standing import judge_all, training_flops
@@ -82,14 +82,16 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     )
     for row in rows:
         checkpoint.note(row)
-    saved, ended = (_saved_bytes(bench, plan) for plan in (trained.accepted, merged.plan))
-    if saved > ended:
+    accepted = trained.accepted
+    lost = stored_bytes(bench, merged.plan) - stored_bytes(bench, accepted.plan) if accepted.plan.shared else 0
+    if lost > 0:
         bench.progress("warning", text="with all of them less is saved than without those who waited: back to that")
-        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": ended, "work": bench.work.total})
-        for query in sorted(plan.queries() - trained.accepted.queries()):
+        saved = accepted.plan.saved_bytes(bench.layers)
+        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": saved - lost, "work": bench.work.total})
+        for query in sorted(plan.queries() - accepted.plan.queries()):
             why = {"after": JOINING, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
-        merged = Merged(trained.accepted, {**originals, **trained.accepted_states})
+        merged = Merged(accepted.plan, {**originals, **accepted.states})
     return beyond(bench, merged, trained.recipe, required, checkpoint, bounds) if options.beyond else merged
 
 
@@ -101,22 +103,12 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
 
 
-def _saved_bytes(bench: Workbench, plan: SharingPlan) -> int:
-    """What sharing by this plan saves, its residuals taken off."""
-    own = (
-        bytes_of_residual(bench.originals[query].get_submodule(path), rank)
-        for query, ranks in plan.residuals.items()
-        for path, rank in ranks.items()
-    )
-    return plan.saved_bytes(bench.layers) - sum(own)
-
-
 @dataclass(frozen=True)
 class _Trained:
     """What the joint training came to: those that still share, their best states and ratios on val, and its recipe.
 
     `alone` are those whose private parts were trained by themselves last, `sprints` how many there were. `accepted` is
-    the plan that held before those who waited joined, with the states of its queries.
+    what held before those who waited joined, without the others' originals.
     """
 
     plan: SharingPlan
@@ -125,17 +117,16 @@ class _Trained:
     recipe: Recipe
     alone: Collection[str]
     sprints: int
-    accepted: SharingPlan = field(default_factory=SharingPlan)
-    accepted_states: Mapping[str, State] = field(default_factory=dict)
+    accepted: Merged = field(default_factory=lambda: Merged(SharingPlan(), {}))
 
 
 @dataclass(frozen=True)
 class _Joint:
     """The training of all models that share, from the best start until all reach what is `required`.
 
-    Whoever stays far off leaves between sprints, or waits where those that are not in the plan `all_join` afterwards.
-    Sprints are planned within `bounds`. No epoch begins past the `end`, but the first: the work of a sprint in which
-    eased queries had to come back may be more than was planned.
+    Whoever stays far off leaves between sprints, or, where `all_join` afterwards, waits with those who are not in the
+    plan. Sprints are planned within `bounds`. No epoch begins past the `end`, but the first: the work of a sprint in
+    which eased queries had to come back may be more than was planned.
     """
 
     bench: Workbench
@@ -175,7 +166,7 @@ class _Joint:
         found = self.checkpoint.step("start of all", partial(self._begun, apart))
         trained = self._sprints(found, first.sprints)
         states = {query: first.states[query] for query in accepted.queries()}
-        return replace(trained, accepted=accepted, accepted_states=states)
+        return replace(trained, accepted=Merged(accepted, states))
 
     def _sprints(self, found: dict[str, Any], before: int = 0) -> _Trained:
         """The sprints until all reach what is required, after so many of those who were merged before all joined."""

@@ -432,8 +432,8 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     assert seen.trained[0] == (["q0", "q2"], 8, rate, False)
     assert seen.trained[1:] == [(both, 3, rate, True), (both, 8, rate / 2, True), (both, 16, rate / 4, True)]
     others = joint.plan.without("q1")
-    assert found.accepted == others and set(found.accepted_states) == {"q0", "q2"} and found.sprints == 4
-    assert all(int(state["head.bias"][0]) == 1 for state in found.accepted_states.values()), "before it joined"
+    assert found.accepted.plan == others and set(found.accepted.states) == {"q0", "q2"} and found.sprints == 4
+    assert all(int(state["head.bias"][0]) == 1 for state in found.accepted.states.values()), "before it joined"
     forecast, waits, accepted, *_ = joint.checkpoint.log
     assert forecast == {} and (waits["waits"], waits["lost"]) == ("q1", 0.95)
     assert accepted["accepted_bytes"] == others.saved_bytes(bench.layers) > 0
@@ -449,7 +449,7 @@ def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     joint = _joint(bench, tmp_path)
     found = joint.run(choose_rate=False)
     assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
-    assert not found.accepted.shared and found.plan == joint.plan, "one alone shares with nobody; then all were good"
+    assert not found.accepted.plan.shared and found.plan == joint.plan, "one alone shares with nobody"
     waits = [(row["waits"], row["after"]) for row in joint.checkpoint.log if "waits" in row]
     assert waits == [("q1", "the start"), ("q2", "sprint 1")]
     assert not any("repair" in row for row in joint.checkpoint.log), "nobody has left"
@@ -464,7 +464,7 @@ def test_what_is_below_is_not_accepted_before_the_others_join(
     monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
     joint = _joint(bench, tmp_path)
     found = joint.run(choose_rate=False)
-    assert not found.accepted.shared and not found.accepted_states
+    assert not found.accepted.plan.shared and not found.accepted.states
     assert [row["accepted_bytes"] for row in joint.checkpoint.log if "accepted_bytes" in row] == [0]
 
 
@@ -478,7 +478,7 @@ def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
     before = {query: {**merged.states[query], "mark": torch.ones(1)} for query in others.queries()}
     ended = Merged({"less": SharingPlan(others.shared[1:]), "equal": others, "more": plan}[ends], merged.states)
     ratios = dict.fromkeys(bench.queries, 0.94)
-    trained = wide_module._Trained(plan, merged.states, ratios, Recipe(), (), 1, others, before)
+    trained = wide_module._Trained(plan, merged.states, ratios, Recipe(), (), 1, Merged(others, before))
     monkeypatch.setattr(wide_module._Joint, "run", lambda *_: trained)
     monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
