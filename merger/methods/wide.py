@@ -36,10 +36,8 @@ from models.plan import SharingPlan, tie
 SPRINTS = (0.75, 2, 4)
 """The joint training goes in sprints, each annealed to its end: epochs, as parts of those a search gives an attempt."""
 FAR = 0.9
-"""Where a query is below this part of what is required after the trials, or another waits, the short sprint is put
-off: most of what is won comes while the rate falls, and a hard merge wants one long fall."""
-CLOSE = 0.99
-"""A sprint that was put off comes when all have reached this part of what is required."""
+"""Where a query is below this part of what is required after the trials, or another waits, there is no short sprint:
+most of what is won comes while the rate falls, and a hard merge wants one long fall."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 RATES = (5e-4, 2e-4, 1e-3)
@@ -170,13 +168,9 @@ class _Joint:
 
     def _sprints(self, found: dict[str, Any], before: int = 0) -> _Trained:
         """The sprints until all reach what is required, after so many of those who were merged before all joined."""
-        joint, number, left = self, before, list(SPRINTS)
+        joint, number = self, before
         hard = self.all_join or self._near(found) < FAR
-        for fallen in range(len(SPRINTS)):
-            put_off = hard and left[0] == SPRINTS[0] and joint._near(found) < CLOSE
-            if put_off and len(left) == 1:
-                break
-            part = left.pop(1 if put_off else 0)
+        for fallen, part in enumerate(SPRINTS[1:] if hard else SPRINTS):
             eased = met(found["ratios"], self.required) if number else []
             epochs = joint._epochs(part * self.recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
