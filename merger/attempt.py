@@ -12,7 +12,7 @@ from merger.journal import Journal
 from merger.merit import met
 from merger.standing import judge_all
 from merger.training import Diverged, Recipe
-from merger.workbench import Merged, State, Workbench, snapshot
+from merger.workbench import Merged, State, Workbench, snapshot, snapshots
 from models.layers import weight_key
 from models.plan import Member, SharingPlan
 
@@ -152,7 +152,7 @@ def _what_holds(
     bystanders = set(models) - {query for query, _ in members}
     if len(kept) < 2 or not bystanders <= met:
         return (), None
-    states: dict[str, State] = {**accepted.states, **{query: snapshot(model) for query, model in models.items()}}
+    states: dict[str, State] = {**accepted.states, **snapshots(models)}
     for query, path in failing:
         if accepted.plan.tied_to([query]) == {query}:
             states[query] = dict(accepted.states[query])

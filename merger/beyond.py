@@ -23,7 +23,7 @@ from merger.merit import all_met, merit
 from merger.repair import RANKS, bytes_of_residuals, enough, largest_rank, rest_shared, train_private
 from merger.standing import training_flops
 from merger.training import Diverged, Recipe
-from merger.workbench import Merged, Workbench, snapshot
+from merger.workbench import Merged, Workbench, snapshots
 from models.layers import layers_of_all, model_bytes
 from models.plan import SharingPlan
 
@@ -248,14 +248,13 @@ class _Search:
         best: dict[str, Any] = journal.part("best")
         if not best:
             ratios = {query: bench.ratio(query, model) for query, model in models.items()}
-            states = {q: snapshot(model) for q, model in models.items()}
-            best.update(ratios=ratios, states=states, epochs=0, held=False)
+            best.update(ratios=ratios, states=snapshots(models), epochs=0, held=False)
         recipe = replace(self.recipe, epochs=epochs)
         judged = train_while(bench, models, recipe, journal, start.plan, begins=best["ratios"], required=self.required)
         try:
             while not best["held"] and (ratios := next(judged, None)) is not None:
                 better = not best["epochs"] or merit(ratios, self.required) >= merit(best["ratios"], self.required)
-                states = {q: snapshot(model) for q, model in models.items()} if better else best["states"]
+                states = snapshots(models) if better else best["states"]
                 best.update(
                     epochs=best["epochs"] + 1, states=states, ratios=ratios if better else best["ratios"],
                     held=all_met(ratios, self.required),

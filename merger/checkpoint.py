@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from merger.journal import Journal
-from merger.workbench import Merged, Workbench, snapshot
+from merger.workbench import Merged, Workbench, snapshots
 from models.atomic import writing
 from models.errors import InputError
 from models.plan import SharingPlan
@@ -59,7 +59,7 @@ class Checkpoint(Journal):
     def merged(self, bench: Workbench) -> Merged:
         """What was accepted after the last finished round; the originals and nothing shared at the start."""
         if self._accepted is None:
-            return Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+            return Merged(SharingPlan(), snapshots(bench.originals))
         bench.work.total = self.work
         return self._accepted
 

@@ -186,7 +186,7 @@ def copies(bench: Workbench, merged: Merged, query: str, journal: Journal) -> li
                 cost += size[path]
         if not steps or cost > steps[-1].cost_bytes:
             what = f"{cost / sum(size.values()):.1%} of its shared bytes private"
-            steps.append(Step(what, merged.plan.without(query, chosen), cost, tuple(chosen)))
+            steps.append(Step(what, merged.plan.with_private(query, chosen), cost, tuple(chosen)))
     return steps
 
 

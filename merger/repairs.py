@@ -93,7 +93,7 @@ def combined(plan: SharingPlan, after: Mapping[str, SharingPlan]) -> SharingPlan
     result = plan
     for query, changed in after.items():
         kept, before = _shared(changed, query), _shared(plan, query)
-        result = result.without(query, [path for path in before if path not in kept])
+        result = result.with_private(query, [path for path in before if path not in kept])
         if changed.residuals.get(query):
             result = result.with_residuals(query, changed.residuals[query])
     return result

@@ -16,7 +16,7 @@ from merger.ancestry import COMMON, kinship
 from merger.features import watched_layers, watching
 from merger.journal import Journal
 from merger.solving import solved
-from merger.workbench import State, Workbench, snapshot
+from merger.workbench import State, Workbench, snapshots
 from models.layers import weight_key
 from models.plan import SharingPlan, tie
 
@@ -66,7 +66,7 @@ def choose_start(
     more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
     that). Progress hears of the ancestry and of the error of every start.
     """
-    found = {query: snapshot(model) for query, model in bench.originals.items()} if apart is None else dict(apart)
+    found = snapshots(bench.originals) if apart is None else dict(apart)
     in_order = apart is not None or _have_common_ancestor(bench, plan, found)
     donors = by_shared_bytes(bench, plan)[: 1 if in_order else MOST_DONORS]
     starts = {donor: (found, donated(plan, found, donor)) for donor in donors}

@@ -260,5 +260,10 @@ def snapshot(model: nn.Module) -> State:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+def snapshots(models: Mapping[str, nn.Module]) -> dict[str, State]:
+    """A copy of each model's state."""
+    return {query: snapshot(model) for query, model in models.items()}
+
+
 def _shown(path: Path) -> str:
     return path.name

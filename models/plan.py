@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,22 +68,24 @@ class SharingPlan:
             shared += tuple(tuple((query, f"{path}.{factor}") for query, path in members) for factor in FACTORS)
         return replace(self, shared=shared, low_rank=low_rank)
 
-    def without(self, query: str, paths: Iterable[str] | None = None) -> SharingPlan:
-        """This plan with a query's layers (all of them, or those at `paths`) in no set and without residuals.
+    def without(self, *queries: str) -> SharingPlan:
+        """This plan with these queries as their originals: in no set, no residuals, no layer of two factors."""
+        plan = self._with_members(lambda query, _path: query not in queries)
+        return replace(plan, low_rank={query: own for query, own in self.low_rank.items() if query not in queries})
 
-        Without all of them it is as its original: no layer of it is two factors.
-        """
-        gone = None if paths is None else set(paths)
+    def with_private(self, query: str, paths: Iterable[str]) -> SharingPlan:
+        """This plan with these layers of a query in no set and without residuals."""
+        gone = {(query, path) for path in paths}
+        return self._with_members(lambda *member: member not in gone)
 
-        def stays(name: str, path: str) -> bool:
-            return name != query or (gone is not None and path not in gone)
-
+    def _with_members(self, stays: Callable[[str, str], bool]) -> SharingPlan:
+        """This plan with those layers in sets and with residuals of which `stays` says so."""
         shared = (tuple(member for member in members if stays(*member)) for members in self.shared)
         ranks = {name: {p: r for p, r in own.items() if stays(name, p)} for name, own in self.residuals.items()}
         return SharingPlan(
             tuple(members for members in shared if len(members) > 1),
             {name: own for name, own in ranks.items() if own},
-            {name: own for name, own in self.low_rank.items() if gone is not None or name != query},
+            self.low_rank,
         )
 
     def queries(self) -> set[str]:

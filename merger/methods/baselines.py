@@ -11,7 +11,7 @@ from merger.method import MergeOptions, method
 from merger.rate import choose_recipe
 from merger.standing import Standing
 from merger.training import Diverged, Recipe
-from merger.workbench import Merged, Workbench, snapshot
+from merger.workbench import Merged, Workbench, snapshot, snapshots
 from models.groups import groups
 from models.plan import SharingPlan
 
@@ -19,7 +19,7 @@ from models.plan import SharingPlan
 @method("none")
 def none(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """The originals as they are."""
-    return Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+    return Merged(SharingPlan(), snapshots(bench.originals))
 
 
 def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
@@ -31,7 +31,7 @@ def ceiling(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
     """Every group tied at once, norm statistics measured again, nothing retrained: the most that tying could save."""
     plan = SharingPlan.of(groups(bench.layers))
     models = bench.tied(plan, bench.queries)
-    return Merged(plan, {query: snapshot(model) for query, model in models.items()})
+    return Merged(plan, snapshots(models))
 
 
 @method("joint")
@@ -39,7 +39,7 @@ def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
     recipe = replace(options.recipe, seed=bench.seed)
     if options.choose_rate:
-        start = Standing(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+        start = Standing(SharingPlan(), snapshots(bench.originals))
         recipe = Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__))
     models = bench.models(bench.queries)
     best = checkpoint.part("best")
@@ -50,5 +50,5 @@ def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
                     best[query] = (ratio, snapshot(models[query]))
     except Diverged as error:
         bench.progress("warning", text=f"the joint training diverged at {error}; the states before it stay")
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    return Merged(SharingPlan(), originals | {query: state for query, (_, state) in best.items()})
+    better = {query: state for query, (_, state) in best.items()}
+    return Merged(SharingPlan(), snapshots(bench.originals) | better)

@@ -27,7 +27,7 @@ from merger.method import MergeOptions, method
 from merger.rate import choose_recipe
 from merger.standing import Standing
 from merger.training import Diverged, Recipe
-from merger.workbench import Merged, State, Workbench, snapshot
+from merger.workbench import Merged, State, Workbench, snapshot, snapshots
 from models.layers import weight_key
 from models.plan import SharingPlan
 from models.weights import load_matching
@@ -63,7 +63,7 @@ def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) 
     """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
     found = families(bench)
     recipe = _recipe(bench, options, checkpoint, found)
-    states: dict[str, State] = {query: snapshot(model) for query, model in bench.originals.items()}
+    states = snapshots(bench.originals)
     lengths: dict[str, int] = dict.fromkeys(states, 0)
     bounds = Bounds.of(bench, options, checkpoint)
     for family in found:

@@ -9,18 +9,26 @@ import pytest
 import torch
 
 from merger import TrainOptions, train_originals
+from merger.bounds import Bounds
+from merger.checkpoint import Checkpoint
+from merger.methods.wide import whole_plan
+from merger.sprints import Sprints
+from merger.start import donated
+from merger.training import Recipe
+from merger.workbench import Merged, Workbench, snapshots
 from models.workload import Workload, load_workload
+from tests.merger.options import QUICK
 from tests.merger.tiny import write_workload
 
 torch.set_num_threads(1)
-QUICK = TrainOptions(rate=3e-3, passes=360, max_cycles=1)
+ORIGINALS = TrainOptions(rate=3e-3, passes=360, max_cycles=1)
 
 
 @pytest.fixture(scope="session")
 def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a workload of three queries whose originals are trained."""
     folder = tmp_path_factory.mktemp("tiny")
-    train_originals(load_workload(write_workload(folder, queries=3)), options=QUICK)
+    train_originals(load_workload(write_workload(folder, queries=3)), options=ORIGINALS)
     return folder
 
 
@@ -29,3 +37,25 @@ def workload(trained_folder: Path, tmp_path: Path) -> Workload:
     """A copy of the trained workload that a test may damage."""
     shutil.copytree(trained_folder, tmp_path / "tiny")
     return load_workload(tmp_path / "tiny" / "workload.yaml")
+
+
+@pytest.fixture
+def bench(workload: Workload) -> Workbench:
+    """That workload with its originals loaded."""
+    return Workbench(workload)
+
+
+@pytest.fixture
+def merged(bench: Workbench) -> Merged:
+    """All tied with q0's weights, nothing retrained."""
+    plan = whole_plan(bench, QUICK)
+    models = bench.tied(plan, list(bench.queries), donated(plan, snapshots(bench.originals), "q0"))
+    return Merged(plan, snapshots(models))
+
+
+@pytest.fixture
+def sprints(bench: Workbench, tmp_path: Path) -> Sprints:
+    """The joint training of all to 0.95, without a bound."""
+    plan, required = whole_plan(bench, QUICK), dict.fromkeys(bench.queries, 0.95)
+    bounds = Bounds(bench.work)
+    return Sprints(bench, plan, Recipe(), required, Checkpoint(tmp_path / "sprints", {}, False), bounds, bounds)

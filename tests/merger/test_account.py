@@ -151,7 +151,7 @@ def test_what_the_rows_save_is_what_the_plan_saves(sets: list[set[str]], gone: s
     plan, size = whole, {(query, f"layer{at}"): 10 + at for query in QUERIES for at in range(6)}
     log: list[Mapping[str, Any]] = []
     for query, at in sorted(gone):
-        plan = plan.without(query, [f"layer{at}"])
+        plan = plan.with_private(query, [f"layer{at}"])
         log.append({"query": query, "repair": "private", "ratio": 0.9, "private": [f"layer{at}"]})
     for query in sorted(left):
         plan = plan.without(query)

@@ -21,12 +21,6 @@ from merger.methods.wide import whole_plan
 from merger.probing import as_input, raw_frames
 from merger.workbench import State, Workbench, snapshot
 from models.layers import weight_key
-from models.workload import Workload
-
-
-@pytest.fixture
-def bench(workload: Workload) -> Workbench:
-    return Workbench(workload)
 
 
 def test_shuffled_channels_are_put_back(bench: Workbench) -> None:
@@ -104,7 +98,7 @@ def test_what_a_journal_remembers_is_not_done_again(bench: Workbench) -> None:
 def test_queries_come_in_the_order_of_what_they_share(bench: Workbench) -> None:
     plan = whole_plan(bench, MergeOptions())
     assert set(by_shared_bytes(bench, plan)) == {"q0", "q1", "q2"}
-    assert by_shared_bytes(bench, plan.without("q1", ["body.0"]))[-1] == "q1"
+    assert by_shared_bytes(bench, plan.with_private("q1", ["body.0"]))[-1] == "q1"
 
 
 @given(width=st.integers(1, 12), seed=st.integers(0, 2**16))

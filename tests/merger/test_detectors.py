@@ -164,7 +164,7 @@ def test_wide_shares_the_ceiling_and_repairs_a_detector_by_residuals(
     monkeypatch.setattr(Workbench, "ratio", _only_with_residuals(repaired))
     if kind == "two_stage":
         monkeypatch.setattr(wide_module, "choose_start", _given)
-        monkeypatch.setattr(wide_module, "SPRINTS", (1,))
+        monkeypatch.setattr("merger.sprints.SPRINTS", (1,))
     report, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "wide")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
     assert {row["outcome"] for row in sets} == {"kept", "repaired"}

@@ -20,11 +20,6 @@ from tests.merger.options import QUICK
 from tests.merger.tiny import weights_of
 
 
-@pytest.fixture
-def bench(workload: Workload) -> Workbench:
-    return Workbench(workload)
-
-
 def test_a_family_is_one_architecture_and_ends_before_the_head(bench: Workbench) -> None:
     (family,) = families(bench)
     assert family.queries == ("q0", "q2") and family.giver == "q0"

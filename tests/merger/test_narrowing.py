@@ -42,11 +42,6 @@ def _with(weights: str) -> MergeOptions:
 
 
 @pytest.fixture
-def bench(workload: Workload) -> Workbench:
-    return Workbench(workload)
-
-
-@pytest.fixture
 def tied(bench: Workbench) -> Merged:
     """Every group tied, nothing trained."""
     plan = SharingPlan.of(groups(bench.layers))

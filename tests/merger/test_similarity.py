@@ -16,12 +16,6 @@ from merger.methods.wide import whole_plan
 from merger.similarity import forecast, linear_cka, parted
 from merger.workbench import Workbench, snapshot
 from models.plan import SharingPlan
-from models.workload import Workload
-
-
-@pytest.fixture
-def bench(workload: Workload) -> Workbench:
-    return Workbench(workload)
 
 
 @given(seed=st.integers(0, 2**16), scale=st.floats(0.01, 100), shift=st.floats(-10, 10))

@@ -20,11 +20,6 @@ from models.workload import Workload
 
 
 @pytest.fixture
-def bench(workload: Workload) -> Workbench:
-    return Workbench(workload)
-
-
-@pytest.fixture
 def always_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("merger.start.FAR", 0.0)
 

@@ -10,12 +10,6 @@ from merger.training import Diverged, Recipe, Training, Work, forward_flops
 from merger.workbench import Workbench
 from models.groups import groups
 from models.plan import SharingPlan, tie
-from models.workload import Workload
-
-
-@pytest.fixture
-def bench(workload: Workload) -> Workbench:
-    return Workbench(workload)
 
 
 def test_a_shared_parameter_stands_once_in_the_optimiser(bench: Workbench) -> None:

@@ -210,7 +210,7 @@ def test_repairs_beside_each_other_are_those_one_after_the_other(crowd: Workbenc
 def test_what_queries_change_of_a_plan_is_put_together() -> None:
     first, second = (("a", "x"), ("b", "x"), ("c", "x")), (("a", "y"), ("b", "y"), ("c", "y"))
     plan = SharingPlan((first, second))
-    after = {"a": plan.without("a", ["y"]), "b": plan.with_residuals("b", {"x": 4})}
+    after = {"a": plan.with_private("a", ["y"]), "b": plan.with_residuals("b", {"x": 4})}
     found = combined(plan, after)
     assert set(found.shared) == {first, second[1:]} and found.residuals["b"] == {"x": 4}
     assert combined(plan, {"a": plan.without("a"), "b": plan.without("b")}).shared == ()

@@ -87,3 +87,15 @@ def test_a_shared_layer_that_is_factorised_shares_both_factors() -> None:
     assert alone.shared == () and alone.low_rank == {"b": {"conv": 4}}
     with pytest.raises(InputError, match="two factors"):
         plan.factorised((A,), 2)
+
+
+def test_queries_leave_with_all_they_have_and_layers_with_their_residuals_alone() -> None:
+    members = [(query, path) for query in "abc" for path in ("x", "y")]
+    plan = SharingPlan(tuple(tuple(member for member in members if member[1] == path) for path in ("x", "y")))
+    plan = plan.with_residuals("a", {"x": 4, "y": 8}).with_residuals("c", {"x": 4}).factorised([("a", "z")], 2)
+    private = plan.with_private("a", ["x"])
+    assert private.shared == ((("b", "x"), ("c", "x")), plan.shared[1])
+    assert private.residuals == {"a": {"y": 8}, "c": {"x": 4}} and private.low_rank == plan.low_rank
+    gone = plan.without("a", "b")
+    assert gone == SharingPlan(residuals={"c": {"x": 4}}), "one alone shares with nobody"
+    assert plan.without() == plan
