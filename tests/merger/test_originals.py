@@ -16,12 +16,12 @@ from merger import train_originals
 from merger.workbench import State, snapshot
 from models.errors import InputError
 from models.workload import Query, Workload, load_workload
-from tests.merger.conftest import QUICK
+from tests.merger.conftest import ORIGINALS
 from tests.merger.tiny import data_of, weights_of, write_workload
 
 
 def test_trained_originals_answer_well_and_are_stored(workload: Workload) -> None:
-    (result,) = train_originals(workload, ["q0"], options=QUICK)
+    (result,) = train_originals(workload, ["q0"], options=ORIGINALS)
     assert result.metric == "balanced_accuracy" and result.val >= 0.9 and result.test >= 0.8
     assert weights_of(workload, "q0").exists()
 
@@ -29,7 +29,7 @@ def test_trained_originals_answer_well_and_are_stored(workload: Workload) -> Non
 def test_only_the_missing_ones_are_trained(workload: Workload) -> None:
     kept = weights_of(workload, "q0").read_bytes()
     weights_of(workload, "q1").unlink()
-    results = train_originals(workload, options=QUICK)
+    results = train_originals(workload, options=ORIGINALS)
     assert [result.id for result in results] == ["q1"]
     assert weights_of(workload, "q0").read_bytes() == kept
 
@@ -42,9 +42,9 @@ def test_no_large_tensor_is_equal_between_two_originals(workload: Workload) -> N
 
 
 def test_the_same_seed_gives_the_same_original(workload: Workload) -> None:
-    train_originals(workload, ["q0"], options=QUICK)
+    train_originals(workload, ["q0"], options=ORIGINALS)
     once = weights_of(workload, "q0").read_bytes()
-    train_originals(workload, ["q0"], options=QUICK)
+    train_originals(workload, ["q0"], options=ORIGINALS)
     assert weights_of(workload, "q0").read_bytes() == once
 
 
@@ -61,7 +61,7 @@ def test_val_says_when_to_stop_and_not_which_state_is_kept(
 
     monkeypatch.setattr(originals_module, "_cycle", noted)
     monkeypatch.setattr(originals_module, "_judge", lambda *_: (next(judged), 0.0))
-    (result,) = train_originals(workload, ["q0"], options=replace(QUICK, max_cycles=3))
+    (result,) = train_originals(workload, ["q0"], options=replace(ORIGINALS, max_cycles=3))
     stored = load_file(weights_of(workload, "q0"))
     assert len(ends) == 3 and result.val == (0.95 if gains else 0.6)
     if gains:
@@ -77,7 +77,7 @@ def test_val_says_when_to_stop_and_not_which_state_is_kept(
 
 def test_an_original_at_chance_is_reported_with_what_to_do(workload: Workload) -> None:
     said: list[str] = []
-    options = replace(QUICK, rate=1e-9, passes=16, min_epochs=1)
+    options = replace(ORIGINALS, rate=1e-9, passes=16, min_epochs=1)
     train_originals(workload, ["q0"], options=options, progress=lambda event, **fields: said.append(str(fields)))
     assert any("too little" in line and "lower --rate (now 1e-09)" in line for line in said)
 
@@ -87,7 +87,7 @@ def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_pa
     shutil.rmtree(data / "val")
     weights_of(workload, "q1").unlink()
     with pytest.raises(InputError, match=r"q1/val: data: the split 'val' is missing \(query q1\)"):
-        train_originals(workload, options=QUICK)
+        train_originals(workload, options=ORIGINALS)
     assert not weights_of(workload, "q1").exists()
 
 
@@ -95,4 +95,4 @@ def test_weights_that_are_no_safetensors_path_cannot_be_written(tmp_path) -> Non
     path = write_workload(tmp_path, queries=1)
     path.write_text(path.read_text().replace("weights/q0.safetensors", "weights/q0.pt"))
     with pytest.raises(InputError, match=r"name the \.safetensors file"):
-        train_originals(load_workload(path), options=QUICK)
+        train_originals(load_workload(path), options=ORIGINALS)
