@@ -158,7 +158,7 @@ class Sprints:
 
     def _near(self, found: Mapping[str, Any]) -> float:
         """The part of what is required that the query furthest from it reaches."""
-        return min((ratio / self.required[query] for query, ratio in found["ratios"].items()), default=1.0)
+        return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
 
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""

@@ -44,8 +44,11 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
         trained.append(sorted(found["ratios"]))
         return {**found, "rows": [], "ratios": {query: 0.7 if query == "q1" else 0.9 for query in found["ratios"]}}
 
+    alone: list[set[str]] = []
     monkeypatch.setattr(Sprints, "sprint", sprint)
+    monkeypatch.setattr(Sprints, "_alone", lambda self, found: alone.append(self.plan.queries()) or found)
     left = sprints.run(_begun(sprints, 0.94))
+    assert alone == [{"q0", "q1", "q2"}, {"q0", "q2"}, {"q0", "q2"}]
     assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left.states) == {"q0", "q2"}
     assert left.plan == sprints.plan.without("q1")
     (row,) = sprints.checkpoint.log
@@ -61,15 +64,21 @@ def test_who_has_what_is_required_makes_room_for_the_others(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[set[str]] = []
+    planned: list[set[str]] = []
 
     def training(_models: object, _recipe: Recipe, eased: set[str]) -> None:
         seen.append(set(eased))
         raise Diverged("none")
 
+    epochs = Sprints._epochs
+    monkeypatch.setattr(
+        Sprints, "_epochs", lambda self, wanted, eased: planned.append(set(eased)) or epochs(self, wanted, eased)
+    )
     monkeypatch.setattr(bench, "training", training)
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     sprints.run({**_tied(sprints), "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}})
     assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
+    assert planned == seen
     whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
     bounded = replace(sprints, bounds=Bounds(bench.work, bench.work.total + 4 * whole))
     assert bounded._epochs(16, set()) == 4 < bounded._epochs(16, {"q0", "q2"}) < 8, "what is saved buys epochs"

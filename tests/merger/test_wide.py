@@ -223,3 +223,18 @@ def test_the_first_rate_that_helps_is_taken_without_trying_others(
     monkeypatch.setattr(Sprints, "sprint", sprint)
     found = wide_module._trials(sprints, {"states": {}, "ratios": lost, "rate": 0.0})
     assert tried == list(wide_module.RATES[:2]) and found["rate"] == wide_module.RATES[1]
+
+
+def test_sprints_have_the_rate_of_the_trials(
+    bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "forecast": {}, "waits": {}}
+    ran: list[tuple[float, dict]] = []
+    monkeypatch.setattr(wide_module, "_start", lambda *_: found)
+    monkeypatch.setattr(wide_module, "_trials", lambda *_: {**found, "rate": 3e-3})
+    monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found)))
+    for choose_rate in (True, False):
+        checkpoint = Checkpoint(tmp_path / str(choose_rate), {}, False)
+        _, accepted = wide_module._trained(replace(sprints, checkpoint=checkpoint), choose_rate)
+        assert not accepted.plan.shared
+    assert ran == [(3e-3, {**found, "rate": 3e-3}), (sprints.recipe.rate, found)]
