@@ -21,8 +21,8 @@ from models.plan import SharingPlan, tie
 SPRINTS = (0.75, 2, 4)
 """The epochs of sprints, as parts of those a search gives an attempt."""
 HARD = 0.9
-"""Where a query begins below this part of what is required, or others wait, there is no short sprint: most of what is
-won comes while the rate falls, and a hard merge wants one long fall."""
+"""Where a query begins below this part of what is required, or others wait, the first sprint is as long as the second:
+most of what is won comes while the rate falls, and a hard merge wants a long fall."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 NEAR = 0.95
@@ -74,7 +74,7 @@ class Sprints:
         """
         now, number = self, before
         hard = self.others_wait or self._near(found) < HARD
-        for fallen, part in enumerate(SPRINTS[1:] if hard else SPRINTS):
+        for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if hard else SPRINTS):
             eased = met(found["ratios"], self.required) if number else []
             epochs = now._epochs(part * self.recipe.epochs, eased)
             if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:

@@ -17,7 +17,7 @@ from merger.workbench import Workbench, snapshots
 
 
 @pytest.mark.parametrize(
-    ("begins", "ends", "epochs"), [(0.94, 0.85, [3, 8, 16]), (0.8, 0.85, [8, 16]), (0.8, 0.945, [8, 16])]
+    ("begins", "ends", "epochs"), [(0.94, 0.85, [3, 8, 16]), (0.8, 0.85, [8, 8, 16]), (0.8, 0.945, [8, 8, 16])]
 )
 def test_a_merge_that_begins_far_off_has_no_short_sprint(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, ends: float, epochs: list[int]
