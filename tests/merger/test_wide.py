@@ -24,13 +24,11 @@ from merger.repairs import repair_all
 from merger.sprints import Sprints, Trained
 from merger.start import Start, donated
 from merger.training import Recipe
-from merger.workbench import Merged, State, Workbench, snapshot
+from merger.workbench import Merged, State, Workbench, snapshots
 from models.groups import ceiling_bytes
 from models.plan import SharingPlan
 from models.workload import Workload
 
-UNSHARED = (1 / 2, 9 / 10, 1)
-"""Parts of the tiny network's bytes that end between its layers."""
 OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision="fp32")
 
 
@@ -76,7 +74,7 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     assert passed == [alone]
 
 
-def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench, merged: Merged) -> None:
+def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) -> None:
     said = []
     bench.progress = lambda event, **fields: said.append(fields.get("text", ""))
     options = MergeOptions(Recipe(), min_saving=1.0)
@@ -87,7 +85,7 @@ def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench, 
 def _start_of_q0(
     bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
 ) -> Start:
-    models = dict(apart or {query: snapshot(model) for query, model in bench.originals.items()})
+    models = dict(apart or snapshots(bench.originals))
     return Start(donated(plan, models, "q0"), dict.fromkeys(plan.queries(), 0.5), models)
 
 
@@ -99,7 +97,7 @@ def _waits(
     What is `trained` and how, within which work (`bounds`), and who was, of those a start is made of (`marked`).
     """
     trained, bounds, marked = [], [], []
-    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    states = snapshots(bench.originals)
     half = dict.fromkeys(bench.queries, 0.5)
 
     def sprint(sprints: Sprints, found: dict, recipe: Recipe, easing: bool) -> dict:
