@@ -18,7 +18,7 @@ lint: $(STAMP)  ## style and types
 	$(BIN)/pyright
 
 real: $(STAMP)  ## both real workloads, end to end; can be interrupted and resumed; GEMEL_DATA names the footage
-	$(BIN)/python benchmarks/real.py $(REAL_ARGS)
+	$(BIN)/python -m benchmarks.real.real $(REAL_ARGS)
 
 venv: $(STAMP)
 

@@ -1,6 +1,6 @@
 """Measures which layers meet: networks laid side by side (ours) against plain order of occurrence (the paper's).
 
-Usage: python benchmarks/pairing.py [--workload FILE --epochs N --seeds N]
+Usage: python -m benchmarks.pairing [--workload FILE --epochs N --seeds N]
 
 First, without weights: pairs of models whose layers have true counterparts in each other; prints the share of layers,
 and of bytes, that meet theirs. Then, with a workload of trained
@@ -13,10 +13,10 @@ import argparse
 import json
 from typing import Any, get_args
 
-from models.groups import Pairing, groups
-from models.layers import Layer, describe
-from models.likeness import cosine_likeness
-from models.plan import SharingPlan
+from models.sharing.groups import Pairing, groups
+from models.sharing.layers import Layer, describe
+from models.sharing.likeness import cosine_likeness
+from models.sharing.plan import SharingPlan
 from models.zoo.registry import ENTRIES
 
 PAIRS = (
@@ -74,10 +74,10 @@ def counterparts(one: str, other: str) -> dict[str, Any]:
 
 def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     """Mean and worst ratio on val after tying everything and so many epochs of joint training, per pairing and seed."""
-    from merger.journal import Journal
-    from merger.start import choose_start
-    from merger.training import Recipe
-    from merger.workbench import Workbench
+    from merger.bench.workbench import Workbench
+    from merger.journal.steps import Journal
+    from merger.start.choosing import choose_start
+    from merger.training.loop import Recipe
     from models.workload import load_workload
 
     bench = Workbench(load_workload(workload))

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edge_runtime.engines import AUTO, check_engine
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.settings import parse_memory
+from edge_runtime.schedule.settings import parse_memory
 from models.errors import InputError
-from models.yaml_file import read_yaml
+from models.files.yaml_file import read_yaml
 
 _KNOWN_SINKS = ("mqtt", "http", "webhook")
 
@@ -106,16 +106,29 @@ def load_config(path: str | Path) -> BoxConfig:
     keys = read_yaml(path, _BoxKeys, "box config", "`bundle:`, `budget:` and `cameras:`")
     _refuse_unbuilt(path, keys)
     root = path.resolve().parent
-    cameras = {camera_id: CameraConfig(camera_id, _source(root, given.source), given.fps, given.loop)
-               for camera_id, given in keys.cameras.items()}
+    cameras = {
+        camera_id: CameraConfig(camera_id, _source(root, given.source), given.fps, given.loop)
+        for camera_id, given in keys.cameras.items()
+    }
     sinks = tuple(SinkConfig(sink.kind, None if sink.path == "-" else root / sink.path) for sink in keys.sinks)
     spool = None if keys.spool is None else root / keys.spool
     if spool is not None and not spool.is_dir():
         raise InputError(path, f"there is no directory {spool}", "create it", "spool")
-    return BoxConfig(path, root / keys.bundle, parse_memory(keys.budget, str(path), "budget"),
-                     _device(path, keys.device), check_engine(keys.engine, path, "engine"), cameras, sinks, spool,
-                     tuple(keys.factories), policy_named(keys.policy, str(path), "policy").name,
-                     None if keys.trace is None else root / keys.trace, keys.precision, keys.stream)
+    return BoxConfig(
+        path,
+        root / keys.bundle,
+        parse_memory(keys.budget, str(path), "budget"),
+        _device(path, keys.device),
+        check_engine(keys.engine, path, "engine"),
+        cameras,
+        sinks,
+        spool,
+        tuple(keys.factories),
+        policy_named(keys.policy, str(path), "policy").name,
+        None if keys.trace is None else root / keys.trace,
+        keys.precision,
+        keys.stream,
+    )
 
 
 def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:

@@ -13,30 +13,30 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.arena import Arena
-from edge_runtime.arranging import layouts_for, occupying, order_for
-from edge_runtime.cameras import Camera
 from edge_runtime.config import BoxConfig, load_config
-from edge_runtime.costs import Costs, all_bytes
 from edge_runtime.engines import Engine, FrameEngine, make_engine
+from edge_runtime.engines.arranging import layouts_for, occupying, order_for
 from edge_runtime.engines.choosing import FALLBACK, engines_for
+from edge_runtime.engines.unshared import UnsharedEngine, store_for
 from edge_runtime.executor import Executor, arena_bytes
 from edge_runtime.fitting import Fitted, fitted, usable_profile
-from edge_runtime.layout import Order
-from edge_runtime.ledger import Ledger
-from edge_runtime.mailbox import Frame, Mailboxes
+from edge_runtime.frames.cameras import Camera
+from edge_runtime.frames.ledger import Ledger
+from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.frames.motion import SceneChange
+from edge_runtime.frames.results import JsonLines
+from edge_runtime.frames.sources import probe
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import Order
+from edge_runtime.memory.soundness import damaged_queries
+from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
-from edge_runtime.results import JsonLines
-from edge_runtime.scene import SceneChange
+from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.schedule import Demand, Policy
-from edge_runtime.soundness import damaged_queries
-from edge_runtime.sources import probe
-from edge_runtime.store import Store
-from edge_runtime.trace import TraceWriter
-from edge_runtime.unshared import UnsharedEngine, store_for
-from models.atomic import writing
+from edge_runtime.schedule.costs import Costs, all_bytes
 from models.bundle import Bundle, open_bundle
 from models.errors import BundleError, InputError
+from models.files.atomic import writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,8 +50,9 @@ CAMERAS_ENDED, ASKED, TIME_OVER = "cameras ended", "asked to stop", "its time wa
 log = logging.getLogger("gemel.run")
 
 
-def run(config_path: str | Path, check: bool = False, stop: threading.Event | None = None,
-        seconds: float = math.inf) -> dict[str, Any]:
+def run(
+    config_path: str | Path, check: bool = False, stop: threading.Event | None = None, seconds: float = math.inf
+) -> dict[str, Any]:
     """Run the box until its cameras have ended, it has served for so many seconds, `stop` is set, or SIGINT or SIGTERM
     comes; returns the summary.
 
@@ -65,8 +66,11 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     config = load_config(config_path)
     bundle, damaged = _open(config)
     _check_cameras(config, bundle)
-    frames = {camera: probe(one.source, str(config.path), f"cameras.{camera}.source")
-              for camera, one in config.cameras.items() if any(query.camera == camera for query in bundle.queries)}
+    frames = {
+        camera: probe(one.source, str(config.path), f"cameras.{camera}.source")
+        for camera, one in config.cameras.items()
+        if any(query.camera == camera for query in bundle.queries)
+    }
     _check_regions(config, bundle, frames)
     policy = policy_named(config.policy, str(config.path), "policy")
     # Whether the bundle fits is known without preparing engines, which may take minutes.
@@ -84,8 +88,10 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     for query, nbytes in fit.within.run_bytes.items():
         log.info("query %s streams: %d bytes are copied in every run", query, nbytes)
     costs = policy.view(fit.within.costs)
-    summary = {**_plan(config, bundle, fit, policy, damaged),
-               "engines": {query: one.name for query, one in engines.items()}}
+    summary = {
+        **_plan(config, bundle, fit, policy, damaged),
+        "engines": {query: one.name for query, one in engines.items()},
+    }
     stopping = stop or threading.Event()
     with contextlib.ExitStack() as closing:
         reasons = closing.enter_context(_signals(stopping))
@@ -99,9 +105,17 @@ def run(config_path: str | Path, check: bool = False, stop: threading.Event | No
     return summary
 
 
-def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], costs: Costs,
-           frames: dict[str, np.ndarray], sinks: list[JsonLines], stopping: threading.Event, seconds: float,
-           damaged: Mapping[str, str]) -> dict[str, Any]:
+def _serve(
+    config: BoxConfig,
+    bundle: Bundle,
+    engines: dict[str, FrameEngine],
+    costs: Costs,
+    frames: dict[str, np.ndarray],
+    sinks: list[JsonLines],
+    stopping: threading.Event,
+    seconds: float,
+    damaged: Mapping[str, str],
+) -> dict[str, Any]:
     overhead = _private_bytes()
     arena, costs = _allocate(config, bundle, costs, engines)
     policy, demands = policy_named(config.policy), _demands(config, bundle)
@@ -109,15 +123,34 @@ def _serve(config: BoxConfig, bundle: Bundle, engines: dict[str, FrameEngine], c
     ledger = Ledger(costs.queries)
     mailboxes = Mailboxes(costs.queries, ledger, heard=_teller(trace))
     scene = SceneChange({query: demand.weight for query, demand in demands.items()})
-    bound: Mapping[str, Engine] = engines if policy.view(costs) is costs else {
-        query: UnsharedEngine(engine) for query, engine in engines.items()}
-    executor = Executor(arena, bound, costs, config.budget_bytes, policy, demands, mailboxes, ledger, sinks,
-                        bundle.digest, damaged=damaged, weights=scene.weights, trace=trace)
+    bound: Mapping[str, Engine] = (
+        engines if policy.view(costs) is costs else {query: UnsharedEngine(engine) for query, engine in engines.items()}
+    )
+    executor = Executor(
+        arena,
+        bound,
+        costs,
+        config.budget_bytes,
+        policy,
+        demands,
+        mailboxes,
+        ledger,
+        sinks,
+        bundle.digest,
+        damaged=damaged,
+        weights=scene.weights,
+        trace=trace,
+    )
     executor.warm_up({query.id: frames[query.camera] for query in bundle.queries})
     warm_up, streamed_before = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}, _streamed(engines)
     cameras = _cameras(config, bundle, mailboxes, scene)
-    log.info("running %d queries on %d cameras, policy %s, order of turns: %s", len(engines), len(cameras),
-             policy.name, executor.order)
+    log.info(
+        "running %d queries on %d cameras, policy %s, order of turns: %s",
+        len(engines),
+        len(cameras),
+        policy.name,
+        executor.order,
+    )
     started = time.monotonic()
     for camera in cameras:
         camera.start()
@@ -220,8 +253,9 @@ def _plan(config: BoxConfig, bundle: Bundle, fit: Fitted, policy: Policy, damage
     }  # fmt: skip
 
 
-def _allocate(config: BoxConfig, bundle: Bundle, costs: Costs,
-              engines: Mapping[str, FrameEngine]) -> tuple[Arena, Costs]:
+def _allocate(
+    config: BoxConfig, bundle: Bundle, costs: Costs, engines: Mapping[str, FrameEngine]
+) -> tuple[Arena, Costs]:
     """The arena, and the costs with what tensors occupy in it."""
     store, running = store_for(Store.of_bundle(bundle), costs), engines.values()
     order = order_for(running, all_bytes(costs) <= config.budget_bytes)

@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edge_runtime.arena import Arena
-from edge_runtime.costs import Costs
 from edge_runtime.engines import Engine
-from edge_runtime.estimates import Estimates
-from edge_runtime.faults import is_out_of_memory
-from edge_runtime.ledger import DEADLINE, Ledger
-from edge_runtime.mailbox import Frame, Mailboxes
-from edge_runtime.pieces import pieces_of
-from edge_runtime.results import JsonLines, record_of
+from edge_runtime.frames.ledger import DEADLINE, Ledger
+from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.frames.results import JsonLines, record_of
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.faults import is_out_of_memory
+from edge_runtime.rehearsal.simulator import age_p95_ms
+from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.schedule import Decision, Demand, Policy, Situation
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.estimates import Estimates
+from edge_runtime.schedule.pieces import pieces_of
 from edge_runtime.schedule.room import room_for
-from edge_runtime.simulator import age_p95_ms
-from edge_runtime.trace import TraceWriter
 
 AGES_KEPT = 10_000
 # The first run of a model pays for what is set up once; the best of the others counts.
@@ -45,10 +45,23 @@ class Executor:
     is loaded beside the present run. Call it from one thread.
     """
 
-    def __init__(self, arena: Arena, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int, policy: Policy,
-                 demands: Mapping[str, Demand], mailboxes: Mailboxes, ledger: Ledger, sinks: Sequence[JsonLines],
-                 digest: str, clock: Callable[[], float] = time.monotonic, damaged: Mapping[str, str] | None = None,
-                 weights: Callable[[], Mapping[str, float]] = dict, trace: TraceWriter | None = None) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        engines: Mapping[str, Engine],
+        costs: Costs,
+        budget_bytes: int,
+        policy: Policy,
+        demands: Mapping[str, Demand],
+        mailboxes: Mailboxes,
+        ledger: Ledger,
+        sinks: Sequence[JsonLines],
+        digest: str,
+        clock: Callable[[], float] = time.monotonic,
+        damaged: Mapping[str, str] | None = None,
+        weights: Callable[[], Mapping[str, float]] = dict,
+        trace: TraceWriter | None = None,
+    ) -> None:
         self.arena, self.engines, self.budget_bytes = arena, engines, budget_bytes
         self.policy, self.demands = policy, demands
         self.mailboxes, self.ledger, self.sinks, self.clock = mailboxes, ledger, sinks, clock
@@ -101,12 +114,17 @@ class Executor:
         self._estimates.warmed(best, moved / seconds if moved and seconds > 0 else self.costs.copy_bytes_per_s)
         for query, run_s in best.items():
             if run_s > self.costs.queries[query].sla_s:
-                log.warning("query %s takes %.0f ms a frame, its SLA is %.0f ms: its frames will be dropped",
-                            query, 1000 * run_s, 1000 * self.costs.queries[query].sla_s)
+                log.warning(
+                    "query %s takes %.0f ms a frame, its SLA is %.0f ms: its frames will be dropped",
+                    query,
+                    1000 * run_s,
+                    1000 * self.costs.queries[query].sla_s,
+                )
         self._plan = self.policy.plan(self.costs, self.demands, self.budget_bytes)
         if self._trace is not None:
-            self._trace.begin(self.policy.name, self.costs, self._estimates.best_s, self.demands, self.budget_bytes,
-                              self._resident())
+            self._trace.begin(
+                self.policy.name, self.costs, self._estimates.best_s, self.demands, self.budget_bytes, self._resident()
+            )
 
     def step(self) -> bool:
         """Carry out one decision; False when there was nothing to load or run."""
@@ -124,9 +142,15 @@ class Executor:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Per query: measured run time, 95th percentile of its results' ages, its last failure if any."""
-        return [{"id": query, "run_ms": round(1000 * self.costs.queries[query].run_s, 3),
-                 "age_p95_ms": age_p95_ms(self._ages[query]), "last_failure": self._failures.get(query)}
-                for query in self.engines]
+        return [
+            {
+                "id": query,
+                "run_ms": round(1000 * self.costs.queries[query].run_s, 3),
+                "age_p95_ms": age_p95_ms(self._ages[query]),
+                "last_failure": self._failures.get(query),
+            }
+            for query in self.engines
+        ]
 
     def _situation(self) -> Situation:
         """The present one; the frames of queries that cannot run fail here."""
@@ -214,8 +238,10 @@ class Executor:
         try:
             answers = self._twice(query, lambda: self._answers(query, images, decision))
             finished_at = self.clock()
-            records = [record_of(self.engines[query].query, frame, answer, finished_at, self._digest)
-                       for frame, answer in zip(frames, answers, strict=True)]
+            records = [
+                record_of(self.engines[query].query, frame, answer, finished_at, self._digest)
+                for frame, answer in zip(frames, answers, strict=True)
+            ]
             for record in records:
                 for sink in self.sinks:
                     sink.write(record)
@@ -251,8 +277,9 @@ class Executor:
         present = self._situation()
         waiting = {other: captured for other, captured in present.waiting.items() if other != query}
         now = present.now + self.costs.queries[query].run_of(decision.count)
-        following = self._decide(Situation(now, waiting, present.resident, present.resident_bytes, self._memory,
-                                           present.weights))
+        following = self._decide(
+            Situation(now, waiting, present.resident, present.resident_bytes, self._memory, present.weights)
+        )
         if following.turn is not None and following.load:
             self._held = None
             self.arena.prefetch(self._pieces.names(following.load), self._pieces.names(following.evict))
@@ -274,8 +301,12 @@ class Executor:
         cut = max(self.costs.queries[query].workspace_bytes, int(self.budget_bytes * LEAST_CUT_SHARE))
         least = max(map(self.costs.alone_bytes, self.costs.queries))
         self.budget_bytes = min(self.budget_bytes, max(least, self.budget_bytes - cut))
-        log.warning("out of memory at query %s (%s): everything is evicted, the budget is now %d bytes",
-                    query, told, self.budget_bytes)
+        log.warning(
+            "out of memory at query %s (%s): everything is evicted, the budget is now %d bytes",
+            query,
+            told,
+            self.budget_bytes,
+        )
         for engine in self.engines.values():
             engine.unbind()
         self._held = None

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_runtime.config import BoxConfig
-from edge_runtime.costs import BATCHES, BatchCost, Costs, QueryCost
 from edge_runtime.engines import FrameEngine
-from edge_runtime.engines.staging import layers_of
-from edge_runtime.measured import (
+from edge_runtime.engines.eager.staging import layers_of
+from edge_runtime.rehearsal.measured import (
     REMEDY,
     MeasuredProfile,
     ascending,
@@ -19,7 +18,8 @@ from edge_runtime.measured import (
     profile_path,
     read_profile,
 )
-from edge_runtime.streaming import Layer, Streaming, streaming
+from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost
+from edge_runtime.schedule.overflow import Layer, Streaming, streaming
 from models.bundle import Bundle
 from models.errors import InputError
 
@@ -37,13 +37,15 @@ class Fitted:
     within: Streaming
 
 
-def fitted(config: BoxConfig, bundle: Bundle, engines: Mapping[str, FrameEngine],
-           profile: MeasuredProfile | None) -> Fitted:
+def fitted(
+    config: BoxConfig, bundle: Bundle, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None
+) -> Fitted:
     """The costs with these engines; `profile` is what was measured here.
 
     Raises InputError, which says how much is needed, where a query does not fit the budget even alone: streaming, if
     the config allows that.
     """
+
     def layers(query: str) -> Sequence[Layer]:
         asked = bundle.query(query)
         return layers_of(engines[query].model, asked.input_size, asked.state(), asked.stored, config.device)
@@ -58,11 +60,16 @@ def fitted(config: BoxConfig, bundle: Bundle, engines: Mapping[str, FrameEngine]
     if too_large and not config.stream:
         query = max(too_large, key=whole.alone_bytes)
         needed, workspace = whole.alone_bytes(query), whole.queries[query].workspace_bytes
-        fault = (f"query '{query}' alone needs {needed} bytes ({needed - workspace} of weights, {workspace} of "
-                 f"workspace), the budget is {budget}")
+        fault = (
+            f"query '{query}' alone needs {needed} bytes ({needed - workspace} of weights, {workspace} of "
+            f"workspace), the budget is {budget}"
+        )
         least = within.lacking.get(query)
-        remedy = (f"give at least {least} with `stream: true`" if least is not None else
-                  f"set `stream: true`: it copies {within.run_bytes[query]} bytes in every run then")
+        remedy = (
+            f"give at least {least} with `stream: true`"
+            if least is not None
+            else f"set `stream: true`: it copies {within.run_bytes[query]} bytes in every run then"
+        )
         raise InputError(config.path, fault, f"give at least {needed}, or {remedy}", "budget")
     return Fitted(whole, within)
 
@@ -93,7 +100,8 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
     queries = {}
     for query in bundle.queries:
         first, *larger = ascending(BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES)
-        queries[query.id] = QueryCost(bundle.names_in_order(query.id), 0.0, first.workspace_bytes,
-                                      query.sla_ms / 1000, tuple(larger))
+        queries[query.id] = QueryCost(
+            bundle.names_in_order(query.id), 0.0, first.workspace_bytes, query.sla_ms / 1000, tuple(larger)
+        )
     names = {name for cost in queries.values() for name in cost.tensors}
     return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)

@@ -25,10 +25,10 @@ class Outcome:
 
 def inspect(args: argparse.Namespace) -> Outcome:
     """`gemel inspect`."""
-    from gemel.inspect import inspect_workload
-    from gemel.zoo_matrix import zoo_matrix
-    from models.atomic import check_output, writing
+    from gemel.looking.inspect import inspect_workload
+    from gemel.looking.zoo_matrix import zoo_matrix
     from models.errors import InputError
+    from models.files.atomic import check_output, writing
 
     if (args.workload is None) != args.zoo:
         raise InputError("gemel inspect", "wants a workload file or --zoo", "give one of the two", "WORKLOAD")
@@ -110,7 +110,7 @@ def verdict(row: dict[str, Any]) -> str:
 
 def bundle_show(args: argparse.Namespace) -> Outcome:
     """`gemel bundle show`."""
-    from gemel.showing import shown
+    from gemel.looking.showing import shown
     from models.bundle import open_bundle
 
     found = shown(open_bundle(args.bundle))
@@ -153,8 +153,9 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.check:
         fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
         needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
-        streams = "".join(f"; {query} streams {size(nbytes)} in every run"
-                          for query, nbytes in summary["streamed_bytes"].items())
+        streams = "".join(
+            f"; {query} streams {size(nbytes)} in every run" for query, nbytes in summary["streamed_bytes"].items()
+        )
         text = f"{args.config}: sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{streams}"
         return Outcome(summary, text, aside=True)
     interrupted = summary["stopped_by"] == "SIGINT"
@@ -178,7 +179,7 @@ def box_text(summary: dict[str, Any]) -> str:
 
 def eval(args: argparse.Namespace) -> Outcome:
     """`gemel eval`; falls short when a query misses its target on test."""
-    from gemel.evaluation import REPORT_HTML, evaluate
+    from gemel.evaluation.evaluating import REPORT_HTML, evaluate
 
     with shown_on() as progress:
         document = evaluate(args.bundle, args.workload, args.out, args.device, args.seeds, progress)
@@ -212,7 +213,7 @@ def evaluation_text(document: dict[str, Any]) -> str:
 
 def simulate(args: argparse.Namespace) -> Outcome:
     """`gemel simulate`."""
-    from gemel.simulation import replay_run, replayed_text, simulate_box
+    from gemel.planning.simulation import replay_run, replayed_text, simulate_box
 
     if args.replay is not None:
         replayed = replay_run(args.replay)
@@ -238,7 +239,7 @@ def doctor(args: argparse.Namespace) -> Outcome:
 
 def profile(args: argparse.Namespace) -> Outcome:
     """`gemel profile`."""
-    from gemel.profiling import profile_bundle
+    from gemel.planning.profiling import profile_bundle
 
     with shown_on() as progress:
         found = profile_bundle(args.bundle, args.device, args.factory or (), progress=progress, engine=args.engine)
@@ -247,12 +248,15 @@ def profile(args: argparse.Namespace) -> Outcome:
 
 def plan(args: argparse.Namespace) -> Outcome:
     """`gemel plan`."""
-    from gemel.planning import EVERY_DEVICE, plan_box, plan_everywhere
+    from gemel.planning.planning import EVERY_DEVICE, plan_box, plan_everywhere
 
     given = (args.policy, args.shared, args.seed, args.factory, args.stream)
     everywhere = args.device == EVERY_DEVICE
-    found = (plan_everywhere(args.bundle, args.memory, *given) if everywhere
-             else plan_box(args.bundle, args.memory, args.device, *given))
+    found = (
+        plan_everywhere(args.bundle, args.memory, *given)
+        if everywhere
+        else plan_box(args.bundle, args.memory, args.device, *given)
+    )
     return Outcome(found.to_json(), found.to_text())
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from edge_runtime import daemon
-from edge_runtime.settings import memory_settings
-from gemel.evaluation import REPORT_HTML, evaluate
-from gemel.on_paper import costs_apart, profile_named
+from edge_runtime.schedule.settings import memory_settings
+from gemel.evaluation.evaluating import REPORT_HTML, evaluate
+from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.text import duration, finite, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from merger.progress import Progress, silent
-from models.atomic import writing
+from merger.journal.progress import Progress, silent
 from models.errors import InputError
+from models.files.atomic import writing
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edge_runtime.measured import machine_of
+from edge_runtime.rehearsal.measured import machine_of
 from gemel.text import table
 from models.errors import InputError
 
@@ -113,7 +113,7 @@ def _fill(descriptor: int, nbytes: int) -> None:
     """Random bytes, since a file system may store others more cheaply than weights."""
     chunk = os.urandom(min(CHUNK_BYTES, nbytes))
     for at in range(0, nbytes, len(chunk)):
-        os.write(descriptor, chunk[:nbytes - at])
+        os.write(descriptor, chunk[: nbytes - at])
     os.fsync(descriptor)
 
 

@@ -3,7 +3,7 @@
 The workers call `progress(event, **fields)` and know nothing of terminals. Fields with a meaning here:
 `query`, `ratio`, `met`, `ratios` {query: ratio}, `saved_bytes`, `ceiling_bytes`; any others are shown as they
 come. Events with one: `round`, `epoch` and `candidates` (frequent), `original` and `warning`
-(`merger.progress`).
+(`merger.journal.progress`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from gemel.text import duration, number, percent, size
 
 if TYPE_CHECKING:
-    from merger.progress import Progress
+    from merger.journal.progress import Progress
 
 REFRESH_PER_S = 4
 QUIET_S = 2.0

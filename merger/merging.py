@@ -15,27 +15,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from merger.account import account
-from merger.bounds import Bounds
-from merger.checkpoint import Checkpoint
-from merger.method import METHODS, TRIALS, MergeOptions
-from merger.narrow_weights import Narrowing, residual_bytes, store, tied_models
-from merger.narrowing import narrow
-from merger.precision import Precisions
-from merger.progress import Progress, silent
-from merger.repair import bytes_of_residuals
-from merger.workbench import Merged, Workbench
-from merger.workers import threads
-from merger.workers_choice import Resources, employ
-from models.atomic import writing
+from merger.bench.bounds import Bounds
+from merger.bench.method import METHODS, TRIALS, MergeOptions
+from merger.bench.workbench import Merged, Workbench
+from merger.beyond.narrow_weights import Narrowing, residual_bytes, store, tied_models
+from merger.beyond.narrowing import narrow
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import account
+from merger.journal.progress import Progress, silent
+from merger.mending.repair import bytes_of_residuals
+from merger.training.precision import Precisions
+from merger.workers.choice import Resources, employ
+from merger.workers.jobs import threads
 from models.bundle import BundleQuery, check_output, write_bundle
 from models.errors import InputError
-from models.evaluation import Evidence
-from models.groups import ceiling_bytes
-from models.layers import layers_of_all, model_bytes
-from models.low_rank import KEY as LOW_RANK
-from models.narrow import FP32
-from models.weights import fingerprint
+from models.files.atomic import writing
+from models.measuring.evaluation import Evidence
+from models.parts.low_rank import KEY as LOW_RANK
+from models.parts.widths import FP32
+from models.sharing.groups import ceiling_bytes
+from models.sharing.layers import layers_of_all, model_bytes
+from models.weights.reading import fingerprint
 from models.workload import Query, Workload
 
 LOG_SUFFIX = ".log.jsonl"
@@ -88,7 +88,7 @@ def merge(
 
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
     `OUT.work`, from which `resume` goes on. `resources` decide how long it takes, not what comes out
-    (merger.workers_choice).
+    (merger.workers.choice).
     """
     out, options = Path(out), options or MergeOptions()
     begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both

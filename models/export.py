@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models.atomic import check_output, writing
 from models.detector import Detector, OneStage
 from models.errors import InputError
+from models.files.atomic import check_output, writing
 from models.quiet import quiet
 
 if TYPE_CHECKING:

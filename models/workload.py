@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from models.errors import InputError
-from models.published import PREFIX, Published, find_published
-from models.yaml_file import read_yaml
+from models.files.yaml_file import read_yaml
+from models.weights.published import PREFIX, Published, find_published
 from models.zoo import check_name
 
 Roi = tuple[float, float, float, float]

@@ -13,10 +13,10 @@ from pathlib import Path
 import cv2
 import yaml
 
-from video_samples.casting import cast
-from video_samples.clips import SCENES, Clip, join, read_frames, record, write_truth
-from video_samples.questions import QUESTIONS, Rect
-from video_samples.renderer import Truth
+from video_samples.drawing.renderer import Truth
+from video_samples.footage.casting import cast
+from video_samples.footage.clips import SCENES, Clip, join, read_frames, record, write_truth
+from video_samples.footage.questions import QUESTIONS, Rect
 
 WORKERS = 2
 WORKLOAD = "workload.yaml"

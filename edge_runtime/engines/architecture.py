@@ -46,8 +46,11 @@ def machine_key(device: str) -> dict[str, Any]:
     """Versions, threads, and the processor's or card's kind, as far as machine code depends on them."""
     found = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
     if device == "cuda":
-        return found | {"card": torch.cuda.get_device_name(), "capability": list(torch.cuda.get_device_capability()),
-                        "cuda": torch.version.cuda}
+        return found | {
+            "card": torch.cuda.get_device_name(),
+            "capability": list(torch.cuda.get_device_capability()),
+            "cuda": torch.version.cuda,
+        }
     return found | {"processor": processor()}
 
 
@@ -63,7 +66,7 @@ def processor() -> str:
 
 @functools.lru_cache
 def _zoo_files() -> tuple[str, ...]:
-    return tuple(str(path) for path in sorted(Path(models.__file__).parent.glob("zoo/*.py")))
+    return tuple(str(path) for path in sorted(Path(models.__file__).parent.glob("zoo/**/*.py")))
 
 
 @functools.cache

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.layout import Order
-from edge_runtime.onednn import Convolution, convolutions_of
+from edge_runtime.memory.layout import Order
+from edge_runtime.memory.onednn import Convolution, convolutions_of
 from models.bundle import Bundle, BundleQuery
 from models.errors import InputError
-from models.measure import workspace_bytes
+from models.measuring.cost import workspace_bytes
 from models.tasks import Answer, DetectionAnswer, task_of
 
 TensorOf = Callable[[str], Tensor]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.atomic import writing
 from models.errors import InputError
+from models.files.atomic import writing
 
 PRIVATE = 0o700
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -111,12 +111,19 @@ def _make_private(folder: Path) -> None:
             found = one.stat()
             trusted = (os.getuid(),) if one == real else (os.getuid(), 0)
             if found.st_uid not in trusted:
-                raise InputError(folder, f"{one} belongs to another user, and what lies there is run as code",
-                                 "set XDG_CACHE_HOME to a folder of your own")
+                raise InputError(
+                    folder,
+                    f"{one} belongs to another user, and what lies there is run as code",
+                    "set XDG_CACHE_HOME to a folder of your own",
+                )
             sticky = one != real and found.st_mode & stat.S_ISVTX
             if found.st_mode & WRITABLE_BY_OTHERS and not sticky:
-                raise InputError(folder, f"others may write to {one}, and what lies there is run as code",
-                                 f"chmod go-w {one}, or set XDG_CACHE_HOME")
+                raise InputError(
+                    folder,
+                    f"others may write to {one}, and what lies there is run as code",
+                    f"chmod go-w {one}, or set XDG_CACHE_HOME",
+                )
     except OSError as error:
-        raise InputError(folder, f"cannot be used as a cache: {error.strerror}",
-                         "set XDG_CACHE_HOME to a folder that can be written") from error
+        raise InputError(
+            folder, f"cannot be used as a cache: {error.strerror}", "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from edge_runtime.arranging import resident
 from edge_runtime.engines.architecture import key_of
+from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache
+from edge_runtime.engines.eager.engine import FULL
 from edge_runtime.engines.registry import AUTO, ENGINES, engine_named, make_engine
-from edge_runtime.engines.torch_engine import FULL
-from edge_runtime.layout import Order
+from edge_runtime.memory.layout import Order
 from models.bundle import Bundle
 from models.errors import InputError
 
@@ -30,8 +30,14 @@ ROUNDS = 7
 log = logging.getLogger("gemel.run")
 
 
-def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str = FULL, stays: bool = True,
-                streamed: Mapping[str, Collection[str]] | None = None) -> dict[str, FrameEngine]:
+def engines_for(
+    bundle: Bundle,
+    wanted: str,
+    device: str = "cpu",
+    precision: str = FULL,
+    stays: bool = True,
+    streamed: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, FrameEngine]:
     """The engine of each query, prepared and unbound; `wanted` is a name of ENGINES or "auto".
 
     A `precision` other than fp32 is for the engine torch alone, whatever was wanted. So are queries that stream:
@@ -48,13 +54,19 @@ def engines_for(bundle: Bundle, wanted: str, device: str = "cpu", precision: str
             log.warning("engine %s cannot stream the weights of query %s; engine %s does", wanted, query, FALLBACK)
     chosen = fastest(bundle, device, stays, others) if wanted == AUTO else dict.fromkeys(others, wanted)
     told: set[str] = set()
-    return {query.id: make_engine(FALLBACK, bundle, query.id, device, precision=precision,
-                                  streamed=streamed.get(query.id, ())) if query.id in on_torch
-            else _prepared(chosen[query.id], bundle, query.id, device, told) for query in bundle.queries}
+    return {
+        query.id: make_engine(
+            FALLBACK, bundle, query.id, device, precision=precision, streamed=streamed.get(query.id, ())
+        )
+        if query.id in on_torch
+        else _prepared(chosen[query.id], bundle, query.id, device, told)
+        for query in bundle.queries
+    }
 
 
-def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
-            queries: Sequence[str] | None = None) -> dict[str, str]:
+def fastest(
+    bundle: Bundle, device: str = "cpu", stays: bool = True, queries: Sequence[str] | None = None
+) -> dict[str, str]:
     """The name of the fastest engine for each query (all unless named), of those that take the weights in one order.
 
     Each architecture is measured once on a machine: runs of one frame, engines in turns, medians. The times are kept
@@ -62,8 +74,13 @@ def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
     (`stays` False), engines that want them arranged are left out: each load would take as long as several.
     """
     asked = [query.id for query in bundle.queries] if queries is None else list(queries)
-    usable = [name for name in ENGINES if engine_named(name).automatic and engine_named(name).missing(device) is None
-              and (stays or Order.STORED in engine_named(name).orders)]
+    usable = [
+        name
+        for name in ENGINES
+        if engine_named(name).automatic
+        and engine_named(name).missing(device) is None
+        and (stays or Order.STORED in engine_named(name).orders)
+    ]
     if usable == [FALLBACK] or not asked:
         return dict.fromkeys(asked, FALLBACK)
     try:
@@ -75,8 +92,9 @@ def fastest(bundle: Bundle, device: str = "cpu", stays: bool = True,
     return best_of_one_order(times, {name: engine_named(name).orders for name in usable})
 
 
-def best_of_one_order(times: Mapping[str, Mapping[str, float]],
-                      orders: Mapping[str, Collection[Order]]) -> dict[str, str]:
+def best_of_one_order(
+    times: Mapping[str, Mapping[str, float]], orders: Mapping[str, Collection[Order]]
+) -> dict[str, str]:
     """The fastest engine of each query by its times (query -> engine -> ms), all taking weights in one order.
 
     `orders` is `FrameEngine.orders` by engine; the order with which the times come to less in sum is taken.
@@ -85,8 +103,10 @@ def best_of_one_order(times: Mapping[str, Mapping[str, float]],
     for order in (Order.CHANNELS_LAST, Order.STORED):
         fitting = [name for name, own in orders.items() if order in own]
         if all(any(name in found for name in fitting) for found in times.values()):
-            chosen = {query: min((name for name in fitting if name in found), key=found.__getitem__)
-                      for query, found in times.items()}
+            chosen = {
+                query: min((name for name in fitting if name in found), key=found.__getitem__)
+                for query, found in times.items()
+            }
             options.append((sum(times[query][name] for query, name in chosen.items()), chosen))
     return min(options, key=lambda option: option[0])[1]
 
@@ -117,8 +137,11 @@ def _times(bundle: Bundle, query: str, device: str, usable: list[str], cache: En
     key = {"choice": versions, "stored": stored, **key_of(reference.query, reference.model, reference.device)}
 
     def measure(path: Path) -> Mapping[str, Any]:
-        log.info("measuring which engine runs %s fastest (%s): takes a minute or two, once for this architecture",
-                 reference.query.model, ", ".join(usable))
+        log.info(
+            "measuring which engine runs %s fastest (%s): takes a minute or two, once for this architecture",
+            reference.query.model,
+            ", ".join(usable),
+        )
         found = _measured(bundle, query, device, usable)
         path.write_text(json.dumps(found))
         shown = ", ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(found.items(), key=lambda one: one[1]))

@@ -14,10 +14,10 @@ from models.errors import InputError
 
 AUTO = "auto"
 ENGINES: dict[str, tuple[str, str]] = {
-    "torch": ("edge_runtime.engines.torch_engine", "TorchEngine"),
-    "compiled": ("edge_runtime.engines.compiled", "CompiledEngine"),
-    "onnx": ("edge_runtime.engines.onnx_engine", "OnnxEngine"),
-    "tensorrt": ("edge_runtime.engines.onnx_engine", "TensorrtEngine"),
+    "torch": ("edge_runtime.engines.eager.engine", "TorchEngine"),
+    "compiled": ("edge_runtime.engines.compiled.engine", "CompiledEngine"),
+    "onnx": ("edge_runtime.engines.onnx.engine", "OnnxEngine"),
+    "tensorrt": ("edge_runtime.engines.onnx.engine", "TensorrtEngine"),
 }
 """Name -> module and class."""
 
@@ -35,7 +35,8 @@ def engine_named(name: str) -> type[FrameEngine]:
     return getattr(importlib.import_module(module), kind)
 
 
-def make_engine(name: str, bundle: Bundle, query_id: str, device: str | torch.device = "cpu",
-                **options: Any) -> FrameEngine:
+def make_engine(
+    name: str, bundle: Bundle, query_id: str, device: str | torch.device = "cpu", **options: Any
+) -> FrameEngine:
     """An engine of this name for one query of a bundle, unbound; `options` are those of its class."""
     return engine_named(name)(bundle, query_id, device, **options)

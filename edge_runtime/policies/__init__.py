@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge_runtime.policies.gemel import Gemel
 from edge_runtime.policies.ours import Ours
+from edge_runtime.policies.paper import Gemel
 from edge_runtime.policies.time_sharing import TimeSharing
 from edge_runtime.schedule.values import Policy
 from models.errors import InputError

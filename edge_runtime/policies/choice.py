@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge_runtime.costs import Costs
 from edge_runtime.policies.jobs import Job, frames_lost
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.schedule.batches import batch_in_time, too_late
+from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.room import room_for
 from edge_runtime.schedule.values import Demand, Plan, Situation
 
@@ -68,8 +68,9 @@ class Run:
 class Choice:
     """What could run now. `waiting` are the frames that could be in time, oldest first (captured_at)."""
 
-    def __init__(self, situation: Situation, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan,
-                 accounts: Accounts) -> None:
+    def __init__(
+        self, situation: Situation, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan, accounts: Accounts
+    ) -> None:
         self._situation, self._waiting, self._costs, self._plan = situation, waiting, costs, plan
         self._accounts = accounts
         self._demands: Mapping[str, Demand] = plan.detail.demands
@@ -125,9 +126,12 @@ class Choice:
             if query in self._ready or self._accounts.owed(query) < WAITED_FOR_FROM:
                 continue
             cost, comes = self._costs.queries[query], newest + 1 / self._demands[query].fps
-            if (comes >= self._situation.now and end > comes + cost.sla_s - cost.run_s
-                    and self._accounts.urgency(query) > job.density * cost.run_s
-                    and cost.needed <= self._situation.resident):
+            if (
+                comes >= self._situation.now
+                and end > comes + cost.sla_s - cost.run_s
+                and self._accounts.urgency(query) > job.density * cost.run_s
+                and cost.needed <= self._situation.resident
+            ):
                 return True
         return False
 
@@ -154,7 +158,7 @@ class Choice:
             gain = brings / max(seconds + self._load_s(evict), LEAST_S)
             if gain > most:
                 most = gain
-                best = Run(captured[late:late + count], captured[:late], evict)
+                best = Run(captured[late : late + count], captured[:late], evict)
         return best
 
     def _job(self, query: str) -> Job | None:
@@ -193,10 +197,14 @@ class Choice:
 
     def _room(self, query: str, missing: Sequence[str], count: int) -> tuple[str, ...] | None:
         plan = self._plan
-        return room_for(self._situation, self._costs, plan.order, plan.budget_bytes, query, missing, count,
-                        plan.next_use)
+        return room_for(
+            self._situation, self._costs, plan.order, plan.budget_bytes, query, missing, count, plan.next_use
+        )
 
     def _resident_rates(self) -> list[tuple[str, float, float]]:
         """Of every resident query: frames per second, and seconds that a frame of it can wait."""
-        return [(query, demand.fps, cost.sla_s - cost.run_s) for query, demand in self._demands.items()
-                if (cost := self._costs.queries[query]).needed <= self._situation.resident]
+        return [
+            (query, demand.fps, cost.sla_s - cost.run_s)
+            for query, demand in self._demands.items()
+            if (cost := self._costs.queries[query]).needed <= self._situation.resident
+        ]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.costs import Costs
-from edge_runtime.ledger import DEADLINE, MEMORY
-from edge_runtime.pieces import condensed
+from edge_runtime.frames.ledger import DEADLINE, MEMORY
 from edge_runtime.policies.choice import Choice
-from edge_runtime.policies.gemel import Gemel
 from edge_runtime.policies.jobs import in_time_together
+from edge_runtime.policies.paper import Gemel
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.schedule.batches import largest_batches
+from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
+from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
 
 # What a query is owed of the frames that the paper's schedule would have brought it in time.
@@ -61,8 +61,11 @@ class Book:
 
     def with_run(self, query: str, captured: Sequence[float]) -> Book:
         """The book once frames of a query have been run."""
-        return replace(self, ran={**self.ran, query: self.ran.get(query, 0) + len(captured)},
-                       newest={**self.newest, query: captured[-1]})
+        return replace(
+            self,
+            ran={**self.ran, query: self.ran.get(query, 0) + len(captured)},
+            newest={**self.newest, query: captured[-1]},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +114,24 @@ class Ours:
             run = None if choice.bars_a_better(job) else choice.run(job)
             if run is not None:
                 drop += tuple((job.query, captured_at, DEADLINE) for captured_at in run.given_up)
-                return Decision(job.query, len(run.captured), run.evict, job.missing, drop,
-                                memory=book.with_run(job.query, run.captured))
+                return Decision(
+                    job.query,
+                    len(run.captured),
+                    run.evict,
+                    job.missing,
+                    drop,
+                    memory=book.with_run(job.query, run.captured),
+                )
         # None of these is worth a run now; once the first of them is lost, it must be dropped.
-        lost_s = min(captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s
-                     for query, captured in waiting.items())
+        lost_s = min(
+            captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s for query, captured in waiting.items()
+        )
         return Decision(drop=drop, wake_s=lost_s + 2 * CLOCK_SLACK_S, memory=book)
 
 
-def hopeless(situation: Situation, costs: Costs,
-             unfit: frozenset[str]) -> tuple[tuple[Dropped, ...], dict[str, Sequence[float]]]:
+def hopeless(
+    situation: Situation, costs: Costs, unfit: frozenset[str]
+) -> tuple[tuple[Dropped, ...], dict[str, Sequence[float]]]:
     """The frames to drop, which could not be in time even if they ran now and alone; and what else waits."""
     drop: list[Dropped] = []
     waiting: dict[str, Sequence[float]] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edge_runtime.costs import Costs
-from edge_runtime.mailbox import DEPTH
-from edge_runtime.policies.gemel import Gemel, Turns
+from edge_runtime.frames.mailbox import DEPTH
+from edge_runtime.policies.paper import Gemel, Turns
+from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Plan, Situation
 
 PAPER = Gemel()
@@ -39,8 +39,16 @@ class Shadow:
                 coming += [(one, query) for one in captured if one > known]
                 newest[query] = captured[-1]
         if self.now >= now:
-            return Shadow(self.now, self.turns, self.resident, self.resident_bytes, self.waiting, tuple(coming),
-                          newest, self.served)
+            return Shadow(
+                self.now,
+                self.turns,
+                self.resident,
+                self.resident_bytes,
+                self.waiting,
+                tuple(coming),
+                newest,
+                self.served,
+            )
         coming.sort()
         clock, turns, resident, resident_bytes = self.now, self.turns, self.resident, self.resident_bytes
         queues, served = dict(self.waiting), dict(self.served)
@@ -70,7 +78,7 @@ class Shadow:
 
 
 def _take(queues: dict[str, tuple[float, ...]], query: str, place: int, count: int) -> None:
-    left = queues[query][:place] + queues[query][place + count:]
+    left = queues[query][:place] + queues[query][place + count :]
     if left:
         queues[query] = left
     else:

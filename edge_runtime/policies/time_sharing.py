@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_runtime.costs import Costs, apart
-from edge_runtime.pieces import condensed
-from edge_runtime.policies.gemel import Gemel
+from edge_runtime.policies.paper import Gemel
 from edge_runtime.schedule.batches import worst_first_batches
+from edge_runtime.schedule.costs import Costs, apart
+from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 
 

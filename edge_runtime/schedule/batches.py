@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_runtime.costs import BATCHES, Costs, QueryCost
+from edge_runtime.schedule.costs import BATCHES, Costs, QueryCost
 from edge_runtime.schedule.order import cycle_loads
 from edge_runtime.schedule.values import CLOCK_SLACK_S, Demand
 
@@ -59,8 +59,9 @@ class Round:
         return self.frames[query] / self.seconds if self.seconds else 0.0
 
 
-def expected_round(costs: Costs, demands: Mapping[str, Demand], loads: Mapping[str, int],
-                   batches: Mapping[str, int]) -> Round:
+def expected_round(
+    costs: Costs, demands: Mapping[str, Demand], loads: Mapping[str, int], batches: Mapping[str, int]
+) -> Round:
     """A settled round in which every query loads what is missing and then runs one batch at most.
 
     A query finds the frames that arrived since its last turn and can still be in time; with fewer than the batch
@@ -96,8 +97,9 @@ def _run_s(cost: QueryCost, frames: float) -> float:
     return cost.run_of(low) + (frames - low) * (cost.run_of(high) - cost.run_of(low))
 
 
-def worst_first_batches(costs: Costs, demands: Mapping[str, Demand], order: Sequence[str],
-                        budget_bytes: int) -> dict[str, int]:
+def worst_first_batches(
+    costs: Costs, demands: Mapping[str, Demand], order: Sequence[str], budget_bytes: int
+) -> dict[str, int]:
     """Batch sizes of 1, 2, 4 or 8 with which the worst query gets the largest share of its frames in time.
 
     The paper tries all combinations. The same optimum is reached by starting from all ones and enlarging the batches

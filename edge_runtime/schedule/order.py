@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from edge_runtime.costs import Costs
+from edge_runtime.schedule.costs import Costs
 
 EXCHANGE_PASSES = 20
 # How many query turns the search for an order that moves less may play through, and how many rounds each time.
@@ -60,15 +60,16 @@ def _two_opt(cycle: np.ndarray, shared: np.ndarray) -> np.ndarray:
             gain = shared[a, c] + shared[b, d] - shared[a, b] - shared[c, d]
             if len(gain) and gain.max() > 0:
                 j = int(ends[gain.argmax()])
-                cycle[i + 1:j + 1] = cycle[i + 1:j + 1][::-1].copy()
+                cycle[i + 1 : j + 1] = cycle[i + 1 : j + 1][::-1].copy()
                 improved = True
         if not improved:
             break
     return cycle
 
 
-def cycle_loads(costs: Costs, order: Sequence[str], budget_bytes: int,
-                batches: Mapping[str, int] | None = None) -> dict[str, int]:
+def cycle_loads(
+    costs: Costs, order: Sequence[str], budget_bytes: int, batches: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Bytes that each query's turn moves in a settled round of the cycle, what is needed last being evicted first.
 
     Belady's rule (1966) over a future that is known: the cycle. `batches` sets the workspace to keep free, one frame

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edge_runtime.costs import Costs
+from edge_runtime.schedule.costs import Costs
 
 if TYPE_CHECKING:
     from edge_runtime.schedule.values import Situation
@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 REMEMBERED = 1024
 
 
-def room_for(situation: Situation, costs: Costs, order: Sequence[str], budget_bytes: int, query: str,
-             missing: Sequence[str], count: int, known: NextUse | None = None) -> tuple[str, ...] | None:
+def room_for(
+    situation: Situation,
+    costs: Costs,
+    order: Sequence[str],
+    budget_bytes: int,
+    query: str,
+    missing: Sequence[str],
+    count: int,
+    known: NextUse | None = None,
+) -> tuple[str, ...] | None:
     """The tensors to evict so that `query` can run `count` frames once `missing` is loaded; None if it never fits.
 
     In the cyclic `order`, what the queries just before this one need is needed last. Among tensors that are needed
@@ -29,7 +37,7 @@ def room_for(situation: Situation, costs: Costs, order: Sequence[str], budget_by
     sizes, resident = costs.footprints, situation.resident
     evict: list[str] = []
     here = order.index(query)
-    for later in (known or NextUse()).of(costs, (*order[here + 1:], *order[:here]), query):
+    for later in (known or NextUse()).of(costs, (*order[here + 1 :], *order[:here]), query):
         names = [name for name in later if name in resident]
         freed = costs.resident_bytes(names)
         if freed > excess:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edge_runtime.costs import Costs
+from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.room import NextUse
 
 # Times of one frame are added up in different orders; a difference this small is rounding, not lateness.

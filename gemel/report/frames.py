@@ -10,7 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from models.data import Split
+from models.frames.data import Split
 from models.tasks import Boxes, ClassAnswer, DetectionAnswer
 from models.workload import Query
 

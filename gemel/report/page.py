@@ -14,7 +14,7 @@ SETS_SHOWN = 16
 
 
 def render(document: Mapping[str, Any], examples: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The page of a report document (`gemel.evaluation`); `examples` = {query, caption, pictures} each."""
+    """The page of a report document (`gemel.evaluation.evaluating`); `examples` = {query, caption, pictures} each."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 

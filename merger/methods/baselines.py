@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from merger.account import Rows, Trial, all_at_once
-from merger.attempt import train_while
-from merger.checkpoint import Checkpoint
-from merger.method import MergeOptions, method
-from merger.rate import choose_recipe
-from merger.standing import Standing
-from merger.training import Diverged, Recipe
-from merger.workbench import Merged, Workbench, snapshot, snapshots
-from models.groups import groups
-from models.plan import SharingPlan
+from merger.bench.attempt import train_while
+from merger.bench.method import MergeOptions, method
+from merger.bench.standing import Standing
+from merger.bench.workbench import Merged, Workbench, snapshot, snapshots
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import Rows, Trial, all_at_once
+from merger.methods.rate import choose_recipe
+from merger.training.loop import Diverged, Recipe
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan
 
 
 @method("none")

@@ -19,18 +19,18 @@ from typing import Any
 
 from torch import nn
 
-from merger.account import Rows, Trial, prefixes
-from merger.attempt import hopeless, train_while
-from merger.bounds import Bounds
-from merger.checkpoint import Checkpoint
-from merger.method import MergeOptions, method
-from merger.rate import choose_recipe
-from merger.standing import Standing
-from merger.training import Diverged, Recipe
-from merger.workbench import Merged, State, Workbench, snapshot, snapshots
-from models.layers import weight_key
-from models.plan import SharingPlan
-from models.weights import load_matching
+from merger.bench.attempt import hopeless, train_while
+from merger.bench.bounds import Bounds
+from merger.bench.method import MergeOptions, method
+from merger.bench.standing import Standing
+from merger.bench.workbench import Merged, State, Workbench, snapshot, snapshots
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import Rows, Trial, prefixes
+from merger.methods.rate import choose_recipe
+from merger.training.loop import Diverged, Recipe
+from models.sharing.layers import weight_key
+from models.sharing.plan import SharingPlan
+from models.weights.reading import load_matching
 
 
 @dataclass(frozen=True)

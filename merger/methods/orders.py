@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 
-from merger.checkpoint import Checkpoint
-from merger.method import MergeOptions, method
-from merger.methods.gemel import search, sets_tried, worthwhile
-from merger.workbench import Merged, Workbench
-from models.groups import Group
+from merger.bench.method import MergeOptions, method
+from merger.bench.workbench import Merged, Workbench
+from merger.journal.checkpoint import Checkpoint
+from merger.methods.paper import search, sets_tried, worthwhile
+from models.sharing.groups import Group
 
 
 @method("earliest", sets_tried)

@@ -2,8 +2,8 @@
 
 GEMEL adds one group after the other and gives a group up when a model fails; here the merge starts at the ceiling,
 one annealed training brings nearly all queries back, and a query that stays below its target is repaired narrowly
-(merger.repair) while nothing that others share is touched. Of a hard merge a query of which next to nothing is left at
-the start waits: the others are merged and accepted without it, and then it joins them.
+(merger.mending.repair) while nothing that others share is touched. Of a hard merge a query of which next to nothing is
+left at the start waits: the others are merged and accepted without it, and then it joins them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from merger.account import JOINING, LEAVES, Rows, Trial, all_at_once
-from merger.beyond import beyond, stored_bytes
-from merger.bounds import Bounds
-from merger.checkpoint import Checkpoint
-from merger.method import MergeOptions, method
-from merger.repairs import repair_all
-from merger.similarity import forecast
-from merger.sprints import Sprints, Trained
-from merger.standing import judge_all
-from merger.start import Start, choose_start
-from merger.workbench import Merged, State, Workbench, snapshots
-from models.groups import groups
-from models.layers import model_bytes
-from models.likeness import cosine_likeness
-from models.plan import SharingPlan
+from merger.bench.bounds import Bounds
+from merger.bench.method import MergeOptions, method
+from merger.bench.standing import judge_all
+from merger.bench.workbench import Merged, State, Workbench, snapshots
+from merger.beyond.search import beyond, stored_bytes
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import JOINING, LEAVES, Rows, Trial, all_at_once
+from merger.mending.several import repair_all
+from merger.mending.similarity import forecast
+from merger.methods.sprints import Sprints, Trained
+from merger.start.choosing import Start, choose_start
+from models.sharing.groups import groups
+from models.sharing.layers import model_bytes
+from models.sharing.likeness import cosine_likeness
+from models.sharing.plan import SharingPlan
 
 RATES = (5e-4, 2e-4, 1e-3)
 JOINT = 0.9

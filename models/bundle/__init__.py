@@ -3,7 +3,6 @@
 `write_bundle` writes one, `open_bundle` maps one, `verify_bundle` checks every byte of one.
 """
 
-from models.atomic import check_output
 from models.bundle.manifest import (
     BundleEvidence,
     BundleQuery,
@@ -17,6 +16,7 @@ from models.bundle.manifest import (
 from models.bundle.reader import Bundle, open_bundle
 from models.bundle.verify import verify_bundle
 from models.bundle.writer import write_bundle
+from models.files.atomic import check_output
 
 __all__ = [
     "Bundle",

@@ -14,8 +14,8 @@ from models.bundle.container import ALIGNMENT_BYTES, CODES, Entry, Header
 from models.bundle.counting import count_bytes, wide_dtype
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B, BundleQuery, Manifest, shared_of
 from models.bundle.writer import load_order
-from models.narrow import MOST, STORED, WIDE
-from models.residual import shapes
+from models.parts.residual import shapes
+from models.parts.widths import MOST, STORED, WIDE
 
 MOST_SCALE = float(np.finfo(np.float32).max) / MOST
 """A larger scale would widen a code to infinity."""

@@ -9,9 +9,9 @@ import torch
 
 from models.bundle.container import DTYPES, Entry
 from models.bundle.manifest import BundleQuery, ByteCounts
-from models.low_rank import FACTORS
-from models.low_rank import KEY as LOW_RANK
-from models.narrow import WIDE
+from models.parts.low_rank import FACTORS
+from models.parts.low_rank import KEY as LOW_RANK
+from models.parts.widths import WIDE
 
 
 def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:

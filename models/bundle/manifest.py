@@ -14,9 +14,9 @@ from typing_extensions import TypedDict
 
 from models.bundle.container import Fault, loads_strict
 from models.errors import InputError
-from models.low_rank import KEY as LOW_RANK
-from models.narrow import NarrowDtype
-from models.preprocess import Preprocess
+from models.frames.preprocess import Preprocess
+from models.parts.low_rank import KEY as LOW_RANK
+from models.parts.widths import NarrowDtype
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -59,7 +59,9 @@ class ResidualTensors:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """How a tensor is stored where the architecture wants float32 (models.narrow): int8 names its scale's tensor."""
+    """How a tensor is stored where the architecture wants float32 (models.parts.widths): int8 names its scale's
+    tensor.
+    """
 
     dtype: NarrowDtype
     scale: TensorName | None = None

@@ -19,8 +19,8 @@ from models.bundle.checks import architecture_problems, layout_problems, manifes
 from models.bundle.container import DTYPES, Fault, Header, parse_header
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_manifest
 from models.errors import BundleError, InputError
-from models.narrow import Narrow
-from models.residual import attach
+from models.parts.residual import attach
+from models.parts.widths import Narrow
 
 REMEDY = "copy or build the bundle again"
 
@@ -168,9 +168,7 @@ def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:
     return header, parse_manifest(header.metadata[MANIFEST_KEY])
 
 
-def architecture(
-    query: BundleQuery, factories: Collection[str], path: Path, folder: Path | None = None
-) -> nn.Module:
+def architecture(query: BundleQuery, factories: Collection[str], path: Path, folder: Path | None = None) -> nn.Module:
     """The query's plain architecture on the meta device; BundleError when it may not or cannot be built."""
     from models import zoo
 

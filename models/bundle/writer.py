@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from torch import Tensor, nn
 
-from models.atomic import check_output, writing
 from models.bundle.container import CODES, Entry, Fault, encode_header, place, raw_bytes, tensor_name
 from models.bundle.counting import count_bytes
 from models.bundle.manifest import (
@@ -29,8 +28,9 @@ from models.bundle.manifest import (
     shared_of,
 )
 from models.errors import InputError
-from models.narrow import Narrow
-from models.residual import residual_layers
+from models.files.atomic import check_output, writing
+from models.parts.residual import residual_layers
+from models.parts.widths import Narrow
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
 _PUSH_BYTES = 32 << 20

@@ -27,9 +27,7 @@ class Classification:
         """Class indices."""
         return [classes.index(label) for label in truths]
 
-    def augment(
-        self, images: Tensor, targets: list[int], generator: torch.Generator
-    ) -> tuple[Tensor, list[int]]:
+    def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
         """Shift by up to 8 % of the side and change the brightness; no mirroring, since left may be a class."""
         n, _, size, _ = images.shape
         reach = max(1, round(size * MAX_SHIFT))

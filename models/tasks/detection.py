@@ -85,9 +85,7 @@ class Detection:
         return 0.0
 
 
-def _answer(
-    found: Candidates, nms_iou: float | None, size: tuple[int, int], classes: Sequence[str]
-) -> DetectionAnswer:
+def _answer(found: Candidates, nms_iou: float | None, size: tuple[int, int], classes: Sequence[str]) -> DetectionAnswer:
     if nms_iou is None:
         kept = found.scores.argsort(descending=True)[:MOST_DETECTIONS]
     else:

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from models.errors import InputError
-from models.low_rank import KEY as LOW_RANK
-from models.low_rank import factorise, ranks_of
-from models.preprocess import Preprocess
+from models.frames.preprocess import Preprocess
+from models.parts.low_rank import KEY as LOW_RANK
+from models.parts.low_rank import factorise, ranks_of
 from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory
 from models.zoo.foreign_checks import check_foreign
 from models.zoo.inputs import answer_on_meta, check_answer, check_logits
@@ -35,8 +35,8 @@ __all__ = [
     "width_of",
 ]
 
-for _family in pkgutil.iter_modules(__path__):  # every module of this folder enters its models into the registry
-    importlib.import_module(f"{__name__}.{_family.name}")
+for _family in pkgutil.walk_packages(__path__, f"{__name__}."):  # every module here enters its models into the registry
+    importlib.import_module(_family.name)
 
 
 class Asked(Protocol):
@@ -100,7 +100,7 @@ def build(
 
     A name `package.module:factory` is imported, from `folder` first and from Python's path after it; `factories`,
     where given, is the list of those that may be. `num_classes` overrides the width that `classes` gives. The
-    argument `low_rank` is for no factory: whatever was built has these layers factorised (models.low_rank).
+    argument `low_rank` is for no factory: whatever was built has these layers factorised (models.parts.low_rank).
     Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
     model cannot be built, and for a user's own module that could not be merged or has another width.
     """

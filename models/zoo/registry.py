@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from models.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from models.frames.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 Factory = Callable[..., nn.Module]
 Triple = tuple[float, float, float]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.groups import ceiling_bytes, groups
-from models.layers import layers_of_all, model_bytes
+from models.sharing.groups import ceiling_bytes, groups
+from models.sharing.layers import layers_of_all, model_bytes
 from models.workload import load_workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "workloads"

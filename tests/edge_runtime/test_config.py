@@ -9,14 +9,29 @@ from tests.edge_runtime.tiny import write_config
 
 def test_a_config_becomes_values_with_absolute_paths(tmp_path):
     (tmp_path / "spool").mkdir()
-    cameras = {"left": {"source": "left.mp4", "loop": True}, "net": {"source": "rtsp://box/1", "fps": 5},
-               "usb": {"source": 0, "decoder": "opencv"}}
-    config = load_config(write_config(tmp_path, budget="1MiB", cameras=cameras, spool="spool", device="auto",
-                                      engine="torch", sinks=[{"kind": "jsonl"}, {"kind": "jsonl", "path": "r"}]))
+    cameras = {
+        "left": {"source": "left.mp4", "loop": True},
+        "net": {"source": "rtsp://box/1", "fps": 5},
+        "usb": {"source": 0, "decoder": "opencv"},
+    }
+    config = load_config(
+        write_config(
+            tmp_path,
+            budget="1MiB",
+            cameras=cameras,
+            spool="spool",
+            device="auto",
+            engine="torch",
+            sinks=[{"kind": "jsonl"}, {"kind": "jsonl", "path": "r"}],
+        )
+    )
     assert (config.bundle, config.spool) == (tmp_path / "tiny.safetensors", tmp_path / "spool")
     assert (config.budget_bytes, config.engine) == (2**20, "torch") and config.device in ("cpu", "cuda")
     assert [(c.source, c.fps, c.loop) for c in config.cameras.values()] == [
-        (str(tmp_path / "left.mp4"), None, True), ("rtsp://box/1", 5, False), ("0", None, False)]
+        (str(tmp_path / "left.mp4"), None, True),
+        ("rtsp://box/1", 5, False),
+        ("0", None, False),
+    ]
     assert [sink.path for sink in config.sinks] == [None, tmp_path / "r"] and not config.stream
     assert load_config(write_config(tmp_path, stream=True)).stream
 
@@ -52,8 +67,9 @@ def test_a_faulty_key_is_refused_in_one_line_with_file_key_fault_and_remedy(tmp_
     assert text.startswith(f"{path}: {key}: ") and fault in text and "; " in text and "\n" not in text
 
 
-@pytest.mark.parametrize(("text", "fault"), [("- a\n- b\n", "is not a mapping"), ("a: [", "is not YAML"),
-                                             ("", "is not a mapping")])
+@pytest.mark.parametrize(
+    ("text", "fault"), [("- a\n- b\n", "is not a mapping"), ("a: [", "is not YAML"), ("", "is not a mapping")]
+)
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, fault):
     path = tmp_path / "box.yaml"
     path.write_text(text)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edge_runtime.daemon import run
-from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.engines.eager.engine import TorchEngine
 from models.errors import BundleError, InputError
 from models.tasks import ClassAnswer, task_of
 from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
@@ -88,8 +88,9 @@ def test_a_box_with_room_for_one_query_at_a_time_answers_as_the_unswapped_models
 def test_with_room_for_all_nothing_moves_after_the_warm_up(box, capsys):
     summary = run(write_config(box, sinks=None))
     assert summary["fits"] and (summary["bytes_moved"], summary["swaps"], summary["compactions"]) == (0, 0, 0)
-    weights = sum(entry.nbytes for entry in tiny_bundle(box / "w.safetensors").header.entries.values()
-                  if not entry.is_pad)
+    weights = sum(
+        entry.nbytes for entry in tiny_bundle(box / "w.safetensors").header.entries.values() if not entry.is_pad
+    )
     assert summary["warm_up"] == {"bytes_moved": weights, "swaps": 3}
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == sum(account["processed"] for account in summary["ledger"])
@@ -223,8 +224,14 @@ def test_a_query_that_fails_is_counted_told_once_and_the_others_go_on(box, monke
 def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_path, caplog):
     from models.bundle import write_bundle
 
-    write_bundle(tmp_path / "tiny.safetensors", {"gate": trained_looking(1)}, [query("gate", "left", sla_ms=1e-3)],
-                 workload="tiny", method="none", ceiling_bytes=0)
+    write_bundle(
+        tmp_path / "tiny.safetensors",
+        {"gate": trained_looking(1)},
+        [query("gate", "left", sla_ms=1e-3)],
+        workload="tiny",
+        method="none",
+        ceiling_bytes=0,
+    )
     summary = run(write_config(tmp_path, cameras={"left": {"source": str(box / "left.mp4")}}))
     assert summary["ledger"][0]["dropped"] == {"deadline": 12} and summary["balanced"]
     assert "its frames will be dropped" in caplog.text

@@ -28,11 +28,27 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_clip(folder / "left.mp4", 12)
     torch.manual_seed(0)
     big = zoo.build("resnet18", CLASSES, {}, 32).eval()
-    query = BundleQuery(id="big", camera="left", task="classification", classes=CLASSES, model="resnet18",
-                        model_args={}, input_size=32, preprocess=zoo.preprocess_of("resnet18", 32), fps=6.0,
-                        sla_ms=20_000.0, accuracy_target=0.95)
-    write_bundle(folder / "tiny.safetensors", {"big": big, "gate": trained_looking(1)},
-                 [query, tiny_query("gate", "left")], workload="streaming", method="none", ceiling_bytes=0)
+    query = BundleQuery(
+        id="big",
+        camera="left",
+        task="classification",
+        classes=CLASSES,
+        model="resnet18",
+        model_args={},
+        input_size=32,
+        preprocess=zoo.preprocess_of("resnet18", 32),
+        fps=6.0,
+        sla_ms=20_000.0,
+        accuracy_target=0.95,
+    )
+    write_bundle(
+        folder / "tiny.safetensors",
+        {"big": big, "gate": trained_looking(1)},
+        [query, tiny_query("gate", "left")],
+        workload="streaming",
+        method="none",
+        ceiling_bytes=0,
+    )
     return folder
 
 
@@ -87,8 +103,9 @@ def test_time_sharing_streams_too(box: Path) -> None:
 def test_a_query_that_streams_from_damaged_bytes_is_out_and_the_others_run(box: Path, tmp_path: Path) -> None:
     bundle = open_bundle(box / "tiny.safetensors")
     largest = max(bundle.names_in_order("big"), key=bundle.nbytes)
-    damage(bundle.path, tmp_path / "tiny.safetensors",
-           [bundle.header.data_start + bundle.header.entries[largest].begin])
+    damage(
+        bundle.path, tmp_path / "tiny.safetensors", [bundle.header.data_start + bundle.header.entries[largest].begin]
+    )
     cameras = {"left": {"source": str(box / "left.mp4")}}
     summary = run(write_config(tmp_path, cameras=cameras, budget="15MB", stream=True))
     big, gate = summary["ledger"]

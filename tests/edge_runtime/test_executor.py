@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from edge_runtime.arena import Arena
-from edge_runtime.costs import BatchCost, Costs, QueryCost
 from edge_runtime.executor import Executor
-from edge_runtime.ledger import Ledger
-from edge_runtime.mailbox import Frame, Mailboxes
+from edge_runtime.frames.ledger import Ledger
+from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand
-from edge_runtime.store import Store
+from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
 from models.tasks import ClassAnswer
 from tests.edge_runtime.tiny import query
 
@@ -55,8 +55,19 @@ def one_query(seconds: list[float], larger: tuple[BatchCost, ...] = ()) -> tuple
     costs = Costs({"q": QueryCost(("q",), run_s, 0, 0.1, larger)}, {"q": 400}, 1e12)
     ledger = Ledger(["q"])
     arena = Arena(Store.of_tensors({"q": torch.arange(100, dtype=torch.int32)}), 1024)
-    executor = Executor(arena, {"q": engine}, costs, 1024, policy_named("ours"), {"q": Demand(10.0)},
-                        Mailboxes(["q"], ledger), ledger, [], "d", clock)
+    executor = Executor(
+        arena,
+        {"q": engine},
+        costs,
+        1024,
+        policy_named("ours"),
+        {"q": Demand(10.0)},
+        Mailboxes(["q"], ledger),
+        ledger,
+        [],
+        "d",
+        clock,
+    )
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock
 

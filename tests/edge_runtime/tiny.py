@@ -11,8 +11,8 @@ import yaml
 from torch import nn
 
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
-from models.preprocess import Preprocess
-from models.residual import attach
+from models.frames.preprocess import Preprocess
+from models.parts.residual import attach
 
 FACTORY = "tests.edge_runtime.tiny:net"
 SIZE = 16

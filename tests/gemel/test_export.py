@@ -17,7 +17,7 @@ from torch import nn
 from gemel.cli import main
 from models import zoo
 from models.bundle import BundleQuery, open_bundle, write_bundle
-from models.residual import attach
+from models.parts.residual import attach
 from models.tasks import task_of
 from models.tasks.base import DetectionAnswer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gemel.cli import main
-from gemel.footprint import resident_bytes, stored_of
+from gemel.looking.footprint import resident_bytes, stored_of
 from models.bundle import open_bundle
 from tests.merger.tiny import SIZE, write_random_weights, write_workload
 

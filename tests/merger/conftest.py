@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from merger import TrainOptions, train_originals
-from merger.bounds import Bounds
-from merger.checkpoint import Checkpoint
+from merger.bench.bounds import Bounds
+from merger.bench.workbench import Merged, Workbench, snapshots
+from merger.journal.checkpoint import Checkpoint
+from merger.methods.sprints import Sprints
 from merger.methods.wide import whole_plan
-from merger.sprints import Sprints
-from merger.start import donated
-from merger.training import Recipe
-from merger.workbench import Merged, Workbench, snapshots
+from merger.start.choosing import donated
+from merger.training.loop import Recipe
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 from tests.merger.tiny import write_workload

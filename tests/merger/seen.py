@@ -12,8 +12,8 @@ import torch
 import yaml
 from torch import nn
 
-from models.norms import calibrate_norms, norms_of
-from models.weights import save_weights
+from models.parts.norms import calibrate_norms, norms_of
+from models.weights.reading import save_weights
 from models.workload import Query, Workload, load_workload
 from models.zoo import build_query
 

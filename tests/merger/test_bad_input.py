@@ -19,8 +19,8 @@ from torch import nn
 
 from gemel.cli import main
 from merger import Resources, merge
-from merger.workbench import Workbench
-from models.weights import save_weights
+from merger.bench.workbench import Workbench
+from models.weights.reading import save_weights
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload

@@ -18,23 +18,23 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import merger.beyond as beyond_module
-import merger.beyond_start as beyond_start_module
+import merger.beyond.risk as beyond_start_module
+import merger.beyond.search as beyond_module
 import merger.methods.wide as wide_module
-from edge_runtime.arena import Arena
-from edge_runtime.engines.torch_engine import TorchEngine
-from edge_runtime.store import Store
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.store import Store
 from merger import MergeOptions, MergeReport, Recipe, Resources, merge
-from merger.features import REGION_PROPOSALS, watched_layers, watching
-from merger.journal import Journal
-from merger.start import Start, donated
-from merger.workbench import Workbench, snapshot
+from merger.bench.workbench import Workbench, snapshot
+from merger.journal.steps import Journal
+from merger.start.choosing import Start, donated
+from merger.training.features import REGION_PROPOSALS, watched_layers, watching
 from models.bundle import Bundle, open_bundle, verify_bundle
-from models.groups import ceiling_bytes
-from models.layers import layers_of, layers_of_all
-from models.norms import norms_of
-from models.plan import SharingPlan
-from models.residual import residual_layers
+from models.parts.norms import norms_of
+from models.parts.residual import residual_layers
+from models.sharing.groups import ceiling_bytes
+from models.sharing.layers import layers_of, layers_of_all
+from models.sharing.plan import SharingPlan
 from models.workload import Workload
 from models.zoo import build_query
 from tests.merger.seen import classifier, detector, write
@@ -164,7 +164,7 @@ def test_wide_shares_the_ceiling_and_repairs_a_detector_by_residuals(
     monkeypatch.setattr(Workbench, "ratio", _only_with_residuals(repaired))
     if kind == "two_stage":
         monkeypatch.setattr(wide_module, "choose_start", _given)
-        monkeypatch.setattr("merger.sprints.SPRINTS", (1,))
+        monkeypatch.setattr("merger.methods.sprints.SPRINTS", (1,))
     report, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "wide")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))
     assert {row["outcome"] for row in sets} == {"kept", "repaired"}
@@ -189,9 +189,7 @@ def test_the_papers_search_shares_layers_of_detectors_after_training(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
-def test_the_ceiling_of_detectors_is_the_ceiling(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
+def test_the_ceiling_of_detectors_is_the_ceiling(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     workload = request.getfixturevalue(kind)
     _, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "ceiling")
     assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers_of_all(workload.queries))

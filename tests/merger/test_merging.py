@@ -15,9 +15,9 @@ import yaml
 from merger import merge
 from merger.merging import ceiling_fraction
 from models.bundle import open_bundle, verify_bundle
-from models.data import load_split
 from models.errors import InputError
-from models.evaluation import predict, score
+from models.frames.data import load_split
+from models.measuring.evaluation import predict, score
 from models.tasks import task_of
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
@@ -198,7 +198,7 @@ def test_a_val_split_of_few_clips_is_reported(
     warnings = warnings_of("few")
     assert [text.split(":")[0] for text in warnings] == [query.id for query in workload.queries]
     assert f"from {few} clips or tracks; what holds there may not hold elsewhere" in warnings[0]
-    monkeypatch.setattr("merger.workbench.FEW_UNITS", few)
+    monkeypatch.setattr("merger.bench.workbench.FEW_UNITS", few)
     assert not warnings_of("enough")
 
 
@@ -217,5 +217,3 @@ def test_unlabelled_frames_are_enough(workload: Workload, tmp_path: Path) -> Non
     report = merge(load_workload(workload.path), tmp_path / "b.safetensors", options=QUICK)
     assert report.saved_fraction > 0
     assert all(query.original == 1.0 for query in report.queries)
-
-

@@ -17,12 +17,12 @@ from models import zoo
 from models.detector import Detector
 from models.errors import InputError
 from models.export import OPSET, export_onnx
-from models.residual import attach
-from models.zoo import two_stage
-from models.zoo.boxes import FixedBoxes
+from models.parts.residual import attach
+from models.zoo.detectors import two_stage
+from models.zoo.detectors.boxes import FixedBoxes
+from models.zoo.detectors.two_stage import TwoStage
 from models.zoo.inputs import answer_on_meta
 from models.zoo.registry import ENTRIES
-from models.zoo.two_stage import TwoStage
 
 CLASSES = ("car", "bus", "truck")
 SIDES = (64, 96, 128, 224, 300, 320)

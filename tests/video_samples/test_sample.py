@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 import video_samples.__main__ as command
-from models.data import load_split
+from models.frames.data import load_split
 from models.workload import load_workload
-from video_samples.casting import cast
-from video_samples.clips import Clip
-from video_samples.questions import QUESTIONS, Zone
-from video_samples.renderer import Truth
+from video_samples.drawing.renderer import Truth
+from video_samples.footage.casting import cast
+from video_samples.footage.clips import Clip
+from video_samples.footage.questions import QUESTIONS, Zone
 from video_samples.sample import SPLITS, SplitSize, write_sample
 
 TINY = {"train": SplitSize(1, 4.0, 1.0, 1), "val": SplitSize(1, 3.0, 1.0, 1), "test": SplitSize(2, 0.8, 10.0, 4)}
@@ -108,7 +108,7 @@ def test_cast_clips_answer_their_question_both_ways():
     chosen = cast(Clip("unit", "square", 70, 13.0))
     assert chosen == cast(Clip("unit", "square", 70, 13.0))
     question = next(q for q in QUESTIONS if q.camera == "square")
-    from video_samples.square import square
+    from video_samples.scenes.square import square
 
     world = square().start_world(chosen.seed)
     answers = []

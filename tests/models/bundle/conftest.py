@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from models.bundle import BundleQuery, Manifest, write_bundle
 from models.bundle.container import Entry, encode_header, parse_header, place
-from models.preprocess import Preprocess
-from models.residual import attach
+from models.frames.preprocess import Preprocess
+from models.parts.residual import attach
 from models.zoo.registry import ENTRIES, register
 
 EVIDENCE: Any = {

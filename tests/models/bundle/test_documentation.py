@@ -12,8 +12,8 @@ from torch import nn
 
 from models import zoo
 from models.bundle import open_bundle, verify_bundle
-from models.narrow import choices, narrowed
-from models.residual import attach
+from models.parts.residual import attach
+from models.parts.widths import choices, narrowed
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])

@@ -13,7 +13,7 @@ from torch import nn
 
 from models.bundle import open_bundle
 from models.errors import BundleError, InputError
-from models.weights import save_weights
+from models.weights.reading import save_weights
 
 
 def test_tensors_are_views_of_one_mapping_and_shared_by_the_models(sample):

@@ -12,8 +12,8 @@ from torch import nn
 from models.bundle import Bundle, open_bundle, verify_bundle
 from models.bundle.container import parse_header
 from models.errors import BundleError
-from models.narrow import Narrow, narrowed
-from models.residual import ResidualConv2d
+from models.parts.residual import ResidualConv2d
+from models.parts.widths import Narrow, narrowed
 
 SCALE, KEY = "conv.weight.scale", "conv.weight"
 
@@ -188,5 +188,3 @@ def test_a_flipped_bit_in_a_narrow_tensor_is_found(narrow):
     damaged = narrow.path.with_name("damaged.safetensors")
     damaged.write_bytes(content)
     assert any("its bytes do not match its name" in problem for problem in verify_bundle(damaged))
-
-

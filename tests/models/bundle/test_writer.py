@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from models.atomic import writing
 from models.bundle import check_output, open_bundle, verify_bundle, write_bundle
 from models.bundle import writer as bundle_writer
 from models.bundle.container import parse_header
 from models.bundle.writer import load_order
 from models.errors import InputError
+from models.files.atomic import writing
 
 
 def test_round_trip_is_bit_equal(sample):

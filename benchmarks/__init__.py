@@ -1,0 +1,1 @@
+"""A folder per claim; `python -m benchmarks.FOLDER.SCRIPT` measures it."""

@@ -1,0 +1,221 @@
+"""What storing weights narrow loses and what running them costs.
+
+Usage: python -m benchmarks.bundles.stored accuracy WORKLOAD.yaml ... | speed [MODEL ...]
+       | memory [MODEL ...] [--json FILE]
+
+`accuracy`: every original of the workloads on its val split, stored as fp16 and as int8 (as far as `gemel merge
+--weights` would store it so, nothing widened again), over what it reaches as it is; and with the statistics of its
+norms measured again on train frames, which wide weights are given too, so that one sees what measuring alone does.
+`error` is the size of what rounding changes over the size of the weights: with scales from the largest magnitude
+(ours), and with the best of 26 scales per channel in the mean square, values beyond them clipped.
+`speed`: the network on one frame in the torch engine with fp32, fp16 and int8 weights in the arena, case by case in
+turn, round by round; ratios of medians to fp32.
+`memory`: private bytes that no file stands behind (Anonymous of smaps_rollup) that a process of its own holds more once
+it has bound and run one query.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.machine import held_bytes, machine
+from models.parts.widths import MOST, Narrow, choices, narrowed
+from models.sharing.layers import layers_of, weight_key
+from models.workload import Query, load_workload
+
+CLASSES, INPUT_SIZE = tuple(f"class {index}" for index in range(10)), 224
+MODELS = ("resnet18", "resnet50", "mobilenet_v2")
+WEIGHTS = ("fp32", "fp16", "int8")
+CLIPS = torch.linspace(0.5, 1, 26).tolist()
+FRAMES, BATCH = 256, 32
+
+
+def main() -> None:
+    """Measure; print a Markdown table and, where asked for, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("accuracy", "speed", "memory", "anonymous"))
+    parser.add_argument("of", nargs="*")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.what == "anonymous":
+        print(_anonymous_bytes(options.of[0], options.of[1]))
+        return
+    if options.what == "accuracy":
+        rows = (row for path in options.of for query in load_workload(path).queries for row in [_accuracy(query)])
+    elif options.what == "speed":
+        rows = (row for model in options.of or MODELS for row in _speed(model, options.rounds))
+    else:
+        rows = (row for model in options.of or MODELS for row in _memory(model))
+    found = list(_shown(rows))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), options.what: found}, indent=1))
+
+
+def _shown(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for index, row in enumerate(rows):
+        if not index:
+            print("| " + " | ".join(row) + " |\n|" + " --- |" * len(row))
+        cells = (f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values())
+        print("| " + " | ".join(cells) + " |", flush=True)
+        yield row
+
+
+def narrow_of(query: Query | None, model: nn.Module, weights: str) -> dict[str, Narrow]:
+    """What a merge would store narrow of this model, with nothing widened again."""
+    state = model.state_dict()
+    heads = {weight_key(state, row.path) for row in layers_of(query) if row.head} if query is not None else set()
+    found = {}
+    for key, tensor in state.items():
+        if weights != "fp32" and (own := choices(key, tensor.shape, weights, key in heads)):
+            found[key] = narrowed(tensor, own[0])
+    return found
+
+
+def _accuracy(query: Query) -> dict[str, Any]:
+    from models.frames.data import load_split
+    from models.frames.prepared import Prepared
+    from models.measuring.evaluation import predict, score, truths_of
+    from models.parts.norms import calibrate_norms
+    from models.tasks import task_of
+    from models.weights.reading import load_weights
+    from models.zoo import build_query, preprocess_of
+
+    model, task = build_query(query), task_of(query.task)
+    load_weights(query, model)
+    val, train = (Prepared(query, load_split(query, name)) for name in ("val", "train"))
+    answers = predict(model.eval(), query, val)
+    labelled = val.split.truths
+    threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
+    truths = truths_of(query, val.split, answers, threshold)
+    reached = score(task, answers, truths, query.classes, threshold)
+
+    def scored(trial: nn.Module) -> float:
+        return score(task, predict(trial, query, val), truths, query.classes, threshold)
+
+    chosen = torch.linspace(0, len(train) - 1, min(FRAMES, len(train))).long().tolist()
+    prepare = preprocess_of(query.model, query.input_size)
+    row: dict[str, Any] = {"query": query.id, "model": query.model, "val": len(val), "metric": task.metric,
+                           "reached": reached}  # fmt: skip
+    row |= {"MB": sum(tensor.nbytes for tensor in model.state_dict().values()) / 1e6}
+    for weights in WEIGHTS:
+        trial, narrow = copy.deepcopy(model), narrow_of(query, model, weights)
+        trial.load_state_dict({key: one.wide() for key, one in narrow.items()}, strict=False)
+        if narrow:
+            saved = sum(one.tensor.numel() * 4 - one.tensor.nbytes - _nbytes(one.scale) for one in narrow.values())
+            row |= {f"{weights} MB": row["MB"] - saved / 1e6, weights: scored(trial) / reached}
+        calibrate_norms(trial, (prepare.normalise(train.batch(chosen[at : at + BATCH])) for at in
+                                range(0, len(chosen), BATCH)))  # fmt: skip
+        row[f"{weights}, norms again"] = scored(trial) / reached
+    row |= dict(zip(("error", "clipped error"), _errors(model, narrow_of(query, model, "int8")), strict=True))
+    return row
+
+
+def _nbytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.nbytes
+
+
+def _errors(model: nn.Module, narrow: dict[str, Narrow]) -> tuple[float, float]:
+    """The size of what int8 changes over that of the weights: as it is stored, and with the best clipping."""
+    ours = best = whole = 0.0
+    for key, one in narrow.items():
+        if one.dtype == "int8":
+            rows = model.state_dict()[key].reshape(len(one.tensor), -1)
+            ours += float((one.wide().reshape(rows.shape) - rows).square().sum())
+            tried = []
+            for clip in CLIPS:
+                scale = (rows.abs().amax(1, keepdim=True) * clip / MOST).clamp(min=1e-30)
+                tried.append(((rows / scale).round().clamp(-MOST, MOST) * scale - rows).square().sum(1))
+            best += float(torch.stack(tried).amin(0).sum())
+            whole += float(rows.square().sum())
+    return (ours / whole) ** 0.5, (best / whole) ** 0.5
+
+
+def _bundle(folder: Path, name: str, weights: str) -> Any:
+    from models import zoo
+    from models.bundle import BundleQuery, open_bundle, write_bundle
+
+    torch.manual_seed(0)
+    model = zoo.build(name, CLASSES, {}, INPUT_SIZE).eval()
+    query = BundleQuery(id="one", camera="c", task="classification", classes=CLASSES, model=name, model_args={},
+                        input_size=INPUT_SIZE, preprocess=zoo.preprocess_of(name, INPUT_SIZE), fps=None, sla_ms=1e3,
+                        accuracy_target=0.9)  # fmt: skip
+    path = folder / f"{name}-{weights}.safetensors"
+    write_bundle(path, {"one": model}, [query], workload="stored", method="none", ceiling_bytes=0,
+                 narrow={"one": narrow_of(None, model, weights)})  # fmt: skip
+    return open_bundle(path)
+
+
+def _bound(bundle: Any) -> Any:
+    from edge_runtime.engines import make_engine
+    from edge_runtime.engines.arranging import resident
+
+    engine = make_engine("torch", bundle, "one")
+    engine.workspace_bytes  # counted on the meta device, so before anything is bound  # noqa: B018
+    resident(bundle, {"one": engine})  # as the box lays them for this engine
+    return engine
+
+
+def _speed(name: str, rounds: int) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        bundles = {weights: _bundle(Path(folder), name, weights) for weights in WEIGHTS}
+        engines = {weights: _bound(bundle) for weights, bundle in bundles.items()}
+        frame = torch.randn(1, 3, INPUT_SIZE, INPUT_SIZE).contiguous(memory_format=torch.channels_last)
+        wall: dict[str, list[float]] = {weights: [] for weights in WEIGHTS}
+        work: dict[str, list[float]] = {weights: [] for weights in WEIGHTS}
+        with torch.inference_mode():
+            for turn in range(rounds + 1):  # the first only warms up
+                for weights, engine in engines.items():
+                    started, spent = time.perf_counter(), time.process_time()
+                    engine.forward(frame)
+                    if turn:
+                        wall[weights].append(time.perf_counter() - started)
+                        work[weights].append(time.process_time() - spent)
+        for weights, engine in engines.items():
+            yield {
+                "model": name, "weights": weights, "resident MB": bundles[weights].manifest.bytes.after / 1e6,
+                "workspace MB": engine.workspace_bytes / 1e6, "ms": 1000 * median(wall[weights]),
+                "ratio": median(wall[weights]) / median(wall["fp32"]),
+                "processor's ratio": median(work[weights]) / median(work["fp32"]),
+            }  # fmt: skip
+
+
+def _memory(name: str) -> Iterator[dict[str, Any]]:
+    for weights in WEIGHTS:
+        command = [sys.executable, "-m", "benchmarks.bundles.stored", "anonymous", name, weights]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        held, resident = json.loads(text.splitlines()[-1])
+        yield {"model": name, "weights": weights, "resident MB": resident / 1e6, "held MB": held / 1e6}
+
+
+def _anonymous_bytes(name: str, weights: str) -> str:
+    """Bytes held after a run above those held before the arena was made, and the resident bytes, as JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = _bundle(Path(folder), name, weights)
+        _bound(bundle).forward(torch.zeros(1, 3, 32, 32))  # whatever libraries set up once
+        gc.collect()
+        before = held_bytes()["anonymous"]
+        engine = _bound(bundle)
+        with torch.inference_mode():
+            engine.forward(torch.zeros(1, 3, 32, 32))
+        gc.collect()
+        return json.dumps([held_bytes()["anonymous"] - before, bundle.manifest.bytes.after])
+
+
+if __name__ == "__main__":
+    main()

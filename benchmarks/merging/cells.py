@@ -1,0 +1,146 @@
+"""What `benchmarks/merging/merge.py` keeps of one merge (a cell: workload, target, arm, seed), and what can be
+read from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from merger.bench.attempt import extended
+from models.parts.widths import FP32
+from models.sharing.plan import SharingPlan
+
+Step = tuple[float, float]
+EQUAL = 1e-3
+"""Two merges save the same when they differ by less than this part of the ceiling: small tensors that are equal by
+chance (counters, zero biases) are stored once, too, and stand in a bundle's bytes but in no plan."""
+
+
+class Weight(NamedTuple):
+    """A layer that could share, and the bytes of its weight."""
+
+    query: str
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One merge: `result` is its report as JSON, `log` the rows of its log.
+
+    `name` is the folder of the workload at this `target`; `asked` is what must be equal for a cell to count as done
+    (options, the digest of the workload file and of its weights).
+    """
+
+    name: str
+    workload: str
+    target: float
+    arm: str
+    seed: int
+    asked: dict[str, Any]
+    machine: dict[str, Any]
+    date: str
+    weights: tuple[Weight, ...]
+    result: dict[str, Any]
+    log: tuple[dict[str, Any], ...]
+
+    @property
+    def label(self) -> str:
+        """The arm, and what was asked of it beyond the ceiling."""
+        options = self.asked["options"]
+        narrow = options["weights"] if options["weights"] != FP32 else ""
+        return ", ".join(filter(None, (self.arm, "beyond" if options["beyond"] else "", narrow)))
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the bundle saves, residuals counted."""
+        return self.result["bytes_before"] - self.result["bytes_after"]
+
+    @property
+    def ceiling_bytes(self) -> float:
+        """Bytes that sharing every group would save."""
+        return self.result["ceiling_fraction"] * self.result["bytes_before"]
+
+    @property
+    def share(self) -> float:
+        """Bytes saved over the ceiling; 0 where nothing could be saved."""
+        return self.saved_bytes / self.ceiling_bytes if self.ceiling_bytes else 0.0
+
+    @property
+    def queries(self) -> list[dict[str, Any]]:
+        """How each query came out."""
+        return self.result["queries"]
+
+    @property
+    def met(self) -> int:
+        """Queries that reach their target on test, with an original that is evidence."""
+        return sum(query["met"] and query["worth"] for query in self.queries)
+
+    @property
+    def certain(self) -> int:
+        """Of those, the ones whose whole interval reaches it."""
+        return sum(query["met"] and query["worth"] and query["certain"] for query in self.queries)
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes of all residuals."""
+        return sum(query["residual_bytes"] for query in self.queries)
+
+    def accepted(self) -> list[Step]:
+        """(work, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.
+
+        A search accepts set by set, which its log's rows tell, and `wide` what holds before those who waited join;
+        every other arm accepts all at its end.
+        """
+        if any("members" in row for row in self.log):
+            return [(0.0, 0.0), *_searched(self.log, self.weights)]
+        first = [(row["work"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
+        return [(0.0, 0.0), *first, (self.result["work"], float(self.saved_bytes))]
+
+    def work_to(self, saved_bytes: float) -> float | None:
+        """The work after which it had accepted about so many bytes; None where it never did."""
+        enough = saved_bytes - EQUAL * self.ceiling_bytes
+        return next((work for work, saved in self.accepted() if saved >= enough), None)
+
+    def write(self, folder: Path) -> Path:
+        """Store it whole or not at all."""
+        path = path_of(folder, self.name, self.arm, self.seed)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n", encoding="utf-8")
+        partial.replace(path)
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Cell:
+        """Inverse of `write`."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        values = {field.name: found[field.name] for field in fields(cls)}
+        weights = tuple(Weight(*row) for row in values["weights"])
+        return cls(**{**values, "weights": weights, "log": tuple(values["log"])})
+
+
+def path_of(folder: Path, name: str, arm: str, seed: int) -> Path:
+    """Where a cell lies."""
+    return folder / name / f"{arm}-seed{seed}.json"
+
+
+def read_cells(folder: Path) -> list[Cell]:
+    """All finished cells below a folder."""
+    return [Cell.read(path) for path in sorted(folder.glob("*/*-seed*.json"))]
+
+
+def _searched(log: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> Iterator[Step]:
+    """The steps at which a search's plan grew: a set counts when it is larger than each that it replaces."""
+    plan = SharingPlan()
+    for row in log:
+        if "members" not in row:  # a row of something else than an attempt
+            continue
+        members, kept = ([tuple(member) for member in row[key]] for key in ("members", "kept"))
+        replaced = [len(shared) for shared in plan.shared if set(shared) <= set(members)]
+        if len(kept) > max(replaced, default=1):
+            plan = extended(plan, members, kept)
+            yield row["work"], float(plan.saved_bytes(weights))  # type: ignore[arg-type]

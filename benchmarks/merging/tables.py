@@ -1,0 +1,120 @@
+"""The tables that `benchmarks/merging/merge.py` ends with, from the cells it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import mean
+from typing import Any
+
+from benchmarks.merging.cells import EQUAL, Cell
+from benchmarks.real.tables import table
+
+OURS, THEIRS = "wide", "gemel"
+
+
+def summary(cells: Sequence[Cell]) -> str:
+    """Markdown: per workload its arms and the work to equal savings; then what each target costs, and the machines."""
+    parts = []
+    for name, own in grouped(cells, lambda cell: cell.name).items():
+        title = f"## {name}: {len(own[0].queries)} queries, target {own[0].target:g}"
+        parts += [title, _arms(own), _equal_savings(own)]
+    parts += [_targets(name, own) for name, own in grouped(cells, lambda cell: cell.workload).items()]
+    parts.append(_measured(cells))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def grouped(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, list[Cell]]:
+    """The cells by a key, in the order in which keys first appear."""
+    found: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(key(cell), []).append(cell)
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and from where to where the values reach when there are several."""
+    if not values:
+        return "-"
+    low, high = min(values), max(values)
+    return f"{mean(values):.3f}" + (f" ({low:.3f}..{high:.3f})" if len(values) > 1 else "")
+
+
+def _arms(cells: Sequence[Cell]) -> str:
+    rows = []
+    for arm, own in grouped(cells, lambda cell: cell.label).items():
+        count = len(own[0].queries)
+        residuals = [cell.residual_bytes / cell.saved_bytes for cell in own if cell.saved_bytes > 0]
+        rows.append((
+            arm,
+            len(own),
+            spread([cell.share for cell in own]),
+            spread([cell.result["saved_fraction"] for cell in own]),
+            min((query["ratio"] for cell in own for query in cell.queries), default=None),
+            f"{min(cell.met for cell in own)} of {count}",
+            f"{min(cell.certain for cell in own)} of {count}",
+            f"{mean(cell.result['work'] for cell in own):.3g}",
+            f"{mean(cell.result['seconds'] for cell in own):.0f}",
+            spread(residuals),
+        ))  # fmt: skip
+    heads = ("arm", "seeds", "saved / ceiling", "saved / all bytes", "worst ratio", "met", "certain", "work", "seconds",
+             "residuals / saved")  # fmt: skip
+    return table("Arms, judged on test; met and certain: on the worst seed", heads, rows)
+
+
+def _equal_savings(cells: Sequence[Cell]) -> str:
+    """For each seed with both arms: the work by which each had accepted what the other ended with."""
+    rows = []
+    for seed, own in grouped(cells, lambda cell: cell.seed).items():
+        by_arm = {cell.arm: cell for cell in own}
+        if OURS not in by_arm or THEIRS not in by_arm:
+            continue
+        ours, theirs = by_arm[OURS], by_arm[THEIRS]
+        for ended in (theirs, ours):
+            saved = ended.accepted()[-1][1]
+            if saved > EQUAL * ended.ceiling_bytes:
+                works = _compared(ours, theirs, saved)
+                rows.append((seed, f"`{ended.arm}` ended with", saved / ended.ceiling_bytes, *works))
+    heads = ("seed", "bytes saved that", "/ ceiling", f"work of {OURS}", f"work of {THEIRS}", "ratio")
+    return table("Work to equal savings", heads, rows)
+
+
+def _compared(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, str]:
+    """Both works and their ratio; who never got there is shown with all its work, and the ratio is a bound."""
+    works = [(cell.work_to(saved_bytes), cell.result["work"]) for cell in (ours, theirs)]
+    shown = [f"{reached:.3g}" if reached is not None else f"never, in {spent:.3g}" for reached, spent in works]
+    (mine, _), (other, spent) = works
+    if mine is None:
+        return shown[0], shown[1], "-"
+    least = other if other is not None else spent
+    ratio = f"{'' if other is not None else 'below '}{mine / least:.3f}" if least else "-"
+    return shown[0], shown[1], ratio
+
+
+def _targets(workload: str, cells: Sequence[Cell]) -> str:
+    """What each arm saves at each target, with a mark where a query missed it on test."""
+    targets = sorted({cell.target for cell in cells})
+    if len(targets) < 2:
+        return ""
+    rows = []
+    for arm, own in grouped(cells, lambda cell: cell.label).items():
+        by_target = grouped(own, lambda cell: cell.target)
+        rows.append((arm, *(_at_target(by_target.get(target, [])) for target in targets)))
+    heads = ("arm", *(f"{target:g}" for target in targets))
+    return table(f"{workload}: bytes saved / ceiling at each target (!: a query missed it on test)", heads, rows)
+
+
+def _at_target(cells: Sequence[Cell]) -> str:
+    missed = any(cell.met < len(cell.queries) for cell in cells)
+    return spread([cell.share for cell in cells]) + (" !" if missed else "")
+
+
+def _measured(cells: Sequence[Cell]) -> str:
+    rows = []
+    for machine, own in grouped(cells, lambda cell: _machine(cell.machine)).items():
+        dates, loads = sorted(cell.date for cell in own), [cell.machine["load"] for cell in own]
+        rows.append((machine, len(own), dates[0], dates[-1], f"{min(loads):g} to {max(loads):g}"))
+    return table("Machines", ("machine", "cells", "from", "to", "load"), rows)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    return f"{machine['cores']} x {machine['cpu']}, {machine['device']}, torch {machine['torch']}"

@@ -1,0 +1,59 @@
+"""What the schedules are compared on: the catalogue's workloads, three modelled devices, three memory settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_runtime.rehearsal.profiles import PROFILES
+from edge_runtime.schedule import Demand
+from edge_runtime.schedule.costs import Costs
+from gemel.planning.on_paper import DEFAULT_FPS, costs_apart, costs_shared
+from models.workload import load_workload
+
+WORKLOADS = Path(__file__).parents[1] / "workloads"
+REAL = ("cifar", "gti", "junction")
+DEVICES = ("jetson-nano", "orin-nano-8gb", "xavier-nx")
+SETTINGS = ("min", "50%", "75%")
+ORDER = ("time-sharing", "gemel", "ours")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on a device: costs of the originals and of the merged models, and what its queries ask for."""
+
+    workload: str
+    device: str
+    apart: Costs
+    shared: Costs
+    demands: Mapping[str, Demand]
+
+
+def catalogue() -> list[Path]:
+    """The fifteen workload files that need no data."""
+    return [path for path in sorted(WORKLOADS.glob("*.yaml")) if path.stem not in REAL]
+
+
+def case_of(path: Path, device: str) -> Case:
+    """One workload on one device, merged at the ceiling: each group of layers shares one weight."""
+    load, profile = load_workload(path), PROFILES[device]
+    demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in load.queries}
+    return Case(path.stem, device, costs_apart(profile, load.queries), costs_shared(profile, load.queries), demands)
+
+
+def arrivals_of(demands: Mapping[str, Demand], seconds: float, seed: int) -> dict[str, list[float]]:
+    """Frames at each query's rate, with phases drawn from the seed."""
+    rng = random.Random(seed)
+    return {
+        query: [(phase + index) / demand.fps for index in range(int(seconds * demand.fps))]
+        for query, demand in demands.items()
+        for phase in [rng.random()]
+    }
+
+
+def markdown(headers: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    """A table for the docs."""
+    lines = ["| " + " | ".join(headers) + " |", "| " + " | ".join("---" for _ in headers) + " |"]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])

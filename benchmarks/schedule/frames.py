@@ -1,0 +1,229 @@
+"""Frames in time by each policy and by the bound, case by case; what is measured is kept and not done again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import edge_runtime
+from benchmarks.schedule.bound import upper_bound
+from benchmarks.schedule.cases import ORDER, SETTINGS, Case, arrivals_of, case_of, catalogue, markdown
+from edge_runtime.policies import POLICIES
+from edge_runtime.rehearsal.simulator import simulate
+from edge_runtime.schedule.pieces import condensed
+from edge_runtime.schedule.settings import memory_settings
+
+LEAST_SHARE = 0.8
+SHARED_CODE = ("schedule", "costs.py", "mailbox.py", "pieces.py", "profiles.py", "settings.py", "simulator.py")
+POLICY_CODE = {
+    "time-sharing": ("policies/gemel.py", "policies/time_sharing.py"),
+    "gemel": ("policies/gemel.py",),
+    "ours": ("policies",),
+}
+WORST_SHOWN = 12
+
+Row = dict[str, Any]
+
+
+def code_of(policy: str) -> str:
+    """A digest of the code that a policy's figures depend on, so that those of other code are not taken for its own."""
+    root = Path(next(iter(edge_runtime.__path__)))
+    places = [root / name for name in (*SHARED_CODE, *POLICY_CODE[policy])]
+    files = [file for place in places for file in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def measure(devices: Iterable[str], seconds: float, seeds: int, kept: Path | None) -> list[Row]:
+    """One row per workload, device and memory setting; what the file `kept` has of the same code is not done again."""
+    code = {name: code_of(name) for name in ORDER}
+    known = {
+        _place(row): row
+        for row in read([kept] if kept and kept.exists() else [])
+        if (row["seconds"], row["seeds"]) == (seconds, seeds)
+    }
+    rows = dict(known)
+    for path in catalogue():
+        for device in devices:
+            places = [(path.stem, device, setting) for setting in SETTINGS]
+            if all(place in known and known[place]["code"] == code for place in places):
+                continue
+            case = case_of(path, device)
+            for place in places:
+                row = rows[place] = _row(case, place[2], seconds, seeds, code, known.get(place))
+                print(_line(row), flush=True)
+                if kept:
+                    write(kept, list(rows.values()))
+    return list(rows.values())
+
+
+def _place(row: Row) -> tuple[str, str, str]:
+    return row["workload"], row["device"], row["memory"]
+
+
+def read(files: Iterable[Path]) -> list[Row]:
+    """The rows of several files."""
+    return [row for file in files for row in json.loads(file.read_text())["frames"]]
+
+
+def write(file: Path, rows: list[Row]) -> None:
+    whole = file.with_suffix(".part")
+    whole.write_text(json.dumps({"frames": rows}, indent=1))
+    whole.replace(file)
+
+
+def _row(case: Case, setting: str, seconds: float, seeds: int, code: Mapping[str, str], known: Row | None) -> Row:
+    shared = condensed(case.shared)
+    budget = memory_settings(case.apart)[setting]
+    streams = [arrivals_of(case.demands, seconds, seed) for seed in range(seeds)]
+    old = known or {"code": {}, "in_time": {}, "moved": {}, "bound": None}
+    stale = [name for name in ORDER if old["code"].get(name) != code[name]]
+    in_time = {**old["in_time"], **{name: dict.fromkeys(case.demands, 0) for name in stale}}
+    moved = {**old["moved"], **dict.fromkeys(stale, 0)}
+    for name in stale:
+        for arrivals in streams:
+            played = simulate(shared, arrivals, budget, POLICIES[name], case.demands)
+            moved[name] += played.bytes_moved
+            for one in played.per_query():
+                in_time[name][one["id"]] += one["processed"] - one["late"]
+    bound = old["bound"]
+    if bound is None:
+        fps = {query: demand.fps for query, demand in case.demands.items()}
+        bound = sum(upper_bound(shared, arrivals, fps, budget) for arrivals in streams)
+    received = {query: int(seconds * demand.fps) * seeds for query, demand in case.demands.items()}
+    return {
+        "workload": case.workload,
+        "device": case.device,
+        "memory": setting,
+        "memory_bytes": budget,
+        "seconds": seconds,
+        "seeds": seeds,
+        "code": dict(code),
+        "received": received,
+        "in_time": in_time,
+        "bound": bound,
+        "moved": moved,
+    }
+
+
+def total(row: Row, name: str) -> int:
+    """A policy's frames in time over all queries and seeds."""
+    return sum(row["in_time"][name].values())
+
+
+def ratios(row: Row) -> dict[str, float]:
+    """Each query's frames in time under `ours`, over those under `gemel` where there were any."""
+    paper = row["in_time"]["gemel"]
+    return {query: row["in_time"]["ours"][query] / count for query, count in paper.items() if count}
+
+
+def worst(row: Row) -> tuple[float, str]:
+    """The query with the least ratio; 1 where `gemel` gave none any frame."""
+    return min(((ratio, query) for query, ratio in ratios(row).items()), default=(1.0, "-"))
+
+
+def _line(row: Row) -> str:
+    ratio, query = worst(row)
+    counts = "  ".join(f"{name} {total(row, name)}" for name in ORDER)
+    return (
+        f"{row['workload']} {row['device']} {row['memory']}: {counts}  bound {row['bound']:.0f}  "
+        f"worst {ratio:.2f} ({query})"
+    )
+
+
+def tables(rows: list[Row]) -> str:
+    """The tables of docs/schedule.md."""
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    codes = sorted({f"{name} {row['code'][name]}" for row in rows for name in ORDER})
+    parts = [f"{len(rows)} cases; code: {', '.join(codes)}", _sums(rows, devices)]
+    parts += [
+        f"At min, by workload: {' / '.join(ORDER)} / bound",
+        _by_workload([row for row in rows if row["memory"] == "min"], devices),
+        "The queries with the least of what `gemel` gave them",
+        _worst_queries(rows),
+    ]
+    return "\n\n".join(parts)
+
+
+def _sums(rows: list[Row], devices: list[str]) -> str:
+    lines = []
+    for setting in SETTINGS:
+        for device in (*devices, "all"):
+            chosen = [row for row in rows if row["memory"] == setting and device in (row["device"], "all")]
+            if not chosen:
+                continue
+            counts = {name: sum(total(row, name) for row in chosen) for name in ORDER}
+            bound = sum(row["bound"] for row in chosen)
+            received = sum(sum(row["received"].values()) for row in chosen)
+            more, fewer = (
+                sum(sign * (total(row, "ours") - total(row, "gemel")) > 0 for row in chosen) for sign in (1, -1)
+            )
+            lines.append(
+                (
+                    setting,
+                    device,
+                    received,
+                    *counts.values(),
+                    round(bound),
+                    f"{counts['ours'] / counts['gemel']:.3f}",
+                    f"{counts['ours'] / bound:.2f}",
+                    f"{more} / {fewer} of {len(chosen)}",
+                    f"{min(worst(row)[0] for row in chosen):.2f}",
+                )
+            )
+    return markdown(
+        (
+            "memory",
+            "device",
+            "frames",
+            *ORDER,
+            "bound",
+            "ours / gemel",
+            "ours / bound",
+            "workloads with more / fewer",
+            "worst query",
+        ),
+        lines,
+    )
+
+
+def _by_workload(rows: list[Row], devices: list[str]) -> str:
+    """One line per workload; for each device the three policies and the bound."""
+    at = {(row["workload"], row["device"]): row for row in rows}
+    lines = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        mine = [at[workload, device] for device in devices if (workload, device) in at]
+        cells = [" / ".join([*(str(total(row, name)) for name in ORDER), f"{row['bound']:.0f}"]) for row in mine]
+        lines.append((workload, sum(mine[0]["received"].values()), *cells, f"{min(worst(row)[0] for row in mine):.2f}"))
+    return markdown(("workload", "frames", *devices, "worst query"), lines)
+
+
+def _worst_queries(rows: Iterable[Row]) -> str:
+    found = sorted(
+        (
+            ratio,
+            row["workload"],
+            row["device"],
+            row["memory"],
+            query,
+            row["in_time"]["gemel"][query],
+            row["in_time"]["ours"][query],
+        )
+        for row in rows
+        for query, ratio in ratios(row).items()
+    )
+    return markdown(
+        ("ratio", "workload", "device", "memory", "query", "gemel", "ours"),
+        [(f"{ratio:.2f}", *rest) for ratio, *rest in found[:WORST_SHOWN]],
+    )
+
+
+def misses(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The cases in which `ours` has fewer frames in time than `gemel`, or a query less than LEAST_SHARE of its own."""
+    return [
+        _line(dict(row))
+        for row in rows
+        if total(dict(row), "ours") < total(dict(row), "gemel") or worst(dict(row))[0] < LEAST_SHARE
+    ]

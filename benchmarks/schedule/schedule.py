@@ -1,0 +1,54 @@
+"""The schedule's figures over the catalogue's workloads, device profiles and memory settings (docs/schedule.md).
+
+Usage: python -m benchmarks.schedule.schedule frames [--device D ...] [--seeds N] [--seconds S] [--json FILE]
+       python -m benchmarks.schedule.schedule planning | overhead [--json FILE]
+       python -m benchmarks.schedule.schedule tables FILE...
+
+frames: every workload of benchmarks/workloads but the real ones, merged at the ceiling (each group of layers shares one
+weight) on three modelled device profiles at min, 50 % and 75 % of what the originals need. `time-sharing`, `gemel` and
+`ours` get the same frames: each query's rate, phases drawn from the seed, the box empty at the start. The bound of
+schedule_bound.py stands beside. Cases that FILE has of the same code are not measured again. planning: seconds to plan
+15 and 1,000 queries made of the catalogue's. overhead: processor time in `decide` per frame received. tables: those of
+docs/schedule.md from the files that `frames` wrote, one for each device, say. Exit code 1 when `ours` has fewer frames
+in time than `gemel` in any case, or a query less than 80 % of what `gemel` gave it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import date
+from pathlib import Path
+
+from benchmarks.machine import machine
+from benchmarks.schedule.cases import DEVICES
+from benchmarks.schedule.frames import measure, misses, read, tables
+from benchmarks.schedule.speed import overhead, planning
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("part", choices=("frames", "planning", "overhead", "tables"))
+    parser.add_argument("files", nargs="*", type=Path, help="tables: what `frames --json` wrote")
+    parser.add_argument("--device", action="append", choices=DEVICES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.part in ("frames", "tables"):
+        rows = (
+            measure(args.device or DEVICES, args.seconds, args.seeds, args.json)
+            if args.part == "frames"
+            else read(args.files)
+        )
+        missed = misses(rows)
+        print("\n".join([tables(rows), "", *(f"missed: {line}" for line in missed)]))
+        return bool(missed)
+    found = planning() if args.part == "planning" else overhead(args.seconds)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "date": date.today().isoformat(), args.part: found}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

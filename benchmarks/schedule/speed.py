@@ -1,0 +1,141 @@
+"""What deciding costs: seconds to plan few and many queries, processor time per frame while running."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from benchmarks.schedule.cases import ORDER, arrivals_of, case_of, catalogue
+from edge_runtime.policies import POLICIES
+from edge_runtime.rehearsal.profiles import PROFILES
+from edge_runtime.rehearsal.simulator import simulate
+from edge_runtime.schedule import Decision, Demand, Plan, Situation
+from edge_runtime.schedule.costs import Costs, QueryCost
+from edge_runtime.schedule.pieces import condensed
+from edge_runtime.schedule.settings import memory_settings
+from gemel.text import table
+
+PLANNED = (15, 1000)
+DEVICE = "orin-nano-8gb"
+REPEATS = 3
+
+Row = dict[str, Any]
+
+
+def many(count: int, device: str = DEVICE) -> tuple[Costs, Costs, dict[str, Demand]]:
+    """So many queries, the catalogue's over and over: each has private tensors of its own and shares what it shared.
+
+    The originals' costs, the merged ones, and what the queries ask for.
+    """
+    pool = [(case, query) for case in (case_of(path, device) for path in catalogue()) for query in case.demands]
+    chosen = [
+        (f"{index}-{query}", case, query)
+        for index, (case, query) in ((index, pool[index % len(pool)]) for index in range(count))
+    ]
+    users = {
+        id(costs): Counter(name for cost in costs.queries.values() for name in cost.needed)
+        for case, _ in pool
+        for costs in (case.apart, case.shared)
+    }
+    found: list[tuple[dict[str, QueryCost], dict[str, int]]] = []
+    for apart in (True, False):
+        queries: dict[str, QueryCost] = {}
+        sizes: dict[str, int] = {}
+        for index, (name_of, case, query) in enumerate(chosen):
+            costs = case.apart if apart else case.shared
+            cost = costs.queries[query]
+            named = {
+                name: f"{case.workload}/{name}" if users[id(costs)][name] > 1 else f"{index}/{name}"
+                for name in cost.tensors
+            }
+            sizes |= {named[name]: costs.tensor_bytes[name] for name in cost.tensors}
+            queries[name_of] = QueryCost(
+                tuple(named.values()), cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger
+            )
+        found.append((queries, sizes))
+    profile = PROFILES[device]
+    apart_costs, shared_costs = (
+        Costs(queries, sizes, profile.copy_bytes_per_s, profile.load_latency_s) for queries, sizes in found
+    )
+    return apart_costs, shared_costs, {name: case.demands[query] for name, case, query in chosen}
+
+
+def planning() -> list[Row]:
+    """Seconds to plan, all tensors given one by one; what the policy makes of the costs first counts too."""
+    rows = []
+    for count in PLANNED:
+        apart_costs, shared, demands = many(count)
+        for setting in ("min", "50%"):
+            budget = memory_settings(apart_costs)[setting]
+            for name in ORDER:
+                start = time.perf_counter()
+                costs = POLICIES[name].view(shared)
+                POLICIES[name].plan(costs, demands, budget)
+                rows.append(
+                    {
+                        "queries": count,
+                        "tensors": len(costs.tensor_bytes),
+                        "memory": setting,
+                        "policy": name,
+                        "seconds": round(time.perf_counter() - start, 3),
+                    }
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
+class _Timed:
+    """A policy that notes the processor time of each decision."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seconds: list[float] = []
+        self._policy = POLICIES[name]
+
+    def view(self, costs: Costs) -> Costs:
+        return self._policy.view(costs)
+
+    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+        return self._policy.plan(costs, demands, budget_bytes)
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        start = time.thread_time()
+        decision = self._policy.decide(situation, costs, plan)
+        self.seconds.append(time.thread_time() - start)
+        return decision
+
+
+def overhead(seconds: float) -> list[Row]:
+    """Microseconds in `decide` per frame received, over pieces of tensors as on the box.
+
+    The same decisions are made REPEATS times, and the median of the sums counts: other work on the processor makes
+    single runs slower.
+    """
+    rows = []
+    for path in catalogue():
+        case = case_of(path, DEVICE)
+        costs, arrivals = condensed(case.shared), arrivals_of(case.demands, seconds, 0)
+        received = sum(map(len, arrivals.values()))
+        for setting in ("min", "75%"):
+            budget = memory_settings(case.apart)[setting]
+            for name in ORDER:
+                runs = [_Timed(name) for _ in range(REPEATS)]
+                for timed in runs:
+                    simulate(costs, arrivals, budget, timed, case.demands)
+                spent = median(sum(timed.seconds) for timed in runs)
+                rows.append(
+                    {
+                        "workload": case.workload,
+                        "queries": len(case.demands),
+                        "memory": setting,
+                        "policy": name,
+                        "us_per_frame": round(1e6 * spent / received, 1),
+                        "us_per_decision": round(1e6 * spent / max(1, len(runs[0].seconds)), 1),
+                    }
+                )
+                print(rows[-1], flush=True)
+    print(table(tuple(rows[0]), [tuple(row.values()) for row in rows]))
+    return rows

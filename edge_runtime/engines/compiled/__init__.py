@@ -1,0 +1,1 @@
+"""The engine `compiled`: packages made by AOTInductor, bound to the arena."""

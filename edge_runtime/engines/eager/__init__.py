@@ -1,0 +1,1 @@
+"""The engine `torch`: eager modules bound to the arena."""

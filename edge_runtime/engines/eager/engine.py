@@ -1,0 +1,92 @@
+"""The engine `torch`: eager PyTorch, its parameters and buffers set to the arena's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edge_runtime.engines.base import FrameEngine, TensorOf, Wait
+from edge_runtime.engines.eager.gate import gated
+from edge_runtime.engines.eager.slots import Slot, layers_to_wait_for
+from edge_runtime.engines.eager.staging import Staging
+from edge_runtime.memory.layout import Order
+from edge_runtime.memory.onednn import takes_blocked
+from models.bundle import Bundle
+
+FULL = "fp32"
+PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What convolutions and matrix products may be computed in."""
+
+
+class TorchEngine(FrameEngine):
+    """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
+
+    The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
+    are stored narrow stay so, and are widened while a run needs them; those named in `streamed` are never bound but
+    copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
+    `Bundle.build` makes; where weights lie blocked (`edge_runtime.memory.onednn`), within rounding. With `precision`
+    "bf16" or "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast
+    in every run, outputs differ in the third digit. Raises BundleError when the bundle's tensors don't fit the
+    architecture.
+    """
+
+    name = "torch"
+    starts_early = True
+    orders = frozenset(Order)
+    runs_narrow = True
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        query_id: str,
+        device: str | torch.device = "cpu",
+        precision: str = FULL,
+        streamed: Collection[str] = (),
+    ) -> None:
+        super().__init__(bundle, query_id, device)
+        self._narrow = PRECISIONS[precision]
+        if self._narrow is None and self.device.type == "cpu":
+            takes_blocked(self.model)
+        else:
+            self.orders -= {Order.BLOCKED}
+        self._staging = Staging(self.model, bundle, self.query, streamed, self.device)
+        staged = self._staging.keys
+        self._slots = [Slot(self.model, path, name) for path, name in self.query.state().items() if path not in staged]
+        self._layers = layers_to_wait_for(self.model, self.query.places())
+        self._wait: Wait | None = None
+
+    def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
+        """Point every parameter and buffer at the tensor of its name; those already there are left alone."""
+        for slot in self._slots:
+            tensor = tensor_of(slot.name)
+            if tensor is not slot.bound:
+                slot.set(tensor)
+        self._staging.bind(tensor_of, wait)
+        self._wait = wait
+
+    def unbind(self) -> None:
+        """Put the module back on the meta device."""
+        for slot in self._slots:
+            slot.clear()
+        self._staging.unbind()
+
+    def forward(self, batch: Tensor) -> Any:
+        """What the module returns; where its tensors are still arriving, layer by layer as they do."""
+        arriving = gated(self._layers, self._wait) if self._wait else nullcontext()
+        # Nothing may be kept from run to run: what is cast would be a second copy of the weights.
+        casting = torch.autocast(self.device.type, self._narrow, cache_enabled=False) if self._narrow else nullcontext()
+        with arriving, self._staging.scratch(self.device), casting:
+            return self.model(batch)
+
+    def workspace_of(self, count: int) -> int:
+        """Intermediates, and the scratch for what is widened or streams."""
+        return super().workspace_of(count) + self._staging.bytes
+
+    @property
+    def streamed_bytes(self) -> int:
+        """The bytes that runs have copied from the bundle so far."""
+        return self._staging.streamed_bytes

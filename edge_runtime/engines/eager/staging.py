@@ -1,0 +1,247 @@
+"""What a layer uses from scratch memory: narrow weights, widened there, and weights that stream, copied there.
+
+Both happen just before the layer is called, and the memory is another layer's afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edge_runtime.engines.base import TensorOf, Wait
+from edge_runtime.memory.store import check_length
+from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
+from models.bundle import Bundle, BundleQuery
+from models.bundle.manifest import StoredTensor
+from models.parts.low_rank import READS_WEIGHTS
+from models.parts.widths import STORED, WIDE, widen
+
+ALIGNMENT_BYTES = 64
+"""What is staged begins at multiples of this, as memory that torch allocates itself does."""
+
+
+@dataclass(eq=False)
+class _Place:
+    """One staged tensor: the place in the module that takes it, `start` bytes into the scratch.
+
+    `stored` is what it is made from, in the arena or, where it `streams`, in the mapped bundle.
+    """
+
+    where: dict[str, Any]
+    attribute: str
+    shape: tuple[int, ...]
+    part: Part
+    scale: str | None
+    narrow: bool
+    streams: bool
+    start: int
+    stored: Tensor | None = None
+    factor: Tensor | None = None
+
+    @property
+    def awaited(self) -> list[str]:
+        """The names of what it is made from in the arena."""
+        return [*(() if self.streams else (self.part.tensor,)), *(() if self.scale is None else (self.scale,))]
+
+    def fill(self, scratch: Tensor) -> None:
+        """Widen or copy it into its place, and let the module use it."""
+        stored = self.stored
+        assert stored is not None, "bind comes before a run"
+        if not self.narrow:
+            self.where[self.attribute] = _view(scratch, stored, self.start).copy_(stored, non_blocking=True)
+            return
+        # In the order in which the arena holds it: an engine that asks for channels last gets that.
+        wide = scratch.view(WIDE).as_strided(self.shape, stored.stride(), self.start // WIDE.itemsize)
+        if stored.device != scratch.device:  # it crosses narrow, which is what it was stored so for
+            behind = self.start + _aligned(math.prod(self.shape) * WIDE.itemsize)
+            stored = _view(scratch, stored, behind).copy_(stored, non_blocking=True)
+        self.where[self.attribute] = widen(stored, self.factor, wide)
+
+
+class Staging:
+    """The tensors of one query's module whose places are empty (on the meta device) between runs.
+
+    These are the narrow ones, and those named in `streamed`, which are read from the bundle in each run.
+    `bytes` of scratch are taken for the time of a run: the most that is in use at once. A layer that is called again
+    before another one took its memory is not staged again. `streamed_bytes` counts what has streamed. A run raises
+    OSError when the bundle's file has become shorter.
+    """
+
+    def __init__(
+        self, model: nn.Module, bundle: Bundle, query: BundleQuery, streamed: Collection[str], device: torch.device
+    ) -> None:
+        layers = (
+            layers_of(model, query.input_size, query.state(), query.stored, device.type)
+            if query.stored or streamed
+            else ()
+        )
+        self.bytes, self._spans = scratch_bytes(layers, streamed), spans(layers, streamed)
+        self.streamed_bytes = 0
+        self._mapping = bundle.mapping
+        self._all: list[_Place] = []
+        for index, layer in enumerate(layers):
+            places = _places(model, bundle, query, layer, self._spans[index][0], streamed)
+            if places:
+                model.get_submodule(layer.path).register_forward_pre_hook(self._before(index, places))
+            self._all += places
+        self._empty = [(place, place.where[place.attribute]) for place in self._all]
+        self._scratch: Tensor | None = None
+        self._there: set[int] = set()
+        self._wait: Wait | None = None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The state dict keys of what is staged."""
+        return frozenset(place.part.key for place in self._all)
+
+    def bind(self, tensor_of: TensorOf, wait: Wait | None) -> None:
+        """As `Engine.bind`."""
+        for place in self._all:
+            if not place.streams:
+                place.stored = tensor_of(place.part.tensor)
+            place.factor = None if place.scale is None else tensor_of(place.scale)
+        self._wait = wait
+
+    def unbind(self) -> None:
+        """As `Engine.unbind`."""
+        for place in self._all:
+            place.factor = None
+            if not place.streams:
+                place.stored = None
+
+    @contextmanager
+    def scratch(self, device: torch.device) -> Iterator[None]:
+        """The module can run while this lasts."""
+        self._scratch = torch.empty(self.bytes, dtype=torch.uint8, device=device) if self._all else None
+        try:
+            yield
+        finally:
+            for place, placeholder in self._empty:
+                place.where[place.attribute] = placeholder
+            self._scratch = None
+            self._there.clear()
+
+    def _before(self, index: int, places: list[_Place]) -> Callable[..., None]:
+        awaited = [name for place in places for name in place.awaited]
+        streamed_bytes = sum(place.stored.nbytes for place in places if place.streams and place.stored is not None)
+        begin, end = self._spans[index]
+        overlapping = {one for one, (start, stop) in enumerate(self._spans) if start < end and begin < stop}
+
+        def hook(_module: nn.Module, _inputs: Any) -> None:
+            if self._scratch is None or index in self._there:
+                return
+            if self._wait is not None:
+                self._wait(awaited)
+            if streamed_bytes:
+                check_length(self._mapping)
+            self._there -= overlapping
+            for place in places:
+                place.fill(self._scratch)
+            self._there.add(index)
+            self.streamed_bytes += streamed_bytes
+
+        return hook
+
+
+def layers_of(
+    model: nn.Module, input_size: int, names: Mapping[str, str], stored: Mapping[str, StoredTensor], device: str
+) -> tuple[Layer, ...]:
+    """The tensors of a model on the meta device, by the module that is called nearest above their use.
+
+    `names` are content names by state dict key, `stored` says which are narrow; where these stream to a `device` other
+    than the CPU, they take scratch as they are stored, too. Some modules read the weights of their children without
+    calling them (attention does): these are the parent's. A module's memory is in use until it returns.
+    """
+    calls = _calls(model, input_size)
+    called, grouped = set(calls), dict[str, list[Part]]()
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        above = key.rpartition(".")[0]
+        while above and above not in called:
+            above = above.rpartition(".")[0]
+        grouped.setdefault(above, []).append(_part(key, names[key], tensor, stored.get(key), device))
+    paths = list(grouped)
+    times = dict.fromkeys(paths, 0)
+    before = None
+    for path in (path for path in calls if path in grouped):
+        times[path] += path != before
+        before = path
+    return tuple(
+        Layer(
+            path,
+            tuple(parts),
+            tuple(index for index, one in enumerate(paths) if _within(path, one)),
+            max(1, times[path]),
+        )
+        for path, parts in grouped.items()
+    )
+
+
+def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, device: str) -> Part:
+    nbytes = _aligned(tensor.nbytes)
+    if stored is None:
+        return Part(key, name, 0, nbytes)
+    narrow = 0 if device == "cpu" else _aligned(tensor.numel() * STORED[stored.dtype].itemsize)
+    return Part(key, name, nbytes, nbytes + narrow)
+
+
+def _places(
+    model: nn.Module, bundle: Bundle, query: BundleQuery, layer: Layer, begin: int, streamed: Collection[str]
+) -> list[_Place]:
+    places = []
+    for part in layer.parts:
+        if size := part_bytes(part, streamed):
+            path, _, attribute = part.key.rpartition(".")
+            module = model.get_submodule(path)
+            where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
+            own, streams = query.stored.get(part.key), part.tensor in streamed
+            places.append(
+                _Place(
+                    where,
+                    attribute,
+                    tuple(where[attribute].shape),
+                    part,
+                    own.scale if own else None,
+                    own is not None,
+                    streams,
+                    begin,
+                    bundle.tensor(part.tensor) if streams else None,
+                )
+            )
+            begin += size
+    return places
+
+
+def _view(scratch: Tensor, like: Tensor, start: int) -> Tensor:
+    return scratch.view(like.dtype).as_strided(like.shape, like.stride(), start // like.dtype.itemsize)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _within(path: str, outer: str) -> bool:
+    return path != outer and (not outer or path.startswith(f"{outer}."))
+
+
+@torch.no_grad()
+def _calls(model: nn.Module, input_size: int) -> list[str]:
+    """The paths of the modules that one run calls, in order; nothing is computed."""
+    seen: list[str] = []
+
+    def note(path: str) -> Callable[..., None]:
+        return lambda _module, _inputs: seen.append(path)
+
+    hooks = [module.register_forward_pre_hook(note(path)) for path, module in model.named_modules()]
+    try:
+        model(torch.empty(1, 3, input_size, input_size, device="meta"))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    readers = [path for path, module in model.named_modules() if isinstance(module, READS_WEIGHTS)]
+    return [path for path in seen if not any(_within(path, reader) for reader in readers)]

@@ -1,0 +1,1 @@
+"""The engine `onnx`: ONNX Runtime over graphs whose weights are inputs."""

@@ -1,0 +1,45 @@
+"""A box that does not know of merging: every query has its own copy of every tensor, as `time-sharing` wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from edge_runtime.engines import Engine, Wait
+from edge_runtime.memory.store import Store
+from edge_runtime.schedule.costs import Costs, stored_name
+from models.tasks import Answer
+
+
+def store_for(store: Store, costs: Costs) -> Store:
+    """The store under the names that `costs` uses; the bytes are those of the stored tensors."""
+    names = {name: stored_name(name) for name in costs.tensor_bytes}
+    return replace(
+        store,
+        extents={name: store.extents[stored] for name, stored in names.items()},
+        kinds={name: store.kinds[stored] for name, stored in names.items()},
+    )
+
+
+class UnsharedEngine:
+    """An engine that binds its query's own copies (`tensor@query`) where it would bind `tensor`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.query, self.workspace_bytes, self.starts_early = engine.query, engine.workspace_bytes, engine.starts_early
+
+    def bind(self, tensor_of: Callable[[str], Tensor], wait: Wait | None = None) -> None:
+        def own(name: str) -> str:
+            return f"{name}@{self.query.id}"
+
+        arrived: Wait | None = None if wait is None else lambda names: wait(map(own, names))
+        self._engine.bind(lambda name: tensor_of(own(name)), arrived)
+
+    def unbind(self) -> None:
+        self._engine.unbind()
+
+    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
+        return self._engine.run(frames)

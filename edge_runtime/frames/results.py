@@ -1,0 +1,57 @@
+"""Results: one record per answered frame, written as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from edge_runtime.frames.mailbox import Frame
+from models.bundle import BundleQuery
+from models.errors import InputError
+from models.tasks import Answer, ClassAnswer
+
+BUNDLE_DIGITS = 12
+
+
+def record_of(
+    query: BundleQuery, frame: Frame, answer: Answer, finished_at: float, bundle_digest: str
+) -> dict[str, Any]:
+    """The result record as DESIGN.md defines it; `finished_at` is in seconds of the clock of `frame.captured_at`.
+
+    captured_at and finished_at of the record are Unix seconds, their difference that of the monotonic clock.
+    """
+    age_s = finished_at - frame.captured_at
+    record: dict[str, Any] = {
+        "query": query.id, "camera": query.camera, "frame": frame.index,
+        "captured_at": round(frame.captured_unix, 6), "finished_at": round(frame.captured_unix + age_s, 6),
+        "age_ms": round(age_s * 1000, 3), "late": age_s > query.sla_ms / 1000, "bundle": bundle_digest[:BUNDLE_DIGITS],
+    }  # fmt: skip
+    if isinstance(answer, ClassAnswer):
+        return {**record, "label": answer.label, "score": answer.score}
+    found = zip(answer.classes, answer.scores, answer.boxes, strict=True)
+    detections = [{"class": name, "score": score, "box": list(box)} for name, score, box in found]
+    return {**record, "detections": detections}
+
+
+class JsonLines:
+    """A sink that appends each record as one line of JSON to a file, or to stdout where the path is None."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        try:
+            self._file: TextIO = sys.stdout if path is None else open(path, "a", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            remedy = "give a path in a directory that exists and can be written"
+            raise InputError(str(path), f"cannot be written: {error.strerror}", remedy) from error
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write one line and hand it to the operating system. OSError when that fails, as on a full disk."""
+        self._file.write(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; stdout stays open."""
+        if self._path is not None:
+            self._file.close()

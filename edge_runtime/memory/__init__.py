@@ -1,0 +1,1 @@
+"""Device memory: what is resident where, and how bytes get there."""

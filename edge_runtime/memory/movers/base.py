@@ -1,0 +1,103 @@
+"""Movers bring bytes from the bundle into the arena's memory; one kind for each kind of device, one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from edge_runtime.memory.placing import Move
+from edge_runtime.memory.residency import Copy
+from edge_runtime.memory.store import Store
+
+
+class Transfer(Protocol):
+    """Copies on their way, in load order."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors it brings."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether bytes could not be read."""
+        ...
+
+    def wait(self, names: Iterable[str]) -> None:
+        """Return when what the caller starts next may read these tensors; names not of this transfer are there.
+
+        On a GPU the compute stream waits, not the caller. Raises OSError when their bytes could not be read.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Return when every tensor is there; raises OSError when bytes could not be read."""
+        ...
+
+    def cancel(self) -> None:
+        """Begin no further copy and return when none is under way."""
+        ...
+
+    def lost(self) -> frozenset[str]:
+        """The tensors that will not arrive, after `cancel` or an OSError."""
+        ...
+
+    def seconds(self) -> float:
+        """How long the copies have taken, from the first begun to the last done."""
+        ...
+
+
+class Mover(Protocol):
+    """The memory of one arena and the way into it.
+
+    `overlaps` says whether it is worth moving weights while a query runs.
+    """
+
+    memory: Tensor
+    overlaps: bool
+
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> Transfer:
+        """Begin copies, after those begun before, and return at once; `waits` says that the caller waits for them."""
+        ...
+
+    def slide(self, moves: Sequence[Move]) -> None:
+        """Move tensors inside the memory, in this order; they are there on return. Nothing else is under way."""
+        ...
+
+    def give_back(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Let the system have the memory of these spans (start, end) until they are written again, if it can be had."""
+        ...
+
+    def synchronise(self) -> None:
+        """Return when the device has done all it was given."""
+        ...
+
+    def resize(self, capacity_bytes: int) -> None:
+        """Let go of the memory and of what the device keeps for reuse, then take this much; contents are lost."""
+        ...
+
+    def close(self) -> None:
+        """End threads and close files."""
+        ...
+
+
+def mover_for(device: str | torch.device, store: Store, capacity_bytes: int) -> Mover:
+    """The mover for a device: "cpu", or "cuda" with memory of its own or shared with the CPU (Jetson).
+
+    Raises RuntimeError or MemoryError when the device has no such memory.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        from edge_runtime.memory.movers.host import HostMover
+
+        return HostMover.mapped(store, capacity_bytes)
+    if torch.cuda.get_device_properties(device).is_integrated and store.file is not None:
+        from edge_runtime.memory.movers.unified import unified_mover
+
+        return unified_mover(store, capacity_bytes, device)
+    from edge_runtime.memory.movers.cuda import CudaMover
+
+    return CudaMover(store, capacity_bytes, device)

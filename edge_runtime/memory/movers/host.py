@@ -1,0 +1,283 @@
+"""Moves weights into memory that the CPU can write: threads of their own copy piece by piece, in load order."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_runtime.memory.placing import Move
+from edge_runtime.memory.residency import Copy
+from edge_runtime.memory.store import Store
+from edge_runtime.schedule.costs import ALIGNMENT_BYTES, footprint_bytes
+
+# Small enough that the first layers are there early, large enough that handing pieces out costs nothing.
+PIECE_BYTES = 4 * 2**20
+# Storage answers several requests at once faster than one after the other; one thread saturates a copy in memory.
+COPY_THREADS, READ_THREADS = 1, 2
+MADV_DONTNEED = 4
+
+
+class Reader:
+    """Brings stored bytes into memory: `read(memory, target, source, nbytes)`; raises OSError when it can't.
+
+    It may write up to the next multiple of 512 bytes behind them, which no other tensor uses.
+    """
+
+    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class MappedReader(Reader):
+    """Copies from the mapped bundle; numpy lets go of the interpreter meanwhile."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._data = store, store.data
+
+    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
+        self._store.check()
+        memory[target : target + nbytes] = self._data[source : source + nbytes]
+
+
+class FileReader(Reader):
+    """Reads from storage straight into the memory, past the page cache, so that no second copy stays in RAM.
+
+    Where the file system cannot read directly, through the page cache, which is told to forget the bytes.
+    """
+
+    def __init__(self, store: Store, memory: np.ndarray) -> None:
+        self._start = store.data_start
+        self._file = store.open_file()
+        self._direct = self._open_direct(store, memory)
+
+    def _open_direct(self, store: Store, memory: np.ndarray) -> bool:
+        assert store.file is not None
+        with suppress(OSError):
+            direct = os.open(store.file, os.O_RDONLY | os.O_DIRECT)
+            try:
+                # The alignment that a device asks for shows in a read at the least aligned place that is used.
+                os.preadv(direct, [memoryview(memory[:ALIGNMENT_BYTES])], self._start)  # type: ignore[arg-type]
+                if os.path.samestat(os.fstat(direct), os.fstat(self._file)):
+                    os.dup2(direct, self._file)
+                    return True
+            finally:
+                os.close(direct)
+        return False
+
+    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
+        done, size = 0, footprint_bytes(nbytes)
+        while done < nbytes:
+            into = memoryview(memory[target + done : target + size])  # type: ignore[arg-type]
+            read = os.preadv(self._file, [into], self._start + source + done)
+            if not read:
+                raise OSError(errno.EIO, "the bundle has become shorter")
+            done += read
+        if not self._direct:
+            os.posix_fadvise(self._file, self._start + source, size, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def ordinary_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
+    """Page-aligned RAM as engines and as movers see it: the same bytes."""
+    region = mmap.mmap(-1, max(capacity_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(region, dtype=torch.uint8)[:capacity_bytes]
+    # Written to, so that the memory is really there and the first loads do not pay for it.
+    return memory.zero_(), memory.numpy()
+
+
+class HostMover:
+    """Threads that fill memory the CPU can write.
+
+    `allocate` takes memory as engines see it (a tensor) and as the CPU does (an array of the same bytes);
+    `reader` makes what reads into it; `synchronise` waits for a device that shares the memory.
+    """
+
+    overlaps = False
+    memory: Tensor
+    _bytes: np.ndarray
+
+    def __init__(
+        self,
+        reader: Callable[[np.ndarray], Reader],
+        capacity_bytes: int,
+        threads: int = COPY_THREADS,
+        allocate: Callable[[int], tuple[Tensor, np.ndarray]] = ordinary_memory,
+        synchronise: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._allocate, self.synchronise, self._threads = allocate, synchronise, threads
+        self.memory, self._bytes = allocate(capacity_bytes)
+        self._reader = reader(self._bytes)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="mover")
+
+    @classmethod
+    def mapped(cls, store: Store, capacity_bytes: int) -> HostMover:
+        """A mover for the CPU as device: copies from the mapped bundle."""
+        return cls(lambda _: MappedReader(store), capacity_bytes)
+
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> HostTransfer:
+        """Begin copies, after those begun before, and return at once.
+
+        A caller that waits copies too and counts as one of the threads: waking another takes longer than a small
+        load where the cores are busy.
+        """
+        # Nothing may read what is overwritten now.
+        self.synchronise()
+        transfer = HostTransfer(copies, self._reader, self._bytes)
+        for _ in range(min(self._threads, transfer.pieces) - waits):
+            self._pool.submit(transfer.work)
+        return transfer
+
+    def slide(self, moves: Sequence[Move]) -> None:
+        """Move tensors inside the memory, in this order, each towards the start."""
+        self.synchronise()
+        for move in moves:
+            # numpy sees that the two overlap and copies as if through a buffer.
+            source = self._bytes[move.source : move.source + move.nbytes]
+            self._bytes[move.target : move.target + move.nbytes] = source
+
+    def give_back(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Whole pages of ordinary memory go back to the system; a driver's memory stays."""
+        if self._allocate is not ordinary_memory:
+            return
+        self.synchronise()
+        for start, end in spans:
+            first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < last:
+                ctypes.CDLL(None).madvise(
+                    ctypes.c_void_p(self._bytes.ctypes.data + first), ctypes.c_size_t(last - first), MADV_DONTNEED
+                )
+
+    def resize(self, capacity_bytes: int) -> None:
+        """Let go of the memory, then take this much; contents are lost."""
+        self.memory, self._bytes = torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8)
+        self.memory, self._bytes = self._allocate(capacity_bytes)
+
+    def close(self) -> None:
+        """End the threads and close the file."""
+        self._pool.shutdown()
+        self._reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    source: int
+    target: int
+    nbytes: int
+
+
+class HostTransfer:
+    """Pieces of copies that the mover's threads work off in order; a tensor is there when all up to its end are."""
+
+    def __init__(self, copies: Sequence[Copy], reader: Reader, memory: np.ndarray) -> None:
+        self._reader, self._memory = reader, memory
+        self._pieces: list[_Piece] = []
+        self._last: dict[str, int] = {}
+        for copy in copies:
+            first = len(self._pieces)
+            self._pieces += [
+                _Piece(copy.source + at, copy.target + at, min(PIECE_BYTES, copy.nbytes - at))
+                for at in range(0, copy.nbytes, PIECE_BYTES)
+            ]
+            self._last.update((name, first + (end - 1) // PIECE_BYTES) for name, end in zip(copy.names, copy.ends))
+        self.names = frozenset(self._last)
+        self.pieces = len(self._pieces)
+        self._changed = threading.Condition()
+        self._begun = self._running = self._arrived = 0
+        self._done = [False] * self.pieces
+        self._stopped = False
+        self._fault: OSError | None = None
+        self._began_s = self._ended_s = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether bytes could not be read."""
+        return self._fault is not None
+
+    def work(self) -> None:
+        """Take pieces until none is left; run by the mover's threads."""
+        while (index := self._next(self.pieces)) is not None:
+            self._do(index)
+
+    def wait(self, names: Iterable[str]) -> None:
+        """Return when these tensors are there; raises OSError when their bytes could not be read.
+
+        The caller copies what nobody has begun yet.
+        """
+        upto = 1 + max((self._last.get(name, -1) for name in names), default=-1)
+        while self._arrived < upto and (index := self._next(upto)) is not None:
+            self._do(index)
+        if self._arrived >= upto:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived >= upto or self._over())
+            if self._arrived < upto:
+                raise self._fault or OSError(errno.ECANCELED, "the load was cancelled")
+
+    def finish(self) -> None:
+        """Return when every tensor is there; raises OSError when bytes could not be read."""
+        self.wait(self._last)
+
+    def cancel(self) -> None:
+        """Begin no further piece and return when none is under way."""
+        with self._changed:
+            self._stopped = True
+            self._changed.wait_for(self._over)
+
+    def lost(self) -> frozenset[str]:
+        """The tensors that will not arrive, once the transfer is over."""
+        return frozenset(name for name, last in self._last.items() if last >= self._arrived)
+
+    def seconds(self) -> float:
+        """How long the copies have taken, from the first begun to the last done."""
+        return self._ended_s - self._began_s
+
+    def _over(self) -> bool:
+        return not self._running and (self._stopped or self._begun == self.pieces)
+
+    def _do(self, index: int) -> None:
+        piece, fault = self._pieces[index], None
+        try:
+            self._reader.read(self._memory, piece.target, piece.source, piece.nbytes)
+        except OSError as error:
+            fault = error
+        self._settle(index, fault)
+
+    def _next(self, upto: int) -> int | None:
+        with self._changed:
+            if self._stopped or self._begun >= upto:
+                return None
+            if not self._begun:
+                self._began_s = time.perf_counter()
+            self._begun += 1
+            self._running += 1
+            return self._begun - 1
+
+    def _settle(self, index: int, fault: OSError | None) -> None:
+        with self._changed:
+            self._running -= 1
+            self._ended_s = time.perf_counter()
+            if fault is None:
+                self._done[index] = True
+                while self._arrived < self.pieces and self._done[self._arrived]:
+                    self._arrived += 1
+            else:
+                self._fault, self._stopped = fault, True
+            self._changed.notify_all()

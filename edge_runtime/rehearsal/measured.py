@@ -1,0 +1,135 @@
+"""Measured profiles: what a bundle's queries cost on one machine, kept beside the bundle as BUNDLE.profile.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from models.bundle import Bundle
+from models.errors import InputError
+from models.files.atomic import writing
+
+FORMAT = 1
+SUFFIX = ".profile.json"
+REMEDY = "run `gemel profile BUNDLE` here"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryProfile:
+    """One query measured: seconds of a load of all its tensors, and its runs by batch."""
+
+    load_s: float
+    batches: tuple[BatchCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile:
+    """A bundle's queries measured on `machine`; `digest` is the bundle's."""
+
+    digest: str
+    machine: Mapping[str, Any]
+    device: str
+    engine: str
+    copy_bytes_per_s: float
+    load_latency_s: float
+    queries: Mapping[str, QueryProfile]
+
+
+def machine_of(device: str) -> dict[str, Any]:
+    """What must be equal for measurements to hold elsewhere: the processor or card, its cores, torch's version."""
+    import torch
+
+    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    return {"name": name, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def profile_path(bundle: str | Path) -> Path:
+    """Where a bundle's profile lies: beside it."""
+    return Path(f"{bundle}{SUFFIX}")
+
+
+def write_profile(bundle: str | Path, profile: MeasuredProfile) -> Path:
+    """Write a profile beside its bundle, over an older one."""
+    path = profile_path(bundle)
+    document = {"profile": FORMAT, **asdict(profile)}
+    with writing(path, overwrite=True) as file:
+        file.write(json.dumps(document, indent=1).encode())
+    return path
+
+
+def read_profile(bundle: Bundle) -> MeasuredProfile:
+    """The profile beside a bundle; InputError, in one line, when there is none or it is of another bundle."""
+    path = profile_path(bundle.path)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(path, "the costs of this bundle were never measured", REMEDY) from None
+    except (OSError, ValueError) as error:
+        raise InputError(path, f"cannot be read: {error}", REMEDY) from error
+    try:
+        if document.pop("profile") != FORMAT:
+            raise InputError(path, f"is no profile of format {FORMAT}", REMEDY)
+        queries = {
+            query: QueryProfile(one["load_s"], tuple(BatchCost(**batch) for batch in one["batches"]))
+            for query, one in document.pop("queries").items()
+        }
+        profile = MeasuredProfile(**document, queries=queries)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(path, f"is no profile: {error}", REMEDY) from error
+    if profile.digest != bundle.digest or set(queries) != {query.id for query in bundle.queries}:
+        raise InputError(path, "was measured with another bundle of this name", REMEDY)
+    return profile
+
+
+def foreign(profile: MeasuredProfile, device: str) -> str | None:
+    """How the machine that was measured differs from this one, in words; None when it does not."""
+    here = machine_of(device)
+    differing = [
+        f"{key} {profile.machine.get(key)!r}, here {value!r}"
+        for key, value in here.items()
+        if profile.machine.get(key) != value
+    ]
+    if profile.device != device:
+        differing.insert(0, f"device {profile.device}, here {device}")
+    return "; ".join(differing) or None
+
+
+def measured_costs(bundle: Bundle, profile: MeasuredProfile) -> Costs:
+    """The costs of a bundle's queries as they were measured."""
+    queries = {}
+    for query in bundle.queries:
+        first, *larger = ascending(profile.queries[query.id].batches)
+        queries[query.id] = QueryCost(
+            bundle.names_in_order(query.id), first.run_s, first.workspace_bytes, query.sla_ms / 1000, tuple(larger)
+        )
+    names = {name for cost in queries.values() for name in cost.tensors}
+    return Costs(
+        queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s, profile.load_latency_s
+    )
+
+
+def ascending(batches: Iterable[BatchCost]) -> tuple[BatchCost, ...]:
+    """Batches by size, none quicker or smaller than one with fewer frames, which would be noise."""
+    found: list[BatchCost] = []
+    for batch in sorted(batches, key=lambda batch: batch.count):
+        before = found[-1] if found else batch
+        found.append(
+            BatchCost(batch.count, max(batch.run_s, before.run_s), max(batch.workspace_bytes, before.workspace_bytes))
+        )
+    return tuple(found)

@@ -1,0 +1,177 @@
+"""Replay: a recorded run once more through the schedule, with the durations that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.frames.ledger import DEADLINE, Ledger
+from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.policies import policy_named
+from edge_runtime.rehearsal.simulator import simulate
+from edge_runtime.rehearsal.trace import costs_of, numbered, read_trace
+from edge_runtime.schedule import Decision, Demand, Situation
+from edge_runtime.schedule.estimates import Estimates
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay found.
+
+    `decisions` counts those that did anything, recorded or replayed; `same` those that were equal in every part.
+    `first_difference` tells of the first that was not. `predicted` is, per query, how many frames the simulator
+    processes when it knows only the arrivals and the costs known at the start, beside `processed`, what really was.
+    """
+
+    decisions: int
+    same: int
+    first_difference: str | None
+    received: Mapping[str, int]
+    processed: Mapping[str, int]
+    predicted: Mapping[str, int]
+
+    @property
+    def agreement(self) -> float:
+        return self.same / self.decisions if self.decisions else 1.0
+
+    @property
+    def error(self) -> float:
+        """The mean over queries of |predicted - processed| as a share of the frames received."""
+        shares = [
+            abs(self.predicted[query] - self.processed[query]) / received
+            for query, received in self.received.items()
+            if received
+        ]
+        return sum(shares) / len(shares) if shares else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "decisions": self.decisions, "same": self.same, "agreement": self.agreement,
+            "first_difference": self.first_difference, "error": self.error,
+            "queries": [{"id": query, "received": received, "processed": self.processed[query],
+                         "predicted": self.predicted[query]} for query, received in self.received.items()],
+        }  # fmt: skip
+
+
+def replay(path: str | Path) -> Replayed:
+    """Replay a trace. Every decision is made again from the recorded moments, arrivals and durations.
+
+    Raises InputError for a file that is no trace.
+    """
+    head, *lines = read_trace(path)
+    box = _Box(head)
+    for line in lines:
+        if "frame" in line:
+            box.arrive(*line["frame"])
+        else:
+            box.step(line)
+    arrivals = {query: sorted(times) for query, times in box.arrivals.items()}
+    start = min((times[0] for times in arrivals.values() if times), default=0.0)
+    free = simulate(
+        costs_of(head),
+        {query: [at - start for at in times] for query, times in arrivals.items()},
+        head["budget_bytes"],
+        policy_named(head["policy"]),
+        box.demands,
+    )
+    predicted = {row["id"]: row["processed"] for row in free.per_query()}
+    received = {query: len(times) for query, times in arrivals.items()}
+    return Replayed(box.decisions, box.same, box.first_difference, received, box.processed, predicted)
+
+
+class _Box:
+    """The recorded box: its queue and its beliefs follow the replayed decisions, its clock and memory the record."""
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        costs = costs_of(head)
+        self.policy = policy_named(head["policy"])
+        self.demands = {query: Demand(**demand) for query, demand in head["demands"].items()}
+        self.estimates = Estimates(
+            costs, {query: one["best_s"] for query, one in head["queries"].items() if one["best_s"] is not None}
+        )
+        self.budget_bytes = head["budget_bytes"]
+        self.plan = self.policy.plan(costs, self.demands, self.budget_bytes)
+        self.mailboxes = Mailboxes(costs.queries, Ledger(costs.queries))
+        self.arrivals: dict[str, list[float]] = {query: [] for query in costs.queries}
+        self.processed = dict.fromkeys(costs.queries, 0)
+        self.resident = set(numbered(head["resident"]))
+        self.memory: Any = None
+        self.late_news: list[tuple[str, float, float]] = []
+        self.decisions = self.same = 0
+        self.first_difference: str | None = None
+
+    def arrive(self, query: str, captured_at: float, at: float) -> None:
+        self.arrivals[query].append(captured_at)
+        self.late_news.append((query, captured_at, at))
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        self._deliver(line["at"])
+        if line["budget_bytes"] != self.budget_bytes:
+            self.budget_bytes = line["budget_bytes"]
+            self.plan = self.policy.plan(self.estimates.costs, self.demands, self.budget_bytes)
+        appeared, vanished = line["resident"]
+        self.resident = (self.resident | set(numbered(appeared))) - set(numbered(vanished))
+        resident = frozenset(self.resident)
+        costs = self.estimates.costs
+        decision = self.policy.decide(
+            Situation(
+                line["at"],
+                self.mailboxes.pending(),
+                resident,
+                costs.resident_bytes(resident),
+                self.memory,
+                line["weights"],
+            ),
+            costs,
+            self.plan,
+        )
+        self._compare(line, decision)
+        self.memory = decision.memory
+        self._carry_out(line, decision)
+
+    def _deliver(self, now: float) -> None:
+        """Frames told of after a decision may have come before it, and the other way round."""
+        known = [one for one in self.late_news if one[2] <= now]
+        self.late_news = [one for one in self.late_news if one[2] > now]
+        for query, captured_at, _ in known:
+            self.mailboxes.put(query, Frame(0, captured_at))
+
+    def _compare(self, line: Mapping[str, Any], decision: Decision) -> None:
+        recorded = (
+            line["turn"],
+            line["count"],
+            set(numbered(line["load"])),
+            set(numbered(line["evict"])),
+            [tuple(one) for one in line["drop"]],
+        )
+        replayed = (decision.turn, decision.count, set(decision.load), set(decision.evict), list(decision.drop))
+        if recorded[0] is None and replayed[0] is None and not recorded[4] and not replayed[4]:
+            return
+        self.decisions += 1
+        self.same += recorded == replayed
+        if recorded != replayed and self.first_difference is None:
+            self.first_difference = f"at {line['at']:.6f}: recorded {_short(recorded)}, replayed {_short(replayed)}"
+
+    def _carry_out(self, line: Mapping[str, Any], decision: Decision) -> None:
+        for query, captured_at, reason in decision.drop:
+            self.mailboxes.drop(query, captured_at, reason)
+            if reason == DEADLINE:
+                self.estimates.doubt(query)
+        self.resident = (self.resident - set(decision.evict)) | set(decision.load)
+        if decision.turn is not None:
+            self.mailboxes.take(decision.turn, decision.count)
+        query = line["turn"]
+        if query is None:
+            return
+        if line["load_s"] is not None:
+            self.estimates.loaded(query, line["moved_bytes"], line["load_s"])
+        if line["run_s"] is not None:
+            self.estimates.ran(query, line["count"], line["run_s"])
+        self.processed[query] += line["count"]
+
+
+def _short(decision: Sequence[Any]) -> str:
+    turn, count, load, evict, drop = decision
+    return f"{turn} x{count}, {len(load)} loaded, {len(evict)} evicted, {len(drop)} dropped"

@@ -1,0 +1,142 @@
+"""Traces: what a box saw, decided and measured, as JSON lines that the simulator can replay.
+
+The first line holds the costs known at the start and all that the schedule was planned from. After it come, in the
+order in which they happened, `{"frame": [query, captured_at, at]}` for every frame that arrived, and one object per
+decision: `at` (when), `turn`, `count`, `load` and `evict` (numbers of tensors), `drop`, what the action took
+(`load_s`, `moved_bytes`, `run_s`; null for what did not happen), `weights`, `budget_bytes`, and `resident`: the
+tensors that came or went otherwise than by the decisions so far (a prefetch, say). Seconds are those of the box's
+own clock.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from edge_runtime.schedule import Decision, Demand, Situation
+from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from models.errors import InputError
+
+FORMAT = 1
+
+
+class TraceWriter:
+    """Writes a trace as it happens; frames may be told from any thread."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = _open(Path(path))
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._resident: set[str] = set()
+
+    def begin(
+        self,
+        policy: str,
+        costs: Costs,
+        best_s: Mapping[str, float],
+        demands: Mapping[str, Demand],
+        budget_bytes: int,
+        resident: Set[str],
+    ) -> None:
+        """Write the first line."""
+        # In the order of their names, by which the schedule breaks ties.
+        self._numbers = {name: number for number, name in enumerate(sorted(costs.tensor_bytes))}
+        self._resident = set(resident)
+        self._write({
+            "trace": FORMAT, "policy": policy, "budget_bytes": budget_bytes,
+            "demands": {query: asdict(demand) for query, demand in demands.items()},
+            "copy_bytes_per_s": costs.copy_bytes_per_s, "load_latency_s": costs.load_latency_s,
+            "tensors": [[costs.tensor_bytes[name], costs.footprints[name]] for name in self._numbers],
+            "queries": {query: {
+                "tensors": self._of(cost.tensors), "run_s": cost.run_s, "workspace_bytes": cost.workspace_bytes,
+                "sla_s": cost.sla_s, "larger": [asdict(batch) for batch in cost.larger], "best_s": best_s.get(query),
+            } for query, cost in costs.queries.items()},
+            "resident": self._of(sorted(resident)),
+        })  # fmt: skip
+
+    def frame(self, query: str, captured_at: float, at: float) -> None:
+        """A frame arrived."""
+        self._write({"frame": [query, captured_at, at]})
+
+    def step(
+        self,
+        situation: Situation,
+        decision: Decision,
+        budget_bytes: int,
+        load_s: float | None,
+        moved_bytes: int,
+        run_s: float | None,
+    ) -> None:
+        """A decision was made and carried out."""
+        appeared, vanished = situation.resident - self._resident, self._resident - situation.resident
+        self._resident = (set(situation.resident) - set(decision.evict)) | set(decision.load)
+        self._write({
+            "at": situation.now, "turn": decision.turn, "count": decision.count, "load": self._of(decision.load),
+            "evict": self._of(decision.evict), "drop": [list(one) for one in decision.drop], "load_s": load_s,
+            "moved_bytes": moved_bytes, "run_s": run_s, "budget_bytes": budget_bytes,
+            "weights": dict(situation.weights), "resident": [self._of(sorted(appeared)), self._of(sorted(vanished))],
+        })  # fmt: skip
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _of(self, names: Any) -> list[int]:
+        return [self._numbers[name] for name in names]
+
+    def _write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line, separators=(",", ":"))
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(text + "\n")
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(path, f"cannot be written: {error.strerror}", "choose another path", "trace") from error
+
+
+def costs_of(head: Mapping[str, Any]) -> Costs:
+    """The costs in a trace's first line; tensors are named by their numbers (`numbered`)."""
+    queries = {}
+    for query, one in head["queries"].items():
+        larger = tuple(BatchCost(**batch) for batch in one["larger"])
+        queries[query] = QueryCost(numbered(one["tensors"]), one["run_s"], one["workspace_bytes"], one["sla_s"], larger)
+    sizes = {numbered([number])[0]: pair for number, pair in enumerate(head["tensors"])}
+    return Costs(
+        queries,
+        {name: pair[0] for name, pair in sizes.items()},
+        head["copy_bytes_per_s"],
+        head["load_latency_s"],
+        {name: pair[1] for name, pair in sizes.items()},
+    )
+
+
+def numbered(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Names for numbered tensors, which sort as the numbers do."""
+    return tuple(f"{number:06}" for number in numbers)
+
+
+def read_trace(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a trace, the first one first; InputError for a file that is none. A torn last line is left out."""
+    try:
+        texts = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(path, f"cannot be read: {error}", "give the file that `trace:` named") from error
+    lines = []
+    for number, text in enumerate(texts, 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            if number == len(texts):
+                break
+            raise InputError(path, f"line {number} is not JSON", "record the trace again") from error
+    if not lines or not isinstance(lines[0], dict) or lines[0].get("trace") != FORMAT:
+        raise InputError(path, f"is no trace of format {FORMAT}", "give the file that `trace:` named")
+    return lines

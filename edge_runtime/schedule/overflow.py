@@ -1,0 +1,142 @@
+"""Streaming: of a query too large for the budget, what fits stays in memory; the rest is copied anew in every run.
+
+A layer's weights that are not used from where they lie (narrow ones are widened, others stream) take their turns in one
+scratch buffer, which is part of the workspace. Plain numbers here; `engines/staging.py` moves the bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+
+LEAST_BYTES = 4096
+"""Smaller tensors stay: together they weigh next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor as a layer uses it, its place in the state dict, and the bytes of scratch it takes: while it is
+    resident (what it is widened to; 0 where it is used as it lies), and while it streams.
+    """
+
+    key: str
+    tensor: str
+    kept_bytes: int
+    streamed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What has to be there at once when the module at `path` is called.
+
+    `outer` are the layers, by index, that are not done meanwhile: their scratch stays. `times` is how often a run fills
+    its scratch at most.
+    """
+
+    path: str
+    parts: tuple[Part, ...]
+    outer: tuple[int, ...] = ()
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Costs within a budget, and of each query that streams: the tensors that do, and the bytes they are in a run.
+
+    `lacking` are the queries that do not fit even so, with the least budget they need.
+    """
+
+    costs: Costs
+    tensors: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    run_bytes: Mapping[str, int] = field(default_factory=dict)
+    lacking: Mapping[str, int] = field(default_factory=dict)
+
+
+LayersOf = Callable[[str], Sequence[Layer]]
+
+
+def part_bytes(part: Part, streamed: Collection[str]) -> int:
+    """The scratch of one tensor."""
+    return part.streamed_bytes if part.tensor in streamed else part.kept_bytes
+
+
+def spans(layers: Sequence[Layer], streamed: Collection[str] = ()) -> list[tuple[int, int]]:
+    """Where each layer's scratch begins and ends: behind that of the layers around it."""
+    sizes = [sum(part_bytes(part, streamed) for part in layer.parts) for layer in layers]
+    begins = [sum(sizes[index] for index in layer.outer) for layer in layers]
+    return [(begin, begin + size) for begin, size in zip(begins, sizes)]
+
+
+def scratch_bytes(layers: Sequence[Layer], streamed: Collection[str] = ()) -> int:
+    """The most scratch in use at once."""
+    return max((end for _, end in spans(layers, streamed)), default=0)
+
+
+def streaming(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Streaming:
+    """The costs with every query that needs more than the budget alone streaming what it cannot keep.
+
+    Such a query needs fewer tensors and more workspace, and each run takes its streamed bytes at the rate of copying
+    longer. What others need too is kept first, then what would be copied most often in a run, then what is largest.
+    `layers_of` gives a query's layers and is asked for these queries alone; its workspace in `costs` holds the scratch
+    of what is widened.
+    """
+    users = Counter(name for cost in costs.queries.values() for name in cost.tensors)
+    queries, tensors, run_bytes, lacking = dict(costs.queries), {}, {}, {}
+    for query, cost in costs.queries.items():
+        if costs.alone_bytes(query) <= budget_bytes:
+            continue
+        layers = layers_of(query)
+        times = _times(layers, costs)
+        if (least := _alone_bytes(costs, cost, layers, times.keys())) > budget_bytes:
+            lacking[query] = least
+            continue
+        streamed = set(times)
+        for name in sorted(times, key=lambda one: (-(users[one] > 1), -times[one], -costs.tensor_bytes[one])):
+            if _alone_bytes(costs, cost, layers, streamed - {name}) <= budget_bytes:
+                streamed.remove(name)
+        tensors[query] = frozenset(streamed)
+        run_bytes[query] = sum(times[name] * costs.tensor_bytes[name] for name in streamed)
+        queries[query] = _streamed(costs, cost, layers, streamed, run_bytes[query])
+    needed = {name for cost in queries.values() for name in cost.tensors}
+    sizes, footprints = (
+        {name: held for name, held in of.items() if name in needed} for of in (costs.tensor_bytes, costs.footprints)
+    )
+    within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
+    return Streaming(within, tensors, run_bytes, lacking)
+
+
+def _times(layers: Sequence[Layer], costs: Costs) -> Counter[str]:
+    """How often a run would copy each tensor that may stream."""
+    times: Counter[str] = Counter()
+    for layer in layers:
+        for part in layer.parts:
+            if costs.tensor_bytes[part.tensor] >= LEAST_BYTES:
+                times[part.tensor] += layer.times
+    return times
+
+
+def _workspace(workspace_bytes: int, layers: Sequence[Layer], streamed: Collection[str]) -> int:
+    return workspace_bytes - scratch_bytes(layers) + scratch_bytes(layers, streamed)
+
+
+def _alone_bytes(costs: Costs, cost: QueryCost, layers: Sequence[Layer], streamed: Collection[str]) -> int:
+    kept = [name for name in cost.tensors if name not in streamed]
+    return costs.resident_bytes(kept) + _workspace(cost.workspace_bytes, layers, streamed)
+
+
+def _streamed(
+    costs: Costs, cost: QueryCost, layers: Sequence[Layer], streamed: Collection[str], nbytes: int
+) -> QueryCost:
+    first, *larger = (
+        BatchCost(
+            count,
+            cost.run_of(count) + nbytes / costs.copy_bytes_per_s,
+            _workspace(cost.workspace_of(count), layers, streamed),
+        )
+        for count in (1, *(batch.count for batch in cost.larger))
+    )
+    kept = tuple(name for name in cost.tensors if name not in streamed)
+    return QueryCost(kept, first.run_s, first.workspace_bytes, cost.sla_s, tuple(larger))

@@ -1,0 +1,201 @@
+"""What a bundle is worth: offline and streaming accuracy against the originals, bytes, and where frames went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge_runtime.rehearsal.profiles import DeviceProfile, costs_for
+from edge_runtime.schedule.settings import memory_settings
+from gemel.evaluation.arms import MERGED, ORIGINALS, Streamed, Tested, stream_arms
+from gemel.evaluation.caveats import caveats
+from gemel.evaluation.streaming import Footage, frame_interval_s
+from gemel.looking.footprint import bytes_of, resident_bytes, shared_of
+from gemel.planning.on_paper import costs_apart, profile_named
+from gemel.report.frames import examples
+from gemel.report.page import render
+from gemel.text import finite
+from merger.journal.progress import Progress, silent
+from models.bundle import Bundle, open_bundle
+from models.errors import InputError
+from models.files.atomic import writing
+from models.frames.data import load_split
+from models.frames.prepared import Prepared
+from models.measuring.evaluation import Evidence, compare, predict, truths_of
+from models.sharing.layers import state_bytes
+from models.tasks import task_of
+from models.tasks.average_precision import mean_average_precision
+from models.weights.reading import load_weights
+from models.workload import Query, Workload, load_workload
+from models.zoo import build_query
+
+MEMORY = ("min", "50%", "75%")
+REPORT_JSON, REPORT_HTML = "report.json", "report.html"
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One query looked at offline."""
+
+    tested: Tested
+    evidence: Evidence
+    extra: dict[str, float]
+    labelled: bool
+    original_bytes: int
+    pictures: list[dict[str, Any]]
+
+
+def evaluate(
+    bundle: str | Path,
+    workload: str | Path,
+    out_dir: str | Path,
+    profile: str = "orin-nano-8gb",
+    seeds: int = 3,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Judge a bundle against the originals of its workload; write `report.json` and `report.html` into `out_dir`.
+
+    Returns the document that report.json holds: DESIGN's keys `offline`, `streaming`, `ledger` and what the page
+    needs beside them. Raises InputError, with nothing written, when bundle and workload do not belong together, or
+    weights or test data are missing.
+    """
+    out_dir = Path(out_dir)
+    device = profile_named(profile)
+    opened, load = _belonging(bundle, workload)
+    _writable(out_dir)
+    judged = []
+    for query in load.queries:
+        progress("evaluate", query=query.id)
+        judged.append(_judge(query, opened))
+        progress("test", query=query.id, ratio=judged[-1].evidence.ratio, target=query.accuracy_target)
+    apart = costs_apart(device, load.queries)
+    settings = memory_settings(apart)
+    streamed = stream_arms(
+        [one.tested for one in judged],
+        {ORIGINALS: apart, MERGED: costs_for(device, opened)},
+        {name: settings[name] for name in MEMORY},
+        range(seeds),
+        progress,
+    )
+    document = finite(_document(opened, judged, streamed, device, list(range(seeds))))
+    pictures = [picture for one in judged for picture in one.pictures]
+    out_dir.mkdir(parents=True, exist_ok=True)
+    page = render(document, pictures)
+    for name, text in ((REPORT_JSON, json.dumps(document, indent=1, allow_nan=False)), (REPORT_HTML, page)):
+        with writing(out_dir / name, overwrite=True) as file:
+            file.write(text.encode("utf-8"))
+    return document
+
+
+def _belonging(bundle: str | Path, workload: str | Path) -> tuple[Bundle, Workload]:
+    """Both opened; InputError unless they hold the same queries with the same models."""
+    load = load_workload(workload)
+    opened = open_bundle(bundle, factories=[query.model for query in load.queries], folder=load.path.parent)
+    shipped = {query.id: query for query in opened.queries}
+    if set(shipped) != {query.id for query in load.queries}:
+        odd = sorted(set(shipped) ^ {query.id for query in load.queries})
+        raise InputError(bundle, f"does not hold the queries of {load.path.name} ({odd[0]})", "give its own workload")
+    for query in load.queries:
+        for key in ("task", "model", "input_size", "classes"):
+            if getattr(shipped[query.id], key) != getattr(query, key):
+                raise InputError(bundle, f"query {query.id} differs from {load.path.name}", "merge it again", key)
+    return opened, load
+
+
+def _writable(out_dir: Path) -> None:
+    """Refuse an output folder that cannot be made, before the long part begins."""
+    if out_dir.exists() and not out_dir.is_dir():
+        raise InputError(out_dir, "exists and is no folder", "give a folder", "--out")
+    nearest = next(folder for folder in (out_dir, *out_dir.resolve().parents) if folder.is_dir())
+    probe = nearest / ".gemel-writable"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(out_dir, f"cannot be written: {error.strerror}", "choose another folder", "--out") from error
+
+
+def _judge(query: Query, bundle: Bundle) -> _Judged:
+    """Both models of a query over its test split."""
+    task, device = task_of(query.task), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    original = build_query(query)
+    load_weights(query, original)
+    original_bytes = state_bytes(original)
+    split = load_split(query, "test")
+    prepared = Prepared(query, split).load()
+    before = predict(original.to(device), query, prepared)
+    after = predict(bundle.build(query.id, device), query, prepared)
+    threshold = bundle.query(query.id).threshold
+    if threshold is None:
+        val = load_split(query, "val")
+        chosen = val.truths is not None
+        threshold = task.choose_threshold(predict(original, query, val), val.truths) if chosen else query.min_score  # type: ignore[arg-type]
+    truths = truths_of(query, split, before, threshold)
+    extra = {}
+    if query.task == "detection":
+        for name, side in (("original", before), ("merged", after)):
+            found = mean_average_precision(side, truths, query.classes)  # type: ignore[arg-type]
+            extra |= {f"{key}_{name}": value for key, value in found.items()}
+    footage = Footage(split.units, split.times_s, query.fps)
+    return _Judged(
+        Tested(query, footage, truths, threshold, {ORIGINALS: before, MERGED: after}),
+        compare(query, split, before, after, threshold),
+        extra,
+        split.truths is not None,
+        original_bytes,
+        examples(query, split, truths, before, after, threshold),
+    )
+
+
+def _document(
+    bundle: Bundle, judged: Sequence[_Judged], streamed: Streamed, profile: DeviceProfile, seeds: list[int]
+) -> dict[str, Any]:
+    """The contents of report.json, in plain values."""
+    offline = [
+        {
+            "query": one.tested.query.id,
+            "camera": one.tested.query.camera,
+            "task": one.tested.query.task,
+            "model": one.tested.query.model,
+            **one.evidence.to_json(),
+            **one.extra,
+            "target": one.tested.query.accuracy_target,
+            "threshold": one.tested.threshold,
+            "label_interval_s": frame_interval_s(one.tested.footage),
+        }
+        for one in judged
+    ]
+    device = {
+        "name": profile.name,
+        "title": profile.title,
+        "modelled": profile.modelled,
+        "clock": "virtual clock",
+        "sources": list(profile.sources),
+    }
+    unlabelled = [one.tested.query.id for one in judged if not one.labelled]
+    return {
+        "workload": bundle.manifest.workload,
+        "method": bundle.manifest.method,
+        "bundle": {"file": bundle.path.name, "digest": bundle.digest},
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device,
+        "seeds": seeds,
+        "bytes": {
+            **bytes_of(bundle),
+            "resident_before": sum(one.original_bytes for one in judged),
+            "resident_after": resident_bytes(bundle),
+        },
+        "shared": shared_of(bundle),
+        "offline": offline,
+        "streaming": streamed.streaming,
+        "ledger": streamed.ledger,
+        "swapping": streamed.swapping,
+        "timeline": streamed.timeline,
+        "caveats": caveats(offline, streamed.swapping, device, unlabelled, len(seeds)),
+    }

@@ -1,0 +1,1 @@
+"""What a workload, a bundle or the zoo holds, as tables."""

@@ -1,0 +1,155 @@
+"""What a workload's models weigh and could share; needs neither weights nor footage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemel.text import percent, size, table
+from models.sharing.groups import Group, Likeness, ceiling_bytes, groups
+from models.sharing.layers import Signature, layers_of_all, model_bytes
+from models.sharing.likeness import cosine_likeness
+from models.weights.reading import load_weights
+from models.workload import Workload, load_workload
+from models.zoo import build_query
+
+TEXT_GROUPS = 12
+PAIRING_EXPLAINED = (
+    "paired by: only = no model has this layer twice; position = the networks were laid side by side, so that as many "
+    "layers as possible meet in order; likeness = the same, weights that resemble each other first"
+)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A workload on paper. `heaviest` = (layers, share of all bytes): how few layers hold how much."""
+
+    workload: str
+    signature: str
+    queries: tuple[dict[str, Any], ...]
+    total_bytes: int
+    groups: tuple[Group, ...]
+    ceiling_bytes: int
+    heaviest: tuple[tuple[int, float], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ceiling_fraction(self) -> float:
+        """Bytes saved if every group were shared, as a share of all bytes."""
+        return self.ceiling_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `gemel inspect --json`."""
+        return {
+            "workload": self.workload,
+            "signature": self.signature,
+            "queries": list(self.queries),
+            "total_bytes": self.total_bytes,
+            "ceiling_bytes": self.ceiling_bytes,
+            "ceiling_fraction": self.ceiling_fraction,
+            "heaviest": [{"layers": count, "bytes_fraction": share} for count, share in self.heaviest],
+            "groups": [
+                {
+                    "signature": group.signature,
+                    "bytes": group.bytes,
+                    "members": [list(member) for member in group.members],
+                    "saved_bytes": group.saved_bytes,
+                    "paired": group.paired,
+                }
+                for group in self.groups
+            ],
+            "notes": list(self.notes),
+        }
+
+    def to_text(self) -> str:
+        """The same for a terminal: the models, then the groups that save most."""
+        rows = [(q["id"], q["model"], q["layers"], size(q["bytes"]), size(q["shareable_bytes"])) for q in self.queries]
+        shown = [
+            (size(group.saved_bytes), size(group.bytes), group.signature, group.paired, _members(group))
+            for group in self.groups[:TEXT_GROUPS]
+        ]
+        more = len(self.groups) - len(shown)
+        count_all = sum(query["layers"] for query in self.queries)
+        few = ", ".join(f"{percent(share, 0)} lie in {count}" for count, share in self.heaviest)
+        return "\n".join([
+            table(("query", "model", "layers", "bytes", "in groups"), rows),
+            "",
+            f"{len(rows)} models, {size(self.total_bytes)}; of all bytes {few} of {count_all} layers",
+            f"ceiling: {size(self.ceiling_bytes)} = {percent(self.ceiling_fraction)} of all bytes, "
+            f"if every one of {len(self.groups)} groups were shared ({self.signature} signatures)",
+            "",
+            table(("saves", "weight", "signature", "paired by", "shared by"), shown) if shown else "nothing to share",
+            *([f"... and {more} groups more"] if more > 0 else []),
+            *([PAIRING_EXPLAINED] if any(group.paired != "only" for group in self.groups) else []),
+            *self.notes,
+        ])  # fmt: skip
+
+
+def inspect_workload(path: str | Path, signature: Signature = "wide", weights: bool = False) -> Inspection:
+    """The models of a workload file and what they could share; InputError when the file does not fit.
+
+    With `weights` the queries' weights files are read, where they exist, and decide by their likeness which of several
+    layers of one signature meet.
+    """
+    workload = load_workload(path)
+    layers = layers_of_all(workload.queries)
+    found = groups(layers, signature, likeness=_likeness(workload) if weights else None)
+    shareable: Counter[str] = Counter()
+    for group in found:
+        for query, _ in group.members:
+            shareable[query] += group.bytes
+    counts = Counter(layer.query for layer in layers)
+    free = {layer.query for layer in layers if not layer.head}
+    queries = tuple(
+        {
+            "id": query.id,
+            "model": query.model,
+            "layers": counts[query.id],
+            "bytes": model_bytes(query),
+            "shareable_bytes": shareable[query.id],
+        }
+        for query in workload.queries
+    )
+    total = sum(query["bytes"] for query in queries)
+    return Inspection(
+        workload=workload.name,
+        signature=signature,
+        queries=queries,
+        total_bytes=total,
+        groups=tuple(found),
+        ceiling_bytes=ceiling_bytes(layers, signature),
+        heaviest=_heaviest([layer.bytes for layer in layers], total),
+        notes=tuple(
+            f"{query.id}: {query.model} has no convolution or linear layer but its head, so it can share nothing"
+            for query in workload.queries
+            if query.id not in free
+        ),
+    )
+
+
+def _likeness(workload: Workload) -> Likeness:
+    states = {}
+    for query in workload.queries:
+        if query.weights is not None and query.weights.exists():
+            model = build_query(query)
+            states[query.id] = load_weights(query, model).state_dict()
+    return cosine_likeness(states)
+
+
+def _heaviest(layer_bytes: list[int], total: int) -> tuple[tuple[int, float], ...]:
+    """How many of the heaviest layers it takes to hold half, and 80 %, of all bytes."""
+    ranked, held, found = sorted(layer_bytes, reverse=True), 0, []
+    marks = [0.5, 0.8]
+    for count, nbytes in enumerate(ranked, 1):
+        held += nbytes
+        while marks and held >= marks[0] * total:
+            marks.pop(0)
+            found.append((count, held / total))
+    return tuple(dict(found).items())
+
+
+def _members(group: Group) -> str:
+    names = [query for query, _ in group.members]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,185 @@
+"""What became of each set of layers in a merge, as the log beside a bundle tells it, or the bundle alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemel.text import number, percent, size, table
+from models.bundle import Bundle
+from models.parts.low_rank import FACTORS
+from models.sharing.layers import weight_key
+
+LOG_SUFFIX = ".log.jsonl"
+OUTCOMES = ("kept", "repaired", "partly", "refused", "untried")
+NO_LOG = "no log beside the bundle: what was tried and refused is not known, only what is shared"
+OTHER_LOG = "the log beside the bundle is another merge's: only what is shared is known"
+EQUAL = "the merge set out to share nothing: what is shared was equal before"
+UNREADABLE = "the log beside the bundle cannot be read: only what is shared is known"
+WEIGHT = len(".weight")
+"""What follows a layer's path in the key of its weight; `_weight` is as long."""
+NAMED = 4
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Account:
+    """The rows of the sets (merger.journal.outcomes), those of the repairs, of what went past the ceiling, of narrow
+    storage.
+
+    `note` says why there is no more than what the bundle itself tells; empty where the log was found.
+    """
+
+    sets: tuple[Row, ...]
+    repairs: tuple[Row, ...] = ()
+    beyond: tuple[Row, ...] = ()
+    narrow: tuple[Row, ...] = ()
+    note: str = ""
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Account:
+        """From the log beside the bundle, if that is its own, else from its manifest."""
+        path = Path(f"{bundle.path}{LOG_SUFFIX}")
+        if not path.exists():
+            return cls(tuple(shared_sets(bundle)), note=NO_LOG)
+        try:
+            log = [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+            sets = tuple(row for row in log if "set" in row)
+            tensors = {query.id: query.tensors for query in bundle.queries}
+            if not all(_is_shared(tensors, row["kept"]) for row in sets):
+                return cls(tuple(shared_sets(bundle)), note=OTHER_LOG)
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(tuple(shared_sets(bundle)), note=UNREADABLE)
+        if not sets and (equal := shared_sets(bundle)):
+            return cls(tuple(equal), note=EQUAL)
+        repairs = tuple(row for row in log if {"repair", "alone", "waits"} & row.keys())
+        beyond = tuple(row for row in log if "beyond" in row)
+        return cls(sets, repairs, beyond, tuple(row for row in log if "weights" in row))
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys that `gemel bundle show --json` gets from it."""
+        return {
+            "sets": list(self.sets), "repairs": list(self.repairs), "beyond": list(self.beyond),
+            "narrow": list(self.narrow), "account": self.note or "log",
+        }  # fmt: skip
+
+    def to_text(self, every_set: bool = False) -> str:
+        """A table of the sets, those of one fate in one line unless every set is asked for, and what was repaired."""
+        parts = [_every(self.sets) if every_set else _summary(self.sets)] if self.sets else ["nothing is shared"]
+        if self.note:
+            parts.append(self.note)
+        elif self.sets:
+            spent = sum(row["work"] / row["together"] for row in self.sets)
+            parts.append(f"{len(self.sets)} sets of layers were to be shared; trying them took {spent:.3g} of work")
+        parts += _repairs(self.repairs)
+        for row in self.beyond:
+            if "work_spent" in row:
+                parts.append(
+                    f"past the ceiling, {row['beyond']}: {row['tries']} tries gained {size(row['gained_bytes'])}"
+                    + _in_whose_way(one for one in self.beyond if one["beyond"] == row["beyond"])
+                )
+        if self.narrow:
+            widened = sum(len(row["widened"]) for row in self.narrow)
+            parts.append(f"stored {self.narrow[-1]['weights']}: {widened} weights wider" + _in_whose_way(self.narrow))
+        return "\n".join(parts)
+
+
+def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:
+    """The sets that share a weight, by the manifest: the rows of `merger.journal.outcomes` without what only a log
+    knows.
+    """
+    rows = []
+    for one in bundle.manifest.shared:
+        members = [[query, key[:-WEIGHT]] for query, key in one.members if key.endswith("weight")]
+        if bundle.tensor(one.tensor).ndim < 2 or len(members) < 2:
+            continue
+        own = [bundle.query(query).residuals.get(path) for query, path in members]
+        residual = sum(bundle.nbytes(name) for each in own if each is not None for name in (each.a, each.b))
+        nbytes = bundle.nbytes(one.tensor)
+        rows.append({
+            "set": members, "bytes": nbytes, "outcome": "repaired" if residual else "kept", "kept": members,
+            "in_the_way": {}, "residual_bytes": residual, "saved_bytes": nbytes * (len(members) - 1), "work": None,
+            "together": None,
+        })  # fmt: skip
+    return rows
+
+
+def _is_shared(tensors: Mapping[str, Mapping[str, str]], kept: Sequence[Sequence[str]]) -> bool:
+    """Whether these members use one tensor, their own weight or, of a layer that is two factors, the first of them."""
+    names = set()
+    for query, path in kept:
+        own = tensors.get(query, {})
+        names.add(own.get(weight_key(own, path), own.get(f"{path}.{FACTORS[0]}.weight")))
+    return len(names) <= 1 and None not in names
+
+
+def _summary(sets: Sequence[Row]) -> str:
+    """The sets of one outcome, with the same queries and the same ones in the way, in one line."""
+    alike: dict[tuple[str, str, str], list[Row]] = {}
+    for row in sets:
+        alike.setdefault((row["outcome"], _queries(row), _in_the_way(row)), []).append(row)
+    lines = [
+        (len(rows), outcome, queries, size(sum(row["bytes"] for row in rows)),
+         size(sum(row["saved_bytes"] for row in rows)), size(sum(row["residual_bytes"] for row in rows)), why)
+        for (outcome, queries, why), rows in sorted(alike.items(), key=lambda one: _order(one[0][0], one[1]))
+    ]  # fmt: skip
+    return table(("sets", "outcome", "queries", "weights", "saved", "residuals", "in the way"), lines)
+
+
+def _every(sets: Sequence[Row]) -> str:
+    lines = [
+        (size(row["bytes"]), row["outcome"], _layer(row), _queries(row), size(row["saved_bytes"]),
+         size(row["residual_bytes"]), _in_the_way(row))
+        for row in sorted(sets, key=lambda row: _order(row["outcome"], [row]))
+    ]  # fmt: skip
+    return table(("weight", "outcome", "layer", "queries", "saved", "residuals", "in the way"), lines)
+
+
+def _order(outcome: str, rows: Iterable[Row]) -> tuple[int, int]:
+    return OUTCOMES.index(outcome), -sum(row["saved_bytes"] or row["bytes"] for row in rows)
+
+
+def _layer(row: Row) -> str:
+    """The layer's path; where members have it elsewhere, the first and how many."""
+    paths = list(dict.fromkeys(path for _, path in row["set"]))
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def _queries(row: Row) -> str:
+    """Who shares, and who does not though it was to."""
+    kept = list(dict.fromkeys(query for query, _ in row["kept"]))
+    meant = list(dict.fromkeys(query for query, _ in row["set"]))
+    without = [query for query in meant if query not in kept]
+    return _listed(kept) + (f", without {_listed(without)}" if without else "") if kept else _listed(meant)
+
+
+def _in_the_way(row: Row) -> str:
+    found = [
+        f"{query}: {percent(why['ratio'])} of {percent(why['required'])} after {why['after']}"
+        for query, why in row["in_the_way"].items()
+    ]
+    return "; ".join(found[:2]) + (f"; and {len(found) - 2} more" if len(found) > 2 else "")
+
+
+def _repairs(rows: Sequence[Row]) -> list[str]:
+    """One line for each query that was repaired: what was tried, and the ratio that it brought."""
+    steps: dict[str, list[str]] = {}
+    required = {}
+    for row in rows:
+        query = row.get("alone") or row.get("waits") or row["query"]
+        what = "private parts alone" if "alone" in row else row.get("repair") or f"waits after {row['after']}"
+        required[query] = row["required"]
+        steps.setdefault(query, []).append(what + (f" {number(row['ratio'])}" if "ratio" in row else ""))
+    return [f"{query} ({number(required[query])} required): {', '.join(own)}" for query, own in steps.items()]
+
+
+def _in_whose_way(rows: Iterable[Row]) -> str:
+    queries = list(dict.fromkeys(query for row in rows for query in row.get("in_the_way", ())))
+    return f"; in the way: {_listed(queries)}" if queries else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -1,0 +1,1 @@
+"""What to expect on a box before anything is shipped."""

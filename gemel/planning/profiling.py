@@ -1,0 +1,159 @@
+"""`gemel profile`: what each query of a bundle costs on this machine, measured and kept beside the bundle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from edge_runtime.rehearsal.measured import MeasuredProfile, QueryProfile, ascending, machine_of, write_profile
+from edge_runtime.schedule.costs import BATCHES, BatchCost, footprint_bytes
+from gemel.text import size, table
+from merger.journal.progress import Progress, silent
+from models.bundle import open_bundle
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edge_runtime.engines import FrameEngine
+    from edge_runtime.memory.arena import Arena
+
+ROUNDS = 5
+FRAME_PIXELS = (1280, 720)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A bundle's measured profile, and the file it was written to."""
+
+    path: Path
+    profile: MeasuredProfile
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "profile": str(self.path),
+            "device": self.profile.device,
+            "machine": dict(self.profile.machine),
+            "engine": self.profile.engine,
+            "copy_gb_s": self.profile.copy_bytes_per_s / 1e9,
+            "queries": [
+                {"id": query, "load_ms": 1000 * one.load_s,
+                 "batches": [{"count": batch.count, "run_ms": 1000 * batch.run_s,
+                              "workspace_bytes": batch.workspace_bytes} for batch in one.batches]}
+                for query, one in self.profile.queries.items()
+            ],
+        }  # fmt: skip
+
+    def to_text(self) -> str:
+        rows = [
+            (query, f"{1000 * one.load_s:.2f} ms", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
+             size(one.batches[0].workspace_bytes))
+            for query, one in self.profile.queries.items()
+        ]  # fmt: skip
+        headers = ("query", "load", *(f"run of {count}" for count in BATCHES), "workspace")
+        return "\n".join([
+            table(headers, rows), "",
+            f"{self.path}: measured on {self.profile.machine['name']} ({self.profile.device}), "
+            f"loads at {self.profile.copy_bytes_per_s / 1e9:.2f} GB/s",
+        ])  # fmt: skip
+
+
+def profile_bundle(
+    bundle: str | Path, device: str | None = None, factories: Sequence[str] = (), rounds: int = ROUNDS,
+    progress: Progress = silent, engine: str = "auto",
+) -> Profiled:  # fmt: skip
+    """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
+
+    Medians over `rounds`, batches in turns, after one run of each that is not counted, on noise of FRAME_PIXELS; what
+    a box adds to that, or a camera with other frames, it learns as it runs. `device` is cpu or cuda, the best there
+    is unless given; `engine` as in a box config, which takes over these costs when it names the same. Raises InputError
+    for a bad bundle or an unknown engine.
+    """
+    import torch
+
+    from edge_runtime.engines import check_engine
+    from edge_runtime.engines.arranging import layouts_for, order_for
+    from edge_runtime.engines.choosing import engines_for
+    from edge_runtime.memory.arena import Arena
+    from edge_runtime.memory.store import Store
+
+    check_engine(engine, "gemel profile", "--engine")
+
+    opened = open_bundle(bundle, factories, Path.cwd())
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
+    engines, store = engines_for(opened, engine, chosen), Store.of_bundle(opened)
+    capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
+    running = engines.values()
+    layouts = layouts_for(running, store.kinds, order_for(running, stays=False))
+    arena = Arena(store, capacity, chosen, layouts=layouts)
+    queries: dict[str, QueryProfile] = {}
+    loads: list[tuple[int, float]] = []
+    try:
+        for query in opened.queries:
+            progress("profile", query=query.id)
+            needed = opened.names_in_order(query.id)
+            found = _loads(arena, needed, rounds)
+            loads += found
+            load_s = median(seconds for _, seconds in found)
+            one = engines[query.id]
+            workspace = {count: one.workspace_of(count) for count in BATCHES}
+            one.bind(arena.tensor)
+            queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
+            one.unbind()
+    finally:
+        arena.close()
+    moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
+    rate = moved / seconds if seconds > 0 else 1e12
+    profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, engine, rate, 0.0, queries)
+    return Profiled(write_profile(bundle, profile), profile)
+
+
+def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, float]]:
+    """(bytes, seconds) of loads of all these tensors into an arena that holds nothing of them."""
+    found = []
+    for _ in range(rounds):
+        arena.change(tuple(arena.residency.resident), ())
+        start = time.perf_counter()
+        moved = arena.change((), needed)
+        found.append((moved, time.perf_counter() - start))
+    return found
+
+
+def _batches(engine: FrameEngine, rounds: int, workspace: dict[int, int]) -> tuple[BatchCost, ...]:
+    """Each batch's time and workspace, frame preparation included, as a box spends it.
+
+    `workspace` is what the engine knows of it; what torch's allocator sees takes its place where it is more.
+    """
+    import torch
+
+    from edge_runtime.engines.workspace import peak_bytes
+
+    frames = _frames(engine, BATCHES[-1])
+    seconds: dict[int, list[float]] = {count: [] for count in BATCHES}
+    for round_index in range(rounds + 1):
+        for count in BATCHES:
+            start = time.perf_counter()
+            engine.run(frames[:count])
+            if engine.device.type == "cuda":
+                torch.cuda.synchronize()
+            if round_index:
+                seconds[count].append(time.perf_counter() - start)
+    for count in BATCHES:
+        seen = peak_bytes(partial(engine.run, frames[:count]), engine.device)
+        workspace[count] = max(workspace[count], seen)
+    return ascending(BatchCost(count, median(seconds[count]), workspace[count]) for count in BATCHES)
+
+
+def _frames(engine: FrameEngine, count: int) -> list[np.ndarray]:
+    """Noise as large as a camera's frames, so that the query's region lies inside."""
+    import numpy as np
+
+    width, height = FRAME_PIXELS
+    if engine.query.roi is not None:
+        width, height = max(width, round(engine.query.roi[2])), max(height, round(engine.query.roi[3]))
+    return list(np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8))

@@ -1,0 +1,42 @@
+"""When a merge has had its time or its work."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from merger.bench.method import MergeOptions
+from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
+from merger.training.loop import Work
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Nothing more is begun once `work` reaches `most_work`, or the monotonic clock `ends`."""
+
+    work: Work
+    most_work: float = math.inf
+    ends: float = math.inf
+
+    @classmethod
+    def of(cls, bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Bounds:
+        """The bounds of the options; time that an interrupted merge had spent counts."""
+        left = math.inf if options.max_minutes is None else 60 * options.max_minutes - checkpoint.seconds
+        return cls(bench.work, math.inf if options.max_work is None else options.max_work, time.monotonic() + left)
+
+    def part(self, share: float) -> Bounds:
+        """Bounds that leave the rest of the work, and of the time that is left now, to others."""
+        now = time.monotonic()
+        return Bounds(self.work, share * self.most_work, now + share * (self.ends - now))
+
+    @property
+    def work_left(self) -> float:
+        """The work that may still be done."""
+        return max(0.0, self.most_work - self.work.total)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more may begin."""
+        return self.work.total >= self.most_work or time.monotonic() >= self.ends

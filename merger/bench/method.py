@@ -1,0 +1,71 @@
+"""What a method is: from a workbench to a sharing plan and the weights that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from merger.bench.workbench import Merged, Workbench
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import Trial
+from merger.training.loop import Recipe, check
+from merger.training.precision import check_precision
+from models.errors import InputError
+from models.parts.widths import FP32, WEIGHTS
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """Bounds of a merge, the same for every method.
+
+    `recipe` None means: batch, epochs and frames as `Recipe`, the rate chosen on val. `margin` is how far above its
+    target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
+    are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
+    the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
+    `wide` go past the ceiling (merger.beyond.search). `weights` fp16 or int8: how narrow they are stored at most
+    (merger.beyond.narrowing).
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    choose_rate: bool = True
+    margin: float = 0.5
+    min_saving: float = 0.0
+    max_minutes: float | None = None
+    max_work: float | None = None
+    precision: str = "auto"
+    beyond: bool = False
+    weights: str = FP32
+
+    def __post_init__(self) -> None:
+        check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
+        check_precision(self.precision)
+        if self.weights not in WEIGHTS:
+            remedy = f"choose one of: {', '.join(WEIGHTS)}"
+            raise InputError("options", f"'{self.weights}' is unknown", remedy, "weights")
+        check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
+
+    def required(self, bench: Workbench) -> dict[str, float]:
+        """The ratio on val from which each query is accepted."""
+        return {query: bench.required(query, self.margin) for query in bench.queries}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, to recognise the options of an interrupted merge."""
+        return {**{k: v for k, v in self.__dict__.items() if k != "recipe"}, "recipe": self.recipe.__dict__}
+
+
+Method = Callable[[Workbench, MergeOptions, Checkpoint], Merged]
+Trials = Callable[[Workbench, MergeOptions, Sequence[Mapping[str, Any]], float], list[Trial]]
+"""From the workbench, the options, the log and the work of a method that has run: how each set was tried."""
+METHODS: dict[str, Method] = {}
+TRIALS: dict[str, Trials] = {}
+
+
+def method(name: str, trials: Trials = lambda *_: []) -> Callable[[Method], Method]:
+    """Enter a method under the name the command line knows; `trials` accounts for the sets it tries, if any."""
+
+    def enter(function: Method) -> Method:
+        METHODS[name], TRIALS[name] = function, trials
+        return function
+
+    return enter

@@ -1,0 +1,108 @@
+"""Models as plain values: what a job needs to have the same models somewhere else, and to judge or train them there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from merger.journal.steps import Journal
+from merger.training.loop import Recipe
+from merger.workers.jobs import Job, run
+from models.sharing.plan import SharingPlan, tie
+
+if TYPE_CHECKING:
+    from merger.bench.workbench import State, Workbench
+
+TRAINING_PASSES = 4
+"""Forward passes that a frame costs in training: its own, two for the gradient, the original's."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Some models as they stand: their plan and states, and the parameters that training leaves alone."""
+
+    plan: SharingPlan
+    states: Mapping[str, State]
+    frozen: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, models: Mapping[str, nn.Module], plan: SharingPlan) -> Standing:
+        """These models under the plan; tensors are those at work, not copies."""
+        states = {query: {name: t.detach() for name, t in m.state_dict().items()} for query, m in models.items()}
+        frozen = {q: [name for name, p in m.named_parameters() if not p.requires_grad] for q, m in models.items()}
+        return cls(plan, states, frozen)
+
+    def models(self, bench: Workbench) -> dict[str, nn.Module]:
+        """Fresh models that stand like this, tied under the plan."""
+        models = bench.models(self.states, self.states, self.plan)
+        tie(models, self.plan)
+        for query, model in models.items():
+            for name in self.frozen.get(query, ()):
+                model.get_parameter(name).requires_grad_(False)
+        return models
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values and tensors."""
+        states = {query: dict(state) for query, state in self.states.items()}
+        return {"plan": self.plan.to_json(), "states": states, "frozen": {q: list(n) for q, n in self.frozen.items()}}
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> Standing:
+        """Inverse of `to_plain`."""
+        return cls(SharingPlan.from_json(value["plan"]), value["states"], value["frozen"])
+
+
+def judge_all(
+    bench: Workbench, journal: Journal, name: str, models: Mapping[str, nn.Module], plan: SharingPlan, settling: int = 0
+) -> dict[str, float]:
+    """Every model's ratio on val, one job each; with `settling` norms are measured again before, on so many frames.
+
+    A detector's scores are matched with its original's before (merger.bench.scores), and stay so. `plan` says which
+    residuals and factors the models have.
+    """
+    alone = {query: SharingPlan((), *_own(plan, query)) for query in models}
+    jobs = [
+        Job(
+            query, judged, {"query": query, "standing": Standing.of({query: model}, alone[query]).to_plain(),
+                            "settling": settling},
+            flops=bench.work.of(bench.queries[query]) * (len(bench.val[query]) + settling),
+        )
+        for query, model in models.items()
+    ]  # fmt: skip
+    ratios = {}
+    for (query, model), found in zip(models.items(), run(bench, journal, name, jobs), strict=True):
+        model.load_state_dict(found["settled"], strict=False)
+        ratios[query] = found["ratio"]
+    return ratios
+
+
+def judged(
+    bench: Workbench, journal: Journal, query: str, standing: Mapping[str, Any], settling: int
+) -> dict[str, Any]:
+    """The job: `ratio` of the query's model on val, and what was `settled` before: norms' statistics, heads' biases."""
+    model = Standing.from_plain(standing).models(bench)[query]
+    if settling:
+        bench.calibrate(query, model, settling)
+    settled = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if settling else {}
+    settled |= bench.match_scores(query, model)
+    return {"ratio": bench.ratio(query, model), "settled": settled}
+
+
+def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe, eased: Collection[str] = ()) -> float:
+    """About what it takes to train these queries' models by this recipe, and to judge them once."""
+    total = 0.0
+    lengths = {query: len(bench.train[query]) for query in queries}
+    for query, count in recipe.contributions(lengths, eased).items() if lengths else ():
+        passes = TRAINING_PASSES * count * recipe.epochs + len(bench.val[query])
+        total += bench.work.of(bench.queries[query]) * passes
+    return total
+
+
+def _own(plan: SharingPlan, query: str) -> tuple[dict, dict]:
+    """Residuals and factors of one query."""
+    parts = (plan.residuals, plan.low_rank)
+    residuals, low_rank = ({query: dict(part[query])} if query in part else {} for part in parts)
+    return residuals, low_rank

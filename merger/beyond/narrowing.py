@@ -1,0 +1,195 @@
+"""Narrow storage of what a merge has found: every weight as narrow as all the queries that use it can bear, on val.
+
+At first everything is stored as narrow as was asked for. While a query falls short, some of its weights become wider,
+float16 and after that float32: those first whose narrowing moves the inputs of its heads most per byte that is given
+back, and as few as do (by bisection). A weight that is shared widens for all who share it. Statistics of norms stay as
+they are unless measuring them again brings a query back. What was met with wide weights is met in the end: wide
+weights are the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from merger.bench.bounds import Bounds
+from merger.bench.workbench import Merged, Workbench
+from merger.beyond.narrow_weights import Narrowing, Weight, dtypes_of, store, tied_models, weights_of
+from merger.journal.steps import Journal
+from merger.training.features import feature_loss, watched_layers, watching
+from models.parts.widths import STORED, narrowed
+
+KEPT = 0.99
+"""A query that misses what is required with wide weights may lose no more than to this part of what it reaches."""
+FRAMES = 16
+"""Train frames of a query on which the error of narrowing a weight is measured: there is a run for each weight."""
+
+
+def narrow(
+    bench: Workbench, merged: Merged, weights: str, required: Mapping[str, float], journal: Journal, bounds: Bounds
+) -> dict[str, Any]:
+    """The `narrowing` (plain) of what is merged for `weights` "fp16" or "int8", and log `rows`.
+
+    Once the bounds are over, all weights of a query that falls short are widened at once.
+    """
+    return _Search(bench, merged, required, journal, bounds).run(weights)
+
+
+def needed(target: float, required: float, reached: float) -> float:
+    """The ratio on val that a query must keep when its weights become narrow, from what it reached with wide ones."""
+    if reached >= required:
+        return required
+    kept = KEPT * reached
+    return max(kept, target) if reached >= target else kept
+
+
+@dataclass
+class _Search:
+    bench: Workbench
+    merged: Merged
+    required: Mapping[str, float]
+    journal: Journal
+    bounds: Bounds
+    judged: int = 0
+
+    def run(self, asked_for: str) -> dict[str, Any]:
+        """Widen until every query keeps what it needs."""
+        bench = self.bench
+        wide = {query: self.journal.step(f"wide {query}", partial(self._wide, query)) for query in bench.queries}
+        need = {
+            query: needed(bench.queries[query].accuracy_target, self.required[query], ratio)
+            for query, ratio in wide.items()
+        }
+        weights = weights_of(bench, self.merged, asked_for)
+        found = self._judge(weights, list(bench.queries), need)
+        rows = [self._row(asked_for, weights, found, need, [])]
+        while short := {query for query, one in found.items() if one["ratio"] < need[query]}:
+            weights, widened, again = self._widened(weights, short, need)
+            found |= again
+            touched = {query for weight in widened for query, _ in weight.places}
+            found |= self._judge(weights, sorted(touched - set(again)), need)
+            rows.append(self._row(asked_for, weights, found, need, widened))
+        norms = {query: one["norms"] for query, one in found.items() if one["norms"]}
+        return {"narrowing": Narrowing(dtypes_of(weights), norms).to_plain(), "rows": rows}
+
+    def _widened(
+        self, weights: Sequence[Weight], short: set[str], need: Mapping[str, float]
+    ) -> tuple[list[Weight], list[Weight], dict[str, Any]]:
+        """As few weights as do one step wider, those among them that changed, and how the queries then do.
+
+        When not even all of one width do, all of them are wider, and the next width is tried from there.
+        """
+        of_short = [at for at, weight in enumerate(weights) if weight.dtype is not None and weight.used_by(short)]
+        narrowest = {weights[at].dtype for at in of_short}
+        dtype = "int8" if "int8" in narrowest else "fp16"
+        open_ = [at for at in of_short if weights[at].dtype == dtype]
+        order = self._most_error_first(weights, open_, short)
+
+        def at_once(count: int) -> list[Weight]:
+            wider = set(order[:count])
+            return [weight.wider if at in wider else weight for at, weight in enumerate(weights)]
+
+        low, high = 1, len(order)
+        best = self._judge(at_once(high), sorted(short), need)
+        if not self.bounds.over and all(best[query]["ratio"] >= need[query] for query in short):
+            while low < high:
+                middle = (low + high) // 2
+                found = self._judge(at_once(middle), sorted(short), need)
+                if all(found[query]["ratio"] >= need[query] for query in short):
+                    high, best = middle, found
+                else:
+                    low = middle + 1
+        return at_once(high), [weights[at] for at in order[:high]], best
+
+    def _most_error_first(self, weights: Sequence[Weight], open_: Sequence[int], short: set[str]) -> list[int]:
+        """These weights, the largest error per byte that the next width costs first."""
+        errors = [0.0] * len(open_)
+        for query in sorted(short):
+            measure = partial(self._errors, [weights[at] for at in open_], query)
+            of_query = self.journal.step(f"errors of {query} before {self.judged}", measure)
+            errors = [one + other for one, other in zip(errors, of_query, strict=True)]
+        worth = {
+            at: error / (weights[at].wider.nbytes - weights[at].nbytes) for at, error in zip(open_, errors, strict=True)
+        }
+        return sorted(open_, key=lambda at: -worth[at])
+
+    @torch.no_grad()
+    def _errors(self, weights: Sequence[Weight], query: str) -> list[float]:
+        """How far the inputs of a query's heads move when one weight alone is narrow."""
+        bench, errors = self.bench, [0.0] * len(weights)
+        model = tied_models(bench, self.merged, [query])[query].eval()
+        data, state = bench.train[query], model.state_dict(keep_vars=True)
+        chosen = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
+        frames = data.frames(chosen, bench.device)
+        paths = watched_layers(bench.asked(query, self.merged.plan), model)
+        wanted = self._seen(query, model, frames, paths)
+        for at, weight in enumerate(weights):
+            own = {key: state[key] for name, key in weight.places if name == query}
+            kept = {key: tensor.detach().clone() for key, tensor in own.items()}
+            assert weight.dtype is not None
+            for key, tensor in own.items():
+                tensor.copy_(narrowed(kept[key], weight.dtype).wide())
+            if own:
+                errors[at] = float(feature_loss(self._seen(query, model, frames, paths), wanted))
+            for key, tensor in own.items():
+                tensor.copy_(kept[key])
+        return errors
+
+    def _seen(self, query: str, model: nn.Module, frames: Tensor, paths: Sequence[str]) -> list[Tensor]:
+        with watching(model, paths) as seen:
+            model(frames)
+        self.bench.work.add(self.bench.queries[query], len(frames))
+        return list(seen)
+
+    def _judge(self, weights: Sequence[Weight], queries: list[str], need: Mapping[str, float]) -> dict[str, Any]:
+        """Query -> `ratio` on val with its weights stored so, and `norms` where these were measured again."""
+        self.judged += 1
+        found = {}
+        for query in queries:
+            judge = partial(self._judged, weights, query, need[query])
+            found[query] = self.journal.step(f"judged {self.judged} {query}", judge)
+        return found
+
+    def _judged(self, weights: Sequence[Weight], query: str, need: float) -> dict[str, Any]:
+        bench, narrowing = self.bench, Narrowing(dtypes_of(weights), {})
+        model = tied_models(bench, self.merged, [query])[query]
+        stored = store({query: model}, narrowing)
+        ratio = bench.ratio(query, model)
+        if ratio >= need or not stored:
+            return {"ratio": ratio, "norms": None}
+        bench.calibrate(query, model)
+        again = bench.ratio(query, model)
+        if again <= ratio:
+            return {"ratio": ratio, "norms": None}
+        return {"ratio": again, "norms": {name: buffer.detach().clone() for name, buffer in model.named_buffers()}}
+
+    def _wide(self, query: str) -> float:
+        return self.bench.ratio(query, tied_models(self.bench, self.merged, [query])[query])
+
+    def _row(
+        self,
+        asked_for: str,
+        weights: Sequence[Weight],
+        found: Mapping[str, Any],
+        need: Mapping[str, float],
+        widened: Sequence[Weight],
+    ) -> dict[str, Any]:
+        """A row of the log: how everything is stored now and how the queries do."""
+        ratios = {query: one["ratio"] for query, one in found.items()}
+        sizes = {dtype or "fp32": 0 for dtype in (*STORED, None)}
+        for weight in weights:
+            sizes[weight.dtype or "fp32"] += weight.nbytes
+        row = {
+            "weights": asked_for, "stored_bytes": sizes, "ratios": ratios,
+            "widened": [f"{weight.places[0][0]}: {weight.places[0][1]}" for weight in widened],
+            "in_the_way": [query for query, ratio in ratios.items() if ratio < need[query]],
+            "norms_again": [query for query, one in found.items() if one["norms"]],
+            "work": self.bench.work.total,
+        }  # fmt: skip
+        self.bench.progress("narrow", **{key: row[key] for key in ("weights", "stored_bytes", "ratios", "in_the_way")})
+        return row

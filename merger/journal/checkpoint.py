@@ -1,0 +1,131 @@
+"""The state of a merge on the disk, so that a merge that was killed at any moment goes on and ends the same.
+
+One file beside the bundle holds everything: what was accepted after the last finished round, and the journal of
+what has been done since (`merger.journal.steps`): results, the state of the training at work, the best so far. It is
+replaced whole in one step, every INTERVAL_S seconds of work, so that less than 30 s are lost; where writing takes
+long it is done less often, so that it takes at most a quarter of the time. What it holds besides decides nothing:
+batches, their order and all random numbers are functions of the seed and the number of the step
+(`merger.training.batches`), so a resumed merge gives the same bundle, bit by bit, on the same processor.
+When there is no room for a new file, the merge ends with one line, and the last good file stays for `--resume`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from merger.bench.workbench import Merged, Workbench, snapshots
+from merger.journal.steps import Journal
+from models.errors import InputError
+from models.files.atomic import writing
+from models.sharing.plan import SharingPlan
+
+STATE = "state.pt"
+FORMAT = 3
+INTERVAL_S = 20.0
+WRITING_SHARE = 0.25
+
+
+class Checkpoint(Journal):
+    """A folder beside the bundle with the file described above.
+
+    `identity` tells one merge from another (workload, method, seed, options); a folder of another one is refused, and
+    so is an existing one unless `resume`. `log` are the rows of the merge's log so far.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any], resume: bool) -> None:
+        super().__init__()
+        self.folder, self.identity = folder, json.loads(json.dumps(identity))
+        self.rounds, self.seconds, self.work = 0, 0.0, 0.0
+        self.rate: float | None = None
+        self.log: list[dict[str, Any]] = []
+        self._accepted: Merged | None = None
+        self._settled_rows = 0
+        self._writing_s = 0.0
+        path = folder / STATE
+        if path.exists():
+            if not resume:
+                raise InputError(folder, "holds an interrupted merge", "give --resume to go on, or remove the folder")
+            self._open(path)
+        self._seconds_before, self._opened = self.seconds, time.monotonic()
+        self._stored = time.monotonic()
+
+    def merged(self, bench: Workbench) -> Merged:
+        """What was accepted after the last finished round; the originals and nothing shared at the start."""
+        if self._accepted is None:
+            return Merged(SharingPlan(), snapshots(bench.originals))
+        bench.work.total = self.work
+        return self._accepted
+
+    def save(
+        self, merged: Merged, rounds: int, rows: list[dict[str, Any]], work: float, seconds: float, rate: float
+    ) -> None:
+        """Store the state after a finished round, in place of the one before."""
+        self.rounds, self.work, self.rate, self._accepted = rounds, work, rate, merged
+        self._seconds_before, self._opened = seconds, time.monotonic()
+        self.log += rows
+        self._settled_rows = len(self.log)
+        self.write()
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Add a row to the log that running the method again would add again."""
+        self.log.append(row)
+
+    def tick(self) -> None:
+        """Store everything if enough time has passed since it was stored last."""
+        if time.monotonic() - self._stored >= max(INTERVAL_S, self._writing_s / WRITING_SHARE):
+            self.write()
+
+    def write(self) -> None:
+        """Store everything now; InputError when that cannot be done, and then the file before is as it was."""
+        started = time.monotonic()
+        self.seconds = self._seconds_before + started - self._opened
+        content = {
+            "format": FORMAT, "identity": self.identity, "rounds": self.rounds, "seconds": self.seconds,
+            "work": self.work, "rate": self.rate, "log": self.log[: self._settled_rows],
+            "accepted": self._accepted.to_plain() if self._accepted is not None else None,
+            "journal": self.state_dict(),
+        }  # fmt: skip
+        path = self.folder / STATE
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with writing(path, overwrite=True) as file:
+                torch.save(content, file)
+        except (InputError, OSError, RuntimeError) as error:
+            what = error.fault if isinstance(error, InputError) else f"cannot be written: {error}"
+            remedy = "free some space on this disk and go on with --resume from the checkpoint before"
+            raise InputError(path, what, remedy if path.exists() else "free some space on this disk") from error
+        self._stored = time.monotonic()
+        self._writing_s = self._stored - started
+
+    def remove(self) -> None:
+        """The merge is done; the folder is needed no longer."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open(self, path: Path) -> None:
+        for torn in self.folder.glob(f".{STATE}.*.tmp"):  # a kill while the file was written
+            torn.unlink(missing_ok=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']}")
+            identity = content["identity"]
+            self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
+            self.rate, self.log = content["rate"], list(content["log"])
+            self._accepted = Merged.from_plain(content["accepted"]) if content["accepted"] is not None else None
+            self.load_state_dict(content["journal"])
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            fault = f"is no checkpoint: {' '.join(str(error).split())[:120]}"
+            raise InputError(path, fault, "remove the folder and start again") from error
+        self._settled_rows = len(self.log)
+        if identity != self.identity:
+            changed = [key for key in self.identity if self.identity[key] != identity.get(key)]
+            raise InputError(
+                path, f"belongs to another merge ({', '.join(changed)} differ)", "remove the folder, or merge as before"
+            )

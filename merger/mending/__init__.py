@@ -1,0 +1,1 @@
+"""What helps one query alone, while the shared weights stand still."""

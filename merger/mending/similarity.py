@@ -1,0 +1,126 @@
+"""How alike two layers' answers to the same frames are (linear CKA), which minds neither channels' order nor scale.
+
+Kornblith, Norouzi, Lee and Hinton, Similarity of Neural Network Representations Revisited, ICML 2019, section 3, with
+the unbiased estimate of HSIC (Song et al., Feature Selection via Dependence Maximization, 2012), because frames are
+few and features many. Of a set's members it makes a forecast of which sets will share well, which is told and written
+in the log, and decides nothing: what is accepted is decided by accuracy alone. Of a merged model and its original it
+says where they have parted, though their channels stand in different orders.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from merger.bench.probing import as_input, modules_among, raw_frames, tapped
+from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
+from merger.start.alignment import by_shared_bytes
+from models.sharing.plan import SharingPlan
+
+FRAMES = 64
+LEAST_FRAMES = 4
+"""The unbiased estimate needs as many."""
+BATCH = 16
+CELLS = 2
+"""Maps are averaged down to so many places a side."""
+
+
+def forecast(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[int, float]:
+    """Index of a set -> the least CKA of a member with the set's donor, 1 for equal answers, about 0 for unrelated.
+
+    The donor is the member whose query has the most shared bytes; both see frames of the other member. Sets of
+    packed projections, which answer nothing of their own, are left out, and so are all where frames are fewer than 4.
+    """
+    ranks = {query: rank for rank, query in enumerate(by_shared_bytes(bench, plan))}
+    least: dict[int, float] = {}
+    for query in ranks:
+        pairs = {}
+        for index, members in enumerate(plan.shared):
+            paths = dict(members)
+            donor = min(paths, key=lambda one: ranks[one])
+            if query in paths and query != donor:
+                pairs[index] = (donor, paths[donor], paths[query])
+        found = journal.step(f"likeness of {query}", partial(_likeness, bench, query, pairs)) if pairs else {}
+        for index, value in found.items():
+            least[index] = min(value, least.get(index, 1.0))
+    return least
+
+
+@torch.no_grad()
+def parted(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, float]:
+    """Path -> 1 less the CKA of a merged model's layer with its original's, on train frames; 0 where nothing changed.
+
+    Paths that are no module (packed projections) are left out.
+    """
+    paths, was_training = list(paths), model.training
+    mine, theirs = (_features(bench, query, one, paths, query) for one in (model.eval(), bench.originals[query]))
+    model.train(was_training)
+    return {path: 1 - linear_cka(mine[path], theirs[path]) for path in mine if path in theirs}
+
+
+def linear_cka(one: Tensor, other: Tensor) -> float:
+    """Linear CKA of two sets of features of the same frames, f32 (N, F) and (N, G), N at least 4; 0 where one is flat.
+
+    At most 1; unrelated features give about 0, on either side of it.
+    """
+    a, b = _gram(one), _gram(other)
+    own = _hsic(a, a) * _hsic(b, b)
+    return float(_hsic(a, b) / own.sqrt()) if own > 0 else 0.0
+
+
+@torch.no_grad()
+def _likeness(bench: Workbench, query: str, pairs: Mapping[int, tuple[str, str, str]]) -> dict[int, float]:
+    """Set -> CKA of this query's layer with its donor's, on this query's frames; `pairs` as (donor, its path, own)."""
+    wanted: dict[str, list[str]] = defaultdict(list)
+    for donor, path, own in pairs.values():
+        wanted[donor].append(path)
+        wanted[query].append(own)
+    features = {name: _features(bench, name, bench.originals[name], paths, query) for name, paths in wanted.items()}
+    return {
+        index: linear_cka(features[query][own], features[donor][path])
+        for index, (donor, path, own) in pairs.items()
+        if own in features[query] and path in features[donor]
+    }
+
+
+def _features(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str], seen_by: str) -> dict[str, Tensor]:
+    """Path -> outputs of a layer of this query's model on frames of `seen_by`, averaged over places: (N, F)."""
+    frames, paths = raw_frames(bench, seen_by, FRAMES), modules_among(model, paths)
+    rows: dict[str, list[Tensor]] = {path: [] for path in paths}
+    for start in range(0, len(frames), BATCH):
+        chunk = frames[start : start + BATCH]
+        with tapped(model, paths) as seen:
+            model(as_input(bench, query, chunk))
+        for path in paths:
+            rows[path].append(_pooled(seen[path][1], len(chunk)))
+    bench.work.add(bench.queries[query], len(frames))
+    found = {path: torch.cat(own) for path, own in rows.items()}
+    return {path: own for path, own in found.items() if len(own) == len(frames) >= LEAST_FRAMES}
+
+
+def _pooled(output: Tensor, frames: int) -> Tensor:
+    """One row of features per frame; a layer that answers once per region of a frame gives their mean."""
+    if output.ndim == 4:
+        output = F.adaptive_avg_pool2d(output, CELLS)
+    if len(output) % frames:
+        return output[:0].flatten(1)  # as many regions as it pleased: rows of no frame
+    return output.unflatten(0, (frames, -1)).mean(1).flatten(1)
+
+
+def _gram(x: Tensor) -> Tensor:
+    x = x.double() - x.double().mean(0)
+    gram = x @ x.T
+    return gram.fill_diagonal_(0.0)
+
+
+def _hsic(a: Tensor, b: Tensor) -> Tensor:
+    """Unbiased HSIC of two kernel matrices (n, n) with empty diagonals (Song et al. 2012, equation 5)."""
+    n = len(a)
+    whole = (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (a.sum(0) @ b.sum(0))
+    return whole / (n * (n - 3))

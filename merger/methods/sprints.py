@@ -1,0 +1,177 @@
+"""The joint training of `wide`: sprints, each annealed to its end, until every query has what is required."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from merger.bench.attempt import train_while
+from merger.bench.bounds import Bounds
+from merger.bench.merit import all_met, merit, met
+from merger.bench.standing import training_flops
+from merger.bench.workbench import Merged, State, Workbench, snapshots
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import LEAVES
+from merger.mending.repair import train_private
+from merger.training.loop import Diverged, Recipe
+from models.sharing.plan import SharingPlan, tie
+
+SPRINTS = (0.75, 2, 4)
+"""The epochs of sprints, as parts of those a search gives an attempt."""
+HARD = 0.9
+"""Where a query begins below this part of what is required, or others wait, the first sprint is as long as the second:
+most of what is won comes while the rate falls, and a hard merge wants a long fall."""
+LOST = 0.85
+"""A query that is below this part of what is required after a sprint leaves before the next one."""
+NEAR = 0.95
+"""A query that reaches this part of what is required may mend itself by its private parts alone."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What sprints came to: those that still share, their best states and ratios on val, and the recipe.
+
+    `alone` are those whose private parts were trained by themselves last, `sprints` how many there were.
+    """
+
+    plan: SharingPlan
+    states: Mapping[str, State]
+    ratios: Mapping[str, float]
+    recipe: Recipe
+    alone: Collection[str]
+    sprints: int
+
+    def holding(self, required: Mapping[str, float]) -> Merged:
+        """Those that have what is required, and what they share."""
+        plan = self.plan.without(*(set(self.ratios) - set(met(self.ratios, required))))
+        return Merged(plan, {query: self.states[query] for query in plan.queries()})
+
+
+@dataclass(frozen=True)
+class Sprints:
+    """The training of all models that share, until all reach what is `required`.
+
+    Whoever stays far off leaves between sprints, or waits with the others where `others_wait` to be merged afterwards.
+    Sprints are planned within `bounds`. No epoch begins past the `end`, but the first: the work of a sprint in which
+    eased queries had to come back may be more than was planned.
+    """
+
+    bench: Workbench
+    plan: SharingPlan
+    recipe: Recipe
+    required: Mapping[str, float]
+    checkpoint: Checkpoint
+    bounds: Bounds
+    end: Bounds
+    others_wait: bool = False
+
+    def run(self, found: Mapping[str, Any], before: int = 0) -> Trained:
+        """Go on from the states and ratios `found`, after so many sprints of those who were merged before all joined.
+
+        Each sprint is half as fast as the one before it.
+        """
+        now, number = self, before
+        hard = self.others_wait or self._near(found) < HARD
+        for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if hard else SPRINTS):
+            eased = met(found["ratios"], self.required) if number else []
+            epochs = now._epochs(part * self.recipe.epochs, eased)
+            if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
+                break
+            number += 1
+            seed = self.bench.seed * len(SPRINTS) + number
+            recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**fallen)
+            found = self.checkpoint.step(f"sprint {number}", partial(now.sprint, found, recipe, number > 1))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": number, **row})
+            found = self.checkpoint.step(f"alone {number}", partial(now._alone, found))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": number, **row})
+            now, found = now._without_lost(found, number)
+        return Trained(now.plan, found["states"], found["ratios"], self.recipe, found.get("alone", ()), number)
+
+    def sprint(self, found: Mapping[str, Any], recipe: Recipe, easing: bool = False) -> dict[str, Any]:
+        """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
+        models = self.bench.models(self._queries(), found["states"], self.plan)
+        tie(models, self.plan)
+        best: dict[str, Any] = self.checkpoint.part("best")
+        if not best:
+            rows = [self._row(0, found["ratios"])]
+            best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
+        first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
+        required = self.required if easing else None
+        epochs = train_while(
+            self.bench, models, recipe, self.checkpoint, judged_from=first, begins=found["ratios"], required=required
+        )
+        try:
+            while not all_met(best["ratios"], self.required):
+                if self.end.over and len(best["rows"]) > 1:
+                    self.bench.progress("warning", text="the joint training is out of time")
+                    break
+                ratios = next(epochs, None)
+                if ratios is None:
+                    break
+                rows = [*best["rows"], self._row(first + len(best["rows"]) - 1, ratios)]
+                better = merit(ratios, self.required) > merit(best["ratios"], self.required)
+                best.update({"ratios": ratios, "states": snapshots(models)} if better else {}, rows=rows)
+        except Diverged as error:
+            self.bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
+        return dict(best)
+
+    def _alone(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Before all models train again for the sake of a few: what the private parts of those few can do alone.
+
+        The one furthest below goes first, for where it fails all train again anyhow.
+        """
+        states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
+        recipe = replace(self.recipe, epochs=max(1, self.recipe.epochs // 2))
+        merged = Merged(self.plan, states)
+        below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
+        for near, query in below:
+            if near < NEAR or self.bounds.over:
+                break
+            required = self.required[query]
+            train = partial(train_private, self.bench, merged, self.plan, query, recipe, required, self.checkpoint)
+            tried = self.checkpoint.step(query, train)
+            states[query], ratios[query] = tried["state"], tried["ratio"]
+            row = {"alone": query, "ratio": tried["ratio"], "required": required, "epochs": tried["epochs"]}
+            self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)
+            rows.append({**row, "work": self.bench.work.total})
+            if tried["ratio"] < required:
+                break
+        tried = [row["alone"] for row in rows]
+        return {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}
+
+    def _without_lost(self, found: dict[str, Any], sprint: int) -> tuple[Sprints, dict[str, Any]]:
+        """The training of those that are left when whoever is far off leaves, and what was found of them."""
+        lost = {query: ratio for query, ratio in found["ratios"].items() if ratio < LOST * self.required[query]}
+        for query, ratio in lost.items():
+            what = {"waits": query} if self.others_wait else {"query": query, "repair": LEAVES}
+            row = {**what, "after": f"sprint {sprint}", "ratio": ratio, "required": self.required[query],
+                   "work": self.bench.work.total}  # fmt: skip
+            self.bench.progress("waits" if self.others_wait else "repair", **row)
+            self.checkpoint.note(row)
+        left = replace(self, plan=self.plan.without(*lost))
+        kept = {key: {query: found[key][query] for query in left._queries()} for key in ("states", "ratios")}
+        return left, {**found, **kept}
+
+    def _near(self, found: Mapping[str, Any]) -> float:
+        """The part of what is required that the query furthest from it reaches."""
+        return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
+
+    def _epochs(self, wanted: float, eased: Collection[str]) -> int:
+        """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
+        one = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=1), eased)
+        return int(min(max(1, round(wanted)), self.bounds.work_left / one)) if self.plan.shared else 0
+
+    def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
+        holding = met(ratios, self.required)
+        saved = self.plan.without(*(set(ratios) - set(holding))).saved_bytes(self.bench.layers)
+        return {
+            "epoch": epoch, "ratios": dict(ratios), "met": holding, "saved_bytes": saved,
+            "work": self.bench.work.total,
+        }  # fmt: skip
+
+    def _queries(self) -> list[str]:
+        return sorted(self.plan.queries())

@@ -1,0 +1,1 @@
+"""Where a merge starts from: the weight that each set begins with, before anything is trained."""

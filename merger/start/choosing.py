@@ -1,0 +1,177 @@
+"""Where a merge starts from: the weight that each set begins with, chosen by running it and not by belief."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from merger.bench.workbench import State, Workbench, snapshots
+from merger.journal.steps import Journal
+from merger.start.alignment import aligned, by_shared_bytes
+from merger.start.ancestry import COMMON, kinship
+from merger.start.solving import solved
+from merger.training.features import watched_layers, watching
+from models.sharing.layers import weight_key
+from models.sharing.plan import SharingPlan, tie
+
+MEAN, ALIGNED = "mean", "aligned mean"
+MOST_DONORS = 4
+"""Donors tried at most, those with the most shared bytes of their own first; one where all have a common ancestor."""
+FAR = 0.6
+"""A start that loses more is far off: a mean is then worth solving, which costs a third of an epoch."""
+BEHIND = 0.5
+"""Of a start that is far off, a query that keeps less than this part of what their median keeps is far behind."""
+LEAST_VARIANCE = 1e-12
+LEAST_KEPT = 1e-3
+FRAMES = 32
+"""Train frames of each query by which a start is judged."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The `states` to begin with, and the part that each query loses of what goes into its head once they are tied.
+
+    They were made of models `apart`, each with weights of its own, that have their channels in one order. `far` says
+    that this will be a hard merge: before anything was solved, the best start lost more than `FAR`.
+    """
+
+    states: dict[str, State]
+    errors: dict[str, float]
+    apart: dict[str, State]
+    far: bool = False
+
+    @property
+    def far_behind(self) -> dict[str, float]:
+        """Query -> error of those that have next to nothing left, beside the others, in a hard merge."""
+        least = BEHIND * median(1 - error for error in self.errors.values()) if self.far else 0.0
+        return {query: error for query, error in self.errors.items() if 1 - error < least}
+
+
+def choose_start(
+    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
+) -> Start:
+    """The best start: every set with its members' mean, or with one donor's weight wherever it has one.
+
+    It is made of the originals, or of models `apart` that have their channels in one order.
+    Each start is tied, its norms are measured again, and one pass of a few train frames decides: how much of what goes
+    into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of its own,
+    and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of models
+    whose channels were brought into one order is tried too. Where a mean is best and still far off, it is tried once
+    more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
+    that). Progress hears of the ancestry and of the error of every start.
+    """
+    found = snapshots(bench.originals) if apart is None else dict(apart)
+    in_order = apart is not None or _have_common_ancestor(bench, plan, found)
+    donors = by_shared_bytes(bench, plan)[: 1 if in_order else MOST_DONORS]
+    starts = {donor: (found, donated(plan, found, donor)) for donor in donors}
+    starts[MEAN] = (found, averaged(plan, found))
+    ordered = found
+    if not in_order:
+        ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, found))
+        starts[ALIGNED] = (ordered, averaged(plan, ordered))
+    judge = Judge(bench, plan, journal)
+    errors = {name: judge.errors(name, states) for name, (_, states) in starts.items()}
+    best = min(errors, key=lambda name: together(errors[name].values()))
+    start = Start(starts[best][1], errors[best], ordered, far=together(errors[best].values()) > FAR)
+    if start.far and best in (MEAN, ALIGNED):
+        wanted, states = starts[best]
+        states = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
+        after = judge.errors(f"{best}, solved", states)
+        if together(after.values()) < together(errors[best].values()):
+            return replace(start, states=states, errors=after)
+    return start
+
+
+def averaged(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:
+    """Every member of a set gets the mean of the members' weights."""
+    changed = {query: dict(state) for query, state in states.items()}
+    for members in plan.shared:
+        weights = [states[query][weight_key(states[query], path)] for query, path in members]
+        mean = torch.stack(weights).mean(dim=0)
+        for query, path in members:
+            changed[query][weight_key(states[query], path)] = mean
+    return changed
+
+
+def donated(plan: SharingPlan, states: Mapping[str, State], donor: str) -> dict[str, State]:
+    """Every member of a set gets the donor's weight, or the first member's where the donor is not in the set."""
+    changed = {query: dict(state) for query, state in states.items()}
+    for members in plan.shared:
+        giver, path = next((member for member in members if member[0] == donor), members[0])
+        weight = states[giver][weight_key(states[giver], path)]
+        for query, path in members:
+            changed[query][weight_key(states[query], path)] = weight
+    return changed
+
+
+def _have_common_ancestor(bench: Workbench, plan: SharingPlan, states: Mapping[str, State]) -> bool:
+    """Whether all that share do; then their channels are in one order already."""
+    found = kinship(plan, bench.layers, states)
+    common = min(found.values()) >= COMMON
+    bench.progress("ancestry", common=common, kinship=found)
+    return common
+
+
+def lost(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The part of the variance of the features (N, C, ...) that each one's own counterpart no longer tells, 0 to 1.
+
+    Scale and mean of a channel don't matter: private norms and heads restore them.
+    """
+    parts = []
+    for mine, theirs in zip(seen, wanted, strict=True):
+        if mine.shape == theirs.shape:
+            one, other = (each.transpose(0, 1).flatten(1).double() for each in (mine, theirs))
+            one, other = one - one.mean(1, keepdim=True), other - other.mean(1, keepdim=True)
+            told = (one * other).sum(1).clamp(min=0).square() / one.square().sum(1).clamp(min=LEAST_VARIANCE)
+            parts.append(1 - told.sum() / other.square().sum().clamp(min=LEAST_VARIANCE))
+    return float(torch.stack(parts).mean()) if parts else 0.0
+
+
+def together(errors: Collection[float]) -> float:
+    """What queries that lose these parts lose together: 1 less the geometric mean of what they keep."""
+    return 1 - math.prod(max(LEAST_KEPT, 1 - error) for error in errors) ** (1 / len(errors))
+
+
+class Judge:
+    """How far starts are off: the part of the heads' inputs that is lost, on a few train frames of each query."""
+
+    def __init__(self, bench: Workbench, plan: SharingPlan, journal: Journal) -> None:
+        self._bench, self._plan, self._journal = bench, plan, journal
+        self._queries = sorted(plan.queries())
+        self._wanted: dict[str, list[Tensor]] = journal.step("originals' features", self._originals)
+
+    def errors(self, name: str, states: Mapping[str, State]) -> dict[str, float]:
+        """What each query loses with a start of this name; progress hears of it, and of what they lose together."""
+        errors = self._journal.step(f"start {name}", partial(self._errors, states))
+        self._bench.progress("start", start=name, error=together(errors.values()), errors=errors)
+        return errors
+
+    @torch.no_grad()
+    def _errors(self, states: Mapping[str, State]) -> dict[str, float]:
+        """Query -> error of the tied models, their norms measured again."""
+        models = self._bench.models(self._queries, states, self._plan)
+        tie(models, self._plan)
+        errors = {}
+        for query, model in models.items():
+            self._bench.calibrate(query, model, FRAMES)
+            errors[query] = lost(self._features(query, model), self._wanted[query])
+        return errors
+
+    @torch.no_grad()
+    def _originals(self) -> dict[str, list[Tensor]]:
+        return {query: self._features(query, self._bench.originals[query]) for query in self._queries}
+
+    def _features(self, query: str, model: nn.Module) -> list[Tensor]:
+        data, found = self._bench.train[query], self._bench.queries[query]
+        indices = data.spread(FRAMES)  # others than solving has seen
+        frames = data.frames(indices, self._bench.device)
+        self._bench.work.add(found, len(frames))
+        with watching(model.eval(), watched_layers(found, model)) as seen:
+            model(frames)
+        return seen

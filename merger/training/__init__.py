@@ -1,0 +1,1 @@
+"""Training: one loop for originals and merged models, what it is fed, and in which precision."""

@@ -1,0 +1,113 @@
+"""What is trained on at each step: a pure function of seed, query and step, prepared while the step before trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from merger.training.nodes import seed_of
+
+
+@dataclass(frozen=True)
+class Node:
+    """The frames of one node, normalised f32 (N, 3, S, S), their targets (None without labels), and its seed."""
+
+    images: Tensor
+    targets: list | None
+    seed: int
+
+
+class Source(Protocol):
+    """Where frames come from; `merger.training.loop.TrainingSet` is one."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
+        """Normalised frames of these indices, augmented by draws from the generator, and their targets."""
+        ...
+
+
+Batch = Mapping[str, Sequence[Node]]
+
+
+class Batches:
+    """The batches of `steps` steps, each with `batch` frames of a query in nodes of `node` frames.
+
+    The next step's batch is prepared in a thread of its own. Frames of a query follow one shuffled order after the
+    other; a split smaller than a batch gives as many whole nodes as it has, or one smaller node. `shares` are the parts
+    of the steps in which queries take part (all, where nothing is said), at even distances and not all at once.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, Source],
+        batch: int,
+        node: int,
+        steps: int,
+        seed: int,
+        shares: Mapping[str, Fraction] | None = None,
+    ) -> None:
+        self._sets, self._steps, self._seed = sets, steps, seed
+        self._shares = dict(shares or {})
+        self._begin = {query: Fraction(index, len(sets)) for index, query in enumerate(sets)}
+        self._counts = {query: _whole_nodes(min(batch, len(data)), node) for query, data in sets.items()}
+        self._node = node
+        self._orders = lru_cache(maxsize=2 * len(sets))(self._order)
+        self._worker = ThreadPoolExecutor(1, "batches")
+        self._ahead: tuple[int, Future[Batch]] | None = None
+
+    def share(self, shares: Mapping[str, Fraction]) -> None:
+        """From the next step on other `shares`."""
+        self._shares, self._ahead = dict(shares), None
+
+    def at(self, step: int) -> Batch:
+        """The batch of this step."""
+        ahead, self._ahead = self._ahead, None
+        batch = ahead[1].result() if ahead is not None and ahead[0] == step else self.prepare(step)
+        if step + 1 < self._steps:
+            self._ahead = (step + 1, self._worker.submit(self.prepare, step + 1))
+        return batch
+
+    def prepare(self, step: int) -> Batch:
+        """The batch of this step, made here and now."""
+        return {query: self._nodes(query, step) for query in self._sets if self._turn(query, step) is not None}
+
+    def frames(self, query: str, step: int) -> list[int]:
+        """The indices of the frames that a query contributes to this step."""
+        turn, count, length = self._turn(query, step), self._counts[query], len(self._sets[query])
+        if turn is None:
+            return []
+        places = range(turn * count, (turn + 1) * count)
+        return [self._orders(query, place // length)[place % length] for place in places]
+
+    def _turn(self, query: str, step: int) -> int | None:
+        """How often the query has taken part before this step; None where it does not take part."""
+        share = self._shares.get(query, Fraction(1))
+        before, after = (math.floor(at * share + self._begin[query]) for at in (step, step + 1))
+        return before if after > before else None
+
+    def _nodes(self, query: str, step: int) -> list[Node]:
+        indices = self.frames(query, step)
+        nodes = []
+        for start in range(0, len(indices), self._node):
+            seed = seed_of("node", self._seed, query, step, start)
+            draws = torch.Generator().manual_seed(seed)
+            images, targets = self._sets[query].batch(indices[start : start + self._node], draws)
+            nodes.append(Node(images.pin_memory() if torch.cuda.is_available() else images, targets, seed))
+        return nodes
+
+    def _order(self, query: str, turn: int) -> list[int]:
+        draws = torch.Generator().manual_seed(seed_of("order", self._seed, query, turn))
+        return torch.randperm(len(self._sets[query]), generator=draws).tolist()
+
+
+def _whole_nodes(frames: int, node: int) -> int:
+    return frames if frames <= node else frames - frames % node

@@ -1,0 +1,337 @@
+"""The one training loop: originals alone and merged models together, with labels, distillation, or both."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+
+from merger.training.batches import Batches, Node
+from merger.training.features import feature_loss, watched_layers, watching
+from merger.training.nodes import RANDOM, Streams, apart, can_run_together, split
+from merger.training.precision import autocast, by_rule
+from models.errors import InputError
+from models.frames.prepared import Prepared
+from models.measuring.allocator import keep_freed_memory
+from models.measuring.cost import flops
+from models.parts.norms import at_rest
+from models.tasks import task_of
+from models.workload import Query
+from models.zoo import build_query, preprocess_of
+
+MAX_GRADIENT_NORM = 10.0
+WARM_UP = 0.1
+BACKWARD_PASSES = 2
+EPSILON = 1e-6
+"""AdamW's; at its usual 1e-8 a gradient that is nothing but rounding becomes a step of full size, and which way it
+points would depend on how many nodes run at once."""
+NODES_AT_ONCE = {"cuda": 8}
+"""How many nodes of one query a device runs at once; one where nothing is said."""
+
+
+class Diverged(Exception):
+    """The loss is not a number any more."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. `rate` is AdamW's peak; it warms up over a tenth of the steps and falls to zero as a cosine.
+
+    `frames_per_epoch` bounds what one query contributes to an epoch. `distill` is the weight of the originals' outputs
+    against that of the labels (1 where there are no labels), `features` that of what goes into the heads, added to
+    both. A batch is made of nodes of `node` frames (`merger.training.nodes`). A search gives an attempt up when the
+    gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
+    for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
+    """
+
+    rate: float = 5e-4
+    epochs: int = 4
+    batch: int = 16
+    frames_per_epoch: int = 512
+    distill: float = 0.5
+    weight_decay: float = 1e-2
+    seed: int = 0
+    node: int = 16
+    features: float = 0.0
+    patience: int = 2
+    private: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
+            check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
+        check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
+        check("private", self.private >= 0, self.private, "give a number from 0 on")
+        check("features", self.features >= 0, self.features, "give a number from 0 on")
+        whole = self.batch <= self.node or self.batch % self.node == 0
+        check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
+
+    def contributions(self, lengths: Mapping[str, int], eased: Collection[str] = ()) -> dict[str, int]:
+        """The frames that each query contributes to an epoch when these, with splits so long, train together.
+
+        Those `eased` give half as many as the others, and none of their frames twice.
+        """
+        most = max(min(length, self.frames_per_epoch) for length in lengths.values())
+        return {query: min(math.ceil(most / 2), count) if query in eased else most for query, count in lengths.items()}
+
+
+def check(name: str, sound: bool, value: float, remedy: str) -> None:
+    """Raise InputError when an option's value is not sound."""
+    if not sound:
+        raise InputError("options", f"{value:g} makes no sense", remedy, name)
+
+
+class TrainingSet:
+    """The train split of one query, batch by batch, augmented by its task."""
+
+    def __init__(self, query: Query, prepared: Prepared) -> None:
+        self.query, self.prepared = query, prepared
+        self.task = task_of(query.task)
+        self.preprocess = preprocess_of(query.model, query.input_size)
+        truths = prepared.split.truths
+        every = range(len(prepared))
+        self.targets = None if truths is None else self.task.targets(truths, prepared.sizes(every), query.classes)
+
+    def __len__(self) -> int:
+        return len(self.prepared)
+
+    def spread(self, count: int) -> list[int]:
+        """The indices of so many frames, or of all, spread evenly over the split."""
+        count = min(count, len(self))
+        return [int((place + 0.5) * len(self) / count) for place in range(count)]
+
+    def frames(self, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Normalised float32 frames (N, 3, S, S) as they are, on this device."""
+        return self.preprocess.normalise(self.prepared.batch(indices)).to(device)
+
+    def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
+        """Normalised float32 frames (N, 3, S, S) and their targets (None without labels)."""
+        images = self.prepared.batch(indices)
+        targets = [self.targets[index] for index in indices] if self.targets is not None else [None] * len(indices)
+        if self.targets is not None:
+            images, targets = self.task.augment(images, targets, generator)
+        return self.preprocess.normalise(images), targets if self.targets is not None else None
+
+
+class Work:
+    """Image passes x FLOPs spent in retraining; a backward pass counts as two forward ones."""
+
+    def __init__(self) -> None:
+        self.total: float = 0  # a whole number, so that it does not depend on the order of additions
+        self._flops: dict[str, int] = {}
+
+    def add(self, query: Query, passes: int) -> None:
+        """Count `passes` forward passes of one image through the query's model."""
+        self.total += passes * self.of(query)
+
+    def of(self, query: Query) -> int:
+        """FLOPs of one forward pass of one image."""
+        if query.id not in self._flops:
+            self._flops[query.id] = forward_flops(query)
+        return self._flops[query.id]
+
+
+def forward_flops(query: Query) -> int:
+    """FLOPs of one frame through the query's model, found without weights."""
+    model = build_query(query, device="meta")
+    return flops(model, query.input_size)
+
+
+class Training:
+    """Trains some models together, step by step; parameters that models share stand once in the optimiser.
+
+    A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
+    `after_step` is called after each. `precisions` are fp32 or bf16 per query; a rule decides for those not named.
+    Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice. They can
+    become others between two epochs.
+    Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        sets: Mapping[str, TrainingSet],
+        recipe: Recipe,
+        work: Work,
+        teachers: Mapping[str, nn.Module] | None = None,
+        precisions: Mapping[str, str] | None = None,
+        nodes_at_once: int | None = None,
+        eased: Collection[str] = (),
+    ) -> None:
+        keep_freed_memory()
+        self.models, self.sets, self.recipe, self.work = models, sets, recipe, work
+        self.teachers = teachers or {}
+        self.device = next(next(iter(models.values())).parameters()).device
+        self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
+        self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
+        self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
+        self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
+        self.after_step: Callable[[], None] = lambda: None
+        self.step = 0
+        self._losses, self._summed = 0.0, 0
+        own = {query: sets[query] for query in models}
+        self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed)
+        self.ease(eased)
+        watched = recipe.features > 0 and self.teachers
+        self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
+
+    @property
+    def epochs(self) -> int:
+        """Epochs finished."""
+        return self.step // self.steps
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the epoch at work, or of the one just finished."""
+        return self._losses / max(1, self._summed)
+
+    def ease(self, eased: Collection[str]) -> None:
+        """From the next step on these are eased, and no others."""
+        self.eased = sorted(eased)
+        counts = self._contributions(eased)
+        steps = {query: math.ceil(count / self.recipe.batch) for query, count in counts.items()}
+        self._batches.share({query: Fraction(count, self.steps) for query, count in steps.items()})
+
+    def epoch(self) -> float:
+        """Go on to the end of an epoch; returns its mean loss. Raises Diverged when a loss is not finite."""
+        for query, model in self.models.items():
+            model.train()
+            _rest_frozen_norms(model)
+            if query in self.teachers:
+                _rest_random_parts(model)
+        end = (self.epochs + 1) * self.steps
+        while self.step < end:
+            self._take_step()
+            self.after_step()
+        return self.loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a later step depends on; tensors are those at work, not copies."""
+        models = {query: model.state_dict() for query, model in self.models.items()}
+        losses = [self._losses, self._summed]
+        return {
+            "step": self.step, "losses": losses, "models": models, "optimiser": self.optimiser.state_dict(),
+            "eased": self.eased,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` of the same training returned."""
+        self.step, (self._losses, self._summed) = state["step"], state["losses"]
+        for query, model in self.models.items():
+            model.load_state_dict(state["models"][query])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.ease(state["eased"])
+
+    def _contributions(self, eased: Collection[str]) -> dict[str, int]:
+        return self.recipe.contributions({query: len(self.sets[query]) for query in self.models}, eased)
+
+    def _take_step(self) -> None:
+        if self.step % self.steps == 0:
+            self._losses, self._summed = 0.0, 0
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["part"] * self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
+        self.optimiser.zero_grad(set_to_none=True)
+        for query, nodes in self._batches.at(self.step).items():
+            self._losses += self._learn(query, nodes)
+            self._summed += 1
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        if not torch.isfinite(nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)):
+            raise Diverged(", ".join(self.models))
+        self.optimiser.step()
+        self.step += 1
+
+    def _learn(self, query: str, nodes: Sequence[Node]) -> float:
+        """Add the gradient of the mean loss over the nodes; returns that loss."""
+        at_once = self.nodes_at_once if can_run_together(self.models[query]) else 1
+        total = 0.0
+        for start in range(0, len(nodes), at_once):
+            loss = torch.stack(self._node_losses(query, nodes[start : start + at_once])).sum() / len(nodes)
+            if not torch.isfinite(loss):
+                raise Diverged(query)
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def _node_losses(self, query: str, nodes: Sequence[Node]) -> list[Tensor]:
+        """The loss of each of these nodes, which run at once."""
+        model, data, paths = self.models[query], self.sets[query], self._watched[query]
+        images = torch.cat([node.images for node in nodes]).to(self.device, non_blocking=True)
+        streams = Streams([node.seed for node in nodes], self.device)
+        with autocast(self.precisions[query], self.device), apart(model, streams), watching(model, paths) as seen:
+            outputs = model(images)
+        self.work.add(data.query, len(images) * (1 + BACKWARD_PASSES))
+        teacher, wanted, theirs = self.teachers.get(query), None, []
+        if teacher is not None:
+            with torch.no_grad(), autocast(self.precisions[query], self.device), watching(teacher, paths) as theirs:
+                wanted = teacher(images)
+            self.work.add(data.query, len(images))
+        answers = split(as_float32((outputs, seen)), len(nodes))
+        examples = split(as_float32((wanted, theirs)), len(nodes)) if teacher is not None else [None] * len(nodes)
+        losses = []
+        for index, (node, answer, example) in enumerate(zip(nodes, answers, examples, strict=True)):
+            with streams.of(index):
+                losses.append(self._loss(query, node.targets, answer, example))
+        return losses
+
+    def _loss(self, query: str, targets: list | None, answer: Any, example: Any) -> Tensor:
+        """The loss of one node: `answer` and `example` are (outputs, features) of the model and of its original."""
+        model, task, recipe = self.models[query], self.sets[query].task, self.recipe
+        if example is None:
+            assert targets is not None, "without labels there must be a teacher"
+            return task.loss(model, answer[0], targets)
+        loss = task.distill(model, answer[0], example[0])
+        if targets is not None:
+            loss = recipe.distill * loss + (1 - recipe.distill) * task.loss(model, answer[0], targets)
+        if self._watched[query]:
+            loss = loss + recipe.features * feature_loss(answer[1], example[1])
+        return loss
+
+
+def as_float32(outputs: Any) -> Any:
+    """The tensors of a model's outputs as float32, for losses."""
+    return tree_map(lambda value: value.float() if isinstance(value, Tensor) else value, outputs)
+
+
+def _rest_frozen_norms(model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, _BatchNorm) and at_rest(part):
+            part.eval()
+
+
+def _rest_random_parts(model: nn.Module) -> None:
+    """Dropout makes of every answer another one, while the original that is imitated answers with all it has."""
+    for part in model.modules():
+        if isinstance(part, RANDOM):
+            part.eval()
+
+
+def _parameter_groups(models: Mapping[str, nn.Module], recipe: Recipe) -> list[dict]:
+    """Weights decay; norms and biases (one dimension) do not. A shared parameter appears once.
+
+    `part` is that of the rate: norms and biases have all of it, private weights less where others are shared.
+    """
+    trained = {id(p): p for model in models.values() for p in model.parameters() if p.requires_grad}
+    users = Counter(key for model in models.values() for key in {id(p) for p in model.parameters()} & set(trained))
+    slow = recipe.private if max(users.values(), default=1) > 1 else 1.0
+    shared, private, small = [], [], []
+    for key, p in trained.items():
+        (small if p.ndim <= 1 else shared if users[key] > 1 else private).append(p)
+    return [
+        {"params": shared, "weight_decay": recipe.weight_decay, "part": 1.0},
+        {"params": private, "weight_decay": recipe.weight_decay, "part": slow},
+        {"params": small, "weight_decay": 0.0, "part": 1.0},
+    ]
+
+
+def _annealed(step: int, total: int) -> float:
+    warm = max(1, round(total * WARM_UP))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm))))

@@ -1,0 +1,183 @@
+"""Training the originals: each query's own model, every layer free, until more training no longer helps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from merger.bench.workbench import default_device
+from merger.journal.progress import Progress, silent
+from merger.training.loop import Diverged, Recipe, Training, TrainingSet, Work, check
+from models.errors import InputError
+from models.frames.data import load_split
+from models.frames.prepared import Prepared
+from models.measuring.evaluation import predict, score, worth_keeping
+from models.parts.norms import calibrate_norms, unfold_norms
+from models.tasks import task_of
+from models.weights.reading import load_matching, save_weights
+from models.workload import Query, Workload
+from models.zoo import build_query, check_input
+
+UNFOLDING_BATCHES = 4
+NORM_BATCHES = 16
+NORM_BATCH = 32
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How originals are trained: annealed cycles until val gains less than `enough`, at most `max_cycles`.
+
+    The first cycle shows the model about `passes` frames, in `min_epochs` to `max_epochs` epochs; each further one
+    goes on from there, at half the rate and half as long. Once a cycle gains nothing, the mean of the weights at its
+    end and at the end of the one before is kept (Izmailov et al., Averaging weights, UAI 2018), its norms measured
+    again; where the last cycle still gained, its end. Val says when to stop, not which state is best: what is merged
+    is held against the original on val, and the best of many states has better luck there than anywhere else.
+    """
+
+    rate: float = 1e-3
+    batch: int = 16
+    passes: int = 4000
+    min_epochs: int = 4
+    max_epochs: int = 25
+    enough: float = 0.005
+    max_cycles: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "batch", "passes", "max_cycles"):
+            check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
+
+    def recipe(self, frames: int, cycle: int, seed: int) -> Recipe:
+        """The recipe of one cycle over a train split of so many frames."""
+        epochs = min(self.max_epochs, max(self.min_epochs, round(self.passes / frames)))
+        if cycle:
+            epochs = max(2, epochs // 2)
+        rate = self.rate if cycle == 0 else self.rate / 2
+        return Recipe(rate, epochs, self.batch, frames_per_epoch=frames, seed=seed + cycle)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One trained original: its metric on val and test, and the seconds it took."""
+
+    id: str
+    metric: str
+    val: float
+    test: float
+    seconds: float
+
+
+def train_originals(
+    workload: Workload,
+    query_ids: Collection[str] | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+    options: TrainOptions | None = None,
+) -> list[TrainResult]:
+    """Train the queries whose weights do not exist yet (or those named, again) and store their weights.
+
+    Each query's weights are written as soon as it is trained, so an interruption loses at most one query. Raises
+    InputError where data or labels are missing, or no `weights:` says where to put the result.
+    """
+    chosen = [workload.query(query) for query in query_ids] if query_ids else list(workload.queries)
+    waiting = [query for query in chosen if query_ids or query.weights is None or not query.weights.exists()]
+    for query in waiting:
+        if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
+            remedy = "name the .safetensors file that training shall write"
+            raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
+        if load_split(query, "train").truths is None:
+            raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
+    results = []
+    for index, query in enumerate(waiting):
+        order = workload.queries.index(query)
+        progress("query", query=query.id, index=index + 1, count=len(waiting))
+        results.append(_train(query, seed * len(workload.queries) + order, progress, options or TrainOptions()))
+    return results
+
+
+def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -> TrainResult:
+    started = time.monotonic()
+    splits = {name: Prepared(query, load_split(query, name)).load() for name in ("train", "val", "test")}
+    data = TrainingSet(query, splits["train"])
+    torch.manual_seed(seed)
+    model = build_query(query)
+    check_input(query, model)
+    model = model.to(default_device(), memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if query.init is not None:
+        load_matching(model, query.init)
+        _unfold(model, data)
+    val = -math.inf
+    for cycle in range(options.max_cycles):
+        mean, before = _mean_with(model), val
+        _cycle(query, model, data, options.recipe(len(data), cycle, seed), progress, cycle)
+        val, threshold = _judge(query, model, splits["val"])
+        progress("cycle", query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
+        if val - before < options.enough:
+            mean.update_parameters(model)
+            model = mean.module
+            calibrate_norms(model, _as_trained_on(data, seed))
+            val, threshold = _judge(query, model, splits["val"])
+            break
+    test, _ = _judge(query, model, splits["test"], threshold)
+    assert isinstance(query.weights, Path)
+    query.weights.parent.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    save_weights(query.weights, state, classes=query.classes)
+    seconds = time.monotonic() - started
+    metric = task_of(query.task).metric
+    progress("original", query=query.id, metric=metric, val=val, test=test, seconds=seconds)
+    if not worth_keeping(query, test):
+        text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
+        progress("warning", text=f"{text}; lower --rate (now {options.rate:g}), or raise --passes or --cycles")
+    return TrainResult(query.id, metric, val, test, seconds)
+
+
+def _mean_with(model: nn.Module) -> AveragedModel:
+    """A mean of weights that begins with the model's as they are now."""
+    mean = AveragedModel(model)
+    mean.update_parameters(model)
+    return mean
+
+
+def _cycle(query: Query, model: nn.Module, data: TrainingSet, recipe: Recipe, progress: Progress, cycle: int) -> None:
+    """Train the model for one annealed cycle."""
+    training = Training({query.id: model}, {query.id: data}, recipe, Work())
+    for epoch in range(recipe.epochs):
+        try:
+            loss = training.epoch()
+        except Diverged as error:
+            remedy = f"lower the rate with --rate (now {recipe.rate})"
+            raise InputError(query.id, "training diverged", remedy) from error
+        progress("epoch", queries=[query.id], epoch=epoch + 1, epochs=recipe.epochs, cycle=cycle + 1, loss=loss)
+
+
+def _judge(query: Query, model: nn.Module, prepared: Prepared, threshold: float | None = None) -> tuple[float, float]:
+    """The metric and the score threshold it holds for, chosen on these frames where none is given."""
+    task, truths = task_of(query.task), prepared.split.truths
+    if truths is None:
+        raise InputError(query.id, f"the split '{prepared.split.name}' has no labels", "label it", "data")
+    answers = predict(model, query, prepared)
+    if threshold is None:
+        threshold = task.choose_threshold(answers, truths)
+    return score(task, answers, truths, query.classes, threshold), threshold
+
+
+def _unfold(model: nn.Module, data: TrainingSet) -> None:
+    """Make norms that start as identities agree with the data, so that training starts from what was loaded."""
+    indices = data.spread(UNFOLDING_BATCHES * NORM_BATCH)
+    chunks = [indices[start : start + NORM_BATCH] for start in range(0, len(indices), NORM_BATCH)]
+    unfold_norms(model, [data.frames(chunk, default_device()) for chunk in chunks])
+
+
+def _as_trained_on(data: TrainingSet, seed: int) -> Iterator[Tensor]:
+    """Some batches of train frames, augmented as in training: what running statistics are an average of."""
+    generator = torch.Generator().manual_seed(seed)
+    for chunk in torch.randperm(NORM_BATCHES * NORM_BATCH, generator=generator).split(NORM_BATCH):
+        images, _ = data.batch((chunk * len(data) // (NORM_BATCHES * NORM_BATCH)).tolist(), generator)
+        yield images.to(default_device())

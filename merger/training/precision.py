@@ -1,0 +1,116 @@
+"""The precision each model is trained in: measured once at the start of a merge, and kept from there on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from merger.journal.progress import Progress, silent
+from models.errors import InputError
+from models.workload import Query
+
+PRECISIONS = ("auto", "fp32", "bf16")
+MAX_DEPTHWISE = 0.25
+FRAMES = 16
+"""Frames of the batch that is timed, as many as a node has: what is spent on the weights is spent once for all."""
+WORTH_IT = 1.05
+"""bfloat16 loses digits, so it must be faster by this factor to be taken."""
+ROUNDS, LEAST_ROUNDS, ENOUGH_S = 4, 2, 6.0
+"""Timed at most and at least so often; between these no more once that many seconds were spent on one model."""
+
+
+def check_precision(option: str) -> None:
+    """Raise InputError for an unknown option."""
+    if option not in PRECISIONS:
+        raise InputError("options", f"'{option}' is unknown", f"choose one of: {', '.join(PRECISIONS)}", "precision")
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """bfloat16 where that was chosen; weights and losses stay float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def by_rule(model: nn.Module, device: torch.device) -> str:
+    """A guess that needs no clock: bf16 on a GPU, and on processors that multiply it unless much is depthwise.
+
+    On such a processor it speeds ResNets up by about 1.5 and slows MobileNets at small inputs down.
+    """
+    grouped = [layer.groups > 1 for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    depthwise = sum(grouped) > MAX_DEPTHWISE * len(grouped)
+    wanted = device.type == "cuda" or (torch.cpu._is_avx512_bf16_supported() and not depthwise)
+    return "bf16" if wanted else "fp32"
+
+
+class Precisions:
+    """The precision of every architecture of a merge; `known` is what was chosen before, and takes up new choices."""
+
+    def __init__(self, option: str, known: MutableMapping[str, str], progress: Progress = silent) -> None:
+        check_precision(option)
+        self._option, self._known, self._progress = option, known, progress
+
+    def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
+        """fp32 or bf16 for this query's model; with `auto`, timed on `images()` f32 (N, 3, S, S) when first met."""
+        key = _architecture(query)
+        if key not in self._known and self._option != "auto":
+            self._known[key] = self._option
+        if key not in self._known:
+            seconds = measured(model, images())
+            self._known[key] = "bf16" if seconds["fp32"] > WORTH_IT * seconds["bf16"] else "fp32"
+            self._progress("precision", query=query.id, model=query.model, chosen=self._known[key], **seconds)
+        return self._known[key]
+
+    def chosen(self, query: Query) -> str | None:
+        """What `of` returned for this query's architecture; None where nobody has asked yet."""
+        return self._known.get(_architecture(query))
+
+
+class Settled:
+    """The precision of every query's training, as it was chosen elsewhere."""
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        self._chosen = chosen
+
+    def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
+        """See `Precisions.of`."""
+        return self._chosen[query.id]
+
+
+def _architecture(query: Query) -> str:
+    return json.dumps([query.model, query.model_args, query.input_size], default=str)
+
+
+def measured(model: nn.Module, images: Tensor) -> dict[str, float]:
+    """Seconds of a forward and backward pass in either precision, the least of a few rounds that take turns."""
+    device = next(model.parameters()).device
+    trial = copy.deepcopy(model).requires_grad_(True).train()
+    images = images.to(device)
+    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    for turn in range(ROUNDS + 1):  # the first pass of each only warms up
+        for precision, times in seconds.items():
+            times.append(_timed(trial, images, precision, device))
+        if turn >= LEAST_ROUNDS and sum(sum(times) for times in seconds.values()) > ENOUGH_S:
+            break
+    return {precision: min(times[1:]) for precision, times in seconds.items()}
+
+
+def _timed(model: nn.Module, images: Tensor, precision: str, device: torch.device) -> float:
+    _wait_for(device)
+    started = time.perf_counter()
+    with autocast(precision, device):
+        outputs: Any = model(images)
+    answers = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+    torch.stack([answer.float().mean() for answer in answers]).sum().backward()
+    _wait_for(device)
+    return time.perf_counter() - started
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,1 @@
+"""The frames a query is trained and judged on, from the disk to what a network is fed."""

@@ -1,0 +1,132 @@
+"""What a model answers on a split, how good that is, and how sure one can be of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from models.frames.data import Split
+from models.frames.prepared import Prepared
+from models.measuring.allocator import keep_freed_memory
+from models.tasks import Answer, Task, Truth, task_of
+from models.workload import Query
+from models.zoo import preprocess_of
+
+BOOTSTRAP_ROUNDS = 1000
+CHANCE_MARGIN = 0.10
+MIN_F1 = 0.5
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How a merged model compares with its original on one split.
+
+    `ratio` = merged / original; `chance_corrected` the same above chance; `ci95` the bootstrap interval of the ratio
+    over units; `certain` when its lower end reaches the target; `worth` is False where the original proves nothing.
+    """
+
+    metric: str
+    split: str
+    samples: int
+    units: int
+    original: float
+    merged: float
+    ratio: float
+    chance_corrected: float
+    ci95: tuple[float, float]
+    met: bool
+    certain: bool
+    worth: bool
+    extra: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `extra` joins the others."""
+        values = {key: value for key, value in self.__dict__.items() if key != "extra"}
+        return {**values, "ci95": list(self.ci95), **self.extra}
+
+
+@torch.inference_mode()
+def predict(model: nn.Module, query: Query, split: Split | Prepared, batch: int = 32) -> list[Answer]:
+    """The model's answer to each frame of the split, in order; boxes in pixels of the frame shown.
+
+    Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later.
+    """
+    keep_freed_memory()
+    prepared = split if isinstance(split, Prepared) else Prepared(query, split)
+    task, preprocess = task_of(query.task), preprocess_of(query.model, query.input_size)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    answers: list[Answer] = []
+    for start in range(0, len(prepared), batch):
+        indices = range(start, min(start + batch, len(prepared)))
+        outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
+        answers += task.answers(model, outputs, prepared.sizes(indices), query.classes)
+    model.train(was_training)
+    return answers
+
+
+def score(
+    task: Task, answers: Sequence[Answer | None], truths: Sequence[Truth], classes: Sequence[str], threshold: float
+) -> float:
+    """The task's metric over these frames; None stands for no answer."""
+    pairs = zip(answers, truths, strict=True)
+    return task.metric_of(sum(task.tally(answer, truth, classes, threshold) for answer, truth in pairs))  # type: ignore
+
+
+def truths_of(query: Query, split: Split, original: Sequence[Answer], threshold: float) -> Sequence[Truth]:
+    """Human labels where the split has them, else the original's own answers."""
+    task = task_of(query.task)
+    return split.truths if split.truths is not None else [task.truth_of(answer, threshold) for answer in original]
+
+
+def compare(
+    query: Query,
+    split: Split,
+    original: Sequence[Answer],
+    merged: Sequence[Answer],
+    threshold: float,
+    seed: int = 0,
+) -> Evidence:
+    """Merged against original on one split, with the interval of the ratio by bootstrap over units."""
+    task = task_of(query.task)
+    truths = truths_of(query, split, original, threshold)
+    counts = [
+        np.stack([task.tally(answer, truth, query.classes, threshold) for answer, truth in zip(side, truths)])
+        for side in (original, merged)
+    ]
+    units, index = np.unique(np.array(split.units), return_inverse=True)
+    by_unit = [np.stack([side[index == unit].sum(axis=0) for unit in range(len(units))]) for side in counts]
+    before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)
+    random = np.random.default_rng(seed)
+    ratios = []
+    for _ in range(BOOTSTRAP_ROUNDS):
+        drawn = random.integers(len(units), size=len(units))
+        ratios.append(_ratio(task.metric_of(by_unit[1][drawn].sum(0)), task.metric_of(by_unit[0][drawn].sum(0))))
+    low, high = (float(np.quantile(ratios, q)) for q in (0.025, 0.975))
+    chance = task.chance(query.classes)
+    ratio = _ratio(after, before)
+    return Evidence(
+        metric=task.metric, split=split.name, samples=len(split), units=len(units), original=before, merged=after,
+        ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=(low, high),
+        met=ratio >= query.accuracy_target, certain=low >= query.accuracy_target,
+        worth=worth_keeping(query, before),
+    )  # fmt: skip
+
+
+def worth_keeping(query: Query, reached: float) -> bool:
+    """Whether an original of this quality is evidence for anything."""
+    if query.task == "detection":
+        return reached >= MIN_F1
+    return reached >= task_of(query.task).chance(query.classes) + CHANCE_MARGIN
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole <= 0:
+        return 1.0 if part >= whole else 0.0
+    return part / whole

@@ -1,0 +1,1 @@
+"""What could be shared and what is: layers, groups, sharing plans."""

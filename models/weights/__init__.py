@@ -1,0 +1,1 @@
+"""Weights files: found, read without running anything, held against the architecture."""

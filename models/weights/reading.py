@@ -1,0 +1,206 @@
+"""Weights files: read without running anything, checked against the architecture, written whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from models.bundle.container import CODES, encode_header, place, raw_bytes
+from models.errors import InputError
+from models.files.atomic import writing
+from models.weights.darknet import read_darknet
+from models.weights.fit import check_fit, current_names, without_extras
+from models.weights.published import Published, fetch
+from models.zoo import check_input
+
+if TYPE_CHECKING:
+    from models.workload import Query
+
+Source = Path | Published
+PICKLE_SUFFIXES = (".pt", ".pth", ".th")
+DARKNET_SUFFIX = ".weights"
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts keep the state dict in a checkpoint."""
+CLASSES = "gemel.classes"
+"""Metadata key of the classes that weights were trained for, as a JSON list; a head alone does not tell their names."""
+PREFIXES = ("module.", "backbone.", "body.", "features.")
+"""What may stand before a tensor's name in one file and not in another."""
+
+
+def load_weights(query: Query, module: nn.Module) -> nn.Module:
+    """Load a query's weights into its architecture, in place, and return it; published ones are fetched first.
+
+    Raises InputError, naming file, key, fault and remedy, when the file is missing, damaged, holds more than
+    a plain state dict or NaN, or does not fit the architecture, the class list or the input size; then the module is
+    unchanged.
+    """
+    key = f"weights ({query.id})"
+    if query.weights is None:
+        raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
+    state = read_state(query.weights, key, module)
+    own = module.state_dict()
+    state = without_extras(query.model, current_names(module, state), own)
+    check_fit(query, key, own, state)
+    _check_classes(query, key)
+    _check_finite(query.weights, key, state)
+    check_input(query, module)
+    module.load_state_dict({**own, **state}, strict=True)
+    return module
+
+
+def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple[str, ...]:
+    """Load every tensor of some weights whose name and shape fit, and return the module's names that were loaded.
+
+    Names fit when they are equal after what may stand before a backbone (PREFIXES) is taken off; so a head of another
+    class count stays as it is. Raises InputError when the weights cannot be read, hold NaN, or no weight of them fits.
+    """
+    given = current_names(module, read_state(source, key, module))
+    by_bare_name = {_bare(name): tensor for name, tensor in given.items()}
+    chosen: dict[str, Tensor] = {}
+    for name, own in module.state_dict().items():
+        found = given.get(name, by_bare_name.get(_bare(name)))
+        if found is not None and found.shape == own.shape:
+            chosen[name] = found
+    if not any(tensor.ndim >= 2 for tensor in chosen.values()):
+        fault = f"none of its {len(given)} tensors fits {type(module).__name__} by name and shape"
+        raise InputError(str(source), fault, "give weights of the same backbone", key)
+    _check_finite(source, key, chosen)
+    module.load_state_dict(chosen, strict=False)
+    return tuple(chosen)
+
+
+def fingerprint(weights: Source | None) -> bytes:
+    """What changes when the weights do: the file's bytes, or the published file's name; empty where there are none."""
+    if isinstance(weights, Published):
+        return weights.file_name.encode()
+    return weights.read_bytes() if weights is not None and weights.exists() else b""
+
+
+def save_weights(
+    path: str | Path, state: Mapping[str, Tensor], overwrite: bool = True, classes: Sequence[str] | None = None
+) -> None:
+    """Write a state dict as safetensors, whole or not at all; raises InputError when it cannot be written.
+
+    With `classes` the file names those it was trained for, and is refused for a query that asks for others.
+    """
+    # Widest dtypes first, so that every tensor lies aligned without gap fillers, which a state dict has no room for.
+    names = sorted(state, key=lambda name: -state[name].itemsize)
+    entries = place(
+        ((name, CODES[state[name].dtype], tuple(state[name].shape), state[name].nbytes) for name in names), alignment=1
+    )
+    with writing(path, overwrite) as file:
+        file.write(encode_header(entries, {} if classes is None else {CLASSES: json.dumps(list(classes))}))
+        for name in names:
+            file.write(raw_bytes(state[name]))
+
+
+def read_state(source: str | Source, key: str = "weights", module: nn.Module | None = None) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, on the CPU; nothing in the file is run.
+
+    .safetensors; .pt, .pth or .th, where a checkpoint's `state_dict` is unwrapped and a `module.` before every name
+    taken off; darknet's .weights, which holds no names, so that `module` has to give them. Raises InputError.
+    """
+    path = fetch(source, key) if isinstance(source, Published) else Path(source)
+    if not path.is_file():
+        raise InputError(path, "does not exist", "give the path of a weights file, or train one first", key)
+    if path.suffix == ".safetensors":
+        content: Any = _read_safetensors(path, key)
+    elif path.suffix in PICKLE_SUFFIXES:
+        content = _read_pickle(path, key)
+    elif path.suffix == DARKNET_SUFFIX and module is not None:
+        content = read_darknet(path, module, key)
+    else:
+        known = ", ".join((".safetensors", *PICKLE_SUFFIXES, DARKNET_SUFFIX))
+        raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {known}", key)
+    state = _plain_state(path, key, content)
+    if all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return state
+
+
+def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        fault = f"is truncated or no safetensors file ({_one_line(error)})"
+        raise InputError(path, fault, "copy or export it again", key) from error
+
+
+def _read_pickle(path: Path, key: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "Unsupported" not in str(error) and "GLOBAL" not in str(error):
+            raise _unreadable(path, key) from error
+        fault = "is not a plain state dict: reading it would run code"
+        raise InputError(path, fault, "save model.state_dict() alone, best as .safetensors", key) from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise _unreadable(path, key) from error
+
+
+def _unreadable(path: Path, key: str) -> InputError:
+    return InputError(path, "is truncated or no PyTorch file", "copy or save it again", key)
+
+
+def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
+    """The state dict in what a file holds; InputError when it is none."""
+    if isinstance(content, Mapping):
+        for wrapper in WRAPPERS:
+            if isinstance(content.get(wrapper), Mapping):
+                content = content[wrapper]
+                break
+    remedy = "save model.state_dict() alone, best as .safetensors"
+    if not isinstance(content, Mapping):
+        raise InputError(path, f"holds a {type(content).__name__}, not a plain state dict", remedy, key)
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            fault = f"is not a plain state dict: {str(name)[:80]!r} is a {type(value).__name__}"
+            raise InputError(path, fault, remedy, key)
+        if value.layout != torch.strided or value.is_quantized:
+            raise InputError(path, f"{name} is a sparse or quantised tensor", "save it in plain float32", key)
+    if not content:
+        raise InputError(path, "holds no tensors", remedy, key)
+    return dict(content)
+
+
+def _check_classes(query: Query, key: str) -> None:
+    """Raise InputError for weights that name other classes than the query, or in another order."""
+    if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
+        return
+    with safe_open(query.weights, "pt") as file:
+        named = (file.metadata() or {}).get(CLASSES)
+    if named is None or named == json.dumps(list(query.classes)):
+        return
+    fault = f"was trained for the classes {named[:200]}, in this order, and the query asks for {list(query.classes)}"
+    remedy = "list in `classes` those of the weights, or give them as `init:` and train"
+    raise InputError(query.weights, fault, remedy, key)
+
+
+def _check_finite(source: Source, key: str, state: Mapping[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InputError(str(source), f"{name} holds NaN or infinite values", "train or export it again", key)
+
+
+def _bare(name: str) -> str:
+    """The name without what may stand before it."""
+    while prefix := next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Architectures that answer what a frame shows."""

@@ -1,0 +1,1 @@
+"""Architectures that answer what stands where."""

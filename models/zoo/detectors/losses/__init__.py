@@ -1,0 +1,1 @@
+"""What detectors are trained by."""

@@ -1,0 +1,200 @@
+"""Networks compiled without their weights: equal outputs, one package per architecture, nothing of a query inside."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from edge_runtime.daemon import run
+from edge_runtime.engines import EngineError, make_engine
+from edge_runtime.engines.choosing import engines_for
+from edge_runtime.engines.compiled import engine as compiled
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.store import Store
+from models.bundle import BundleQuery, open_bundle, write_bundle
+from models.frames.preprocess import Preprocess
+from models.tasks import DetectionAnswer
+from models.zoo import build
+from tests.edge_runtime.tiny import picture, tiny_bundle, write_clip, write_config, write_folder
+
+pytestmark = pytest.mark.skipif(compiled.compiler() is None, reason="there is no C++ compiler here")
+PICTURES = [picture(seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Packages of these tests, in a folder of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "gemel" / "engines"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    torch.set_num_threads(1)
+    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny.safetensors")
+
+
+def arena_of(bundle, capacity: int = 2**20, last: bool = True) -> Arena:
+    store = Store.of_bundle(bundle)
+    return Arena(store, capacity, layouts=convolutions(store.kinds) if last else None)
+
+
+def labels(engine, frames) -> list[str]:
+    return [answer.label for answer in engine.run(frames)]
+
+
+def forbidden(*_args):
+    raise AssertionError("compiled once more")
+
+
+def compiles(monkeypatch) -> list[str]:
+    """The queries that a package is compiled for from now on."""
+    made, plain = [], compiled.compile_package
+
+    def counted(bundle, query, device, path):
+        made.append(query.id)
+        return plain(bundle, query, device, path)
+
+    monkeypatch.setattr(compiled, "compile_package", counted)
+    return made
+
+
+def test_two_queries_of_one_architecture_compile_once_and_answer_as_eager_ones_do(bundle, monkeypatch):
+    made = compiles(monkeypatch)
+    arena = arena_of(bundle)
+    arena.change((), tuple(arena.store.extents))
+    for query in ("gate", "road"):
+        engine, eager = (make_engine(name, bundle, query) for name in ("compiled", "torch"))
+        engine.prepare()
+        for one in (engine, eager):
+            one.bind(arena.tensor)
+        for count in (1, 2, 3):
+            frames = PICTURES[:count]
+            assert torch.allclose(engine.outputs(frames), eager.outputs(frames), rtol=1e-3, atol=1e-3)
+            assert labels(engine, frames) == labels(eager, frames)
+        assert engine.workspace_of(1) < engine.workspace_of(3) <= engine.workspace_of(4) < engine.workspace_of(16)
+    assert made == ["gate"]
+
+
+def test_a_damaged_package_is_compiled_again(bundle, tmp_path, monkeypatch):
+    made = []
+
+    def compile_package(_bundle, query, _device, path):
+        made.append(query.id)
+        path.write_bytes(b"code")
+        return {"workspace": {"1": 7}, "constants": {}}
+
+    monkeypatch.setattr(compiled, "compile_package", compile_package)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    make_engine("compiled", bundle, "gate").prepare()
+    again = make_engine("compiled", bundle, "gate")
+    assert again.ready() and again.workspace_bytes == 7 and made == ["gate"]
+    (package,) = (tmp_path / "gemel" / "engines").glob("*.pt2")
+    package.write_bytes(b"cod")
+    again = make_engine("compiled", bundle, "gate")
+    assert not again.ready()
+    again.prepare()
+    assert package.read_bytes() == b"code" and made == ["gate", "gate"]
+
+
+def test_every_tensor_of_a_query_is_read_from_the_arena_wherever_it_lies(bundle):
+    """Vectors of a few values (a head's bias) could be written into the code, and weights folded: none may be."""
+    arena = arena_of(bundle)
+    names = bundle.names_in_order("gate")
+    engine = make_engine("compiled", bundle, "gate")
+    other = bundle.names_in_order("road")
+    for load, evict in ((names, ()), (other, names), (names, ())):
+        arena.change(evict, load)
+    engine.bind(arena.tensor)
+    before = engine.outputs(PICTURES[:1]).clone()
+    for path, name in bundle.query("gate").state().items():
+        tensor = arena.tensor(name)
+        if tensor.is_floating_point():
+            kept = tensor.clone()
+            tensor.mul_(1.5).add_(0.1)
+            assert not torch.equal(engine.outputs(PICTURES[:1]), before), path
+            tensor.copy_(kept)
+            assert torch.equal(engine.outputs(PICTURES[:1]), before), path
+    engine.unbind()
+    with pytest.raises(RuntimeError, match="bind comes before"):
+        engine.outputs(PICTURES[:1])
+
+
+def test_a_check_compiles_nothing_and_a_run_says_that_it_will(bundle, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "gemel.run")
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    write_clip(tmp_path / "left.mp4", 4)
+    write_folder(tmp_path / "right", 4)
+    monkeypatch.setattr(compiled, "compile_package", forbidden)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    for engine in ("compiled", "auto"):
+        assert run(write_config(tmp_path, engine=engine), check=True)["engine"] == engine
+    assert "preparing engine" not in caplog.text and not (tmp_path / "none").exists()
+
+    def refused(*_args):
+        raise EngineError("it cannot be compiled: no reason")
+
+    monkeypatch.setattr(compiled, "compile_package", refused)
+    summary = run(write_config(tmp_path, engine="compiled"))
+    assert summary["balanced"] and set(summary["engines"].values()) == {"torch"}
+    assert "preparing engine compiled for tests.edge_runtime.tiny:net" in caplog.text
+    warnings = [record.message for record in caplog.records if "cannot run" in record.message]
+    assert warnings == [
+        "engine compiled cannot run tests.edge_runtime.tiny:net: it cannot be compiled: no reason; engine torch does"
+    ]
+
+
+def test_without_a_compiler_torch_runs_and_says_why(bundle, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    engines = engines_for(bundle, "compiled")
+    assert {engine.name for engine in engines.values()} == {"torch"}
+    assert caplog.text.count("no C++ compiler") == 1
+
+
+def detectors(tmp_path, model: str, size: int):
+    torch.manual_seed(0)
+    network = build(model, ("car", "bus"), {}, size, "detection").eval()
+    query = BundleQuery(
+        id="only",
+        camera="c",
+        task="detection",
+        classes=("car", "bus"),
+        model=model,
+        model_args={},
+        input_size=size,
+        preprocess=Preprocess(size),
+        fps=None,
+        sla_ms=100.0,
+        accuracy_target=0.9,
+    )
+    write_bundle(tmp_path / "d.safetensors", {"only": network}, [query], workload="w", method="none", ceiling_bytes=0)
+    return open_bundle(tmp_path / "d.safetensors")
+
+
+def test_a_two_stage_detector_is_refused_in_words(tmp_path):
+    engine = make_engine("compiled", detectors(tmp_path, "fasterrcnn_mobilenet_v3_large_320_fpn", 96), "only")
+    with pytest.raises(EngineError, match="second stage depends"):
+        engine.prepare()
+
+
+@pytest.mark.slow
+def test_a_detector_finds_what_eager_finds(tmp_path):
+    bundle = detectors(tmp_path, "fastestdet", 96)
+    arena = arena_of(bundle, 64 * 2**20)
+    arena.change((), bundle.names_in_order("only"))
+    engine, eager = (make_engine(name, bundle, "only") for name in ("compiled", "torch"))
+    for one in (engine, eager):
+        one.bind(arena.tensor)
+    frame = picture(3, width=120, height=100)
+    found, wanted = engine.run([frame])[0], eager.run([frame])[0]
+    assert isinstance(found, DetectionAnswer) and isinstance(wanted, DetectionAnswer)
+    assert wanted.boxes and found.classes == wanted.classes
+    assert found.scores == pytest.approx(wanted.scores, abs=1e-3)
+    for box, other in zip(found.boxes, wanted.boxes, strict=True):
+        assert box == pytest.approx(other, abs=0.1)

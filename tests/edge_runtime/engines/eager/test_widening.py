@@ -1,0 +1,205 @@
+"""Weights stored narrow stay narrow in the arena, and the torch engine computes with what they are widened to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_runtime.engines.base import FrameEngine
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.store import Store
+from models.bundle import Bundle, open_bundle, write_bundle
+from models.errors import InputError
+from models.parts.residual import attach
+from models.parts.widths import Narrow, choices, narrowed
+from tests.edge_runtime import tiny
+from tests.edge_runtime.tiny import picture
+
+ATTENDING = "tests.edge_runtime.engines.eager.test_widening:attending"
+
+
+class Attending(nn.Module):
+    """A module with a weight of its own around one that reads its child's weights, and a head called twice."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 64, 8, 8)
+        self.start_weight = nn.Parameter(torch.randn(4, 64) / 8)
+        self.attention = nn.MultiheadAttention(64, 2, batch_first=True)
+        self.mix = nn.Linear(64, 64)
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3, 16, 16) -> (N, C)."""
+        x = self.patch(x).flatten(2).transpose(1, 2) + self.start_weight
+        x = self.mix(self.mix(self.attention(x, x, x, need_weights=False)[0]))
+        return self.head(x.mean(1))
+
+
+def attending(num_classes: int, input_size: int = 16) -> nn.Module:
+    """The factory that bundles of these tests name."""
+    return Attending(num_classes)
+
+
+def narrow_all(model: nn.Module, weights: str) -> dict[str, Narrow]:
+    """Every weight of two dimensions or more, however small."""
+    own = {}
+    for key, tensor in model.state_dict().items():
+        if found := choices(key, (*tensor.shape[:1], 10**6) if tensor.ndim > 1 else tensor.shape, weights):
+            own[key] = narrowed(tensor, found[0])
+    return own
+
+
+@pytest.fixture(params=["int8", "fp16"])
+def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
+    """`gate` and `yard` share a convolution, `yard` with a residual; `hall` attends."""
+    models: dict[str, nn.Module] = {name: tiny.trained_looking(seed) for seed, name in enumerate(("gate", "yard"), 1)}
+    torch.manual_seed(0)
+    models["hall"] = Attending(3).eval()
+    models["yard"].get_submodule("3").weight = models["gate"].get_submodule("3").weight
+    attach(models["yard"].get_submodule("3"), rank=2).residual_b.data.fill_(0.1)
+    queries = [tiny.query("gate", "left"), tiny.query("yard", "right"), tiny.query("hall", "left", model=ATTENDING)]
+    narrow = {name: narrow_all(model, request.param) for name, model in models.items()}
+    path = tmp_path / "n.safetensors"
+    write_bundle(path, models, queries, workload="tiny", method="wide", ceiling_bytes=0, narrow=narrow)
+    return open_bundle(path, [tiny.FACTORY, ATTENDING])
+
+
+def reference(bundle: Bundle, query: str, seed: int) -> Tensor:
+    prepare = bundle.query(query).preprocess
+    with torch.inference_mode():
+        return bundle.build(query)(prepare.normalise(torch.stack([prepare.resize(picture(seed))])))
+
+
+def bound(bundle: Bundle, arena: Arena, query: str) -> TorchEngine:
+    engine = TorchEngine(bundle, query)
+    arena.change((), bundle.names_in_order(query))
+    engine.bind(arena.tensor)
+    return engine
+
+
+def arena_of(bundle: Bundle) -> Arena:
+    return Arena(Store.of_bundle(bundle), 2**20)
+
+
+@pytest.mark.parametrize("query", ["gate", "yard", "hall"])
+def test_outputs_are_bit_equal_to_those_of_the_widened_model(bundle: Bundle, query: str) -> None:
+    engine = bound(bundle, arena_of(bundle), query)
+    for seed in (1, 2):
+        assert torch.equal(engine.outputs([picture(seed)]), reference(bundle, query, seed))
+    both = engine.outputs([picture(1), picture(2)])
+    torch.testing.assert_close(both[0], reference(bundle, query, 1)[0])
+
+
+def test_where_the_arena_lays_weights_channels_last_they_are_widened_in_that_order(bundle: Bundle) -> None:
+    store = Store.of_bundle(bundle)
+    arena = Arena(store, 2**20, layouts=convolutions(store.kinds))
+    engine = bound(bundle, arena, "yard")
+    seen: list[Any] = []
+    layer = engine.model.get_submodule("3")
+    layer.register_forward_hook(lambda *_: seen.append(layer.weight))
+    torch.testing.assert_close(engine.outputs([picture(3)]), reference(bundle, "yard", 3), rtol=1e-5, atol=1e-4)
+    assert arena.tensor(bundle.query("yard").tensors["3.weight"]).is_contiguous(memory_format=torch.channels_last)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last) and seen[0].dtype == torch.float32
+
+
+def test_what_is_resident_are_the_stored_bytes(bundle: Bundle) -> None:
+    arena = arena_of(bundle)
+    for query in ("gate", "yard", "hall"):
+        bound(bundle, arena, query)
+    assert arena.bytes_moved == bundle.manifest.bytes.after
+    names = {name: bundle.nbytes(name) for query in bundle.queries for name in query.places().values()}
+    assert arena.residency.resident_bytes == sum(-(-nbytes // 512) * 512 for nbytes in names.values())
+    key = "3.weight"
+    stored = arena.tensor(bundle.query("gate").tensors[key])
+    assert stored.dtype == {"int8": torch.int8, "fp16": torch.float16}[bundle.query("gate").stored[key].dtype]
+
+
+def test_the_shared_tensor_is_one_changing_it_changes_both_queries(bundle: Bundle) -> None:
+    arena = arena_of(bundle)
+    engines = [bound(bundle, arena, query) for query in ("gate", "yard")]
+    before = [engine.outputs([picture(5)]) for engine in engines]
+    name = bundle.query("gate").tensors["3.weight"]
+    assert name == bundle.query("yard").tensors["3.weight"]
+    arena.tensor(name).neg_()
+    assert all(not torch.equal(engine.outputs([picture(5)]), old) for engine, old in zip(engines, before))
+
+
+def test_between_runs_nothing_is_held_that_was_widened(bundle: Bundle) -> None:
+    for query in ("gate", "yard", "hall"):
+        engine = bound(bundle, arena_of(bundle), query)
+        engine.outputs([picture(1)])
+        narrow = bundle.query(query).stored
+        assert narrow and all(engine.model.state_dict()[key].is_meta for key in narrow)
+        engine.unbind()
+        assert all(tensor.is_meta for tensor in engine.model.state_dict().values())
+
+
+def test_a_failed_run_leaves_the_engine_as_it_was(bundle: Bundle) -> None:
+    engine = bound(bundle, arena_of(bundle), "gate")
+    with pytest.raises(RuntimeError):
+        engine.forward(torch.zeros(1, 5, 16, 16))
+    assert engine.model.state_dict()["3.weight"].is_meta
+    assert torch.equal(engine.outputs([picture(1)]), reference(bundle, "gate", 1))
+
+
+def test_the_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bundle) -> None:
+    plain = FrameEngine.workspace_of
+    for query, layers in (("gate", [12 * 27, 48 * 108, 3 * 48]), ("yard", [48 * 108 + 2 * 108 + 2 * 48])):
+        engine = TorchEngine(bundle, query)
+        scratch = engine.workspace_bytes - plain(engine, 1)
+        assert 4 * max(layers) <= scratch <= 4 * (max(layers) + 64)
+    attention, mix, own = 64 * 192 + 64 * 64, 64 * 64, 4 * 64
+    hall = TorchEngine(bundle, "hall")
+    # Attention reads its child's weights, and the module around all of it has a narrow weight of its own.
+    assert hall.workspace_bytes - plain(hall, 1) == 4 * (own + max(attention, mix))
+
+
+def test_a_layer_called_again_is_not_widened_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    import edge_runtime.engines.eager.staging as module
+
+    widen, count = module.widen, [0]
+
+    def counted(*args: Tensor) -> Tensor:
+        count[0] += 1
+        return widen(*args)
+
+    engine = bound(bundle, arena_of(bundle), "hall")
+    monkeypatch.setattr(module, "widen", counted)
+    engine.outputs([picture(1)])
+    assert count[0] == len(bundle.query("hall").stored)
+
+
+def test_a_run_waits_for_the_scale_and_the_tensor_of_a_layer_before_it_widens_them(bundle: Bundle) -> None:
+    arena, names = arena_of(bundle), bundle.names_in_order("gate")
+    arena.change((), names)
+    engine, waited = TorchEngine(bundle, "gate"), list[str]()
+
+    def wait(wanted: Iterable[str]) -> None:
+        waited.extend(wanted)
+
+    engine.bind(arena.tensor, wait)
+    assert torch.equal(engine.outputs([picture(1)]), reference(bundle, "gate", 1))
+    assert set(waited) == set(names)
+
+
+def test_a_query_without_narrow_tensors_takes_no_scratch(tmp_path: Path) -> None:
+    plain = tiny.tiny_bundle(tmp_path / "tiny.safetensors")
+    engine = TorchEngine(plain, "gate")
+    assert engine.workspace_bytes == FrameEngine.workspace_of(engine, 1)
+
+
+def test_an_engine_that_cannot_run_narrow_weights_says_so_in_one_line(bundle: Bundle) -> None:
+    class Wide(TorchEngine):
+        name = "wide"
+        runs_narrow = False
+
+    with pytest.raises(InputError, match=r"query gate has weights stored as .*, which engine wide cannot run; take"):
+        Wide(bundle, "gate")

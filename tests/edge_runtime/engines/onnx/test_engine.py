@@ -1,0 +1,406 @@
+"""ONNX Runtime as an engine: it answers as torch does, over tensors of the arena that it never copies."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_runtime.engines import engine_named
+from edge_runtime.engines.base import EngineError
+from edge_runtime.engines.cache import EngineCache
+from edge_runtime.engines.choosing import fastest
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.onnx import session as onnx_session
+from edge_runtime.engines.onnx.engine import OnnxEngine, TensorrtEngine
+from edge_runtime.engines.onnx.session import CPU, CUDA, TENSORRT, in_order, session_of
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.store import Store
+from models import zoo
+from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.frames.preprocess import Preprocess
+from models.parts.low_rank import factorise
+from models.parts.residual import attach
+from models.parts.widths import Narrow, narrowed
+from models.tasks import DetectionAnswer
+from tests.edge_runtime.tiny import FACTORY, picture, tiny_bundle, trained_looking
+from tests.edge_runtime.tiny import SIZE as TINY_SIZE
+from tests.models.test_export import assert_detections_alike, untied
+from tests.models.test_export import build as build_lively
+from tests.models.test_export import frames as soft_frames
+
+HERE = "tests.edge_runtime.engines.onnx.test_engine"
+SIZE = 32
+NAMES: list[str] = ["boxes", "scores", "labels"]
+TWO_STAGE = "fasterrcnn_mobilenet_v3_large_320_fpn"
+TOLERANCE = 1e-3
+FRAMES = [picture(1), picture(2), picture(3, width=60, height=80)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_collection():
+    """A traced network is many small objects that live to its end; collecting meanwhile takes a fifth of the time."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> EngineCache:
+    return EngineCache(tmp_path_factory.mktemp("cache") / "engines")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Bundle:
+    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny.safetensors")
+
+
+class Attending(nn.Module):
+    """Attention with packed projections, a layer norm, and a linear layer that may be factorised."""
+
+    def __init__(self, num_classes: int, input_size: int = SIZE) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 8, stride=8)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+        self.mlp = nn.Linear(16, 16)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = self.norm(tokens + self.attention(tokens, tokens, tokens, need_weights=False)[0])
+        return self.head(torch.relu(self.mlp(tokens)).mean(1))
+
+
+class OneByOne(nn.Module):
+    """A Python loop over the frames: the batch is a part of the graph."""
+
+    def __init__(self, num_classes: int, input_size: int = SIZE) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.head(frame[None].mean((2, 3))) for frame in x])
+
+
+class Branching(OneByOne):
+    """Which way it goes depends on the frame's values: no graph says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta and x.sum() > 0:
+            return -self.head(x.mean((2, 3)))
+        return self.head(x.mean((2, 3)))
+
+
+def record(model: str, size: int = SIZE, query_id: str = "one", **keys) -> BundleQuery:
+    defaults = {
+        "task": "classification",
+        "classes": ("car", "bus", "truck"),
+        "model_args": {},
+        "fps": None,
+        "sla_ms": 100.0,
+        "accuracy_target": 0.9,
+    }
+    return BundleQuery(
+        id=query_id, camera="c", model=model, input_size=size, preprocess=Preprocess(size), **{**defaults, **keys}
+    )
+
+
+def bundled(
+    path: Path,
+    modules: dict[str, nn.Module],
+    queries: list[BundleQuery],
+    narrow: dict[str, dict[str, Narrow]] | None = None,
+) -> Bundle:
+    write_bundle(
+        path,
+        {name: module.eval() for name, module in modules.items()},
+        queries,
+        workload="w",
+        method="none",
+        ceiling_bytes=0,
+        narrow=narrow,
+    )
+    return open_bundle(path, [query.model for query in queries if ":" in query.model])
+
+
+def lively(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights and statistics that make every layer matter, biases included."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if tensor.is_floating_point() and tensor.ndim == 1:
+                low = 0.6 if name.endswith(("var", "weight")) else -0.3
+                tensor.copy_(torch.rand(tensor.shape, generator=random) * 0.8 + low)
+    return module.eval()
+
+
+def bind(engine, bundle: Bundle, arena: Arena | None = None) -> Arena:
+    """Bind an engine to an arena in which all its tensors are resident."""
+    names = bundle.names_in_order(engine.query.id)
+    arena = arena or Arena(Store.of_bundle(bundle), 512 * 2**20)
+    arena.change((), names)
+    arena.bind(engine, names)
+    return arena
+
+
+def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = "one") -> OnnxEngine:
+    """Raw outputs within the tolerance for a classifier; for a detector the same detections."""
+    ours, eager = OnnxEngine(bundle, query_id, cache=cache), TorchEngine(bundle, query_id)
+    bind(eager, bundle, bind(ours, bundle))
+    if ours.query.task == "classification":
+        wanted = eager.outputs(FRAMES)
+        assert torch.allclose(ours.outputs(FRAMES), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+        assert float((wanted[0] - wanted[1]).abs().max()) > 10 * TOLERANCE
+        return ours
+    got, wanted = ours.run(FRAMES), eager.run(FRAMES)
+    assert wanted[0] != wanted[1]
+    for one, other in zip(got, wanted, strict=True):
+        assert isinstance(one, DetectionAnswer) and isinstance(other, DetectionAnswer)
+        assert one.classes == other.classes and len(other.classes) > 3
+        assert np.allclose(one.scores, other.scores, atol=TOLERANCE)
+        assert np.allclose(one.boxes, other.boxes, atol=0.1)
+    return ours
+
+
+def test_a_classifier_with_a_residual_answers_as_torch_does(tiny, cache):
+    for query in tiny.queries:
+        assert_answers_as_torch(tiny, cache, query.id)
+
+
+def test_attention_and_a_layer_of_low_rank_answer_as_torch_does(tmp_path, cache):
+    torch.manual_seed(0)
+    module = lively(factorise(Attending(3), {"mlp": 4}))
+    attach(module.get_submodule("head"), 2)
+    query = record(f"{HERE}:Attending", model_args={"low_rank": {"mlp": 4}})
+    assert_answers_as_torch(bundled(tmp_path / "a.safetensors", {"one": module}, [query]), cache)
+
+
+def bundled_detector(path: Path, name: str, factory: str = "") -> Bundle:
+    module, side = build_lively(name)
+    query = record(factory or name, side, task="detection", min_score=0.2)
+    return bundled(path, {"one": module}, [query])
+
+
+def two_stage(num_classes: int, input_size: int) -> nn.Module:
+    """The anchors that `build_lively` gives it: with those published, scores tie in so small a frame."""
+    module = zoo.build(TWO_STAGE, [str(index) for index in range(1, num_classes)], {}, input_size, "detection", "meta")
+    with torch.device("cpu"):
+        return untied(module, input_size)  # type: ignore[arg-type]
+
+
+def test_a_one_stage_detector_finds_what_torch_finds(tmp_path, cache):
+    assert_answers_as_torch(bundled_detector(tmp_path / "d.safetensors", "ssd_resnet18"), cache)
+
+
+@pytest.mark.slow
+def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, cache):
+    bundle = bundled_detector(tmp_path / "d.safetensors", TWO_STAGE, f"{HERE}:two_stage")
+    ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
+    bind(eager, bundle, bind(ours, bundle))
+    batch = soft_frames(3, ours.query.input_size)
+    with torch.inference_mode():
+        got, wanted = (dict(zip(NAMES, one.forward(batch))) for one in (ours, eager))
+    assert (wanted["scores"] > 0).sum() > 3
+    assert_detections_alike(got, wanted)
+    assert all(isinstance(answer, DetectionAnswer) and answer.classes for answer in ours.run(FRAMES))
+    assert ours._kept is not None and ours._kept.notes["batch"] == 1
+
+
+@pytest.mark.parametrize("weights", ["int8", "fp16"])
+def test_narrow_weights_stay_narrow_and_are_widened_inside_the_graph(tmp_path, cache, weights):
+    module, query = trained_looking(1), record(FACTORY, TINY_SIZE)
+    narrow = {key: narrowed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
+    bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": narrow})
+    engine = assert_answers_as_torch(bundle, cache)
+    dtypes = {str(engine._bound[key][1].dtype) for key in narrow}
+    assert dtypes == {"torch.int8" if weights == "int8" else "torch.float16"}
+
+
+def test_private_norms_are_not_folded_and_a_shared_weight_is_one(tmp_path, cache):
+    """Changing a tensor of ResNet-50 in place changes both queries; changing one's norm changes that query alone."""
+    torch.manual_seed(0)
+    classes = ("car", "bus", "truck")
+    models = {name: lively(zoo.build("resnet50", classes, {}, SIZE), seed) for seed, name in enumerate(("a", "b"))}
+    tied = {key: tensor for key, tensor in models["a"].state_dict().items() if tensor.ndim == 4}
+    models["b"].load_state_dict(tied, strict=False)
+    bundle = bundled(tmp_path / "r.safetensors", models, [record("resnet50", query_id=name) for name in models])
+    engines = {name: OnnxEngine(bundle, name, cache=cache) for name in models}
+    arena = Arena(Store.of_bundle(bundle), 256 * 2**20)
+    for engine in engines.values():
+        bind(engine, bundle, arena)
+
+    def outputs() -> dict[str, Tensor]:
+        return {name: engine.outputs(FRAMES[:1]).clone() for name, engine in engines.items()}
+
+    before, state = outputs(), {name: bundle.query(name).state() for name in models}
+    for key in tied:
+        assert state["a"][key] == state["b"][key]
+        weight = arena.tensor(state["a"][key])
+        kept = weight.clone()
+        weight.mul_(1.5)
+        after = outputs()
+        assert not torch.equal(after["a"], before["a"]) and not torch.equal(after["b"], before["b"]), key
+        weight.copy_(kept)
+    arena.tensor(state["a"]["layer2.0.bn1.weight"]).mul_(1.5)
+    after = outputs()
+    assert not torch.equal(after["a"], before["a"]) and torch.equal(after["b"], before["b"])
+
+
+def test_queries_of_one_architecture_share_one_graph_that_holds_no_weight(tiny, cache):
+    engines = {name: OnnxEngine(tiny, name, cache=cache) for name in ("gate", "road", "yard")}
+    for engine in engines.values():
+        bind(engine, tiny)
+    gate, road, yard = (engines[name]._session for name in ("gate", "road", "yard"))
+    assert gate is road and gate is not yard
+    kept = engines["yard"]._kept
+    assert kept is not None
+    graph = onnx.load(str(kept.path)).graph
+    state = tiny.query("yard").state()
+    assert not state.keys() & {one.name for one in graph.initializer}
+    assert sum(len(one.raw_data) for one in graph.initializer) < 1000  # shapes and axes
+    left_out = {f"{norm}.num_batches_tracked" for norm in (1, 4)}
+    assert {one.name for one in graph.input} == {"frames", *state} - left_out
+
+
+def test_equal_bytes_at_two_places_of_one_query_are_two_inputs_for_the_next(tmp_path, cache):
+    """In the first bundle all biases are zeros, so one tensor; the second one's differ."""
+    torch.manual_seed(0)
+    for name, module in (("fresh", Attending(3)), ("used", lively(Attending(3)))):
+        bundle = bundled(tmp_path / f"{name}.safetensors", {"one": module}, [record(f"{HERE}:Attending")])
+        state = bundle.query("one").state()
+        assert (state["norm.bias"] == state["attention.out_proj.bias"]) == (name == "fresh")
+        ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
+        bind(eager, bundle, bind(ours, bundle))
+        assert torch.allclose(ours.outputs(FRAMES), eager.outputs(FRAMES), atol=TOLERANCE)
+
+
+def test_tensors_that_moved_are_found_again_and_those_that_did_not_are_left_alone(tiny, cache, monkeypatch):
+    engine, eager = OnnxEngine(tiny, "gate", cache=cache), TorchEngine(tiny, "gate")
+    arena = bind(engine, tiny)
+    bind(eager, tiny, arena)
+    wanted = eager.outputs(FRAMES)
+    handed_over = []
+    plain = OnnxEngine._bind_input
+    monkeypatch.setattr(
+        OnnxEngine, "_bind_input", lambda self, *args: (handed_over.append(args[0]), plain(self, *args))
+    )
+    engine.bind(arena.tensor)
+    assert not handed_over
+    arena.change(tiny.names_in_order("gate"), tiny.names_in_order("road"))
+    arena.change((), tiny.names_in_order("gate"))
+    arena.bind(engine, tiny.names_in_order("gate"))
+    assert handed_over
+    assert torch.allclose(engine.outputs(FRAMES), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_without_being_bound_it_does_not_run(tiny, cache):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    with pytest.raises(RuntimeError, match="bind comes before"):
+        engine.outputs(FRAMES)
+    bind(engine, tiny)
+    engine.unbind()
+    with pytest.raises(RuntimeError, match="bind comes before"):
+        engine.outputs(FRAMES)
+
+
+def test_a_graph_is_exported_once_and_found_by_the_next_start(tiny, cache, monkeypatch, tmp_path):
+    assert not OnnxEngine(tiny, "gate", cache=EngineCache(tmp_path / "empty")).ready()
+    OnnxEngine(tiny, "gate", cache=cache).prepare()
+    monkeypatch.setattr("edge_runtime.engines.onnx.engine.write_graph", None)
+    again = OnnxEngine(tiny, "gate", cache=EngineCache(cache.folder))
+    assert again.ready()
+    again.prepare()
+    assert again._kept is not None and again._kept.notes["batch"] == "dynamic"
+
+
+def test_the_workspace_is_measured_and_grows_with_the_batch(tmp_path, cache):
+    torch.manual_seed(0)
+    module = zoo.build("resnet50", ("car", "bus", "truck"), {}, SIZE)
+    bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")])
+    engine = OnnxEngine(bundle, "one", cache=cache)
+    estimated = engine.workspace_of(1)
+    engine.prepare()
+    assert engine._kept is not None and [int(batch) for batch in engine._kept.notes["workspace"]] == [1, 4]
+    assert engine.workspace_of(1) > estimated / 2
+    assert engine.workspace_of(1) <= engine.workspace_of(4) <= engine.workspace_of(8)
+
+
+def test_narrow_weights_are_widened_one_at_a_time(tmp_path, cache):
+    """Left to itself, ONNX Runtime would widen all of them before it begins: 94 MB here."""
+    torch.manual_seed(0)
+    module = zoo.build("resnet50", ("car", "bus", "truck"), {}, SIZE)
+    narrow = {key: narrowed(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
+    largest = max(4 * one.tensor.numel() for one in narrow.values())
+    bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")], {"one": narrow})
+    engine = OnnxEngine(bundle, "one", cache=cache)
+    engine.prepare()
+    assert largest <= engine.workspace_of(1) < 4 * largest
+
+
+def test_a_model_that_fixes_its_batch_runs_frame_by_frame(tmp_path, cache):
+    torch.manual_seed(0)
+    bundle = bundled(tmp_path / "o.safetensors", {"one": OneByOne(3)}, [record(f"{HERE}:OneByOne")])
+    engine = assert_answers_as_torch(bundle, cache)
+    assert engine._kept is not None and engine._kept.notes["batch"] == 1
+
+
+def test_a_model_that_no_graph_can_hold_is_refused_in_a_few_words(tmp_path, cache):
+    bundle = bundled(tmp_path / "b.safetensors", {"one": Branching(3)}, [record(f"{HERE}:Branching")])
+    with pytest.raises(EngineError, match="it cannot be exported") as refused:
+        OnnxEngine(bundle, "one", cache=cache).prepare()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny, cache, caplog):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    engine.prepare()
+    assert engine._kept is not None
+    onnx_session._tell_once.cache_clear()  # another test may have heard it
+    with caplog.at_level(logging.WARNING, "gemel.run"):
+        sessions = [session_of(engine._kept.path, CUDA, torch.device("cuda", index)) for index in range(2)]
+    assert [session.device.type for session in sessions] == ["cpu", "cpu"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "gemel.run"]
+    assert "CUDAExecutionProvider" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    engine.prepare()
+    assert engine._kept is not None and engine._session is not None
+    session = session_of(engine._kept.path, TENSORRT, torch.device("cuda", 0))
+    assert session.device.type == "cpu" and session.runtime.get_providers() == [CPU]
+    assert session.inputs == engine._session.inputs
+
+
+def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_session, "_on_torchs_stream", lambda device: {"device_id": str(device.index)})
+    (first, own), (second, _), last = in_order(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
+    assert (first, second, last) == (TENSORRT, CUDA, CPU) and own["device_id"] == "1"
+    assert own["trt_engine_cache_enable"] == "1" and own["trt_engine_cache_path"] == str(tmp_path)
+    assert all(isinstance(value, str) for value in own.values())
+
+
+def test_tensorrt_is_refused_on_a_processor_and_never_chosen_by_auto(tiny, cache, monkeypatch):
+    assert engine_named("tensorrt") is TensorrtEngine and TensorrtEngine.missing("cpu") == "it does not run on cpu"
+    with pytest.raises(EngineError, match="does not run on cpu"):
+        TensorrtEngine(tiny, "gate", cache=cache).prepare()
+    monkeypatch.setattr(TensorrtEngine, "missing", classmethod(lambda cls, device: None))
+    for name in ("compiled", "onnx"):
+        monkeypatch.setattr(engine_named(name), "missing", classmethod(lambda cls, device: "left out"))
+    assert set(fastest(tiny, "cpu").values()) == {"torch"}
+
+
+def test_the_registry_knows_it_and_why_it_may_be_missing():
+    assert engine_named("onnx") is OnnxEngine
+    assert OnnxEngine.missing("cpu") is None
+    if not torch.cuda.is_available():
+        assert "CUDAExecutionProvider" in str(OnnxEngine.missing("cuda"))

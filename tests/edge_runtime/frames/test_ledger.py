@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.frames.ledger import Ledger
+
+EVENTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["received", "processed", "late", "failed", "old"])))
+
+
+@given(EVENTS)
+def test_the_ledger_adds_up_after_any_events(events):
+    ledger = Ledger("ab")
+    pending = {"a": 0, "b": 0}
+    for query, event in events:
+        if event == "received":
+            ledger.received(query)
+            pending[query] += 1
+        elif pending[query]:
+            pending[query] -= 1
+            if event == "failed":
+                ledger.failed(query)
+            elif event == "old":
+                ledger.dropped(query, "old")
+            else:
+                ledger.processed(query, late=event == "late")
+        assert ledger.balanced
+    for account in ledger.to_json():
+        settled = account["processed"] + account["failed"] + sum(account["dropped"].values())
+        assert account["received"] == settled + account["pending"]
+        assert account["pending"] == pending[account["query"]] == ledger.pending(account["query"])
+
+
+@pytest.mark.parametrize("settle", [lambda b: b.processed("a"), lambda b: b.failed("a"), lambda b: b.dropped("a", "x")])
+def test_a_frame_cannot_be_settled_twice(settle):
+    ledger = Ledger("a")
+    ledger.received("a")
+    settle(ledger)
+    with pytest.raises(RuntimeError, match="query a"):
+        settle(ledger)
+    assert ledger.balanced
+
+
+def test_counts_of_several_threads_are_all_kept():
+    ledger = Ledger("a")
+
+    def work() -> None:
+        for _ in range(500):
+            ledger.received("a")
+            ledger.processed("a")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledger.to_json()[0]["processed"] == 2000
+    assert ledger.balanced

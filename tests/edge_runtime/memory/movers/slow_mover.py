@@ -1,0 +1,83 @@
+"""A mover in which nothing happens until the test says so: tensors arrive one by one, or fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edge_runtime.memory.movers.host import HostMover, MappedReader, Reader
+from edge_runtime.memory.residency import Copy
+from edge_runtime.memory.store import Store
+
+
+class SlowMover(HostMover):
+    overlaps = True
+
+    def __init__(self, store: Store, capacity_bytes: int) -> None:
+        super().__init__(lambda _: MappedReader(store), capacity_bytes)
+        self._transfers: list[SlowTransfer] = []
+        self.cancelled = 0
+
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> SlowTransfer:  # type: ignore[override]
+        transfer = SlowTransfer(self, copies)
+        self._transfers.append(transfer)
+        return transfer
+
+    def arrive(self, count: int) -> list[str]:
+        """Let the next tensors arrive; returns which did."""
+        arrived = []
+        while count and self._transfers:
+            transfer = self._transfers[0]
+            if not transfer.waiting:
+                self._transfers.pop(0)
+                continue
+            arrived.append(transfer.bring(self._reader))
+            count -= 1
+        return arrived
+
+    def fail(self, why: str) -> None:
+        self._transfers.pop(0).fault = OSError(why)
+
+
+class SlowTransfer:
+    def __init__(self, mover: SlowMover, copies: Sequence[Copy]) -> None:
+        self._mover = mover
+        self.fault: OSError | None = None
+        self.waiting = [
+            (name, copy, begin, end)
+            for copy in copies
+            for name, begin, end in zip(copy.names, (0, *copy.ends), copy.ends)
+        ]
+        self.names = frozenset(name for name, *_ in self.waiting)
+        self.waited: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        return self.fault is not None
+
+    def bring(self, reader: Reader) -> str:
+        name, copy, begin, end = self.waiting.pop(0)
+        # From where the last one ended: what is before has arrived and may have been arranged since.
+        reader.read(self._mover._bytes, copy.target + begin, copy.source + begin, end - begin)
+        return name
+
+    def wait(self, names: Iterable[str]) -> None:
+        if self.fault:
+            raise self.fault
+        self.waited += [name for name in names if name in self.names]
+        while self.lost() & set(names):
+            self._mover.arrive(1)
+
+    def finish(self) -> None:
+        self.wait(self.names)
+
+    def cancel(self) -> None:
+        if self.waiting:
+            self._mover.cancelled += 1
+            if self in self._mover._transfers:
+                self._mover._transfers.remove(self)
+
+    def lost(self) -> frozenset[str]:
+        return frozenset(name for name, *_ in self.waiting)
+
+    def seconds(self) -> float:
+        return 0.001

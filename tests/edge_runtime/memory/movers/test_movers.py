@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.movers import cuda as mover_cuda
+from edge_runtime.memory.movers import host as mover_host
+from edge_runtime.memory.movers.cuda import CudaMover
+from edge_runtime.memory.movers.host import FileReader, HostMover, MappedReader, Reader, ordinary_memory
+from edge_runtime.memory.movers.unified import unified_mover
+from edge_runtime.memory.placing import Move
+from edge_runtime.memory.residency import Copy, Residency
+from edge_runtime.memory.store import Store
+from models.errors import BundleError
+from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
+from tests.edge_runtime.tiny import tiny_bundle
+
+KIB = 1024
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    return tiny_bundle(tmp_path / "tiny.safetensors")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(mover_host, "PIECE_BYTES", KIB)
+    monkeypatch.setattr(mover_cuda, "PIECE_BYTES", KIB)
+
+
+def store_of(sizes: dict[str, int]) -> Store:
+    generator = torch.Generator().manual_seed(0)
+    return Store.of_tensors(
+        {name: torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for name, size in sizes.items()}
+    )
+
+
+def copies_of(store: Store, capacity: int) -> tuple[Copy, ...]:
+    admission = Residency(capacity, store.extents).admit(store.extents)
+    assert admission is not None
+    return admission.copies
+
+
+def test_the_store_of_a_bundle_reads_as_the_bundle(bundle):
+    store = Store.of_bundle(bundle)
+    for name, extent in store.extents.items():
+        tensor = bundle.tensor(name)
+        raw = store.data[extent.offset : extent.offset + extent.nbytes]
+        assert bytes(raw) == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert store.kinds[name] == (tensor.dtype, tuple(tensor.shape))
+
+
+class HeldReader(MappedReader):
+    """Reads only what lies below where the test lets it, and fails at one place if asked."""
+
+    def __init__(self, store: Store, fail_at: int | None = None) -> None:
+        super().__init__(store)
+        self.read_at, self.fail_at = set(), fail_at
+        self._limit, self._changed = 0, threading.Condition()
+
+    def allow(self, limit: int) -> None:
+        with self._changed:
+            self._limit = limit
+            self._changed.notify_all()
+
+    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: source < self._limit, timeout=60)
+        if source == self.fail_at:
+            raise OSError("the disk is gone")
+        super().read(memory, target, source, nbytes)
+        self.read_at.add(source)
+
+
+def test_a_caller_that_waits_copies_by_itself_where_no_thread_does(small_pieces):
+    store = store_of({"a": 700, "b": 3000})
+    mover = HostMover.mapped(store, 8 * KIB)
+    transfer = mover.start(copies_of(store, 8 * KIB), waits=True)
+    assert transfer.lost() == {"a", "b"}, "one thread copies: the caller's"
+    transfer.wait(["a"])
+    assert transfer.lost() == {"b"}
+    transfer.finish()
+    assert np.array_equal(mover.memory[: store.data.size].numpy(), store.data)
+    mover.close()
+
+
+def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_pieces):
+    store = store_of({"a": 700, "b": 3000, "c": 100})
+    reader = HeldReader(store)
+    mover = HostMover(lambda _: reader, 8 * KIB)
+    transfer = mover.start(copies_of(store, 8 * KIB))
+    reader.allow(1024)
+    transfer.wait(["a"])
+    assert transfer.lost() == {"b", "c"} and reader.read_at == {0}
+    assert bytes(mover.memory[:700].numpy()) == bytes(store.data[:700])
+    reader.allow(9000)
+    transfer.wait(["c", "elsewhere"])
+    transfer.finish()
+    assert transfer.lost() == frozenset() and reader.read_at == {0, 1024, 2048, 3072, 4096}
+    assert np.array_equal(mover.memory[: store.data.size].numpy(), store.data) and transfer.seconds() > 0
+    mover.close()
+
+
+def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
+    store = store_of({"a": 1024, "b": 1024, "c": 1024})
+    reader = HeldReader(store)
+    mover = HostMover(lambda _: reader, 8 * KIB)
+    transfer = mover.start(copies_of(store, 8 * KIB))
+    reader.allow(1024)
+    transfer.wait(["a"])
+    threading.Timer(0.01, reader.allow, [9000]).start()
+    transfer.cancel()
+    assert 2048 not in reader.read_at and "c" in transfer.lost() and "a" not in transfer.lost()
+    with pytest.raises(OSError, match="cancelled"):
+        transfer.wait(["c"])
+    mover.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bytes_that_cannot_be_read_fail_those_who_wait_for_them_alone(small_pieces, threads):
+    store = store_of({"a": 1024, "b": 1024, "c": 1024, "d": 1024})
+    reader = HeldReader(store, fail_at=2048)
+    mover = HostMover(lambda _: reader, 8 * KIB, threads)
+    transfer = mover.start(copies_of(store, 8 * KIB))
+    reader.allow(9000)
+    with pytest.raises(OSError, match="the disk is gone"):
+        transfer.finish()
+    transfer.cancel()
+    assert transfer.failed and transfer.lost() == {"c", "d"}
+    transfer.wait(["a", "b"])
+    mover.close()
+
+
+def test_moves_towards_the_start_may_overlap():
+    store = store_of({"a": 6000})
+    mover = HostMover.mapped(store, 8 * KIB)
+    mover.start([Copy(0, 1024, 6000, ("a",), (6000,))]).finish()
+    mover.slide([Move("a", 1024, 512, 6000)])
+    assert np.array_equal(mover.memory[512:6512].numpy(), store.data[:6000])
+    mover.close()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(bundle, direct, monkeypatch, small_pieces):
+    if not direct:
+        monkeypatch.setattr(FileReader, "_open_direct", lambda *_: False)
+    store = Store.of_bundle(bundle)
+    idle: list[str] = []
+    mover = unified_mover(store, 64 * KIB, torch.device("cuda"), ordinary_memory, lambda: idle.append("waited"))
+    arena = Arena(store, 64 * KIB, mover=mover)
+    for query in ("gate", "road", "yard"):
+        names = bundle.names_in_order(query)
+        arena.change(arena.residency.resident - set(names), names)
+        for name in names:
+            assert torch.equal(arena.tensor(name), bundle.tensor(name))
+    assert len(idle) == 3, "the CPU touches the memory only when the GPU is idle"
+    assert not mover.overlaps
+    arena.close()
+
+
+def test_a_file_that_was_replaced_or_cut_is_noticed(bundle, tmp_path):
+    store = Store.of_bundle(bundle)
+    _, memory = ordinary_memory(64 * KIB)
+    reader: Reader = FileReader(store, memory)
+    last = max(store.extents.values(), key=lambda extent: extent.offset)
+    copy = tmp_path / "copy"
+    copy.write_bytes(Path(bundle.path).read_bytes()[: store.data_start + 512])
+    cut = Store(store.extents, store.kinds, store.data, copy, store.data_start)
+    shorter = FileReader(cut, memory)
+    with pytest.raises(OSError, match="has become shorter"):
+        shorter.read(memory, 0, last.offset, last.nbytes)
+    shorter.close()
+    reader.read(memory, 0, last.offset, last.nbytes)
+    reader.close()
+    copy.write_bytes(os.urandom(store.data_start))
+    os.replace(copy, bundle.path)
+    with pytest.raises(BundleError, match="another file has taken its place"):
+        FileReader(store, memory)
+
+
+def cuda_arena(sizes: dict[str, int], capacity: int, cuda: FakeCuda) -> Arena:
+    store = store_of(sizes)
+    return Arena(store, capacity, mover=CudaMover(store, capacity, torch.device("cpu"), cuda))
+
+
+def test_on_cuda_the_compute_stream_waits_for_the_event_behind_a_layers_last_piece_and_once(small_pieces):
+    cuda = FakeCuda()
+    arena = cuda_arena({"a": 700, "b": 3000, "c": 100}, 8 * KIB, cuda)
+    arena.start("abc")
+    events = [what for what in cuda.record if what[0] == "event"]
+    assert events == [("event", "copy", index) for index in range(6)], "one before, one after each of five pieces"
+    cuda.record.clear()
+    for name in "abcba":
+        arena.wait(name)
+    assert cuda.record == [("wait", "compute", 1), ("wait", "compute", 4), ("wait", "compute", 5)]
+    cuda.record.clear()
+    arena.finish()
+    assert ("wait", "host", 5) in cuda.record and arena.load_s == 2.0 and arena.bytes_moved == 3800
+    for name in "abc":
+        extent = arena.store.extents[name]
+        assert np.array_equal(
+            arena.tensor(name).numpy(), arena.store.data[extent.offset : extent.offset + extent.nbytes]
+        )
+
+
+def test_on_cuda_compaction_goes_through_a_buffer_and_is_waited_for(monkeypatch):
+    monkeypatch.setattr(mover_cuda, "BOUNCE_BYTES", 700)
+    cuda = FakeCuda()
+    arena = cuda_arena({"a": 512, "b": 3000, "c": 512, "d": 1024}, 4096, cuda)
+    arena.change((), "abc")
+    cuda.record.clear()
+    arena.change("ac", "d")
+    assert arena.compactions == 1 and ("synchronise", "copy", None) in cuda.record
+    extent = arena.store.extents["b"]
+    assert np.array_equal(arena.tensor("b").numpy(), arena.store.data[extent.offset : extent.offset + extent.nbytes])
+
+
+def test_on_cuda_the_bundle_is_pinned_once_let_go_and_works_unpinned_with_a_warning(caplog):
+    cuda = FakeCuda()
+    arena = cuda_arena({"a": 512}, KIB, cuda)
+    assert len(cuda.pinned) == 1
+    arena.resize(512, 512)
+    assert cuda.record[-2:] == [("synchronise", "all", None), ("empty cache", "all", None)]
+    arena.close()
+    assert not cuda.pinned and not caplog.text
+    arena = cuda_arena({"a": 512}, KIB, FakeCuda(pin_code=2))
+    assert "could not be pinned" in caplog.text and arena.change((), "a") == 512

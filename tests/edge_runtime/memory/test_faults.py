@@ -1,0 +1,315 @@
+"""Out of memory, unreadable tensors, and loads that overlap runs: what the executor makes of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from edge_runtime.engines import Engine
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.executor import Executor
+from edge_runtime.frames.ledger import Ledger
+from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.faults import is_out_of_memory
+from edge_runtime.memory.store import Store
+from edge_runtime.policies import policy_named
+from edge_runtime.schedule import Demand
+from edge_runtime.schedule.costs import Costs, QueryCost
+from models.tasks import ClassAnswer
+from tests.edge_runtime.memory.movers.slow_mover import SlowMover
+from tests.edge_runtime.tiny import picture, query, tiny_bundle
+
+IMAGE = np.zeros((2, 2, 3), np.uint8)
+TENSORS = {
+    "shared": torch.arange(128, dtype=torch.int32),
+    "left": torch.arange(128, 256, dtype=torch.int32),
+    "right": torch.arange(256, 512, dtype=torch.int32),
+}
+NEEDS = {"a": ("shared", "left"), "b": ("shared", "right"), "c": ("left", "right")}
+WORKSPACE = 1000
+ALL_BYTES = 512 + 512 + 1024 + WORKSPACE
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SumEngine:
+    """Answers the sum of its tensors; raises what `faults` holds first."""
+
+    workspace_bytes = WORKSPACE
+
+    def __init__(self, query_id: str, clock: Clock, starts_early: bool = False) -> None:
+        self.query, self.clock, self.starts_early = query(query_id, "left", sla_ms=100.0), clock, starts_early
+        self.faults: list[Exception] = []
+        self.bound: dict[str, torch.Tensor] = {}
+        self.wait = None
+        self.during: Callable[[], None] = lambda: None
+
+    def bind(self, tensor_of, wait=None) -> None:
+        self.bound, self.wait = {name: tensor_of(name) for name in NEEDS[self.query.id]}, wait
+
+    def unbind(self) -> None:
+        self.bound = {}
+
+    def run(self, frames) -> list:
+        self.clock.now += 0.01
+        self.during()
+        if self.faults:
+            raise self.faults.pop(0)
+        total = 0
+        for name, tensor in self.bound.items():
+            if self.wait is not None:
+                self.wait([name])
+            total += int(tensor.sum())
+        return [ClassAnswer(str(total), 1.0, (1.0,))]
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.records = []
+
+    def write(self, record) -> None:
+        self.records.append(record)
+
+
+class Box:
+    """An executor over three queries that share tensors, with everything around it real but engines and clock."""
+
+    def __init__(self, budget: int = ALL_BYTES, slow: bool = False) -> None:
+        self.clock, self.sink, store = Clock(), Sink(), Store.of_tensors(TENSORS)
+        self.engines = {name: SumEngine(name, self.clock, starts_early=slow) for name in NEEDS}
+        costs = Costs(
+            {name: QueryCost(names, 0.01, WORKSPACE, 0.1) for name, names in NEEDS.items()},
+            {name: tensor.nbytes for name, tensor in TENSORS.items()},
+            1e9,
+        )
+        capacity = min(budget - WORKSPACE, ALL_BYTES - WORKSPACE)
+        self.slow = SlowMover(store, capacity) if slow else None
+        self.arena = Arena(store, capacity, budget_bytes=budget, mover=self.slow)
+        self.ledger = Ledger(NEEDS)
+        mailboxes = Mailboxes(NEEDS, self.ledger)
+        self.executor = Executor(
+            self.arena,
+            self.engines,
+            costs,
+            budget,
+            policy_named("gemel"),
+            dict.fromkeys(NEEDS, Demand(10.0)),
+            mailboxes,
+            self.ledger,
+            [self.sink],
+            "d",
+            self.clock,
+        )  # type: ignore[arg-type,list-item]
+
+    def put(self, *queries: str) -> None:
+        for name in queries:
+            self.executor.mailboxes.put(name, Frame(0, self.clock.now, 0.0, IMAGE))
+
+    def answers(self) -> list[str]:
+        return [record["label"] for record in self.sink.records]
+
+
+def expected(query_id: str) -> str:
+    return str(sum(int(TENSORS[name].sum()) for name in NEEDS[query_id]))
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("cudaErrorMemoryAllocation"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    MemoryError("no room"),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: str(error)[:20])
+def test_out_of_memory_evicts_all_others_and_the_frame_is_answered_at_the_second_try(error, caplog):
+    box = Box()
+    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
+    assert box.arena.residency.resident == set(TENSORS)
+    memory = weakref.ref(box.arena.mover.memory)
+    box.engines["a"].faults = [error]
+    box.put("a")
+    assert box.executor.step()
+    assert box.answers() == [expected("a")] and box.arena.residency.resident == {"shared", "left"}
+    gc.collect()
+    assert memory() is None, "the old memory has gone back to the device"
+    least = 512 + 1024 + WORKSPACE
+    assert box.executor.budget_bytes == max(least, ALL_BYTES - WORKSPACE) == box.arena.residency.budget_bytes
+    assert caplog.text.count("out of memory at query a") == 1
+    for name in ("b", "c", "a"):
+        box.put(name)
+        assert box.executor.step()
+    assert box.answers()[1:] == [expected(name) for name in ("b", "c", "a")]
+    assert box.arena.residency.resident_bytes + WORKSPACE <= box.executor.budget_bytes
+    assert box.ledger.balanced and not sum(account["failed"] for account in box.ledger.to_json())
+
+
+def test_out_of_memory_twice_fails_the_frame_and_the_box_goes_on():
+    box = Box()
+    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
+    box.engines["a"].faults = [OUT_OF_MEMORY[1], OUT_OF_MEMORY[0]]
+    box.put("a", "b")
+    while box.executor.step():
+        pass
+    assert box.answers() == [expected("b")]
+    assert [account["failed"] for account in box.ledger.to_json()] == [1, 0, 0] and box.ledger.balanced
+    assert "out of memory" in box.executor.to_json()[0]["last_failure"]
+
+
+def test_a_box_whose_memory_was_taken_by_others_runs_again_when_there_is_some(monkeypatch):
+    box = Box()
+    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
+    box.engines["a"].faults = [OUT_OF_MEMORY[0]]
+    real, asked = box.arena.mover.resize, []
+
+    def resize(capacity: int) -> None:
+        asked.append(capacity)
+        if len(asked) < 3:
+            raise OUT_OF_MEMORY[1]
+        real(capacity)
+
+    monkeypatch.setattr(box.arena.mover, "resize", resize)
+    for name in ("a", "b", "a"):
+        box.put(name)
+        assert box.executor.step()
+    assert box.answers() == [expected("a")] and len(asked) == 3
+    assert [account["failed"] for account in box.ledger.to_json()] == [1, 1, 0] and box.ledger.balanced
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: device-side assert triggered"),
+        ValueError("out of memory"),
+        OSError("CUDA error: out of memory"),
+    ],
+)
+def test_other_errors_are_not_taken_for_want_of_memory(error):
+    assert not is_out_of_memory(error)
+    box = Box()
+    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
+    box.engines["a"].faults = [error]
+    box.put("a")
+    box.executor.step()
+    assert not box.answers() and box.executor.budget_bytes == ALL_BYTES
+
+
+def test_a_query_that_cannot_be_warmed_up_is_out_and_its_frames_fail():
+    box = Box()
+    box.engines["b"].faults = [ValueError("broken")]
+    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
+    box.put("a", "b")
+    while box.executor.step():
+        pass
+    box.put("b")
+    assert not box.executor.step()
+    assert box.answers() == [expected("a")]
+    assert [account["failed"] for account in box.ledger.to_json()] == [0, 2, 0] and box.ledger.balanced
+
+
+def test_bytes_that_cannot_be_read_fail_their_frame_only():
+    box = Box(512 + 1024 + WORKSPACE, slow=True)
+    box.put("a")
+    assert box.slow is not None
+    box.engines["a"].during = lambda: box.slow.fail("the disk is gone")  # type: ignore[union-attr]
+    box.executor.step()
+    assert not box.answers() and "the disk is gone" in box.executor.to_json()[0]["last_failure"]
+    assert not any(map(box.arena.residency.holds, TENSORS))
+    box.engines["a"].during = lambda: None
+    box.put("a")
+    box.executor.step()
+    assert box.answers() == [expected("a")] and box.ledger.balanced
+
+
+def test_where_loads_overlap_runs_layers_start_as_they_arrive():
+    box = Box(slow=True)
+    box.put("a")
+    seen = []
+    box.engines["a"].during = lambda: seen.append(box.arena.arriving(NEEDS["a"]))
+    assert box.executor.step()
+    assert seen == [True] and box.answers() == [expected("a")] and not box.arena.arriving(TENSORS)
+    assert box.arena.bytes_moved == 1024 and box.executor.costs.queries["a"].run_s == 0.01, "it hid a load: no measure"
+    box.put("a")
+    box.executor.step()
+    assert seen == [True, False] and box.arena.bytes_moved == 1024
+
+
+def test_the_next_querys_load_is_begun_beside_the_present_run_and_is_not_moved_again():
+    box = Box(slow=True)
+    box.put("a", "b")
+    arriving = []
+    box.engines["a"].during = lambda: arriving.append(box.arena.arriving(["right"]))
+    box.executor.step()
+    assert arriving == [True] and box.arena.prefetches == 1 and box.arena.residency.prefetched == ("right",)
+    box.executor.step()
+    assert box.answers() == [expected("a"), expected("b")] and box.arena.swaps == 1
+    assert box.arena.bytes_moved == sum(tensor.nbytes for tensor in TENSORS.values())
+    assert box.arena.residency.prefetched == ()
+
+
+def test_without_room_beside_the_present_run_nothing_is_prefetched():
+    box = Box(512 + 1024 + WORKSPACE, slow=True)
+    box.put("a", "b")
+    while box.executor.step():
+        pass
+    assert box.answers() == [expected("a"), expected("b")] and box.arena.prefetches == 0
+    assert box.executor.max_used_bytes <= box.executor.budget_bytes
+
+
+def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
+    torch.set_num_threads(1)
+    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
+    store = Store.of_bundle(bundle)
+    sizes = {name: extent.nbytes for name, extent in store.extents.items()}
+    records = {}
+    for slow in (False, True):
+        # To pyright a cached property is no attribute, though it reads as one.
+        engines = {one.id: cast(Engine, TorchEngine(bundle, one.id)) for one in bundle.queries}
+        costs = Costs(
+            {
+                name: QueryCost(bundle.names_in_order(name), 0.0, engine.workspace_bytes, 100.0)
+                for name, engine in engines.items()
+            },
+            sizes,
+            1e9,
+        )
+        budget = max(map(costs.alone_bytes, engines)) + 8 * 1024
+        capacity = budget - min(engine.workspace_bytes for engine in engines.values())
+        arena = Arena(store, capacity, budget_bytes=budget, mover=SlowMover(store, capacity) if slow else None)
+        ledger, sink = Ledger(engines), Sink()
+        executor = Executor(
+            arena,
+            engines,
+            costs,
+            budget,
+            policy_named("gemel"),
+            dict.fromkeys(engines, Demand(10.0)),
+            Mailboxes(engines, ledger),
+            ledger,
+            [sink],
+            "d",
+        )  # type: ignore[list-item]
+        for index in range(6):
+            for name in engines:
+                executor.mailboxes.put(name, Frame(index, executor.clock(), 0.0, picture(index)))
+            while executor.step():
+                pass
+        keys = ("query", "frame", "label", "score")
+        records[slow] = {tuple(record[key] for key in keys) for record in sink.records}
+        assert len(sink.records) == 18 and executor.max_used_bytes <= budget
+        assert arena.swaps > 3 and (arena.prefetches > 0) == slow
+        arena.close()
+    assert records[True] == records[False]

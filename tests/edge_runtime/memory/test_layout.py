@@ -1,0 +1,84 @@
+"""Weights of convolutions are arranged once they have arrived, whatever way they came; nothing else changes."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.engines import make_engine
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import ChannelsLast, Layout, convolutions, row_major
+from edge_runtime.memory.store import Store
+from tests.edge_runtime.memory.movers.slow_mover import SlowMover
+from tests.edge_runtime.tiny import picture, tiny_bundle
+
+SHAPES = {
+    "stem": (4, 3, 7, 7),
+    "wide": (8, 4, 3, 3),
+    "point": (8, 8, 1, 1),
+    "depth": (8, 1, 3, 3),
+    "bias": (8,),
+    "linear": (3, 8),
+    "count": (),
+}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = {name: torch.rand(shape, generator=generator) for name, shape in SHAPES.items()}
+    return {**made, "half": torch.rand(8, 4, 3, 3, generator=generator).half()}
+
+
+@given(shape=st.tuples(*[st.integers(1, 6)] * 4))
+def test_arranging_keeps_every_value_and_gives_the_order_kernels_want(shape):
+    weight = torch.arange(float(torch.tensor(shape).prod())).view(shape)
+    wanted = weight.contiguous(memory_format=torch.channels_last)
+    memory = torch.cat([torch.zeros(2), weight.reshape(-1)])
+    stored = memory.clone()
+    layout, offset = ChannelsLast(torch.float32, shape), 2 * weight.itemsize
+    assert torch.equal(Layout(torch.float32, shape).view(memory, offset), weight)
+    assert row_major(shape) == weight.stride()
+    layout.arrange(memory, offset)
+    seen = layout.view(memory, offset)
+    assert torch.equal(seen, wanted) and seen.is_contiguous(memory_format=torch.channels_last)
+    assert layout.nbytes == weight.nbytes
+    if not layout.arranged:
+        assert torch.equal(memory, stored), "its bytes are the same in both orders"
+
+
+@given(
+    turns=st.lists(st.lists(st.sampled_from([*SHAPES, "half"]), min_size=1, unique=True), min_size=1, max_size=8),
+    ahead=st.booleans(),
+)
+def test_tensors_have_their_values_after_any_swapping_and_convolutions_lie_channels_last(turns, ahead):
+    made = tensors()
+    store = Store.of_tensors(made)
+    arena = Arena(store, 9 * 1024, layouts=convolutions(store.kinds))
+    for wanted in turns:
+        if ahead:
+            arena.prefetch(wanted[:1])
+        arena.change(arena.residency.resident - set(wanted), wanted)
+        for name in wanted:
+            seen = arena.tensor(name)
+            assert torch.equal(seen, made[name])
+            four = seen.ndim == 4
+            assert seen.is_contiguous(memory_format=torch.channels_last if four else torch.contiguous_format)
+    arena.close()
+
+
+def test_a_run_that_begins_before_its_tensors_are_there_finds_each_arranged(tmp_path):
+    torch.set_num_threads(1)
+    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
+    store, names = Store.of_bundle(bundle), bundle.names_in_order("yard")
+    slow = SlowMover(store, 2**20)
+    arena = Arena(store, 2**20, mover=slow, layouts=convolutions(store.kinds))
+    engine = make_engine("torch", bundle, "yard")
+    arena.start(names)
+    arena.bind(engine, names)
+    assert arena.arriving(names)
+    streamed = engine.outputs([picture(1)])
+    arena.finish()
+    arena.bind(engine, names)
+    assert torch.equal(engine.outputs([picture(1)]), streamed)
+    assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in names)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_runtime.memory.residency import BlockedError, Copy, Extent, NoRoomError, Residency
+from tests.edge_runtime.schedule.schedules import Box
+
+KIB = 1024
+SCHEDULES_EACH = 25
+
+
+def laid(*sizes: int) -> dict[str, Extent]:
+    """Tensors a, b, c ... of these sizes, end to end as in a bundle."""
+    extents: dict[str, Extent] = {}
+    for name, size in zip("abcdefghij", sizes):
+        extents[name] = Extent(max((extent.end for extent in extents.values()), default=0), size)
+    return extents
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32 - SCHEDULES_EACH), st.integers(5, 25))
+def test_ten_thousand_schedules_of_merged_queries_keep_the_budget_and_move_exactly_what_is_missing(seed, steps):
+    for index in range(SCHEDULES_EACH):
+        Box(random.Random(seed + index)).play(steps)
+
+
+def test_the_schedules_meet_what_they_are_to_show():
+    boxes = [Box(random.Random(seed)) for seed in range(2000)]
+    for box in boxes:
+        box.play(25)
+    assert all(sum(getattr(box, seen) for box in boxes) > 0 for seen in ("moved", "refused", "blocked"))
+
+
+def test_tensors_that_lie_together_are_one_copy_gaps_included():
+    residency = Residency(8 * KIB, laid(100, 600, 512, 10))
+    admission = residency.admit("abcd")
+    assert admission is not None and not admission.moves
+    assert admission.copies == (Copy(0, 0, 512 + 1024 + 512 + 10, ("a", "b", "c", "d"), (100, 1112, 2048, 2058)),)
+
+
+def test_a_resident_tensor_in_the_middle_parts_a_run_and_is_not_moved_again():
+    residency = Residency(8 * KIB, laid(512, 512, 512))
+    residency.admit("b")
+    admission = residency.admit("abc")
+    assert admission is not None and [copy.names for copy in admission.copies] == [("a",), ("c",)]
+    assert residency.placement("b").offset == 0 and residency.admit("abc").copies == ()  # type: ignore[union-attr]
+
+
+def test_a_run_that_fits_no_hole_is_parted_before_anything_is_compacted():
+    residency = Residency(5 * 512, laid(512, 512, 512, 512, 512, 512, 512))
+    residency.admit("abcde")
+    admission = residency.admit("fg", evict="bd")
+    assert admission is not None and not admission.moves
+    assert [copy.names for copy in admission.copies] == [("f",), ("g",)]
+
+
+def test_compaction_moves_the_fewest_bytes_that_make_a_hole():
+    residency = Residency(16 * 512, laid(*[512] * 3, 4096, *[512] * 3, 1024, 4 * 512))
+    residency.admit("abcdefg")  # 14 of 16 slots are taken
+    admission = residency.admit("h", evict="ac")
+    assert admission is not None and not admission.moves, "there are two slots at the end"
+    residency.evict("h")
+    residency.admit("a")
+    residency.evict("eg")
+    before = residency.placement("d")
+    admission = residency.admit("i")
+    assert admission is not None and sum(move.nbytes for move in admission.moves) == 512
+    assert residency.placement("d") == before
+
+
+def test_prefetched_tensors_are_nobodys_and_make_way_newest_first():
+    residency = Residency(4 * 512, laid(*[512] * 6))
+    assert residency.admit("ab", ahead=True) is not None and residency.prefetched == ("a", "b")
+    residency.admit("a")
+    assert residency.prefetched == ("b",)
+    residency.admit("cd", ahead=True)
+    admission = residency.admit("ef")
+    assert admission is not None and admission.cancelled == ("d", "c") and residency.resident == set("abef")
+    residency.hold("b")
+    assert residency.prefetched == ()
+
+
+def test_a_prefetch_takes_only_what_is_free():
+    residency = Residency(3 * 512, laid(*[512] * 5), budget_bytes=4 * 512)
+    residency.admit("a", 2 * 512)
+    residency.hold("a", 2 * 512)
+    assert residency.admit("bc", ahead=True) is None and residency.resident == {"a"}
+    assert residency.admit("b", ahead=True) is not None
+    assert residency.admit("c", ahead=True, evict="b") is not None and residency.resident == set("ac")
+    with pytest.raises(ValueError, match="a is held"):
+        residency.admit("d", ahead=True, evict="a")
+
+
+def test_the_budget_covers_the_workspace_of_what_runs():
+    residency = Residency(4 * 512, laid(*[512] * 4), budget_bytes=4 * 512)
+    with pytest.raises(NoRoomError, match="1025 of workspace"):
+        residency.admit("ab", 1025)
+    residency.admit("ab", 1024)
+    residency.hold("ab", 1024)
+    with pytest.raises(NoRoomError):
+        residency.admit("c")
+    with pytest.raises(NoRoomError):
+        residency.hold("a", 1)
+    residency.release("ab", 1024)
+    residency.admit("cd")
+    assert residency.resident == set("abcd")
+
+
+def test_held_tensors_in_the_middle_block_only_what_fits_nowhere_around_them():
+    residency = Residency(5 * 512, laid(512, 512, 512, 512, 512, 3 * 512))
+    residency.admit("abcde")
+    residency.hold("c")
+    with pytest.raises(BlockedError, match="running queries hold"):
+        residency.admit("f", evict="abd")
+    assert residency.resident == set("abcde"), "nothing is done by halves"
+    residency.release("c")
+    admission = residency.admit("f", evict="abd")
+    assert admission is not None and len(admission.moves) >= 1 and residency.resident == set("cef")
+
+
+def test_only_missing_tensors_are_reported_once_and_in_order():
+    residency = Residency(4 * KIB, laid(10, 10, 10))
+    residency.admit("b")
+    assert residency.missing(["a", "b", "c", "a"]) == ("a", "c")
+
+
+def test_a_held_tensor_is_not_evicted_and_its_neighbours_are_not_either():
+    residency = Residency(4 * KIB, laid(10, 10))
+    residency.admit("ab")
+    residency.hold("b")
+    residency.hold("b")
+    residency.release("b")
+    with pytest.raises(ValueError, match="b is held"):
+        residency.evict("ab")
+    assert residency.resident == {"a", "b"}
+    residency.release("b")
+    residency.evict("ab")
+    assert residency.resident == frozenset()
+
+
+def test_misuse_is_refused():
+    residency = Residency(4 * KIB, laid(10, 10))
+    residency.admit("a")
+    with pytest.raises(ValueError, match="a is to be evicted and needed"):
+        residency.admit("a", evict="a")
+    with pytest.raises(ValueError, match="not held"):
+        residency.release("a")
+    with pytest.raises(KeyError):
+        residency.evict("b")
+    with pytest.raises(KeyError):
+        residency.hold("b")
+    with pytest.raises(ValueError, match="-1"):
+        Residency(-1, {})

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from edge_runtime.daemon import run
+from edge_runtime.rehearsal.measured import (
+    MeasuredProfile,
+    QueryProfile,
+    ascending,
+    foreign,
+    machine_of,
+    measured_costs,
+    profile_path,
+    read_profile,
+    write_profile,
+)
+from edge_runtime.schedule.costs import BatchCost
+from models.errors import InputError
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    return tiny_bundle(tmp_path / "tiny.safetensors")
+
+
+def profile_of(bundle) -> MeasuredProfile:
+    batches = (BatchCost(1, 0.01, 1000), BatchCost(2, 0.012, 2000), BatchCost(4, 0.02, 4000), BatchCost(8, 0.03, 8000))
+    return MeasuredProfile(
+        bundle.digest,
+        machine_of("cpu"),
+        "cpu",
+        "torch",
+        3e9,
+        1e-4,
+        {query.id: QueryProfile(0.002, batches) for query in bundle.queries},
+    )
+
+
+def test_a_profile_is_read_as_it_was_written_and_gives_the_costs(bundle):
+    path = write_profile(bundle.path, profile_of(bundle))
+    assert path == profile_path(bundle.path) and path.name == "tiny.safetensors.profile.json"
+    found = read_profile(bundle)
+    assert found == profile_of(bundle) and foreign(found, "cpu") is None
+    costs = measured_costs(bundle, found)
+    assert costs.queries["gate"].run_of(4) == 0.02 and costs.queries["gate"].workspace_of(8) == 8000
+    assert (costs.copy_bytes_per_s, costs.load_latency_s, costs.queries["gate"].sla_s) == (3e9, 1e-4, 20.0)
+
+
+def test_a_profile_of_another_machine_says_in_what_it_differs(bundle):
+    other = replace(profile_of(bundle), machine={**machine_of("cpu"), "name": "toaster"}, device="cuda")
+    said = foreign(other, "cpu")
+    assert said is not None and "device cuda, here cpu" in said and "'toaster'" in said
+
+
+def test_a_missing_torn_or_foreign_profile_is_refused_with_the_remedy(bundle):
+    with pytest.raises(InputError, match=r"never measured; run `gemel profile BUNDLE` here"):
+        read_profile(bundle)
+    path = profile_path(bundle.path)
+    for text in ("nonsense", '{"profile": 9}', '{"profile": 1}', "[]"):
+        path.write_text(text)
+        with pytest.raises(InputError, match="run `gemel profile BUNDLE` here"):
+            read_profile(bundle)
+    write_profile(bundle.path, replace(profile_of(bundle), digest="0" * 64))
+    with pytest.raises(InputError, match="another bundle"):
+        read_profile(bundle)
+
+
+def test_batches_are_made_to_ascend(bundle):
+    noisy = [BatchCost(2, 0.009, 10), BatchCost(1, 0.01, 20), BatchCost(4, 0.02, 15)]
+    assert ascending(noisy) == (BatchCost(1, 0.01, 20), BatchCost(2, 0.01, 20), BatchCost(4, 0.02, 20))
+
+
+def test_a_box_takes_over_what_was_measured_here_and_says_in_one_line_when_it_cannot(bundle, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "gemel.run")
+    write_clip(tmp_path / "left.mp4", 4)
+    write_folder(tmp_path / "right", 4)
+    assert run(write_config(tmp_path), check=True)["ok"] and caplog.text.count("never measured") == 1
+    caplog.clear()
+    write_profile(bundle.path, replace(profile_of(bundle), machine={"name": "toaster"}))
+    assert run(write_config(tmp_path), check=True)["ok"] and caplog.text.count("measured on another machine") == 1
+    caplog.clear()
+    write_profile(bundle.path, profile_of(bundle))
+    run(write_config(tmp_path, trace="here.trace"))
+    assert not caplog.records
+    head = json.loads((tmp_path / "here.trace").read_text().splitlines()[0])
+    gate = head["queries"]["gate"]
+    assert gate["workspace_bytes"] == 1000
+    assert gate["larger"][0]["run_s"] == pytest.approx(1.2 * gate["run_s"]), "the measured curve, at today's speed"

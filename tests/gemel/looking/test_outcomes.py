@@ -1,0 +1,176 @@
+"""`gemel bundle show`: what became of each set of layers, from the log beside the bundle or from the bundle alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import merger.journal.outcomes
+import merger.merging
+from gemel.cli import main
+from gemel.looking.outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, OUTCOMES, UNREADABLE, Account
+from gemel.looking.showing import shown
+from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.parts.residual import attach
+from models.sharing.plan import SharingPlan, tie
+from models.workload import load_workload
+from models.zoo import build_query
+
+WORKLOAD = """
+name: tiny
+cameras: {gate: {source: gate.mp4, fps: 5}}
+queries:
+"""
+QUERY = "  - {{id: {id}, camera: gate, task: classification, classes: [x, y], model: resnet18, input_size: 32}}\n"
+SHARED = ("layer4.0.conv1", "layer4.1.conv1", "layer4.1.conv2")
+WHY = {"after": "residuals of rank 16", "ratio": 0.9, "required": 0.975}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Three ResNets of which a and b share three layers, one of them with a residual of b; c shares nothing."""
+    folder = tmp_path_factory.mktemp("shown")
+    (folder / "w.yaml").write_text(WORKLOAD + "".join(QUERY.format(id=one) for one in "abc"))
+    workload = load_workload(folder / "w.yaml")
+    models = {}
+    for seed, query in enumerate(workload.queries):
+        torch.manual_seed(seed)
+        models[query.id] = build_query(query)
+    tie(models, SharingPlan(tuple((("a", path), ("b", path)) for path in SHARED)))
+    attach(models["b"].get_submodule(SHARED[2]), 4, 0)
+    records = [BundleQuery.of(query, precision="bf16" if query.id == "a" else None) for query in workload.queries]
+    write_bundle(folder / "b.gemel", models, records, workload="tiny", method="wide", ceiling_bytes=1)
+    return open_bundle(folder / "b.gemel")
+
+
+def _row(path: str, kept: str, outcome: str, why: dict[str, Any] | None = None, residual: int = 0) -> dict[str, Any]:
+    return {
+        "set": [[query, path] for query in "abc"], "bytes": 100, "outcome": outcome,
+        "kept": [[query, path] for query in kept], "in_the_way": why or {}, "residual_bytes": residual,
+        "saved_bytes": 100 * max(0, len(kept) - 1), "work": 3e9, "together": 3,
+    }  # fmt: skip
+
+
+SETS = [
+    _row(SHARED[0], "ab", "partly", {"c": WHY}),
+    _row(SHARED[1], "ab", "partly", {"c": WHY}),
+    _row(SHARED[2], "ab", "partly", {"c": WHY}, residual=40),
+    _row("conv1", "", "refused", {"c": WHY}),
+]
+LOG = [
+    {"waits": "b", "after": "the start", "lost": 0.95, "required": 0.975, "work": 1e8},
+    {"sprint": 1, "epoch": 1, "ratios": {"a": 1.0}, "met": ["a"], "saved_bytes": 1, "work": 1e9},
+    {"sprint": 1, "alone": "b", "ratio": 0.95, "required": 0.975, "epochs": 2, "work": 2e9},
+    {"query": "b", "repair": "residuals of rank 4", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "work": 2e9},
+    {"query": "c", "repair": "leaves", "required": 0.975, "work": 3e9},
+    {"beyond": "inside", "try": 1, "accepted": False, "in_the_way": ["a"], "gained_bytes": 0, "work": 3e9},
+    {"beyond": "inside", "tries": 1, "gained_bytes": 0, "work": 3e9, "work_spent": 1e9},
+    {"weights": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "work": 4e9},
+    *SETS,
+]
+
+
+@pytest.fixture
+def logged(bundle: Bundle):
+    """A function that writes rows as the log beside the bundle, for as long as a test takes."""
+    path = Path(f"{bundle.path}{LOG_SUFFIX}")
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    yield write
+    path.unlink(missing_ok=True)
+
+
+def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way(bundle: Bundle, logged) -> None:
+    logged(LOG)
+    text = Account.of(bundle).to_text()
+    lines = [line for line in text.splitlines() if " partly " in line or " refused " in line]
+    assert len(lines) == 2 and lines[0].split()[0] == "3" and "a, b, without c" in lines[0]
+    assert all("c: 90.0 % of 97.5 % after residuals of rank 16" in line for line in lines)
+    assert "300 B" in lines[0] and "40 B" in lines[0]
+    assert "4 sets of layers were to be shared; trying them took 4e+09 of work" in text
+    assert "b (0.975 required): waits after the start, private parts alone 0.950, residuals of rank 4 0.980" in text
+    assert "c (0.975 required): leaves" in text
+    assert "past the ceiling, inside: 1 tries gained 0 B; in the way: a" in text
+    assert "stored int8: 1 weights wider; in the way: b" in text
+
+
+def test_every_set_has_a_line_on_demand(bundle: Bundle, logged) -> None:
+    logged(LOG)
+    text = Account.of(bundle).to_text(every_set=True)
+    assert all(sum(f" {path} " in line for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
+
+
+def test_many_sets_and_queries_stay_readable(bundle: Bundle, logged) -> None:
+    many = [[f"query{at:02d}", "fc"] for at in range(40)]
+    logged([{**SETS[3], "set": many} for _ in range(40)])
+    text = Account.of(bundle).to_text()
+    assert len(text.splitlines()) < 6 and "query03 and 36 more" in text
+    assert max(map(len, text.splitlines())) < 160
+
+
+def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
+    found = Account.of(bundle)
+    assert found.note == NO_LOG and NO_LOG in found.to_text()
+    assert sorted(row["set"][0][1] for row in found.sets) == sorted(SHARED)
+    assert {row["outcome"] for row in found.sets} == {"kept", "repaired"}
+    (repaired,) = (row for row in found.sets if row["outcome"] == "repaired")
+    assert repaired["set"] == [["a", SHARED[2]], ["b", SHARED[2]]]
+    residual = bundle.query("b").residuals[SHARED[2]]
+    assert repaired["residual_bytes"] == bundle.nbytes(residual.a) + bundle.nbytes(residual.b)
+    assert repaired["saved_bytes"] == repaired["bytes"] == 512 * 512 * 9 * 4
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [_row("layer1.0.conv1", "ab", "kept")],
+        [_row(SHARED[0], "abc", "kept")],
+        [_row("nowhere", "ab", "kept")],
+        [{**SETS[0], "kept": [["x", SHARED[0]], ["y", SHARED[0]]]}],
+    ],
+    ids=["other layers", "other members", "unknown layer", "unknown queries"],
+)
+def test_the_log_of_another_merge_is_not_believed(bundle: Bundle, logged, rows: list[dict[str, Any]]) -> None:
+    logged(rows)
+    assert Account.of(bundle).note == OTHER_LOG and len(Account.of(bundle).sets) == len(SHARED)
+
+
+@pytest.mark.parametrize("text", ["half a r", '{"set": 1}\n', "[1]\n", "\xff\n"], ids=["cut", "keys", "list", "bytes"])
+def test_a_damaged_log_is_passed_over(bundle: Bundle, logged, text: str) -> None:
+    logged([])
+    Path(f"{bundle.path}{LOG_SUFFIX}").write_bytes(text.encode("latin-1"))
+    assert Account.of(bundle).note == UNREADABLE
+
+
+def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, logged, capsys) -> None:
+    logged(LOG)
+    assert main(["bundle", "show", str(bundle.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sets"] == SETS and found["account"] == "log" and len(found["repairs"]) == 4
+    assert [query["precision"] for query in found["queries"]] == ["bf16", None, None]
+    assert main(["bundle", "show", str(bundle.path), "--sets"]) == 0
+    text = capsys.readouterr().out
+    assert SHARED[1] in text and "trained in" in text and "bf16" in text
+    assert shown(bundle).to_text(every_set=True) == text.rstrip("\n")
+
+
+def test_what_is_equal_by_chance_is_said_to_be_so(bundle: Bundle, logged) -> None:
+    logged([])
+    found = Account.of(bundle)
+    assert found.note == EQUAL and len(found.sets) == len(SHARED) and EQUAL in found.to_text()
+
+
+def test_the_words_are_the_mergers() -> None:
+    assert merger.journal.outcomes.OUTCOMES == OUTCOMES and merger.merging.LOG_SUFFIX == LOG_SUFFIX
+
+
+def test_a_bundle_that_nothing_trained_says_nothing_of_it(bundle: Bundle) -> None:
+    manifest = replace(bundle.manifest, queries=tuple(replace(one, trained=None) for one in bundle.queries))
+    assert "trained" not in manifest.to_json() and '"trained":{"precision":"bf16"}' in bundle.manifest.to_json()

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.rehearsal.profiles import PROFILES
+from gemel.cli import main
+from gemel.planning.on_paper import costs_apart, costs_shared, profile_named
+from gemel.planning.planning import Compared, plan_box
+from models.sharing.groups import ceiling_bytes
+from models.sharing.layers import layers_of_all
+from models.workload import load_workload
+from tests.edge_runtime import tiny
+from tests.edge_runtime.tiny import FACTORY, tiny_bundle
+
+WORKLOAD = """
+name: three
+cameras: {gate: {source: gate.mp4, fps: 5}}
+queries:
+  - {id: a, camera: gate, task: classification, classes: [x, y], model: resnet18, input_size: 64, sla_ms: 300}
+  - {id: b, camera: gate, task: classification, classes: [x, y, z], model: resnet18, input_size: 64, sla_ms: 300}
+  - {id: c, camera: gate, task: classification, classes: [x, y], model: resnet34, input_size: 64, sla_ms: 300, fps: 2}
+"""
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "workload.yaml"
+    path.write_text(WORKLOAD)
+    return path
+
+
+def answer(capsys, *words) -> dict:
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_says_what_fits_what_swaps_and_at_what_rate(workload, capsys):
+    plenty = answer(capsys, "plan", workload, "--memory", "1GiB")
+    assert plenty["fits"] and plenty["bytes_moved_per_s"] < 5e6
+    assert [query["id"] for query in plenty["queries"]] == ["a", "b", "c"]
+    for query in plenty["queries"]:
+        assert query["resident"] and query["fps"] == pytest.approx(query["asked_fps"], rel=0.02)
+        assert query["drop_fraction"] < 0.02 and 0 < query["age_p95_ms"] <= 300
+    scarce = answer(capsys, "plan", workload, "--memory", "min", "--device", "jetson-nano")
+    assert not scarce["fits"] and scarce["resident_bytes"] <= scarce["memory_bytes"]
+    assert not all(query["resident"] for query in scarce["queries"])
+    assert sum(query["fps"] for query in scarce["queries"]) < 12
+
+
+def test_shared_weights_make_more_fit_and_the_named_settings_stay_those_of_the_originals(workload, capsys):
+    apart = answer(capsys, "plan", workload, "--memory", "50%")
+    shared = answer(capsys, "plan", workload, "--memory", "50%", "--shared")
+    assert apart["memory_bytes"] == shared["memory_bytes"]
+    assert not apart["fits"] and shared["fits"]
+
+
+def test_costs_shared_save_exactly_the_ceiling(workload):
+    queries, profile = load_workload(workload).queries, profile_named("xavier-nx")
+    apart, shared = costs_apart(profile, queries), costs_shared(profile, queries)
+    saved = sum(apart.tensor_bytes.values()) - sum(shared.tensor_bytes.values())
+    assert saved == ceiling_bytes(layers_of_all(queries)) > 0
+    assert {query: cost.run_s for query, cost in apart.queries.items()} == {
+        query: cost.run_s for query, cost in shared.queries.items()
+    }
+
+
+def test_a_plan_tells_lack_of_memory_from_lack_of_speed(workload, capsys):
+    scarce = answer(capsys, "plan", workload, "--memory", "min", "--device", "jetson-nano")
+    for query in scarce["queries"]:
+        enough = query["fps_if_all_fits"] >= 0.98 * query["asked_fps"]
+        assert ("device" in query["limited_by"]) != enough
+        assert ("memory" in query["limited_by"]) == (query["fps"] < 0.98 * query["asked_fps"]) or not enough
+    assert scarce["in_time_fraction"] < scarce["in_time_fraction_if_all_fits"] <= 1
+    assert 0 < scarce["asked_load"] < 1
+    plenty = answer(capsys, "plan", workload, "--memory", "1GiB")
+    assert all(query["limited_by"] == [] for query in plenty["queries"])
+    workload.write_text(WORKLOAD.replace("sla_ms: 300", "sla_ms: 5"))
+    hasty = answer(capsys, "plan", workload, "--memory", "1GiB", "--device", "jetson-nano")
+    assert all(query["limited_by"] == ["slower than its SLA"] for query in hasty["queries"])
+    assert hasty["in_time_fraction"] == 0 and hasty["bytes_moved_per_s"] == 0
+    assert main(["simulate", str(workload), "--device", "jetson-nano", "--duration", "2"]) == 0
+    assert f"one run of a takes {hasty['queries'][0]['run_ms']:.0f} ms, its SLA is 5 ms" in capsys.readouterr().out
+
+
+def test_a_query_the_memory_is_too_small_for_is_named_with_what_it_needs(workload, capsys):
+    small = answer(capsys, "plan", workload, "--memory", "60MB")
+    assert [query["limited_by"] for query in small["queries"]][2] == ["does not fit"]
+    needed = small["queries"][2]["alone_bytes"]
+    assert needed > 60e6 > small["queries"][0]["alone_bytes"]
+    for command in ("plan", "simulate"):
+        assert main([command, str(workload), "--memory", "60MB"]) == 0
+        said = capsys.readouterr().out
+        assert f"c needs {needed / 1e6:.3g} MB alone: none of its frames run in 60 MB" in said
+        assert f"needs at least {needed / 1e6:.3g} MB (c alone)" in said
+    exact = answer(capsys, "plan", workload, "--memory", str(needed))
+    assert exact["queries"][2]["fps"] > 0
+    dropped = answer(capsys, "simulate", workload, "--memory", "60MB")["queries"]
+    assert dropped[2]["dropped_by"] == {"memory": dropped[2]["received"]} and not dropped[0]["dropped_by"]
+
+
+def test_what_is_too_large_streams_when_asked_and_the_plan_says_how_much_and_how_fast(workload, capsys):
+    words = ("plan", workload, "--memory", "60MB")
+    before = answer(capsys, *words)["queries"]
+    assert all(query["streamed_bytes"] == 0 and query["streamed_fps"] is None for query in before)
+    found = answer(capsys, *words, "--stream")
+    *others, c = found["queries"]
+    assert not found["fits"] and not c["resident"] and c["fps"] > 0 and c["limited_by"] != ["does not fit"]
+    assert all(query["streamed_bytes"] == 0 for query in others)
+    # What does not stay beside the scratch of the largest layer is copied.
+    assert c["alone_bytes"] - 60e6 < c["streamed_bytes"] < c["alone_bytes"] - 60e6 + 2 * 512 * 512 * 9 * 4
+    copied_s = c["streamed_bytes"] / PROFILES["orin-nano-8gb"].copy_bytes_per_s
+    assert c["run_ms"] == pytest.approx(before[2]["run_ms"] + 1000 * copied_s)
+    assert c["streamed_fps"] == pytest.approx(1000 / c["run_ms"])
+    assert main([*map(str, words)]) == 0
+    assert f"with --stream it runs, copying {c['streamed_bytes'] / 1e6:.3g} MB in every run" in capsys.readouterr().out
+    assert main([*map(str, words), "--stream"]) == 0
+    said = capsys.readouterr().out
+    assert f"c streams: {c['streamed_bytes'] / 1e6:.3g} MB are copied in every run, at most" in said
+    assert f"streams {c['streamed_bytes'] / 1e6:.3g} MB" in said.splitlines()[4]
+    played = answer(capsys, "simulate", *words[1:], "--stream")["queries"][2]
+    assert played["processed"] > 0 and played["streamed_bytes"] == c["streamed_bytes"]
+    none = answer(capsys, *words[:3], "5MB", "--stream")["queries"]
+    assert all(query["limited_by"] == ["does not fit"] for query in none)
+
+
+def test_from_the_memory_it_names_on_nothing_is_swapped(workload, capsys):
+    needed = answer(capsys, "plan", workload, "--memory", "min")["all_bytes"]
+    assert answer(capsys, "plan", workload, "--memory", str(needed))["fits"]
+    assert not answer(capsys, "plan", workload, "--memory", str(needed - 1))["fits"]
+
+
+def test_every_device_stands_beside_the_others_and_too_large_a_memory_is_told(workload, capsys):
+    found = answer(capsys, "plan", workload, "--memory", "6GiB", "--device", "all")["devices"]
+    assert [plan["device"] for plan in found] == list(PROFILES)
+    load = {plan["device"]: plan["asked_load"] for plan in found}
+    assert load["jetson-nano"] > load["orin-nano-8gb"] > load["agx-orin"]
+    one = plan_box(workload, "6GiB", "jetson-nano")
+    lines = Compared((one, replace(one, fits=False))).to_text().splitlines()
+    assert lines[0].startswith("device") and lines[2] == lines[3] and lines[2].startswith("jetson-nano")
+    assert "3 of 3" in lines[2]
+    assert "Jetson Nano 4 GB has no more than 4.29 GB" in one.to_text()
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_users_own_model_in_a_bundle_is_imported_only_when_it_is_allowed(tmp_path, capsys, command):
+    path = tmp_path / "tiny.safetensors"
+    tiny_bundle(path)
+    words = [command, str(path), "--memory", "all"]
+    assert main(words) == 2
+    assert f"give --factory {FACTORY} if you trust it" in capsys.readouterr().err
+    assert [row["id"] for row in answer(capsys, *words, "--factory", FACTORY)["queries"]] == ["gate", "yard", "road"]
+
+
+def test_what_is_not_allowed_is_not_imported_and_what_is_may_lie_in_the_current_folder(tmp_path, monkeypatch):
+    source = Path(tiny.__file__).read_text().replace("tests.edge_runtime.tiny:net", "own_net_of_mine:net")
+    (tmp_path / "own_net_of_mine.py").write_text(source)
+    monkeypatch.setattr(tiny, "FACTORY", "own_net_of_mine:net")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tiny, "open_bundle", lambda path, factories: path)
+    tiny_bundle(tmp_path / "own.safetensors")
+    for words in (["bundle", "show"], ["plan"], ["simulate"]):
+        main([*words, "own.safetensors"])
+        assert "own_net_of_mine" not in sys.modules
+    try:
+        assert main(["plan", "own.safetensors", "--memory", "all", "--factory", "own_net_of_mine:net"]) == 0
+    finally:
+        sys.modules.pop("own_net_of_mine", None)
+
+
+def test_a_bundle_of_a_users_own_model_is_shown_without_importing_it(tmp_path, capsys):
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    shown = answer(capsys, "bundle", "show", tmp_path / "tiny.safetensors")
+    assert {query["model"] for query in shown["queries"]} == {FACTORY}
+
+
+def test_a_plan_for_people_is_a_table(workload, capsys):
+    assert main(["plan", str(workload), "--memory", "min", "--policy", "gemel"]) == 0
+    said = capsys.readouterr().out
+    assert "policy gemel" in said and "modelled" in said and "swaps" in said
+
+
+@pytest.mark.parametrize(("words", "fault"), [
+    (["--memory", "lots"], "is not a size"),
+    (["--device", "toaster"], "no profile 'toaster'"),
+    (["--policy", "first"], "no policy 'first'"),
+    (["--device", "measured"], "only bundles are measured"),
+])  # fmt: skip
+def test_a_bad_word_is_one_line_and_exit_code_2(workload, capsys, words, fault):
+    assert main(["plan", str(workload), *words]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.strip().splitlines()) == 1 and fault in said.err

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge_runtime.rehearsal.measured import foreign, read_profile
+from edge_runtime.rehearsal.profiles import PROFILES, costs_for
+from gemel.cli import main
+from gemel.planning.on_paper import subject_of
+from gemel.planning.profiling import profile_bundle
+from models import zoo
+from models.bundle import open_bundle, write_bundle
+from models.errors import InputError
+from models.parts.widths import choices, narrowed
+from tests.edge_runtime import tiny
+from tests.edge_runtime.tiny import FACTORY, tiny_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    torch.set_num_threads(1)
+    return tiny_bundle(tmp_path / "tiny.safetensors")
+
+
+def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, capsys):
+    options = ("--factory", FACTORY, "--device", "cpu", "--engine", "torch", "--json")
+    assert main(["profile", str(bundle.path), *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["profile"] == f"{bundle.path}.profile.json" and found["copy_gb_s"] > 0
+    assert [query["id"] for query in found["queries"]] == ["gate", "yard", "road"]
+    for query in found["queries"]:
+        assert [batch["count"] for batch in query["batches"]] == [1, 2, 4, 8] and query["load_ms"] > 0
+        runs = [batch["run_ms"] for batch in query["batches"]]
+        assert runs[0] > 0 and runs == sorted(runs)
+        assert query["batches"][3]["workspace_bytes"] > query["batches"][0]["workspace_bytes"]
+    kept = read_profile(bundle)
+    assert foreign(kept, "cpu") is None and kept.queries["gate"].batches[0].run_s == pytest.approx(
+        found["queries"][0]["batches"][0]["run_ms"] / 1000
+    )
+
+
+def test_what_was_measured_can_be_simulated(tmp_path, capsys):
+    from edge_runtime.policies import policy_named
+    from edge_runtime.rehearsal.measured import measured_costs
+    from edge_runtime.rehearsal.simulator import simulate
+    from edge_runtime.schedule.pieces import condensed
+
+    torch.set_num_threads(1)
+    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
+    profiled = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=2, engine="torch")
+    costs = condensed(measured_costs(bundle, profiled.profile))
+    frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
+    result = simulate(costs, frames, 64 * 2**20, policy_named("ours"))
+    assert all(row["processed"] == 20 for row in result.per_query())
+
+
+def test_a_model_of_ones_own_may_lie_in_the_current_folder(tmp_path, monkeypatch, capsys):
+    source = Path(tiny.__file__).read_text().replace(FACTORY, "net_of_this_folder:net")
+    (tmp_path / "net_of_this_folder.py").write_text(source)
+    monkeypatch.setattr(tiny, "FACTORY", "net_of_this_folder:net")
+    monkeypatch.setattr(tiny, "open_bundle", lambda path, factories: path)
+    tiny_bundle(tmp_path / "own.safetensors")
+    monkeypatch.chdir(tmp_path)
+    words = ["own.safetensors", "--factory", "net_of_this_folder:net"]
+    try:
+        assert main(["bundle", "export", *words, "--query", "gate", "-o", "gate.onnx", "--json"]) == 0
+        sys.modules.pop("net_of_this_folder", None)
+        assert main(["profile", *words, "--device", "cpu", "--engine", "torch", "--json"]) == 0
+    finally:
+        sys.modules.pop("net_of_this_folder", None)
+    capsys.readouterr()
+    assert (tmp_path / "gate.onnx").exists() and (tmp_path / "own.safetensors.profile.json").exists()
+
+
+def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned(tmp_path):
+    torch.set_num_threads(1)
+    sizes = {}
+    for weights in ("fp32", "int8"):
+        model = zoo.build("resnet18", ("a", "b"), {}, 32).eval()
+        kinds = {
+            key: choices(key, tensor.shape, weights) for key, tensor in model.state_dict().items() if weights != "fp32"
+        }
+        narrow = {key: narrowed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
+        query = tiny.query(
+            "one",
+            "left",
+            classes=("a", "b"),
+            model="resnet18",
+            input_size=32,
+            preprocess=zoo.preprocess_of("resnet18", 32),
+        )
+        path = tmp_path / f"{weights}.safetensors"
+        write_bundle(
+            path, {"one": model}, [query], workload="narrow", method="none", ceiling_bytes=0, narrow={"one": narrow}
+        )
+        bundle = open_bundle(path)
+        modelled = costs_for(PROFILES["jetson-nano"], bundle).queries["one"]
+        profiled = profile_bundle(path, "cpu", rounds=1, engine="torch").profile.queries["one"].batches
+        sizes[weights] = [
+            modelled.workspace_bytes,
+            modelled.workspace_of(8) - modelled.workspace_bytes,
+            profiled[0].workspace_bytes,
+        ]
+    largest = 512 * 512 * 9 * 4
+    assert [found[0] for found in (sizes["fp32"], sizes["int8"])] == [sizes["fp32"][0], sizes["fp32"][0] + largest]
+    assert sizes["fp32"][1] == sizes["int8"][1], "scratch does not grow with the batch"
+    assert sizes["int8"][2] >= sizes["int8"][0]
+    settings = [subject_of(tmp_path / f"{weights}.safetensors", "jetson-nano", "min").memory_bytes for weights in sizes]
+    assert settings[0] == settings[1], "memory settings are those of the originals"
+
+
+def test_a_bundle_that_is_none_is_refused(tmp_path):
+    with pytest.raises(InputError):
+        profile_bundle(tmp_path / "absent.safetensors")

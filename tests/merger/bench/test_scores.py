@@ -1,0 +1,66 @@
+"""Matching a detector's scores with its original's: as many detections count, by its heads' biases alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from merger.bench.scores import FRAMES, SLOPE_FRAMES, match_scores, scores_of
+from merger.bench.standing import judge_all
+from merger.bench.workbench import Workbench, snapshot
+from merger.journal.steps import Journal
+from models.detector import Detector
+from models.sharing.plan import SharingPlan
+from tests.merger.seen import classifier, detector, write
+
+FAMILIES = {
+    "ssdlite320_mobilenet_v2": 96, "ssd320_squeezenet1_0": 96, "yolov3_tiny": 64, "fcos_resnet50_fpn": 64,
+    "retinanet_resnet50_fpn": 64, "fasterrcnn_resnet50_fpn": 64,
+}  # fmt: skip
+WANTED = 30
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_that_is_less_sure_counts_as_often_as_its_original_again(name: str, tmp_path: Path) -> None:
+    bench = Workbench(write(tmp_path, [detector("q", name, FAMILIES[name])]))
+    query, data, original = bench.queries["q"], bench.train["q"], bench.originals["q"]
+    assert isinstance(original, Detector)
+    scores = scores_of(original, query, data)
+    threshold = float(scores[WANTED - 1 : WANTED + 1].mean())
+    model = bench.models(["q"])["q"]
+    assert isinstance(model, Detector)
+    before = snapshot(model)
+    looked = min(FRAMES, len(data))
+    assert match_scores(model, query, data, threshold, WANTED) == ({}, looked)  # as sure as it was
+    other = float(scores[2 * WANTED - 1 : 2 * WANTED + 1].mean())
+    moved, passes = match_scores(model, query, data, other, WANTED)  # by another score it would count twice as often
+    assert passes >= looked + 3 * min(SLOPE_FRAMES, len(data))
+    counted = int((scores_of(model, query, data) >= other).sum())
+    assert abs(counted - WANTED) <= 0.1 * WANTED
+    after = model.state_dict()
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed == set(moved) and all(key.endswith(".bias") for key in changed)
+    heads = {f"{layer.path}.bias" for layer in bench.layers if layer.head}
+    assert changed and changed <= heads
+
+
+def test_a_classifier_and_an_original_without_detections_stay_as_they_are(tmp_path: Path) -> None:
+    workload = write(tmp_path, [classifier("kind", "resnet18", 64), detector("boxes", "fastestdet", 64)])
+    bench = Workbench(workload)
+    models = bench.models(bench.queries)
+    assert bench.match_scores("kind", models["kind"]) == {}
+    boxes = models["boxes"]
+    assert isinstance(boxes, Detector)
+    assert match_scores(boxes, bench.queries["boxes"], bench.train["boxes"], 0.5, 0) == ({}, 0)
+
+
+def test_what_judging_has_moved_stays_in_the_model_that_trains_on(tmp_path: Path) -> None:
+    bench = Workbench(write(tmp_path, [detector("q", "ssdlite320_mobilenet_v2", 96)]))
+    model = bench.models(["q"])["q"]
+    bias = next(name for name, _ in model.named_parameters() if "classification_head" in name and name.endswith("bias"))
+    bench.match_scores = lambda query, model: {bias: model.get_parameter(bias).detach() + 1}
+    before = model.get_parameter(bias).detach().clone()
+    judge_all(bench, Journal(), "judged", {"q": model}, SharingPlan())
+    assert torch.equal(model.get_parameter(bias), before + 1)

@@ -1,0 +1,270 @@
+"""Merges whose weights are stored narrow: as narrow as every query bears, and what was met stays met."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import merger.beyond.narrowing as narrowing_module
+import merger.journal.checkpoint as checkpoint_module
+from merger import MergeOptions, merge
+from merger.bench.bounds import Bounds
+from merger.bench.workbench import Merged, Workbench, snapshot
+from merger.beyond.narrow_weights import Narrowing, Weight, dtypes_of, residual_bytes, store, tied_models, weights_of
+from merger.beyond.narrowing import narrow, needed
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.steps import Journal
+from models.bundle import open_bundle, verify_bundle
+from models.errors import InputError
+from models.frames.data import load_split
+from models.measuring.evaluation import predict, score
+from models.parts.widths import narrowed
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan
+from models.tasks import task_of
+from models.workload import Workload
+from tests.merger.journal.test_checkpoint import Killed, _content, _kill_after
+from tests.merger.options import QUICK
+
+FACTORIES = ["tests.merger.tiny:tiny_net"]
+LAST = "last.0.weight"
+
+
+def _with(weights: str) -> MergeOptions:
+    return replace(QUICK, weights=weights)
+
+
+@pytest.fixture
+def tied(bench: Workbench) -> Merged:
+    """Every group tied, nothing trained."""
+    plan = SharingPlan.of(groups(bench.layers))
+    models = bench.tied(plan, bench.queries)
+    return Merged(plan, {query: snapshot(model) for query, model in models.items()})
+
+
+@pytest.mark.parametrize(("weights", "part"), [("int8", 0.40), ("fp16", 0.55)])
+def test_a_merge_stores_what_it_shares_narrow_and_every_query_stays_met(
+    workload: Workload, tmp_path: Path, weights: str, part: float
+) -> None:
+    wide = merge(workload, tmp_path / "wide.safetensors", options=QUICK)
+    report = merge(workload, tmp_path / "b.safetensors", options=_with(weights))
+    assert verify_bundle(report.bundle, FACTORIES) == []
+    bundle = open_bundle(report.bundle, FACTORIES)
+    assert report.bytes_before == wide.bytes_before
+    assert report.bytes_after == bundle.manifest.bytes.after < part * wide.bytes_after
+    assert report.met == wide.met is True
+    shared = {query.tensors[LAST] for query in bundle.queries}
+    scales = {query.stored[LAST].scale for query in bundle.queries}
+    assert len(shared) == len(scales) == 1
+    assert bundle.tensor(shared.pop()).dtype == {"int8": torch.int8, "fp16": torch.float16}[weights]
+    for result in report.queries:
+        query, test = workload.query(result.id), load_split(workload.query(result.id), "test")
+        assert test.truths is not None
+        answers = predict(bundle.build(result.id), query, test)
+        assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
+    rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
+    row = next(row for row in rows if "weights" in row)
+    assert row["weights"] == weights and row["stored_bytes"][weights] > 0 and set(row["ratios"]) == {"q0", "q1", "q2"}
+
+
+def test_originals_can_be_stored_narrow_without_any_merging(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", "none", options=_with("int8"))
+    assert report.met and report.saved_fraction > 0.55
+
+
+def test_wide_weights_are_a_bundle_of_format_1(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", "none", options=QUICK)
+    assert open_bundle(report.bundle).manifest.format == 1
+
+
+def test_every_weight_stands_once_with_all_its_places(bench: Workbench, tied: Merged) -> None:
+    weights = weights_of(bench, tied, "int8")
+    places = [place for weight in weights for place in weight.places]
+    assert len(places) == len(set(places))
+    last = next(weight for weight in weights if ("q0", LAST) in weight.places)
+    assert {query for query, _ in last.places} == {"q0", "q1", "q2"} and last.dtypes == ("int8", "fp16")
+    assert last.nbytes == 64 * 32 * 9 + 64 * 4
+    assert (last.wider.nbytes, last.wider.wider.nbytes) == (64 * 32 * 9 * 2, 64 * 32 * 9 * 4)
+    assert last.wider.wider.dtype is None
+    assert all(weight.dtypes == ("fp16",) for weight in weights for _, key in weight.places if key == "head.weight")
+    assert "stem.0.weight" not in {key for _, key in places}  # too small to be worth it
+
+
+def test_a_weight_beyond_what_float16_holds_is_int8_or_wide(bench: Workbench, tied: Merged) -> None:
+    for state in tied.states.values():
+        state[LAST] = state[LAST] * 1e7
+    found = {key: weight for weight in weights_of(bench, tied, "int8") for _, key in weight.places}
+    assert found[LAST].dtypes == ("int8",) and found["body.0.weight"].dtypes == ("int8", "fp16")
+    assert LAST not in {key for weight in weights_of(bench, tied, "fp16") for _, key in weight.places}
+
+
+def test_what_is_tied_is_narrowed_once_and_stays_tied(bench: Workbench, tied: Merged) -> None:
+    models = tied_models(bench, tied, bench.queries)
+    stored = store(models, Narrowing(dtypes_of(weights_of(bench, tied, "int8")), {}))
+    assert stored["q0"][LAST] is stored["q1"][LAST] is stored["q2"][LAST]
+    pointers = {model.get_parameter(LAST).data_ptr() for model in models.values()}
+    assert len(pointers) == 1
+    expected = narrowed(tied.states["q0"][LAST], "int8").wide()
+    assert torch.equal(models["q1"].get_parameter(LAST).detach(), expected)
+
+
+def test_residuals_count_as_they_are_stored(bench: Workbench) -> None:
+    plan = SharingPlan().with_residuals("q0", {"last.0": 8})
+    merged = Merged(plan, {query: snapshot(model) for query, model in bench.originals.items()})
+    models = tied_models(bench, merged, ["q0"])
+    wide = residual_bytes(models["q0"], {})
+    stored = store(models, Narrowing(dtypes_of(weights_of(bench, merged, "int8")), {}))
+    a = 8 * 32 * 9
+    assert stored["q0"]["last.0.residual_a"].dtype == "fp16"
+    assert residual_bytes(models["q0"], stored["q0"]) == wide - 2 * a
+
+
+@pytest.mark.parametrize(
+    ("reached", "expected"), [(1.0, 0.975), (0.975, 0.975), (0.97, 0.9603), (0.952, 0.95), (0.9, 0.891), (0.0, 0.0)]
+)
+def test_a_query_must_keep_what_is_required_or_nearly_what_it_had(reached: float, expected: float) -> None:
+    found = needed(0.95, 0.975, reached)
+    assert found == pytest.approx(expected) and found <= reached
+
+
+class _Fake:
+    """Stands in for judging: a query's ratio falls by what each of its narrow weights costs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> None:
+        self.costs, self.judged = costs, 0
+        monkeypatch.setattr(narrowing_module._Search, "_judged", self.judge)
+        monkeypatch.setattr(narrowing_module._Search, "_wide", lambda search, query: 1.0)
+
+    def judge(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+        self.judged += 1
+        part = {"int8": 1.0, "fp16": 0.1, None: 0.0}
+        own = [(key, weight.dtype) for weight in weights for name, key in weight.places if name == query]
+        return {"ratio": 1 - sum(self.costs.get(f"{query}:{key}", 0.0) * part[dtype] for key, dtype in own),
+                "norms": None}  # fmt: skip
+
+
+@pytest.fixture
+def search(bench: Workbench, tied: Merged) -> Callable[..., tuple[dict, list[dict]]]:
+    """Narrow the tied models; returns how they are stored and the log."""
+
+    def run(bounds: Bounds | None = None, asked_for: str = "int8") -> tuple[dict, list[dict]]:
+        required = dict.fromkeys(bench.queries, 0.975)
+        found = narrow(bench, tied, asked_for, required, Journal(), bounds or Bounds(bench.work))
+        return found["narrowing"]["dtypes"], found["rows"]
+
+    return run
+
+
+def test_only_what_hurts_becomes_wider_and_for_all_who_share_it(monkeypatch, search) -> None:
+    _Fake(monkeypatch, {"q1:last.0.weight": 0.2})
+    monkeypatch.setattr(
+        narrowing_module._Search,
+        "_errors",
+        lambda self, weights, query: [
+            1e9 if any(key == LAST for _, key in weight.places) else 1.0 for weight in weights
+        ],
+    )
+    dtypes, rows = search()
+    assert [own[LAST] for own in dtypes.values()] == ["fp16"] * 3
+    others = {dtype for own in dtypes.values() for key, dtype in own.items() if key not in (LAST, "head.weight")}
+    assert others == {"int8"}
+    assert rows[0]["in_the_way"] == ["q1"] and rows[-1]["in_the_way"] == []
+    assert rows[-1]["widened"] == ["q0: last.0.weight"]
+
+
+def test_what_a_weight_does_to_each_query_that_falls_short_is_summed(monkeypatch, search) -> None:
+    _Fake(monkeypatch, {f"{query}:last.0.weight": 0.2 for query in ("q0", "q1")})
+    monkeypatch.setattr(
+        narrowing_module._Search,
+        "_errors",
+        lambda self, weights, query: [
+            1e9 if query == "q0" and any(key == LAST for _, key in weight.places) else 1.0 for weight in weights
+        ],
+    )
+    _, rows = search()
+    assert rows[-1]["widened"] == ["q0: last.0.weight"]
+
+
+def test_where_float16_is_not_enough_weights_become_float32(monkeypatch, search) -> None:
+    _Fake(monkeypatch, {"q1:last.0.weight": 5.0})
+    dtypes, _ = search()
+    assert all(LAST not in own for own in dtypes.values())
+    assert all(own["head.weight"] == "fp16" for query, own in dtypes.items() if query != "q1")
+
+
+def test_few_judgements_are_needed(monkeypatch, search) -> None:
+    fake = _Fake(monkeypatch, {"q0:body.0.weight": 0.2})
+    search()
+    assert fake.judged <= 3 + 1 + 3 + 3  # all, all of the failing one wider, bisection, those who share
+
+
+def test_once_the_time_is_over_everything_of_the_query_is_widened_at_once(monkeypatch, bench, search) -> None:
+    fake = _Fake(monkeypatch, {"q0:body.0.weight": 0.2})
+    dtypes, _ = search(Bounds(bench.work, most_work=0.0))
+    assert set(dtypes["q0"].values()) == {"fp16"}
+    assert fake.judged <= 3 + 1 + 2
+
+
+def test_a_query_that_bears_nothing_ends_with_its_wide_weights(monkeypatch, bench, tied, search) -> None:
+    def judged(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+        narrow = any(weight.dtype and weight.used_by({query}) for weight in weights)
+        return {"ratio": 0.0 if query == "q1" and narrow else 1.0, "norms": None}
+
+    monkeypatch.setattr(narrowing_module._Search, "_judged", judged)
+    monkeypatch.setattr(narrowing_module._Search, "_wide", lambda search, query: 1.0)
+    dtypes, rows = search()
+    assert "q1" not in dtypes and rows[-1]["in_the_way"] == []
+
+
+def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied: Merged, search) -> None:
+    """Large weights on an input that never fires: int8 gives its codes to them and loses all the others."""
+    state = tied.states["q0"]
+    spoiled: Tensor = state["body.0.weight"].clone()
+    spoiled[:, 0] += 300.0
+    for own in tied.states.values():
+        own["body.0.weight"] = spoiled
+        own["stem.1.weight"][0] = own["stem.1.bias"][0] = 0.0
+    weights = weights_of(bench, tied, "int8")
+    required = dict.fromkeys(bench.queries, 0.0)
+    found = narrowing_module._Search(bench, tied, required, Journal(), Bounds(bench.work))
+    errors = [sum(of_both) for of_both in zip(*(found._errors(weights, query) for query in ("q0", "q1")), strict=True)]
+    worst = weights[max(range(len(weights)), key=lambda at: errors[at])]
+    assert ("q0", "body.0.weight") in worst.places
+
+
+def test_an_interrupted_narrowing_resumes_to_the_same_bundle(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
+    judge = narrowing_module._Search._judged
+
+    def strict(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+        found = judge(self, weights, query, need)
+        bad = any(weight.dtype == "int8" and weight.used_by({"q1"}) for weight in weights if query == "q1")
+        return {**found, "ratio": 0.0} if bad else found
+
+    monkeypatch.setattr(narrowing_module._Search, "_judged", strict)
+    with monkeypatch.context() as patch:
+        writes = _kill_after(patch, -1)
+        straight = merge(workload, tmp_path / "straight.safetensors", "ceiling", options=_with("int8"))
+    out = tmp_path / "killed.safetensors"
+    for moment in (writes[0] // 3, writes[0] // 3):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            _kill_after(patch, moment)
+            merge(workload, out, "ceiling", out.with_name(f"{out.name}.work").is_dir(), options=_with("int8"))
+    resumed = merge(workload, out, "ceiling", resume=True, options=_with("int8"))
+    assert _content(out) == _content(Path(straight.bundle))
+    assert resumed.work == straight.work and Checkpoint(tmp_path / "none", {}, False).log == []
+
+
+def test_unknown_weights_are_refused() -> None:
+    with pytest.raises(InputError, match="weights: 'int4' is unknown; choose one of: fp32, fp16, int8"):
+        MergeOptions(weights="int4")

@@ -1,0 +1,250 @@
+"""A merge that is killed at any moment goes on from what it stored and ends with the same bundle."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import merger.journal.checkpoint as checkpoint_module
+import merger.merging as merging_module
+from merger import MergeOptions, merge
+from merger.journal.checkpoint import STATE, Checkpoint
+from merger.start.choosing import Start
+from models.bundle import open_bundle
+from models.errors import InputError
+from models.workload import Workload
+from tests.merger.options import QUICK
+
+
+class Killed(BaseException):
+    """What stands for a kill within the process: nothing catches it."""
+
+
+@pytest.fixture
+def every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store the state at every chance."""
+    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
+
+
+def _kill_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> list[int]:
+    """Raise Killed after so many writes; the list counts the writes."""
+    write, done = Checkpoint.write, [0]
+
+    def counted(self: Checkpoint) -> None:
+        write(self)
+        done[0] += 1
+        if done[0] == writes:
+            raise Killed
+
+    monkeypatch.setattr(Checkpoint, "write", counted)
+    return done
+
+
+def _content(path: Path) -> str:
+    """All that a bundle says and holds: the names of its tensors are the hashes of their bytes."""
+    return open_bundle(path).manifest.to_json()
+
+
+def _log(path: Path) -> str:
+    return path.with_name(f"{path.name}.log.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments_changes_nothing(workload: Workload, tmp_path: Path) -> None:
+    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
+    draw, kills = random.Random("kills"), 3
+    out, codes = tmp_path / "killed.safetensors", []
+    for kill in range(kills + 1):
+        how = ("after", f"{draw.uniform(0.2, 2):.2f}") if kill % 2 else ("write", str(draw.randint(2, 12)))
+        command = [str(workload.path), str(out), "gemel", *(how if kill < kills else ("never", "0"))]
+        codes.append(_run(command))
+        if not codes[-1]:
+            break
+    assert codes[0] == -9 and codes[-1] == 0
+    assert _content(out) == _content(Path(straight.bundle))
+    assert list(tmp_path.glob("*.work")) == []
+
+
+def _run(arguments: list[str]) -> int:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", "tests.merger.journal.killed", *arguments]
+    done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, -9), done.stderr
+    return done.returncode
+
+
+@pytest.mark.parametrize(
+    ("method", "share", "waits"),
+    [("wide", 0.6, []), ("wide", 0.4, ["q1"]), ("wide", 0.8, ["q1"]), ("gemel", 0.4, []), ("joint", 0.7, []),
+     ("mainstream", 0.5, []), ("one-model", 0.6, [])],
+)  # fmt: skip
+def test_what_was_done_before_is_not_done_again(
+    workload: Workload,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    every_chance: None,
+    method: str,
+    share: float,
+    waits: list[str],
+) -> None:
+    monkeypatch.setattr(Start, "far_behind", property(lambda _: dict.fromkeys(waits, 1.0)))
+    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2, frames_per_epoch=32), margin=0.9)
+    with monkeypatch.context() as patch:
+        writes = _kill_after(patch, -1)
+        straight = merge(workload, tmp_path / "straight.safetensors", method, options=options)
+    out, moment = tmp_path / "killed.safetensors", max(1, round(share * writes[0]))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        _kill_after(patch, moment)
+        merge(workload, out, method, options=options)
+    with monkeypatch.context() as patch:
+        rest = _kill_after(patch, -1)
+        resumed = merge(workload, out, method, resume=True, options=options)
+    assert _content(out) == _content(Path(straight.bundle))
+    assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
+    assert rest[0] <= writes[0] - moment
+
+
+def test_the_recipe_chosen_on_val_is_chosen_once(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    options = MergeOptions(replace(QUICK.recipe, epochs=1, frames_per_epoch=16), precision="fp32")
+    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=options)
+    out = tmp_path / "killed.safetensors"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        _kill_after(patch, 5)
+        merge(workload, out, "gemel", options=options)
+    assert merge(workload, out, "gemel", resume=True, options=options).work == straight.work
+    assert _content(out) == _content(Path(straight.bundle))
+
+
+def test_a_kill_just_after_a_round_forgets_none_of_its_work(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    options = MergeOptions(replace(QUICK.recipe, epochs=1, frames_per_epoch=16), precision="fp32")
+    straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=options)
+    out, save = tmp_path / "killed.safetensors", Checkpoint.save
+
+    def dying(self: Checkpoint, *given: Any) -> None:
+        save(self, *given)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoint, "save", dying)
+        merge(workload, out, "gemel", options=options)
+    resumed = merge(workload, out, "gemel", resume=True, options=options)
+    assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
+
+
+def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "b.safetensors"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoint, "remove", lambda self: (_ for _ in ()).throw(Killed()))
+        merge(workload, out, "gemel", options=QUICK)
+    before, log = _content(out), _log(out)
+    merge(workload, out, "gemel", resume=True, options=QUICK)
+    assert _content(out) == before and _log(out) == log
+
+
+@pytest.mark.parametrize("method", ["wide", "mainstream"])
+def test_the_log_of_a_method_that_was_done_before_is_not_lost(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=16), margin=1.0)
+    straight = merge(workload, tmp_path / "straight.safetensors", method, options=options)
+    out = tmp_path / "b.safetensors"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(merging_module, "_ship", lambda *_: (_ for _ in ()).throw(Killed()))
+        merge(workload, out, method, options=options)
+    merge(workload, out, method, resume=True, options=options)
+    assert _log(out) == _log(Path(straight.bundle)) and '"set"' in _log(out)
+
+
+def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    save, out, writes = torch.save, tmp_path / "b.safetensors", []
+
+    def full_disk(content, file) -> None:
+        writes.append(None)
+        if len(writes) > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, file)
+
+    with monkeypatch.context() as patch, pytest.raises(InputError) as refused:
+        patch.setattr(torch, "save", full_disk)
+        merge(workload, out, "gemel", options=QUICK)
+    assert "No space left on device; free some space on this disk and go on with --resume" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in Path(f"{out}.work").iterdir()] == [STATE]
+    assert merge(workload, out, "gemel", resume=True, options=QUICK).met
+
+
+def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
+    checkpoint.part("large")["tensor"] = torch.zeros(1 << 20)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(InputError, match="free some space"):
+            checkpoint.write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"no checkpoint", None], ids=["empty", "text", "cut"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes | None) -> None:
+    checkpoint = Checkpoint(tmp_path, {"seed": 0}, resume=False)
+    checkpoint.write()
+    path = tmp_path / STATE
+    path.write_bytes(path.read_bytes()[:500] if damage is None else damage)
+    with pytest.raises(InputError, match=r"state\.pt: is no checkpoint: .*; remove the folder and start again"):
+        Checkpoint(tmp_path, {"seed": 0}, resume=True)
+
+
+def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
+    class Meter:
+        total = 0.0
+
+    checkpoint = Checkpoint(tmp_path, {}, resume=False)
+    checkpoint.meter = meter = Meter()
+
+    def work() -> dict:
+        meter.total += 7
+        return {"found": (1, "two", torch.ones(2)), "none": None}
+
+    first = checkpoint.step("a", work)
+    checkpoint.part("loop")["history"] = [1.0]
+    checkpoint.write()
+    again = Checkpoint(tmp_path, {}, resume=True)
+    again.meter = Meter()
+    second = again.step("a", lambda: pytest.fail("done already"))
+    assert second["found"][:2] == first["found"][:2] and torch.equal(second["found"][2], first["found"][2])
+    assert again.meter.total == 7 and again.part("loop") == {"history": [1.0]}
+
+
+def test_what_was_kept_within_a_step_goes_when_it_is_done() -> None:
+    checkpoint = Checkpoint(Path("unused"), {}, resume=False)
+
+    def outer() -> int:
+        checkpoint.part("loop")["x"] = 1
+        return checkpoint.step("inner", lambda: 2)
+
+    assert checkpoint.step("outer", outer) == 2
+    state = checkpoint.state_dict()
+    assert list(state["done"]) == ["outer"] and state["parts"] == {}
+    checkpoint.forget("outer")
+    assert checkpoint.state_dict()["done"] == {}

@@ -1,0 +1,85 @@
+"""The forecast: CKA does not mind rotation, scale or few frames; equal members score 1; nothing is left out unasked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from merger.bench.method import MergeOptions
+from merger.bench.workbench import Workbench, snapshot
+from merger.beyond.distance import distances
+from merger.journal.steps import Journal
+from merger.mending.similarity import forecast, linear_cka, parted
+from merger.methods.wide import whole_plan
+from merger.start.alignment import orderable
+from merger.start.channels import permuted
+from models.sharing.plan import SharingPlan
+
+
+@given(seed=st.integers(0, 2**16), scale=st.floats(0.01, 100), shift=st.floats(-10, 10))
+@settings(max_examples=25, deadline=None)
+def test_rotated_scaled_and_shifted_features_are_the_same(seed: int, scale: float, shift: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    one = torch.randn(20, 6, generator=generator)
+    rotation = torch.linalg.qr(torch.randn(6, 6, generator=generator))[0]
+    assert linear_cka(one, scale * one @ rotation + shift) == pytest.approx(1, abs=1e-3)
+
+
+def test_unrelated_features_give_about_zero_however_many_there_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = [
+        linear_cka(torch.randn(32, 400, generator=generator), torch.randn(32, 400, generator=generator))
+        for _ in range(20)
+    ]
+    assert abs(sum(draws) / len(draws)) < 0.03 and max(map(abs, draws)) < 0.3  # a biased estimate gives about 0.9
+
+
+def test_a_layer_that_never_changes_is_like_nothing() -> None:
+    assert linear_cka(torch.ones(8, 3), torch.randn(8, 3)) == 0.0
+
+
+def test_equal_members_are_forecast_to_share_and_ruined_ones_not(bench: Workbench) -> None:
+    bench.originals["q2"].load_state_dict(snapshot(bench.originals["q0"]))
+    plan = SharingPlan(tuple((("q0", path), ("q2", path)) for path in ("stem.0", "body.0", "last.0")))
+    assert forecast(bench, plan, Journal()) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0}, abs=1e-3)
+    ruined = bench.originals["q2"].get_parameter("body.0.weight")
+    with torch.no_grad():
+        ruined.normal_()
+        ruined[:, :, 1] = 0
+    likeness = forecast(bench, plan, Journal())
+    assert likeness[0] == pytest.approx(1.0, abs=1e-3) and likeness[1] < 0.99
+
+
+def test_a_merged_model_has_parted_where_it_answers_otherwise_and_not_where_channels_changed_places(
+    bench: Workbench,
+) -> None:
+    original, paths = bench.originals["q0"], ["stem.0", "body.0", "last.0"]
+    channels = orderable(bench, "q0")
+    assert channels is not None and channels.widths
+    orders = {space: torch.arange(width).roll(1) for space, width in channels.widths.items()}
+    model = bench.models(["q0"], {"q0": permuted(original.state_dict(), channels, orders)})["q0"]
+    found = parted(bench, "q0", model, paths)
+    assert list(found) == paths and max(map(abs, found.values())) < 1e-3
+    moved = distances(bench, "q0", model, paths)
+    assert max(moved.values()) > 0.1, "place by place they are far apart"
+    with torch.no_grad():
+        model.get_parameter("body.0.weight")[::2] = 0
+    found = parted(bench, "q0", model, paths)
+    assert abs(found["stem.0"]) < 1e-3 < 2e-3 < found["body.0"]
+
+
+def test_every_set_has_a_forecast_its_work_is_counted_and_remembered(bench: Workbench) -> None:
+    plan, journal = whole_plan(bench, MergeOptions()), Journal()
+    before = bench.work.total
+    likeness = forecast(bench, plan, journal)
+    spent = bench.work.total - before
+    assert set(likeness) == set(range(len(plan.shared))) and all(value <= 1.001 for value in likeness.values())
+    assert spent > 0
+    assert forecast(bench, plan, journal) == likeness and bench.work.total - before == spent
+
+
+def test_too_few_frames_say_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("merger.mending.similarity.FRAMES", 3)
+    assert forecast(bench, whole_plan(bench, MergeOptions()), Journal()) == {}

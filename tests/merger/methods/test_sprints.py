@@ -1,0 +1,122 @@
+"""Sprints: how long and how fast they are, who is eased, who leaves between them, and where they end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from merger.bench.bounds import Bounds
+from merger.bench.standing import training_flops
+from merger.bench.workbench import Workbench, snapshots
+from merger.journal.checkpoint import Checkpoint
+from merger.methods.sprints import Sprints
+from merger.training.loop import Diverged, Recipe, Training
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "epochs"), [(0.94, 0.85, [3, 8, 16]), (0.8, 0.85, [8, 8, 16]), (0.8, 0.945, [8, 8, 16])]
+)
+def test_a_merge_that_begins_far_off_has_no_short_sprint(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, ends: float, epochs: list[int]
+) -> None:
+    recipes: list[Recipe] = []
+
+    def sprint(_self: object, found: dict[str, Any], recipe: Recipe, _eased: object) -> dict[str, Any]:
+        recipes.append(recipe)
+        return {**found, "rows": [], "ratios": dict.fromkeys(found["ratios"], ends)}
+
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    sprints.run(_begun(sprints, begins))
+    assert [recipe.epochs for recipe in recipes] == epochs
+    assert [recipe.rate for recipe in recipes] == [sprints.recipe.rate / 2**index for index in range(len(epochs))]
+
+
+def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[list[str]] = []
+
+    def sprint(_self: object, found: dict[str, Any], _recipe: Recipe, _eased: object) -> dict[str, Any]:
+        trained.append(sorted(found["ratios"]))
+        return {**found, "rows": [], "ratios": {query: 0.7 if query == "q1" else 0.9 for query in found["ratios"]}}
+
+    alone: list[set[str]] = []
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    monkeypatch.setattr(Sprints, "_alone", lambda self, found: alone.append(self.plan.queries()) or found)
+    left = sprints.run(_begun(sprints, 0.94))
+    assert alone == [{"q0", "q1", "q2"}, {"q0", "q2"}, {"q0", "q2"}]
+    assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left.states) == {"q0", "q2"}
+    assert left.plan == sprints.plan.without("q1")
+    (row,) = sprints.checkpoint.log
+    assert (row["query"], row["repair"], row["after"], row["ratio"]) == ("q1", "leaves", "sprint 1", 0.7)
+
+
+def test_a_sprint_is_judged_while_its_rate_falls(sprints: Sprints) -> None:
+    found = _out_of_reach(sprints).sprint(_tied(sprints), Recipe(epochs=4, frames_per_epoch=16))
+    assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
+
+
+def test_who_has_what_is_required_makes_room_for_the_others(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []
+    planned: list[set[str]] = []
+
+    def training(_models: object, _recipe: Recipe, eased: set[str]) -> None:
+        seen.append(set(eased))
+        raise Diverged("none")
+
+    epochs = Sprints._epochs
+    monkeypatch.setattr(
+        Sprints, "_epochs", lambda self, wanted, eased: planned.append(set(eased)) or epochs(self, wanted, eased)
+    )
+    monkeypatch.setattr(bench, "training", training)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    sprints.run({**_tied(sprints), "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}})
+    assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
+    assert planned == seen
+    whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
+    bounded = replace(sprints, bounds=Bounds(bench.work, bench.work.total + 4 * whole))
+    assert bounded._epochs(16, set()) == 4 < bounded._epochs(16, {"q0", "q2"}) < 8, "what is saved buys epochs"
+
+
+def test_who_falls_below_is_eased_no_longer_until_it_is_back(sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = iter([{"q0": 0.94, "q2": 0.96}, {"q0": 0.97, "q2": 0.97}, {"q0": 0.9, "q2": 0.95}])
+    eased: list[list[str]] = []
+    monkeypatch.setattr("merger.bench.attempt.judge_all", lambda *_: {"q1": 0.9, **next(judged)})
+    epoch = Training.epoch
+    monkeypatch.setattr(Training, "epoch", lambda self: eased.append(self.eased) or epoch(self))
+    before = {**_tied(sprints), "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}}
+    sprints.sprint(before, Recipe(epochs=5, frames_per_epoch=16), easing=True)
+    assert eased == [["q0", "q2"], ["q0", "q2"], ["q0", "q2"], ["q2"], ["q0", "q2"]]
+
+
+def test_a_sprint_that_takes_more_work_than_planned_goes_on_to_the_end_of_all(
+    bench: Workbench, sprints: Sprints, tmp_path: Path
+) -> None:
+    before, recipe, spent = _tied(sprints), Recipe(epochs=4, frames_per_epoch=16), Bounds(bench.work, 0.0)
+    found = replace(_out_of_reach(sprints), bounds=spent).sprint(before, recipe)
+    assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
+    cut = replace(_out_of_reach(sprints), end=spent, checkpoint=Checkpoint(tmp_path / "cut", {}, False))
+    found = cut.sprint(before, recipe)
+    assert [row["epoch"] for row in found["rows"]] == [0, 2], "but not past it, when one epoch was judged"
+
+
+def _begun(sprints: Sprints, ratio: float) -> dict[str, Any]:
+    """This ratio of all, and no states, for sprints that are not trained."""
+    return {"states": {query: {} for query in sprints.required}, "ratios": dict.fromkeys(sprints.required, ratio)}
+
+
+def _tied(sprints: Sprints) -> dict[str, Any]:
+    """All tied, and half of what is required to begin with."""
+    models = sprints.bench.tied(sprints.plan, list(sprints.bench.queries))
+    return {"states": snapshots(models), "ratios": dict.fromkeys(models, 0.5)}
+
+
+def _out_of_reach(sprints: Sprints) -> Sprints:
+    """Sprints that go on to their end."""
+    return replace(sprints, required=dict.fromkeys(sprints.required, 2.0))

@@ -1,0 +1,236 @@
+"""Method `wide`: that it reaches the ceiling, who waits, and what is given up when all come to less."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import merger.methods.sprints as sprints_module
+import merger.methods.wide as wide_module
+from merger import merge
+from merger.bench.bounds import Bounds
+from merger.bench.method import MergeOptions
+from merger.bench.workbench import Merged, State, Workbench, snapshots
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import JOINING, all_at_once
+from merger.journal.steps import Journal
+from merger.mending.several import repair_all
+from merger.methods.sprints import Sprints, Trained
+from merger.methods.wide import whole_plan, wide
+from merger.start.choosing import Start, donated
+from merger.training.loop import Recipe
+from models.sharing.groups import ceiling_bytes
+from models.sharing.plan import SharingPlan
+from models.workload import Workload
+
+OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision="fp32")
+
+
+def test_the_whole_plan_saves_the_ceiling(bench: Workbench) -> None:
+    plan = whole_plan(bench, OPTIONS)
+    assert plan.saved_bytes(bench.layers) == ceiling_bytes(bench.layers) > 0
+
+
+def test_wide_reaches_the_ceiling_on_a_tiny_workload(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merger.methods.wide.choose_start", _start_of_q0)  # a better one would need no training
+    report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
+    assert report.method == "wide" and report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)
+    assert all(query.ratio > 0.8 for query in report.queries) and report.work > 0
+    rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
+    forecast, first = rows[0]["forecast"], rows[1]
+    alike = [row["likeness"] for row in forecast]
+    sets = [row["set"] for row in rows if "set" in row]
+    assert alike == sorted(alike) and sorted(row["set"] for row in forecast) == sorted(sets), "every set, least first"
+    assert first["sprint"] == 1 and set(first["ratios"]) == {"q0", "q1", "q2"}
+
+
+def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
+    bench: Workbench, merged: Merged, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"states": merged.states, "ratios": {"q0": 1.0, "q1": 0.94, "q2": 0.92}, "rows": []}
+    in_vain = {"ratio": 0.9, "epochs": 2, "carried": {}}
+    for module in ("merger.methods.sprints", "merger.mending.repair"):
+        monkeypatch.setattr(f"{module}.train_private", lambda _b, m, _p, query, *_: {
+            "state": m.states[query], **in_vain})  # fmt: skip
+    alone = sprints._alone(found)["alone"]
+    assert alone == ["q2"], "the furthest; after it all would train again"
+    bounds = Bounds(bench.work)
+    _, rows = repair_all(bench, merged, found["ratios"], Recipe(), sprints.required, Journal(), bounds, alone)
+    tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
+    assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 2
+    passed: list[object] = []
+    trained = Trained(sprints.plan, found["states"], found["ratios"], Recipe(), alone, 1)
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: (trained, Merged(SharingPlan(), {})))
+    monkeypatch.setattr(wide_module, "repair_all", lambda _b, m, *_, alone: passed.append(alone) or (m, []))
+    wide(bench, OPTIONS, sprints.checkpoint)
+    assert passed == [alone]
+
+
+def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) -> None:
+    said = []
+    bench.progress = lambda event, **fields: said.append(fields.get("text", ""))
+    options = MergeOptions(Recipe(), min_saving=1.0)
+    merged = wide(bench, options, SimpleNamespace(seconds=0.0))  # type: ignore[arg-type]
+    assert not merged.plan.shared and any("nothing is shared" in text for text in said)
+
+
+def _start_of_q0(
+    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
+) -> Start:
+    models = dict(apart or snapshots(bench.originals))
+    return Start(donated(plan, models, "q0"), dict.fromkeys(plan.queries(), 0.5), models)
+
+
+def _waits(bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str, float]) -> SimpleNamespace:
+    """Let q1 wait, and a sprint of the others come to the ratios given.
+
+    What is `trained` and how, within which work (`bounds`), and who was, of those a start is made of (`marked`).
+    """
+    trained, bounds, marked = [], [], []
+    states = snapshots(bench.originals)
+    half = dict.fromkeys(bench.queries, 0.5)
+
+    def sprint(sprints: Sprints, found: dict, recipe: Recipe, easing: bool) -> dict:
+        trained.append((sorted(sprints.plan.queries()), recipe.epochs, recipe.rate, easing))
+        bounds.append(sprints.bounds.most_work)
+        ratios = {query: after[query] if "q1" not in found["ratios"] else 0.9 for query in found["ratios"]}
+        marked = {query: {**found["states"][query], "head.bias": torch.full((2,), len(trained))} for query in ratios}
+        return {**found, "rows": [], "ratios": ratios, "states": marked}
+
+    def start(_bench: object, _plan: object, _journal: object, apart: Mapping[str, State]) -> Start:
+        marked.append([query for query, state in apart.items() if set(state["head.bias"].tolist()) == {1.0}])
+        return Start(dict(apart), half, dict(apart))
+
+    begins = {"waits": {"q1": 0.95}, "apart": states, "forecast": {}}
+    monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    monkeypatch.setattr(wide_module, "choose_start", start)
+    return SimpleNamespace(trained=trained, bounds=bounds, marked=marked)
+
+
+def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
+    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
+    monkeypatch.setattr(sprints_module, "train_private", lambda _b, merged, _p, query, *_: {
+        "state": merged.states[query], "ratio": 0.9, "epochs": 1, "carried": {}})  # fmt: skip
+    sprints = replace(sprints, bounds=Bounds(bench.work, 1e15))
+    found, accepted = wide_module._trained(sprints, False)
+    assert seen.marked == [[], ["q0", "q2"]], "it joins what was made of them"
+    assert seen.bounds == [0.5e15, 1e15, 1e15, 1e15], "half of the work is kept for when it joins"
+    both = ["q0", "q1", "q2"]
+    rate = sprints.recipe.rate
+    assert seen.trained[0] == (["q0", "q2"], 8, rate, False)
+    assert seen.trained[1:] == [(both, 3, rate, True), (both, 8, rate / 2, True), (both, 16, rate / 4, True)]
+    others = sprints.plan.without("q1")
+    assert accepted.plan == others and set(accepted.states) == {"q0", "q2"} and found.sprints == 4
+    assert all(int(state["head.bias"][0]) == 1 for state in accepted.states.values()), "before it joined"
+    forecast, waits, row, *_ = sprints.checkpoint.log
+    assert forecast == {} and (waits["waits"], waits["lost"]) == ("q1", 0.95)
+    assert row["accepted_bytes"] == others.saved_bytes(bench.layers) > 0
+
+
+def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.5})
+    judged: list[list[str]] = []
+    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: (
+        judged.append(sorted(models)) or dict.fromkeys(models, 0.94 if len(judged) == 1 else 0.96)))  # fmt: skip
+    found, accepted = wide_module._trained(sprints, False)
+    assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
+    assert not accepted.plan.shared and found.plan == sprints.plan, "one alone shares with nobody"
+    waits = [(row["waits"], row["after"]) for row in sprints.checkpoint.log if "waits" in row]
+    assert waits == [("q1", "the start"), ("q2", "sprint 1")]
+    assert not any("repair" in row for row in sprints.checkpoint.log), "nobody has left"
+
+
+def test_what_is_below_is_not_accepted_before_the_others_join(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.94})
+    monkeypatch.setattr(sprints_module, "SPRINTS", (0.75, 2))
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
+    _, accepted = wide_module._trained(sprints, False)
+    assert not accepted.plan.shared and not accepted.states
+    assert [row["accepted_bytes"] for row in sprints.checkpoint.log if "accepted_bytes" in row] == [0]
+
+
+@pytest.mark.parametrize("ends", ["less", "equal", "more"])
+def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
+    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    plan = merged.plan
+    others = plan.without("q1")
+    before = {query: {**merged.states[query], "mark": torch.ones(1)} for query in others.queries()}
+    ended = Merged({"less": SharingPlan(others.shared[1:]), "equal": others, "more": plan}[ends], merged.states)
+    ratios = dict.fromkeys(bench.queries, 0.94)
+    trained = Trained(plan, merged.states, ratios, Recipe(), (), 1)
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: (trained, Merged(others, before)))
+    monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
+    checkpoint = Checkpoint(tmp_path / "kept", {}, False)
+    kept = wide(bench, OPTIONS, checkpoint)
+    if ends != "less":
+        assert kept is ended and not checkpoint.log
+        return
+    assert kept.plan == others and all("mark" in kept.states[query] for query in ("q0", "q2"))
+    original = bench.originals["q1"].state_dict()
+    assert all(torch.equal(kept.states["q1"][name], original[name]) for name in original)
+    accepted, leaves = checkpoint.log
+    assert accepted["accepted_bytes"] > accepted["instead_of_bytes"] and leaves["query"] == "q1"
+    (why,) = {str(trial.in_the_way) for trial in all_at_once(plan.shared, checkpoint.log, trained.ratios, 1.0)
+              if "q1" in dict(trial.members)}  # fmt: skip
+    assert JOINING in why and "0.94" in why
+
+
+def test_nobody_waits_where_the_others_would_share_nothing(
+    bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = {"q1": 0.95, "q2": 0.95}
+    monkeypatch.setattr(Start, "far_behind", property(lambda _: behind))
+    monkeypatch.setattr(wide_module, "choose_start", _start_of_q0)
+    found = wide_module._start(bench, sprints.plan, sprints.checkpoint)
+    assert found["waits"] == {} and set(found["ratios"]) == set(bench.queries)
+    del behind["q2"]
+    assert wide_module._start(bench, sprints.plan, Checkpoint(tmp_path / "again", {}, False))["waits"] == behind
+
+
+def test_the_first_rate_that_helps_is_taken_without_trying_others(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+    after = {wide_module.RATES[0]: -0.05, wide_module.RATES[1]: 0.01, wide_module.RATES[2]: 0.9}
+    lost = dict.fromkeys(bench.queries, 0.5)
+
+    def sprint(_self: object, _found: object, recipe: Recipe) -> dict:
+        tried.append(recipe.rate)
+        return {"states": {}, "rows": [], "ratios": dict.fromkeys(lost, 0.5 + after[recipe.rate] * 0.5)}
+
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    found = wide_module._trials(sprints, {"states": {}, "ratios": lost, "rate": 0.0})
+    assert tried == list(wide_module.RATES[:2]) and found["rate"] == wide_module.RATES[1]
+
+
+def test_sprints_have_the_rate_of_the_trials(
+    bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "forecast": {}, "waits": {}}
+    ran: list[tuple[float, dict]] = []
+    monkeypatch.setattr(wide_module, "_start", lambda *_: found)
+    monkeypatch.setattr(wide_module, "_trials", lambda *_: {**found, "rate": 3e-3})
+    monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found)))
+    for choose_rate in (True, False):
+        checkpoint = Checkpoint(tmp_path / str(choose_rate), {}, False)
+        _, accepted = wide_module._trained(replace(sprints, checkpoint=checkpoint), choose_rate)
+        assert not accepted.plan.shared
+    assert ran == [(3e-3, {**found, "rate": 3e-3}), (sprints.recipe.rate, found)]

@@ -1,0 +1,140 @@
+"""Alignment: channels that were shuffled are put back, every model answers as before, and heads see what they saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import merger.start.alignment as alignment
+from merger.bench.method import MergeOptions
+from merger.bench.probing import as_input, raw_frames
+from merger.bench.workbench import State, Workbench, snapshot
+from merger.journal.steps import Journal
+from merger.methods.wide import whole_plan
+from merger.start.alignment import CrossMoments, aligned, best_order, by_shared_bytes, orderable
+from merger.start.channels import Channels, permuted
+from merger.training.features import watched_layers, watching
+from models.sharing.layers import weight_key
+
+
+def test_shuffled_channels_are_put_back(bench: Workbench) -> None:
+    first = snapshot(bench.originals["q0"])
+    bench.originals["q2"].load_state_dict(_shuffled(bench, "q0", first))
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", Journal())
+    assert all(torch.equal(states["q2"][name], first[name]) for name in first)
+
+
+def test_models_answer_as_before_and_their_heads_read_what_they_read(bench: Workbench) -> None:
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q1", Journal())
+    moved = []
+    for query, model in bench.models(bench.queries, states).items():
+        frames = as_input(bench, query, raw_frames(bench, query, 8))
+        heads = watched_layers(bench.queries[query], model)
+        with torch.no_grad(), watching(model, heads) as mine, watching(bench.originals[query], heads) as theirs:
+            assert torch.allclose(model(frames), bench.originals[query](frames), atol=1e-4)
+        assert mine and all(torch.allclose(one, other, atol=1e-4) for one, other in zip(mine, theirs))
+        moved += [query for name in originals[query] if not torch.equal(originals[query][name], states[query][name])]
+        kept = bench.originals[query].state_dict()
+        assert all(torch.equal(kept[name], originals[query][name]) for name in kept)
+    assert set(moved) == {"q0", "q2"}  # all but the donor
+
+
+def test_alignment_brings_weights_of_independent_originals_together(bench: Workbench) -> None:
+    plan = whole_plan(bench, MergeOptions())
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    assert _cosine(plan.shared, aligned(bench, plan, "q0", Journal())) > _cosine(plan.shared, originals)
+
+
+def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, read = [], alignment.channels_of
+    bench.progress = lambda event, **fields: said.append((event, fields))
+    unreadable = bench.originals["q1"]
+    monkeypatch.setattr(alignment, "channels_of", lambda model: None if model is unreadable else read(model))
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", Journal())
+    assert all(torch.equal(states["q1"][name], tensor) for name, tensor in unreadable.state_dict().items())
+    assert [fields["text"] for event, fields in said if event == "warning"] == [
+        "q1: the graph of its model cannot be read, so its channels stay in their order"
+    ]
+    assert [fields["query"] for event, fields in said if event == "aligned"] == ["q2"]
+
+
+def test_a_graph_read_wrongly_is_found_out_by_the_answers(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, read = [], alignment.channels_of
+    bench.progress = lambda event, **fields: said.append(fields.get("text", ""))
+
+    def forgetful(model: torch.nn.Module) -> Channels:
+        channels = read(model)
+        assert channels is not None
+        return Channels(channels.widths, {use: layout for use, layout in channels.uses.items() if use[1] == 0})
+
+    monkeypatch.setattr(alignment, "channels_of", forgetful)
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", Journal())
+    for query, model in bench.originals.items():
+        assert all(torch.equal(states[query][name], tensor) for name, tensor in model.state_dict().items())
+    assert sum("answers differently" in text for text in said) == 2
+
+
+def test_what_a_journal_remembers_is_not_done_again(bench: Workbench) -> None:
+    plan, journal = whole_plan(bench, MergeOptions()), Journal()
+    journal.meter = bench.work
+    first = aligned(bench, plan, "q0", journal)
+    spent = bench.work.total
+    assert spent > 0
+    again = Journal()
+    again.meter = bench.work
+    again.load_state_dict(journal.state_dict())
+    second = aligned(bench, plan, "q0", again)
+    assert bench.work.total == spent
+    assert all(torch.equal(first[query][name], second[query][name]) for query in first for name in first[query])
+
+
+def test_queries_come_in_the_order_of_what_they_share(bench: Workbench) -> None:
+    plan = whole_plan(bench, MergeOptions())
+    assert set(by_shared_bytes(bench, plan)) == {"q0", "q1", "q2"}
+    assert by_shared_bytes(bench, plan.with_private("q1", ["body.0"]))[-1] == "q1"
+
+
+@given(width=st.integers(1, 12), seed=st.integers(0, 2**16))
+@settings(max_examples=50, deadline=None)
+def test_the_best_order_is_a_permutation_and_finds_a_planted_one(width: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    wanted = torch.randperm(width, generator=generator)
+    scores = 0.5 * torch.rand(width, width, generator=generator)
+    scores[wanted, torch.arange(width)] = 1.0
+    assert torch.equal(best_order(scores), wanted)
+
+
+def test_correlations_over_batches_are_those_of_all_samples() -> None:
+    random = np.random.default_rng(0)
+    own, its = random.normal(3, 2, (90, 4)), random.normal(-1, 1, (90, 4))
+    its[:, 1] += own[:, 2]
+    own[:, 3] = 7.0
+    moments = CrossMoments()
+    for part in np.array_split(np.arange(90), 4):
+        moments.add(torch.from_numpy(own[part]).float(), torch.from_numpy(its[part]).float())
+    wanted = np.corrcoef(own[:, :3].T, its.T)[:3, 3:]
+    found = moments.correlations().numpy()
+    assert np.allclose(found[:3], wanted, atol=1e-4) and np.all(found[3] == 0)
+
+
+def _shuffled(bench: Workbench, query: str, state: State) -> State:
+    channels = orderable(bench, query)
+    assert channels is not None and len(channels.widths) == 2
+    generator = torch.Generator().manual_seed(0)
+    orders = {space: torch.randperm(width, generator=generator) for space, width in channels.widths.items()}
+    return permuted(state, channels, orders)
+
+
+def _cosine(sets, states: Mapping[str, Mapping[str, Tensor]]) -> float:
+    values = []
+    for members in sets:
+        one, other = (states[q][weight_key(states[q], path)].flatten() for q, path in members[:2])
+        values.append(float(torch.cosine_similarity(one, other, dim=0)))
+    return sum(values) / len(values)

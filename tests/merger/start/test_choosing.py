@@ -1,0 +1,198 @@
+"""The start: which there are, that the nearest is taken, what it says of ancestors, and that a kill costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from merger.bench.method import MergeOptions
+from merger.bench.workbench import State, Workbench, snapshot
+from merger.journal.steps import Journal
+from merger.methods.wide import whole_plan
+from merger.start.ancestry import COMMON, kinship
+from merger.start.choosing import Judge, Start, averaged, choose_start, donated, together
+from models.sharing.layers import weight_key
+from models.sharing.plan import SharingPlan
+from models.workload import Workload
+
+
+@pytest.fixture
+def always_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("merger.start.choosing.FAR", 0.0)
+
+
+def test_equal_originals_are_merged_without_any_training(workload: Workload) -> None:
+    first, third = workload.queries[0], workload.queries[2]
+    assert isinstance(first.weights, Path) and isinstance(third.weights, Path)
+    third.weights.write_bytes(first.weights.read_bytes())
+    bench = Workbench(workload)
+    plan = whole_plan(bench, MergeOptions())
+    states = choose_start(bench, plan, Journal()).states
+    for members in plan.shared:
+        if {query for query, _ in members} == {"q0", "q2"}:
+            weights = [states[query][weight_key(states[query], path)] for query, path in members]
+            assert torch.equal(*weights)
+
+
+def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
+    plan = whole_plan(bench, MergeOptions())
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    members = next(members for members in plan.shared if len(members) == 3)
+    weights = {query: originals[query][weight_key(originals[query], path)] for query, path in members}
+    for states, wanted in (
+        (averaged(plan, originals), torch.stack(list(weights.values())).mean(0)),
+        (donated(plan, originals, "q1"), weights["q1"]),
+    ):
+        for query, path in members:
+            assert torch.equal(states[query][weight_key(states[query], path)], wanted)
+    assert torch.equal(originals["q0"]["stem.0.weight"], bench.originals["q0"].state_dict()["stem.0.weight"])
+
+
+def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
+    said = _heard(bench)
+    plan = whole_plan(bench, MergeOptions())
+    states = choose_start(bench, plan, Journal()).states
+    errors = {row["start"]: row["error"] for event, row in said if event == "start"}
+    assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
+    found = Judge(bench, plan, Journal()).errors("again", states)
+    assert together(found.values()) == pytest.approx(min(errors.values()), rel=1e-4)
+
+
+def test_a_mean_that_is_best_is_solved_and_a_donor_is_not(
+    bench: Workbench, always_solved: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for means_are_any_good in (True, False):
+        if not means_are_any_good:
+            monkeypatch.setattr("merger.start.choosing.averaged", _ruined)
+        said = _heard(bench)
+        start = choose_start(bench, _plan_of_three(), Journal())
+        errors = {row["start"]: row["error"] for event, row in said if event == "start"}
+        best = min((name for name in errors if "solved" not in name), key=lambda name: errors[name])
+        assert ("mean" in best) == means_are_any_good
+        assert any("solved" in name for name in errors) == means_are_any_good
+        assert together(start.errors.values()) == pytest.approx(min(errors.values())), "of what it was solved to"
+
+
+def _ruined(plan: SharingPlan, states: dict[str, State]) -> dict[str, State]:
+    shared = {(query, weight_key(states[query], path)) for members in plan.shared for query, path in members}
+    return {
+        query: {name: tensor * 0 if (query, name) in shared else tensor for name, tensor in state.items()}
+        for query, state in states.items()
+    }
+
+
+def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
+    _give_an_ancestor(bench)
+    said = _heard(bench)
+    choose_start(bench, _plan_of_three(), Journal())
+    (row,) = [row for event, row in said if event == "ancestry"]
+    assert row["common"] and min(row["kinship"].values()) > 0.8
+    assert not any(event == "aligned" or "aligned" in row.get("start", "") for event, row in said)
+
+
+def test_a_start_that_is_near_enough_is_not_solved(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = _heard(bench)
+    monkeypatch.setattr("merger.start.choosing.FAR", 100.0)
+    choose_start(bench, _plan_of_three(), Journal())
+    assert not any("solved" in row.get("start", "") for _, row in said)
+
+
+def test_models_apart_are_in_one_order_already(bench: Workbench) -> None:
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    apart = {query: {name: tensor + 0.01 for name, tensor in state.items()} for query, state in originals.items()}
+    said = _heard(bench)
+    start = choose_start(bench, _plan_of_three(), Journal(), apart)
+    assert {event for event, _ in said} == {"start"} and not any("aligned" in row["start"] for _, row in said)
+    assert set(start.errors) == {"q0", "q1", "q2"} and set(start.apart) == set(bench.queries)
+    for query, state in start.apart.items():
+        assert all(torch.equal(state[name], apart[query][name]) for name in state)
+        assert torch.equal(start.states[query]["head.weight"], apart[query]["head.weight"])
+
+
+def test_models_apart_of_originals_without_a_common_ancestor_were_aligned(bench: Workbench) -> None:
+    start = choose_start(bench, _plan_of_three(), Journal())
+    moved = [q for q, state in start.apart.items()
+             if not torch.equal(state["stem.0.weight"], bench.originals[q].get_parameter("stem.0.weight"))]  # fmt: skip
+    assert len(moved) == 2, "into the order of the third"
+
+
+def test_far_behind_is_who_keeps_next_to_nothing_in_a_hard_merge() -> None:
+    errors = {"a": 0.5, "b": 0.9, "c": 0.6, "d": 0.2}
+    assert Start({}, errors, {}, far=True).far_behind == {"b": 0.9} and Start({}, errors, {}).far_behind == {}
+    assert Start({}, {**errors, "b": 0.7}, {}, far=True).far_behind == {}, "a median of 0.45 is kept, and 0.3 of b"
+    assert Start({}, dict.fromkeys("abc", 0.97), {}, far=True).far_behind == {}, "all alike: nobody is behind"
+
+
+def test_a_start_is_far_off_by_what_it_loses_before_anything_is_solved(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = _heard(bench)
+    choose_start(bench, _plan_of_three(), Journal())
+    least = min(row["error"] for event, row in said if event == "start" and "solved" not in row["start"])
+    for far in (least - 0.01, least + 0.01):
+        monkeypatch.setattr("merger.start.choosing.FAR", far)
+        assert choose_start(bench, _plan_of_three(), Journal()).far == (far < least)
+
+
+def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None:
+    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    assert max(kinship(_plan_of_three(), bench.layers, states).values()) < COMMON
+
+
+def test_a_start_goes_on_where_it_was_stopped(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, always_solved: None
+) -> None:
+    plan, journal = whole_plan(bench, MergeOptions()), Journal()
+    before = bench.work.total
+    wanted = choose_start(bench, plan, journal).states
+    spent, done = bench.work.total - before, journal.state_dict()["done"]
+    for stop in (1, len(done) // 2, len(done) - 1):
+        bench.work.total = before
+        stopped, steps = Journal(), []
+        stopped.meter = bench.work
+
+        def dying(stopped: Journal = stopped, steps: list[Any] = steps, stop: int = stop) -> None:
+            steps.append(None)
+            if len(steps) == stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(stopped, "tick", dying)
+        with pytest.raises(KeyboardInterrupt):
+            choose_start(bench, plan, stopped)
+        resumed = Journal()
+        resumed.meter = bench.work
+        resumed.load_state_dict(stopped.state_dict())
+        states = choose_start(bench, plan, resumed).states
+        assert bench.work.total - before == pytest.approx(spent)
+        assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
+
+
+def _give_an_ancestor(bench: Workbench) -> None:
+    """All weights become those of the first original with noise of their own."""
+    first = snapshot(bench.originals["q0"])
+    for seed, query in enumerate(bench.queries):
+        state = snapshot(bench.originals[query])
+        generator = torch.Generator().manual_seed(seed)
+        for name, tensor in first.items():
+            if name in state and state[name].shape == tensor.shape and tensor.ndim > 1:
+                state[name] = tensor + 0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        bench.originals[query].load_state_dict(state)
+
+
+def _plan_of_three() -> SharingPlan:
+    return SharingPlan(tuple(tuple((q, path) for q in ("q0", "q1", "q2")) for path in ("stem.0", "body.0", "last.0")))
+
+
+def _heard(bench: Workbench) -> list[tuple[str, dict[str, Any]]]:
+    said: list[tuple[str, dict[str, Any]]] = []
+    bench.progress = lambda event, **fields: said.append((event, fields))
+    return said
+
+
+def test_a_start_that_leaves_some_with_nothing_is_worse_than_one_that_leaves_all_with_little() -> None:
+    assert together([0.0, 0.97, 0.97]) > together([0.8, 0.8, 0.8])
+    assert together([0.0, 0.0]) == 0 and together([0.5, 0.5]) == pytest.approx(0.5)
+    assert together([1.0, 0.0]) < 1, "one that has lost all does not make the others' loss invisible"

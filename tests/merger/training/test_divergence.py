@@ -1,0 +1,114 @@
+"""A loss that is not a number costs the group at work, not the merge."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import merger.methods.rate as rate_module
+from merger import merge
+from merger.bench.standing import Standing
+from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
+from merger.methods.rate import RATES, choose_recipe
+from merger.training.loop import Diverged, Recipe
+from models.bundle import open_bundle
+from models.sharing.plan import SharingPlan
+from models.tasks.classification import Classification
+from models.workload import Workload
+from tests.merger.options import QUICK
+
+DEMANDING = replace(QUICK, margin=0.9)
+
+
+def _inject(monkeypatch: pytest.MonkeyPatch, bad: Any) -> list[bool]:
+    """Replace the loss by NaN at those calls for which `bad(number)` holds; returns what was done at each."""
+    loss, calls = Classification.loss, []
+
+    def injected(self, model, outputs, targets):
+        calls.append(bad(len(calls)))
+        return loss(self, model, outputs, targets) * (float("nan") if calls[-1] else 1.0)
+
+    monkeypatch.setattr(Classification, "loss", injected)
+    return calls
+
+
+def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = _inject(monkeypatch, lambda number: number == 1)
+    report = merge(workload, tmp_path / "b.safetensors", "gemel", options=DEMANDING)
+    rows = [json.loads(line) for line in (tmp_path / "b.safetensors.log.jsonl").read_text().splitlines()]
+    assert calls.count(True) == 1
+    rows = [row for row in rows if "diverged" in row]  # the attempts; what became of each set follows them
+    diverged = [index for index, row in enumerate(rows) if row["diverged"]]
+    assert diverged == [0] and rows[-1]["group"] != rows[0]["group"] and rows[-1]["kept"]
+    assert report.saved_fraction > 0 and all(query.ratio >= 0.9 for query in report.queries)
+    _all_finite(report.bundle)
+
+
+@pytest.mark.parametrize("method", ["wide", "gemel", "joint", "mainstream"])
+def test_where_every_training_diverges_what_was_good_is_kept(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    assert _inject(monkeypatch, lambda number: True) == []
+    told = []
+    report = merge(
+        workload, tmp_path / "b.safetensors", method, options=DEMANDING,
+        progress=lambda event, **fields: told.append(fields["text"]) if event == "warning" else None,
+    )  # fmt: skip
+    assert all(query.ratio >= 0.9 for query in report.queries)
+    assert method != "joint" or any("diverged at q0" in text for text in told)
+    _all_finite(report.bundle)
+
+
+def test_a_gradient_that_is_not_finite_is_seen_before_it_reaches_the_weights(workload: Workload) -> None:
+    bench = Workbench(workload)
+    models = bench.models(["q0"])
+    models["q0"].get_parameter("stem.0.weight").register_hook(lambda gradient: gradient * float("inf"))
+    before = {name: tensor.clone() for name, tensor in models["q0"].named_parameters()}
+    with pytest.raises(Diverged, match="q0"):
+        bench.training(models, Recipe(epochs=1)).epoch()
+    assert all(torch.equal(before[name], tensor) for name, tensor in models["q0"].named_parameters())
+
+
+def test_where_no_rate_can_be_tried_the_least_is_taken(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    _inject(monkeypatch, lambda number: True)
+    bench = Workbench(workload)
+    assert choose_recipe(bench, _start(bench), Recipe(epochs=2)) == Recipe(rate=min(RATES), epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("reached", "chosen"),
+    [
+        (lambda rate, epochs: 0.999, Recipe(rate=2e-4)),
+        (lambda rate, epochs: 0.5 + 0.1 * min(epochs, 2), Recipe(rate=2e-4, epochs=2)),
+        (lambda rate, epochs: 0.5 + 0.1 * epochs - abs(rate - 5e-4), Recipe(rate=5e-4)),
+        (lambda rate, epochs: 0.8 if rate == 1e-3 else 0.7, Recipe(rate=1e-3, epochs=2)),
+    ],
+    ids=["nothing left to gain", "gains for a while", "still gaining", "done early"],
+)
+def test_rate_and_epochs_go_to_the_best_on_val(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, reached: Any, chosen: Recipe
+) -> None:
+    def dictated(bench, journal, start, recipe):
+        return reached(recipe["rate"], recipe["epochs"])
+
+    monkeypatch.setattr(rate_module, "trial", dictated)
+    bench = Workbench(workload)
+    assert choose_recipe(bench, _start(bench), Recipe(), Journal()) == chosen
+
+
+def _start(bench: Workbench) -> Standing:
+    return Standing.of(bench.models(["q0"]), SharingPlan())
+
+
+def _all_finite(bundle: str) -> None:
+    opened = open_bundle(bundle, ["tests.merger.tiny:tiny_net"])
+    for query in opened.queries:
+        assert all(torch.isfinite(tensor).all() for tensor in opened.build(query.id).state_dict().values())

@@ -1,0 +1,83 @@
+"""The training loop: shared parameters once, work counted, divergence seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from merger.bench.workbench import Workbench
+from merger.training.loop import Diverged, Recipe, Training, Work, forward_flops
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan, tie
+
+
+def test_a_shared_parameter_stands_once_in_the_optimiser(bench: Workbench) -> None:
+    plan = SharingPlan.of(groups(bench.layers))
+    models = bench.models(bench.queries)
+    apart = sum(len(list(model.parameters())) for model in models.values())
+    tie(models, plan)
+    training = bench.training(models, Recipe())
+    listed = [id(p) for group in training.optimiser.param_groups for p in group["params"]]
+    assert len(listed) == len(set(listed)) == apart - sum(len(members) - 1 for members in plan.shared)
+
+
+def test_tied_layers_stay_equal_and_private_ones_part(bench: Workbench) -> None:
+    plan = SharingPlan.of(groups(bench.layers))
+    models = bench.tied(plan, ["q0", "q2"])
+    bench.training(models, Recipe(rate=1e-3, epochs=1)).epoch()
+    first, third = models["q0"].state_dict(), models["q2"].state_dict()
+    assert torch.equal(first["body.0.weight"], third["body.0.weight"])
+    assert not torch.equal(first["body.0.weight"], bench.originals["q0"].state_dict()["body.0.weight"])
+    assert not torch.equal(first["body.1.weight"], third["body.1.weight"])
+    assert not torch.equal(first["head.weight"], third["head.weight"])
+
+
+def test_private_weights_move_slowly_where_others_are_shared_and_at_full_rate_alone(bench: Workbench) -> None:
+    plan = SharingPlan.of(groups(bench.layers))
+    together, alone = bench.tied(plan, ["q0", "q2"]), bench.models(["q0"])
+    for models in (together, alone):
+        start = {name: p.detach().clone() for name, p in models["q0"].named_parameters()}
+        bench.training(models, Recipe(rate=1e-3, epochs=1, private=0.0, weight_decay=0.0)).epoch()
+        moved = {name: not torch.equal(start[name], p) for name, p in models["q0"].named_parameters()}
+        assert moved["body.0.weight"] and moved["body.1.weight"] and moved["head.bias"]
+        assert moved["head.weight"] == (models is alone)
+
+
+def test_dropout_rests_under_a_teacher_and_not_in_the_training_of_an_original(bench: Workbench) -> None:
+    model = bench.models(["q0"])["q0"]
+    model.head = nn.Sequential(nn.Dropout(0.5), model.head)  # type: ignore[arg-type]
+    for teachers, rests in (({"q0": bench.originals["q0"]}, True), ({}, False)):
+        training = Training({"q0": model}, bench.train, Recipe(epochs=1, frames_per_epoch=16), Work(), teachers)
+        training.epoch()
+        assert model.training and model.head[0].training != rests
+
+
+def test_originals_are_left_as_they_are(bench: Workbench) -> None:
+    before = {name: t.clone() for name, t in bench.originals["q0"].state_dict().items()}
+    models = bench.tied(SharingPlan.of(groups(bench.layers)), bench.queries)
+    bench.training(models, Recipe(rate=1e-3, epochs=1)).epoch()
+    assert all(torch.equal(before[name], t) for name, t in bench.originals["q0"].state_dict().items())
+
+
+def test_work_counts_forward_backward_and_teacher(bench: Workbench) -> None:
+    models = bench.models(["q0"])
+    bench.work.total = 0.0
+    bench.training(models, Recipe(epochs=1, batch=10, frames_per_epoch=20)).epoch()
+    assert bench.work.total == 20 * (1 + 2 + 1) * forward_flops(bench.queries["q0"])
+
+
+def test_the_same_seed_gives_the_same_step(bench: Workbench) -> None:
+    losses = []
+    for _ in range(2):
+        training = bench.training(bench.models(["q0", "q1"]), Recipe(epochs=1, seed=3))
+        losses.append(training.epoch())
+    assert losses[0] == losses[1]
+
+
+def test_a_loss_that_is_no_number_is_reported(bench: Workbench) -> None:
+    models = bench.models(["q0"])
+    with torch.no_grad():
+        models["q0"].get_parameter("head.weight").fill_(float("nan"))
+    with pytest.raises(Diverged, match="q0"):
+        bench.training(models, Recipe(epochs=1)).epoch()

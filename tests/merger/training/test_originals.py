@@ -1,0 +1,98 @@
+"""Originals are trained where they are missing, and stored one by one."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import merger.training.originals as originals_module
+from merger import train_originals
+from merger.bench.workbench import State, snapshot
+from models.errors import InputError
+from models.workload import Query, Workload, load_workload
+from tests.merger.conftest import ORIGINALS
+from tests.merger.tiny import data_of, weights_of, write_workload
+
+
+def test_trained_originals_answer_well_and_are_stored(workload: Workload) -> None:
+    (result,) = train_originals(workload, ["q0"], options=ORIGINALS)
+    assert result.metric == "balanced_accuracy" and result.val >= 0.9 and result.test >= 0.8
+    assert weights_of(workload, "q0").exists()
+
+
+def test_only_the_missing_ones_are_trained(workload: Workload) -> None:
+    kept = weights_of(workload, "q0").read_bytes()
+    weights_of(workload, "q1").unlink()
+    results = train_originals(workload, options=ORIGINALS)
+    assert [result.id for result in results] == ["q1"]
+    assert weights_of(workload, "q0").read_bytes() == kept
+
+
+def test_no_large_tensor_is_equal_between_two_originals(workload: Workload) -> None:
+    first, third = (load_file(weights_of(workload, query)) for query in ("q0", "q2"))
+    large = [name for name, tensor in first.items() if tensor.nbytes > 4096]
+    assert large
+    assert not any(torch.equal(first[name], third[name]) for name in large)
+
+
+def test_the_same_seed_gives_the_same_original(workload: Workload) -> None:
+    train_originals(workload, ["q0"], options=ORIGINALS)
+    once = weights_of(workload, "q0").read_bytes()
+    train_originals(workload, ["q0"], options=ORIGINALS)
+    assert weights_of(workload, "q0").read_bytes() == once
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_val_says_when_to_stop_and_not_which_state_is_kept(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, gains: bool
+) -> None:
+    ends: list[State] = []
+    cycle, judged = originals_module._cycle, iter([0.7, 0.9, *([0.95] if gains else [0.8]), 0.6, 0.5])
+
+    def noted(query: Query, model: nn.Module, *rest: Any) -> None:
+        cycle(query, model, *rest)
+        ends.append(snapshot(model))
+
+    monkeypatch.setattr(originals_module, "_cycle", noted)
+    monkeypatch.setattr(originals_module, "_judge", lambda *_: (next(judged), 0.0))
+    (result,) = train_originals(workload, ["q0"], options=replace(ORIGINALS, max_cycles=3))
+    stored = load_file(weights_of(workload, "q0"))
+    assert len(ends) == 3 and result.val == (0.95 if gains else 0.6)
+    if gains:
+        assert all(torch.equal(stored[name], tensor) for name, tensor in ends[-1].items()), "the end of the last cycle"
+        return
+    measured = [name for name in stored if "running" in name or "num_batches" in name]
+    mean = {name: (ends[1][name] + ends[2][name]) / 2 for name in stored}
+    for known in (mean, *ends):
+        assert measured and not any(torch.equal(stored[name], known[name].to(stored[name].dtype)) for name in measured)
+    for name in set(mean) - set(measured):
+        torch.testing.assert_close(stored[name], mean[name])
+
+
+def test_an_original_at_chance_is_reported_with_what_to_do(workload: Workload) -> None:
+    said: list[str] = []
+    options = replace(ORIGINALS, rate=1e-9, passes=16, min_epochs=1)
+    train_originals(workload, ["q0"], options=options, progress=lambda event, **fields: said.append(str(fields)))
+    assert any("too little" in line and "lower --rate (now 1e-09)" in line for line in said)
+
+
+def test_a_missing_split_is_named_before_any_training(workload: Workload, tmp_path) -> None:
+    data = data_of(workload, "q1")
+    shutil.rmtree(data / "val")
+    weights_of(workload, "q1").unlink()
+    with pytest.raises(InputError, match=r"q1/val: data: the split 'val' is missing \(query q1\)"):
+        train_originals(workload, options=ORIGINALS)
+    assert not weights_of(workload, "q1").exists()
+
+
+def test_weights_that_are_no_safetensors_path_cannot_be_written(tmp_path) -> None:
+    path = write_workload(tmp_path, queries=1)
+    path.write_text(path.read_text().replace("weights/q0.safetensors", "weights/q0.pt"))
+    with pytest.raises(InputError, match=r"name the \.safetensors file"):
+        train_originals(load_workload(path), options=ORIGINALS)

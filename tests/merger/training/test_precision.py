@@ -1,0 +1,152 @@
+"""The precision is measured once, kept, and obeyed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import merger.merging as merging_module
+import merger.training.precision as precision_module
+from merger import MergeOptions, merge
+from merger.bench.workbench import Merged, Workbench, snapshot
+from merger.training.precision import Precisions, autocast, by_rule, measured
+from models.bundle import Trained, open_bundle
+from models.errors import InputError
+from models.sharing.plan import SharingPlan
+from models.workload import Workload
+from tests.merger.options import QUICK
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Dictated seconds in place of a clock."""
+    seconds = {"fp32": 2.0, "bf16": 1.0}
+    monkeypatch.setattr(precision_module, "measured", lambda model, images: dict(seconds))
+    return seconds
+
+
+def _images() -> Tensor:
+    return torch.rand(2, 3, 24, 24)
+
+
+@pytest.mark.parametrize(("bf16", "chosen"), [(1.0, "bf16"), (1.99, "fp32"), (3.0, "fp32")])
+def test_bf16_is_taken_where_it_is_clearly_faster(
+    workload: Workload, timed: dict[str, float], bf16: float, chosen: str
+) -> None:
+    timed["bf16"] = bf16
+    assert Precisions("auto", {}).of(workload.queries[0], nn.Identity(), _images) == chosen
+
+
+def test_an_architecture_is_measured_once_and_the_choice_is_kept(workload: Workload, timed: dict[str, float]) -> None:
+    known, told = {}, []
+
+    def progress(event: str, **fields: Any) -> None:
+        told.append((event, fields["chosen"]))
+
+    precisions = Precisions("auto", known, progress)
+    first, extra, third = workload.queries
+    assert [precisions.of(query, nn.Identity(), _images) for query in (first, third, extra)] == ["bf16"] * 3
+    assert told == [("precision", "bf16")] * 2 and len(known) == 2
+    timed["bf16"] = 9.0
+    assert Precisions("auto", known).of(first, nn.Identity(), lambda: pytest.fail("measured again")) == "bf16"
+
+
+def test_a_precision_that_is_asked_for_is_not_measured(workload: Workload) -> None:
+    never = lambda: pytest.fail("measured")  # noqa: E731
+    assert Precisions("bf16", {}).of(workload.queries[0], nn.Identity(), never) == "bf16"
+
+
+def test_measuring_runs_the_model_both_ways_and_leaves_it_as_it_was() -> None:
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            seen.append(out.dtype)
+            return out
+
+    model = nn.Sequential(Watched(4, 2), nn.BatchNorm1d(2)).eval().requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seconds = measured(model, torch.rand(4, 4))
+    assert set(seconds) == {"fp32", "bf16"} and min(seconds.values()) > 0
+    assert {torch.float32, torch.bfloat16} == set(seen)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in model.parameters()) and not model.training
+
+
+def test_a_training_runs_in_the_precision_that_was_chosen(workload: Workload, timed: dict[str, float]) -> None:
+    bench = Workbench(workload)
+    bench.precisions = Precisions("auto", {})
+    from merger.training.loop import Recipe
+
+    assert bench.training(bench.models(["q0"]), Recipe()).precisions == {"q0": "bf16"}
+    bench.precisions = Precisions("fp32", {})
+    assert bench.training(bench.models(["q0"]), Recipe()).precisions == {"q0": "fp32"}
+
+
+def test_the_rule_needs_no_clock() -> None:
+    depthwise = nn.Sequential(*(nn.Conv2d(4, 4, 3, groups=4) for _ in range(3)))
+    assert by_rule(depthwise, torch.device("cpu")) == "fp32"
+    assert by_rule(depthwise, torch.device("cuda")) == "bf16"
+
+
+def test_autocast_obeys() -> None:
+    layer = nn.Linear(2, 2)
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        with autocast(precision, torch.device("cpu")):
+            assert layer(torch.rand(1, 2)).dtype == dtype
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(InputError, match="precision: 'fp8' is unknown; choose one of: auto, fp32, bf16"):
+        MergeOptions(precision="fp8")
+
+
+def test_a_resumed_merge_trains_in_the_precision_it_began_with_and_the_bundle_says_so(
+    workload: Workload, tmp_path: Path, timed: dict[str, float]
+) -> None:
+    def interrupt_after_first_round(event: str, **fields: Any) -> None:
+        if event == "round":
+            raise KeyboardInterrupt
+
+    options = replace(QUICK, precision="auto", margin=0.9)
+    straight = merge(workload, tmp_path / "straight.gemel", "gemel", options=options)
+    with pytest.raises(KeyboardInterrupt):
+        merge(workload, tmp_path / "b.gemel", "gemel", options=options, progress=interrupt_after_first_round)
+    timed["bf16"] = 9.0  # measured again, fp32 would be taken
+    merge(workload, tmp_path / "b.gemel", "gemel", resume=True, options=options)
+    manifest = open_bundle(tmp_path / "b.gemel").manifest
+    assert manifest == open_bundle(straight.bundle).manifest
+    assert {query.trained for query in manifest.queries} <= {Trained("bf16"), None}
+    assert any(query.trained for query in manifest.queries)
+
+
+@pytest.mark.parametrize(("method", "trained"), [("none", None), ("ceiling", None), ("joint", Trained("fp32"))])
+def test_a_bundle_names_a_precision_only_where_something_was_trained(
+    workload: Workload, tmp_path: Path, method: str, trained: Trained | None
+) -> None:
+    options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1))
+    merge(workload, tmp_path / "b.gemel", method, options=options)
+    for query in open_bundle(tmp_path / "b.gemel").queries:
+        changed = query.evidence is not None and query.evidence["merged"] != query.evidence["original"]
+        assert query.trained in (None, trained) and (not changed or query.trained == trained)
+
+
+def test_a_query_that_left_as_its_original_was_not_trained(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apart(bench: Workbench, *_: Any) -> Merged:
+        states = {query: snapshot(model) for query, model in bench.originals.items()}
+        states["q0"]["stem.0.weight"] += 0.001
+        assert bench.settled(["q0", "q1", "q2"])
+        return Merged(SharingPlan(), states)
+
+    monkeypatch.setitem(merging_module.METHODS, "wide", apart)
+    merge(workload, tmp_path / "b.gemel", "wide", options=QUICK)
+    found = {query.id: query.trained for query in open_bundle(tmp_path / "b.gemel").queries}
+    assert found == {"q0": Trained("fp32"), "q1": None, "q2": None}

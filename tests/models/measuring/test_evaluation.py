@@ -1,0 +1,88 @@
+"""Scores and the interval around a ratio, against values worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.frames.data import Frames, Split
+from models.frames.preprocess import Preprocess
+from models.measuring.evaluation import compare, score, truths_of, worth_keeping
+from models.tasks import Boxes, ClassAnswer, DetectionAnswer, task_of
+from models.workload import Query
+
+
+def _query(task: str = "classification", classes=("a", "b"), target: float = 0.95) -> Query:
+    return Query(
+        id="q", camera="c", task=task, classes=classes, model="resnet18", model_args={}, input_size=8, weights=None,
+        init=None, fps=None, sla_ms=100, roi=None, min_score=0, priority=1, data=Path("."), accuracy_target=target,
+    )  # fmt: skip
+
+
+def _split(truths, units) -> Split:
+    return Split("test", Frames([lambda: np.zeros((8, 8, 3), np.uint8)] * len(units)), truths, tuple(units), (0.0,))
+
+
+def _answers(labels: str) -> list[ClassAnswer]:
+    return [ClassAnswer(label, 1.0, ()) for label in labels]
+
+
+def test_balanced_accuracy_is_the_mean_recall() -> None:
+    task = task_of("classification")
+    assert score(task, _answers("aaaa"), tuple("aaab"), ("a", "b"), 0) == 0.5
+    assert score(task, _answers("aabb"), tuple("aaab"), ("a", "b"), 0) == pytest.approx((2 / 3 + 1) / 2)
+    assert score(task, [None, *_answers("b")], tuple("ab"), ("a", "b"), 0) == 0.5
+
+
+def test_ratio_and_interval_of_equal_answers_are_one() -> None:
+    evidence = compare(_query(), _split(tuple("abab"), "uuvv"), _answers("abab"), _answers("abab"), 0.0)
+    assert (evidence.ratio, evidence.ci95, evidence.met, evidence.certain) == (1.0, (1.0, 1.0), True, True)
+    assert evidence.units == 2 and evidence.samples == 4
+
+
+def test_a_loss_in_one_of_many_clips_is_met_but_not_certain() -> None:
+    truths = "ab" * 20
+    units = [f"u{index // 4}" for index in range(40)]
+    merged = list(truths)
+    merged[0] = "b"
+    evidence = compare(_query(), _split(tuple(truths), units), _answers(truths), _answers("".join(merged)), 0.0)
+    assert evidence.merged == pytest.approx(0.975) and evidence.met and not evidence.certain
+    assert evidence.ci95[0] < 0.95 <= evidence.ratio <= evidence.ci95[1]
+
+
+def test_the_chance_corrected_ratio_is_harsher() -> None:
+    truths = "ab" * 10
+    merged = "a" * 2 + truths[2:]
+    evidence = compare(_query(), _split(tuple(truths), "u" * 20), _answers(truths), _answers(merged), 0.0)
+    assert evidence.ratio == pytest.approx(0.95)
+    assert evidence.chance_corrected == pytest.approx(0.9)
+
+
+def test_without_labels_the_original_is_the_reference() -> None:
+    split = _split(None, "uuuu")
+    assert truths_of(_query(), split, _answers("aabb"), 0.0) == ["a", "a", "b", "b"]
+    evidence = compare(_query(), split, _answers("aabb"), _answers("aaab"), 0.0)
+    assert evidence.original == 1.0 and evidence.merged == 0.75
+
+
+def test_without_labels_detections_above_the_threshold_are_the_reference() -> None:
+    found = DetectionAnswer(("car", "car"), (0.9, 0.2), ((0, 0, 10, 10), (20, 20, 30, 30)))
+    truths = truths_of(_query("detection", ("car",)), _split(None, "u"), [found], 0.5)
+    assert truths == [Boxes(("car",), ((0, 0, 10, 10),))]
+
+
+def test_weak_originals_are_no_evidence() -> None:
+    assert not worth_keeping(_query(), 0.55) and worth_keeping(_query(), 0.65)
+    assert not worth_keeping(_query("detection", ("car",)), 0.45) and worth_keeping(_query("detection", ("car",)), 0.5)
+
+
+def test_preprocessing_scales_and_normalises() -> None:
+    preprocess = Preprocess(4, (0.5, 0.25, 0.0), (0.5, 0.5, 1.0))
+    frame = np.full((8, 6, 3), (255, 0, 51), np.uint8)
+    image = preprocess.resize(frame)
+    assert tuple(image.shape) == (3, 4, 4)
+    values = preprocess.normalise(image[None])[0, :, 0, 0].tolist()
+    assert values == pytest.approx([1.0, -0.5, 0.2], abs=1e-6)
+    assert Preprocess.from_json(preprocess.to_json()) == preprocess

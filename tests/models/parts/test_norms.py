@@ -1,0 +1,117 @@
+"""Norm statistics: measured anew, and given back where they were folded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from models.parts.norms import calibrate_norms, has_folded_norms, unfold_norms
+
+torch.set_num_threads(1)
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4)
+    )
+
+
+def batches(count: int = 4) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(8, 3, 12, 12, generator=generator) * 2 + 3 for _ in range(count)]
+
+
+def test_calibration_measures_what_each_norm_meets():
+    model = network().eval()
+    calibrate_norms(model, batches())
+    first = model[1]
+    met = torch.cat([model[0](batch) for batch in batches()])
+    torch.testing.assert_close(first.running_mean, met.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
+    each = torch.stack([model[0](batch).var(dim=(0, 2, 3)) for batch in batches()])
+    torch.testing.assert_close(first.running_var, each.mean(dim=0), atol=1e-4, rtol=1e-4)
+
+
+def test_calibration_mends_statistics_that_no_longer_fit():
+    model = network()
+    data = batches(1)
+    calibrate_norms(model, data)
+    fitting = model.eval()(data[0])
+    with torch.no_grad():
+        model[0].weight.mul_(7)
+        model[0].bias.mul_(7)
+    broken = (model(data[0]) - fitting).abs().mean()
+    calibrate_norms(model, data)
+    mended = (model(data[0]) - fitting).abs().mean()
+    assert mended < 0.01 * broken
+
+
+def test_calibration_leaves_norms_at_rest_alone():
+    model = network()
+    resting = model[1].requires_grad_(False)
+    before = {norm: norm.running_mean.clone() for norm in (resting, model[5])}
+    calibrate_norms(model, batches())
+    assert torch.equal(resting.running_mean, before[resting])
+    assert not torch.equal(model[5].running_mean, before[model[5]])
+
+
+def test_calibration_leaves_weights_modes_and_momenta_alone():
+    model = network().train()
+    model[3].eval()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    momentum = model[1].momentum
+    calibrate_norms(model, batches())
+    assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+    assert model[1].momentum == momentum and model.training and model[1].training and not model[3].training
+
+
+def test_calibration_without_batches_keeps_the_statistics():
+    model = network()
+    model[1].running_mean.fill_(3.0)
+    calibrate_norms(model, [])
+    assert float(model[1].running_mean[0]) == 3.0
+
+
+def test_calibration_restores_the_model_when_a_batch_fails():
+    model = network().train()
+    with pytest.raises(RuntimeError):
+        calibrate_norms(model, [torch.zeros(1, 5, 12, 12)])
+    assert model.training and model[1].momentum == 0.1
+
+
+def test_unfolding_keeps_the_function_and_carries_it_into_train_mode():
+    model = network().eval()
+    with torch.no_grad():
+        model[1].bias.copy_(torch.randn(6))
+        model[5].weight.copy_(torch.rand(4) + 0.5)
+    data = torch.cat(batches())
+    before = model(data)
+    model[3].p = 0.0
+    as_it_trained = (model.train()(data) - before).abs().mean()
+    model = model.eval()
+    for norm in (model[1], model[5]):
+        norm.reset_running_stats()
+    assert has_folded_norms(model)
+    unfold_norms(model, [data])
+    torch.testing.assert_close(model(data), before, atol=1e-4, rtol=1e-4)
+    assert not has_folded_norms(model)
+    assert (model.train()(data) - before).abs().mean() < 1e-3 < as_it_trained
+
+
+def test_unfolding_in_several_batches_measures_the_same():
+    one, many = network().eval(), network().eval()
+    unfold_norms(one, [torch.cat(batches())])
+    unfold_norms(many, batches())
+    for key, value in one.state_dict().items():
+        torch.testing.assert_close(value, many.state_dict()[key], atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_that_trained_has_no_folded_norms():
+    model = network()
+    assert has_folded_norms(model)
+    model.train()(batches(1)[0])
+    assert not has_folded_norms(model)
+    assert not has_folded_norms(nn.Linear(2, 2))

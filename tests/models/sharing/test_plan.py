@@ -1,0 +1,101 @@
+"""Sharing plans as values, and what tying does to models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from models.errors import InputError
+from models.sharing.plan import SharingPlan, tie
+
+EMPTY = {"residuals": {}, "low_rank": {}}
+A, B, C = ("a", "conv"), ("b", "conv"), ("c", "other")
+
+
+def test_a_plan_survives_json() -> None:
+    plan = SharingPlan(((A, B),), {"a": {"conv": 4}}, {"b": {"fc": 8}})
+    assert SharingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize("shared", [((A,),), ((A, A),), ((A, B), (B, C))])
+def test_sets_of_one_with_a_layer_twice_or_overlapping_are_refused(shared) -> None:
+    with pytest.raises(InputError, match="sharing plan"):
+        SharingPlan(shared)
+
+
+@pytest.mark.parametrize("value", [{}, {"shared": 1, **EMPTY}, {"shared": [[["a"]]], **EMPTY}])
+def test_malformed_json_is_refused(value) -> None:
+    with pytest.raises(InputError, match="malformed"):
+        SharingPlan.from_json(value)
+
+
+def test_tied_to_follows_chains() -> None:
+    plan = SharingPlan(((A, B), (("b", "x"), ("c", "x")), (("d", "y"), ("e", "y"))))
+    assert plan.tied_to(["a"]) == {"a", "b", "c"}
+    assert plan.tied_to(["d"]) == {"d", "e"}
+    assert plan.tied_to(["z"]) == {"z"}
+
+
+def _models() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {query: _named(nn.Conv2d(2, 2, 1)) for query in "ab"}
+
+
+def _named(layer: nn.Module) -> nn.Module:
+    holder = nn.Module()
+    holder.add_module("conv", layer)
+    return holder
+
+
+def test_tied_layers_use_one_parameter_and_private_biases() -> None:
+    models = _models()
+    tie(models, SharingPlan(((A, B),)))
+    first, second = (models[query].get_submodule("conv") for query in "ab")
+    assert first.weight is second.weight
+    assert first.bias is not second.bias
+
+
+def test_queries_that_are_not_given_are_left_out() -> None:
+    models = {"b": _models()["b"]}
+    before = models["b"].get_parameter("conv.weight")
+    tie(models, SharingPlan(((A, B),)))
+    assert models["b"].get_parameter("conv.weight") is before
+
+
+def test_unequal_shapes_are_refused() -> None:
+    models = _models()
+    models["b"] = _named(nn.Conv2d(2, 3, 1))
+    with pytest.raises(InputError, match="another shape"):
+        tie(models, SharingPlan(((A, B),)))
+
+
+def test_layers_of_one_model_share_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1))
+    tie({"a": model}, SharingPlan(((("a", "0"), ("a", "2")),)))
+    assert model.get_parameter("0.weight") is model.get_parameter("2.weight")
+
+
+def test_a_shared_layer_that_is_factorised_shares_both_factors() -> None:
+    plan = SharingPlan(((A, B),)).factorised((A, B), 4)
+    assert plan.shared == ((("a", "conv.a"), ("b", "conv.a")), (("a", "conv.b"), ("b", "conv.b")))
+    assert plan.low_rank == {"a": {"conv": 4}, "b": {"conv": 4}}
+    alone = plan.without("a")
+    assert alone.shared == () and alone.low_rank == {"b": {"conv": 4}}
+    with pytest.raises(InputError, match="two factors"):
+        plan.factorised((A,), 2)
+
+
+def test_queries_leave_with_all_they_have_and_layers_with_their_residuals_alone() -> None:
+    members = [(query, path) for query in "abc" for path in ("x", "y")]
+    plan = SharingPlan(tuple(tuple(member for member in members if member[1] == path) for path in ("x", "y")))
+    plan = plan.with_residuals("a", {"x": 4, "y": 8}).with_residuals("c", {"x": 4}).factorised([("a", "z")], 2)
+    private = plan.with_private("a", ["x"])
+    assert private.shared == ((("b", "x"), ("c", "x")), plan.shared[1])
+    assert private.residuals == {"a": {"y": 8}, "c": {"x": 4}} and private.low_rank == plan.low_rank
+    gone = plan.without("a", "b")
+    assert gone == SharingPlan(residuals={"c": {"x": 4}}), "one alone shares with nobody"
+    assert plan.without() == plan

@@ -1,0 +1,240 @@
+"""The detection task: matching, loss, distillation, decoding, augmentation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.detection import ssdlite320_mobilenet_v3_large
+from torchvision.models.detection._utils import SSDMatcher
+from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
+from torchvision.models.detection.ssd import SSDHead
+from torchvision.ops import box_iou
+
+from models import zoo
+from models.detector import BoxTarget, Candidates, Detector
+from models.tasks import Boxes, task_of
+from models.tasks.augment_boxes import augment_boxes
+from models.tasks.detection import MOST_DETECTIONS
+from models.zoo.detectors.losses.ssd import MATCH_IOU, distill_loss, match
+from models.zoo.detectors.single_stage import SingleStage, single_stage
+
+torch.set_num_threads(1)
+
+TASK: Any = task_of("detection")
+CLASSES = ("car", "bus")
+
+
+class Grid(SingleStage):
+    """A detector whose 16 default boxes tile the frame 4 x 4."""
+
+    def __init__(self) -> None:
+        low = torch.tensor([[x, y] for y in range(4) for x in range(4)]) / 4
+        self.boxes = torch.cat([low, low + 0.25], dim=1)
+        super().__init__(nn.Identity(), nn.Identity(), self.boxes)
+
+
+def outputs_for(cells: dict[int, tuple[int, float]], frames: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that give a cell's column (0 the background) a certain margin over the background, and no deltas."""
+    logits = torch.zeros(frames, 16, 3)
+    logits[..., 0] = 6.0
+    for cell, (label, margin) in cells.items():
+        logits[:, cell, label] = 6.0 + margin
+    return logits, torch.zeros(frames, 16, 4)
+
+
+def test_matching_is_torchvisions():
+    generator = torch.Generator().manual_seed(1)
+    anchors = Grid().boxes + torch.rand(16, 4, generator=generator) * 0.02
+    low = torch.rand(2, 5, 2, generator=generator) * 0.6
+    boxes = torch.cat([low, low + 0.1 + 0.3 * torch.rand(2, 5, 2, generator=generator)], dim=2)
+    valid = torch.ones(2, 5, dtype=torch.bool)
+    valid[1, 3:] = False
+    ours = match(anchors, boxes, valid)
+    for frame, count in ((0, 5), (1, 3)):
+        theirs = SSDMatcher(MATCH_IOU)(box_iou(boxes[frame, :count], anchors))
+        assert ours[frame].tolist() == theirs.tolist()
+
+
+def test_every_object_has_a_default_box_however_small_it_is():
+    target = BoxTarget(torch.tensor([[0.30, 0.30, 0.33, 0.33]]), torch.tensor([0]))
+    matched = match(Grid().boxes, target.boxes[None], torch.ones(1, 1, dtype=torch.bool))
+    assert matched[0].nonzero().tolist() != [] and (matched[0] >= 0).nonzero().flatten().tolist() == [5]
+
+
+def test_loss_agrees_with_torchvisions_ssd():
+    model: Any = zoo.build("ssdlite320_mobilenet_v3_large", CLASSES, {}, 96, "detection")
+    theirs: Any = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3)
+    anchors = model.default_boxes()
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, len(anchors), 3, generator=generator)
+    deltas = torch.randn(2, len(anchors), 4, generator=generator)
+    targets = [
+        BoxTarget(torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.2, 0.9, 0.9]]), torch.tensor([0, 1])),
+        BoxTarget(torch.tensor([[0.0, 0.5, 0.4, 1.0]]), torch.tensor([1])),
+    ]
+    matched = [theirs.proposal_matcher(box_iou(target.boxes, anchors)) for target in targets]
+    expected = theirs.compute_loss(
+        [{"boxes": target.boxes, "labels": target.labels + 1} for target in targets],
+        {"cls_logits": logits, "bbox_regression": deltas},
+        [anchors, anchors],
+        matched,
+    )
+    ours = model.loss((logits, deltas), targets)
+    assert float(ours) == pytest.approx(float(expected["classification"] + expected["bbox_regression"]), rel=1e-4)
+
+
+def test_frames_without_objects_still_teach_the_background():
+    empty = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    quiet, loud = outputs_for({}), outputs_for({5: (1, 8.0)})
+    assert Grid().loss(quiet, [empty]) < Grid().loss(loud, [empty])
+
+
+def test_distillation_is_zero_at_the_originals_outputs_and_sees_misses_and_false_alarms():
+    teacher = outputs_for({5: (1, 4.0)})
+    assert float(distill_loss(teacher, teacher)) == pytest.approx(0, abs=1e-6)
+    missed = distill_loss(outputs_for({}), teacher)
+    imagined = distill_loss(outputs_for({5: (1, 4.0), 9: (2, 4.0)}), teacher)
+    assert missed > 0.5 and imagined > 0.5
+    logits, deltas = teacher
+    off = torch.zeros_like(deltas)
+    off[0, 9] = 3.0
+    where_nothing_is = distill_loss((logits, deltas + off), teacher)
+    where_an_object_is = distill_loss((logits, deltas + off.roll(-4, dims=1)), teacher)
+    assert where_an_object_is > 10 * where_nothing_is
+
+
+def test_answers_stand_in_pixels_of_the_frame_best_first():
+    answer = TASK.answers(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(352, 288)], CLASSES, min_score=0.5)[0]
+    assert answer.classes == ("bus", "car")
+    assert answer.boxes == ((176.0, 144.0, 264.0, 216.0), (88.0, 72.0, 176.0, 144.0))
+    assert answer.scores[0] > answer.scores[1] > 0.5
+
+
+def test_answers_suppress_what_overlaps_within_a_class_only():
+    model = Grid()
+    model.boxes[6] = model.boxes[5] + 0.01
+    doubled = {5: (1, 3.0), 6: (1, 2.0)}
+    assert len(TASK.answers(model, outputs_for(doubled), [(100, 100)], CLASSES, 0.5)[0].boxes) == 1
+    two_kinds = {5: (1, 3.0), 6: (2, 2.0)}
+    assert len(TASK.answers(model, outputs_for(two_kinds), [(100, 100)], CLASSES, 0.5)[0].boxes) == 2
+
+
+class Suppressed(Detector):
+    """A detector that suppresses inside; its outputs are the candidates themselves."""
+
+    nms_iou = None
+
+    def candidates(self, outputs: list[Candidates], min_score: float) -> list[Candidates]:
+        return [Candidates(*(part[found.scores >= min_score] for part in found)) for found in outputs]
+
+
+def test_answers_of_a_detector_that_suppressed_inside_are_only_sorted_and_cut():
+    count = 3 * MOST_DETECTIONS
+    scores = torch.linspace(0.0, 1.0, count)
+    boxes = torch.tensor([[0.1, 0.2, 0.5, 0.6]]).repeat(count, 1)
+    found = Candidates(boxes, scores, torch.arange(count) % 2)
+    answer = TASK.answers(Suppressed(), [found, found], [(100, 50)] * 2, CLASSES)[1]
+    assert answer.scores == tuple(scores.flip(0)[:MOST_DETECTIONS].tolist())
+    assert answer.classes[:2] == ("bus", "car") and answer.boxes[0] == pytest.approx((10.0, 10.0, 50.0, 30.0))
+    assert len(TASK.answers(Suppressed(), [found], [(9, 9)], CLASSES, 0.995)[0].scores) == 2
+
+
+def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
+    truth = Boxes(("bus", "dog", "car"), ((10.0, 20.0, 60.0, 90.0), (0, 0, 9, 9), (200.0, 100.0, 260.0, 150.0)))
+    target = TASK.targets([truth], [(300, 200)], CLASSES)[0]
+    assert target.labels.tolist() == [1, 0]
+    model = Grid()
+    matched = match(model.boxes, target.boxes[None], torch.ones(1, 2, dtype=torch.bool))[0]
+    logits, deltas = outputs_for({cell: (int(target.labels[i]) + 1, 5.0) for cell, i in enumerate(matched) if i >= 0})
+    cells = (matched >= 0).nonzero().flatten()
+    deltas[0, cells] = model.box_coder.encode_single(target.boxes[matched[cells]], model.boxes[cells])
+    answer = TASK.answers(model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
+    assert dict(zip(answer.classes, answer.boxes)) == {
+        "bus": pytest.approx(truth.boxes[0], abs=0.01),
+        "car": pytest.approx(truth.boxes[2], abs=0.01),
+    }
+    assert TASK.metric_of(TASK.tally(answer, Boxes(("bus", "car"), (truth.boxes[0], truth.boxes[2])), CLASSES)) == 1
+
+
+def test_objects_without_area_or_outside_the_frame_are_no_targets():
+    truth = Boxes(("car", "car", "car"), ((5, 5, 5, 9), (120, 10, 140, 20), (90, 90, 110, 110)))
+    target = TASK.targets([truth], [(100, 100)], CLASSES)[0]
+    torch.testing.assert_close(target.boxes, torch.tensor([[0.9, 0.9, 1.0, 1.0]]))
+
+
+def test_an_originals_answer_becomes_the_truth_above_its_threshold():
+    answer = TASK.answers(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(100, 100)], CLASSES)[0]
+    assert TASK.truth_of(answer, 0.9).classes == ("bus",)
+
+
+def test_augmentation_carries_the_boxes_along():
+    images = torch.zeros(24, 3, 128, 128, dtype=torch.uint8)
+    images[:, :, 40:72, 24:64] = 220
+    box = torch.tensor([[24 / 128, 40 / 128, 64 / 128, 72 / 128]])
+    targets = [BoxTarget(box, torch.tensor([0]))] * 24
+    changed, moved = augment_boxes(images, targets, torch.Generator().manual_seed(3))
+    assert changed.dtype == torch.uint8 and changed.shape == images.shape
+    for image, target in zip(changed, moved):
+        bright = (image.float().mean(dim=0) > image.float().amax() / 2).nonzero().float()
+        (top, left), (bottom, right) = bright.amin(dim=0).tolist(), bright.amax(dim=0).tolist()
+        seen = torch.tensor([left, top, right + 1, bottom + 1]) / 128
+        torch.testing.assert_close(target.boxes[0], seen, atol=0.02, rtol=0)
+    assert len({tuple(target.boxes[0].tolist()) for target in moved}) == 24
+
+
+def test_augmentation_is_repeatable_and_drops_what_leaves_the_frame():
+    images = torch.randint(0, 255, (16, 3, 32, 32), dtype=torch.uint8)
+    corner = BoxTarget(torch.tensor([[0.0, 0.0, 0.08, 0.08], [0.4, 0.4, 0.6, 0.6]]), torch.tensor([0, 1]))
+    runs = [augment_boxes(images, [corner] * 16, torch.Generator().manual_seed(5)) for _ in range(2)]
+    assert torch.equal(runs[0][0], runs[1][0])
+    lengths = {len(target.labels) for target in runs[0][1]}
+    assert lengths == {1, 2}
+    for target in runs[0][1]:
+        assert 1 in target.labels.tolist() and len(target.boxes) == len(target.labels)
+        assert target.boxes.min() >= 0 and target.boxes.max() <= 1
+
+
+class TinyMaps(nn.Module):
+    """Two convolutions and one map of 8 x 8 cells for frames of 32 x 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.ReLU()
+        )
+
+    def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
+        return OrderedDict(map=self.layers(x))
+
+
+def test_a_small_detector_learns_where_a_square_is():
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    default_boxes = DefaultBoxGenerator([[]], scales=[0.3, 0.3])
+    model = single_stage(TinyMaps(), lambda channels, boxes: SSDHead(channels, boxes, 2), default_boxes, 32)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+
+    def frames(count: int) -> tuple[torch.Tensor, list[Boxes]]:
+        low = torch.randint(1, 21, (count, 2), generator=generator).tolist()
+        images = torch.zeros(count, 3, 32, 32)
+        for image, (x, y) in zip(images, low):
+            image[:, y : y + 9, x : x + 9] = 2.0
+        return images, [Boxes(("square",), ((x, y, x + 9.0, y + 9.0),)) for x, y in low]
+
+    for _ in range(80):
+        images, truths = frames(16)
+        targets = TASK.targets(truths, [(32, 32)] * 16, ("square",))
+        loss = TASK.loss(model, model(images), targets)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    images, truths = frames(64)
+    with torch.inference_mode():
+        answers = TASK.answers(model, model(images), [(32, 32)] * 64, ("square",))
+    threshold = TASK.choose_threshold(answers[:32], truths[:32])
+    rest = zip(answers[32:], truths[32:])
+    assert TASK.metric_of(sum(TASK.tally(answer, truth, ("square",), threshold) for answer, truth in rest)) > 0.9

@@ -1,0 +1,244 @@
+"""torchvision's published weights by name: found, fetched once, checked, and one line when that cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+import yaml
+from torch import Tensor
+
+from models import zoo
+from models.errors import InputError
+from models.weights.fit import current_names
+from models.weights.published import Published, fetch, find_published
+from models.weights.reading import fingerprint, load_matching, load_weights
+from models.workload import Query, load_workload
+from models.zoo.registry import ENTRIES
+
+SQUEEZENET = "SqueezeNet1_1_Weights.IMAGENET1K_V1"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A file server that says nothing."""
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    """An empty cache of torch's own."""
+    before = torch.hub.get_dir()
+    torch.hub.set_dir(str(tmp_path / "hub"))
+    yield tmp_path / "hub" / "checkpoints"
+    torch.hub.set_dir(before)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder that a web server on this machine shows, and its address."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def published_at(monkeypatch: pytest.MonkeyPatch, url: str, name: str = SQUEEZENET) -> Published:
+    """Weights whose published address is another."""
+    monkeypatch.setattr(torchvision.models.get_weight(name).value, "url", url)
+    return Published(name)
+
+
+def put(cache: Path, name: str, state: dict[str, Tensor]) -> Published:
+    """Weights that were fetched earlier."""
+    cache.mkdir(parents=True, exist_ok=True)
+    torch.save(state, cache / Published(name).file_name)
+    return Published(name)
+
+
+def ask(model: str, input_size: int, weights: Published, classes: int = 1000, task: str = "classification") -> Query:
+    """A query with published weights."""
+    return Query(
+        id="gate", camera="c", task=task, classes=tuple(f"class{i}" for i in range(classes)), model=model,
+        model_args={}, input_size=input_size, weights=weights, init=None, fps=None, sla_ms=100.0, roi=None,
+        min_score=0.0, priority=1, data=None, accuracy_target=0.95,
+    )  # fmt: skip
+
+
+def test_a_file_is_downloaded_once_and_its_hash_checked(cache, site, monkeypatch) -> None:
+    folder, address = site
+    content = b"weights"
+    name = f"net-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    (folder / name).write_bytes(content)
+    published = published_at(monkeypatch, f"{address}/{name}")
+    assert fetch(published) == cache / name
+    (folder / name).unlink()
+    assert fetch(published).read_bytes() == content
+
+
+def test_a_download_of_another_hash_is_refused_and_leaves_nothing(cache, site, monkeypatch) -> None:
+    folder, address = site
+    (folder / "net-01234567.pth").write_bytes(b"something else")
+    with pytest.raises(InputError) as caught:
+        fetch(published_at(monkeypatch, f"{address}/net-01234567.pth"), "weights (gate)")
+    assert str(caught.value) == (
+        f"torchvision:{SQUEEZENET}: weights (gate): the download is damaged: its hash is another; try again"
+    )
+    assert list(cache.iterdir()) == []
+
+
+def test_without_a_network_one_line_says_where_the_file_may_be_put(cache, site, monkeypatch) -> None:
+    _, address = site
+    for url in (f"{address}/net-01234567.pth", "http://127.0.0.1:1/net-01234567.pth"):
+        with pytest.raises(InputError) as caught:
+            fetch(published_at(monkeypatch, url), "weights (gate)")
+        line = str(caught.value)
+        assert line.startswith(f"torchvision:{SQUEEZENET}: weights (gate): cannot be downloaded (")
+        assert line.endswith(f"put net-01234567.pth into {cache}") and "\n" not in line
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(cache) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    with pytest.raises(InputError, match=r"cannot be downloaded \((File exists|Not a directory)\)"):
+        fetch(Published(SQUEEZENET))
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "name"),
+    [
+        ("torchvision:IMAGENET1K_V2", "resnet50", "ResNet50_Weights.IMAGENET1K_V2"),
+        ("torchvision:DEFAULT", "resnet50", "ResNet50_Weights.IMAGENET1K_V2"),
+        ("torchvision:COCO_V1", "ssd300_vgg16", "SSD300_VGG16_Weights.COCO_V1"),
+        ("torchvision:ResNet18_Weights.DEFAULT", "ssd_resnet18", "ResNet18_Weights.IMAGENET1K_V1"),
+        ("torchvision:ResNet18_Weights.IMAGENET1K_V1", "mine:make", "ResNet18_Weights.IMAGENET1K_V1"),
+    ],
+)
+def test_names_are_the_models_own_or_full_ones(text: str, model: str, name: str) -> None:
+    assert find_published(text, model, "w.yaml", "weights") == Published(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "fault"),
+    [
+        ("torchvision:IMAGENET1K_V3", "resnet50", "no weights 'IMAGENET1K_V3' of resnet50; did you mean IMAGENET1K_V"),
+        ("torchvision:COCO", "resnet18", "no weights 'COCO' of resnet18; there are IMAGENET1K_V1, DEFAULT"),
+        ("torchvision:", "resnet18", "no weights '' of resnet18; there are IMAGENET1K_V1"),
+        ("torchvision:DEFAULT", "ssd_resnet18", "publishes no weights of ssd_resnet18; give a file, or the full name"),
+        ("torchvision:DEFAULT", "mine:make", "publishes no weights of mine:make; give a file"),
+        ("torchvision:ResNet19_Weights.DEFAULT", "resnet18", "no 'ResNet19_Weights.DEFAULT'; give a full name"),
+        ("torchvision:ResNet18_Weights.V9", "resnet18", "publishes no 'ResNet18_Weights.V9'; give a full name"),
+    ],
+)
+def test_an_unknown_name_is_one_line_when_the_workload_is_read(tmp_path, text: str, model: str, fault: str) -> None:
+    task = "detection" if model.startswith("ssd") else "classification"
+    query = {"id": "gate", "camera": "c", "task": task, "classes": ["car", "none"], "model": model, "input_size": 64}
+    path = tmp_path / "w.yaml"
+    for key in ("weights", "init"):
+        document = {"name": "w", "cameras": {"c": {"source": "c.mp4"}}, "queries": [{**query, key: text}]}
+        path.write_text(yaml.safe_dump(document))
+        with pytest.raises(InputError) as caught:
+            load_workload(path)
+        assert str(caught.value).startswith(f"{path}: queries[0].{key} (gate): torchvision publishes no")
+        assert fault in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_published_weights_change_a_fingerprint_with_their_file() -> None:
+    first, second = (Published(f"ResNet50_Weights.IMAGENET1K_V{version}") for version in (1, 2))
+    assert fingerprint(first) != fingerprint(second) != fingerprint(None) == b""
+
+
+def test_published_weights_load_and_another_class_count_is_named(cache) -> None:
+    trained = zoo.build("squeezenet1_1", (), {}, 64, num_classes=1000)
+    published = put(cache, SQUEEZENET, trained.state_dict())
+    query = ask("squeezenet1_1", 64, published)
+    loaded = load_weights(query, zoo.build_query(query))
+    assert all(torch.equal(tensor, trained.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    query = ask("squeezenet1_1", 64, published, classes=3)
+    with pytest.raises(InputError) as caught:
+        load_weights(query, zoo.build_query(query))
+    line = str(caught.value)
+    assert line.startswith(
+        f"torchvision:{SQUEEZENET}: weights (gate): only the head does not fit the class list (3 in the query)"
+    )
+    assert "give them as `init:` and train" in line
+
+
+def test_a_damaged_file_in_the_cache_is_named(cache) -> None:
+    published = put(cache, SQUEEZENET, {"a": torch.zeros(1)})
+    file = fetch(published)
+    file.write_bytes(file.read_bytes()[:100])
+    query = ask("squeezenet1_1", 64, published)
+    with pytest.raises(InputError, match=f"{file.name}: weights .gate.: is truncated or no PyTorch file"):
+        load_weights(query, zoo.build_query(query))
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"),
+    [("googlenet", ("aux1.fc1.weight", "aux2.conv.bn.num_batches_tracked")), ("inception_v3", ("AuxLogits.fc.bias",))],
+)
+def test_auxiliary_heads_of_published_weights_are_left_out(cache, model: str, heads: tuple[str, ...]) -> None:
+    trained = zoo.build(model, (), {}, 80, num_classes=1000).state_dict()
+    name = str(find_published("torchvision:DEFAULT", model, "", "")).removeprefix("torchvision:")
+    query = ask(model, 80, put(cache, name, {**trained, **{head: torch.zeros(1) for head in heads}}))
+    loaded = load_weights(query, zoo.build_query(query)).state_dict()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in loaded.items())
+
+
+OLDER_NAMES = {
+    # name of the weights: what a part of a tensor's name is today, and was in the published file
+    "DenseNet121_Weights.IMAGENET1K_V1": (("norm1.", "norm.1."), ("conv2.", "conv.2.")),
+    "ViT_B_16_Weights.IMAGENET1K_V1": (("mlp.0.", "mlp.linear_1."), ("mlp.3.", "mlp.linear_2.")),
+    "FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1": (
+        ("fpn.inner_blocks.0.0.", "fpn.inner_blocks.0."),
+        ("rpn.head.conv.0.0.", "rpn.head.conv."),
+    ),
+}
+
+
+def under_older_names(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state as the published file of that name has it."""
+    older = {}
+    for key, tensor in state.items():
+        for now, before in OLDER_NAMES[name]:
+            key = key.replace(now, before)
+        older[key] = tensor
+    assert older.keys() != state.keys()
+    return older
+
+
+@pytest.mark.parametrize("name", OLDER_NAMES)
+def test_older_tensor_names_of_published_files_are_todays(name: str) -> None:
+    entry = next(one for one in ENTRIES.values() if name.lower().startswith(f"{one.published}_weights"))
+    model = zoo.build(entry.name, (), {}, 64, entry.task, device="meta", num_classes=entry.width)
+    assert current_names(model, under_older_names(name, model.state_dict())).keys() == model.state_dict().keys()
+
+
+def test_a_published_file_with_older_tensor_names_loads(cache) -> None:
+    name = "DenseNet121_Weights.IMAGENET1K_V1"
+    trained = zoo.build("densenet121", (), {}, 64, num_classes=1000).state_dict()
+    query = ask("densenet121", 64, put(cache, name, under_older_names(name, trained)))
+    loaded = load_weights(query, zoo.build_query(query)).state_dict()
+    assert all(torch.equal(tensor, trained[key]) for key, tensor in loaded.items())
+
+
+def test_a_detector_starts_from_a_published_classifier(cache) -> None:
+    trained = zoo.build("resnet18", (), {}, 64, num_classes=1000).state_dict()
+    published = put(cache, "ResNet18_Weights.IMAGENET1K_V1", trained)
+    model = zoo.build("ssd_resnet18", ["car"], {}, 64, "detection")
+    head = {key: tensor.clone() for key, tensor in model.state_dict().items() if key.startswith("head.")}
+    loaded = load_matching(model, published)
+    assert set(loaded) == {f"backbone.{key}" for key in trained if not key.startswith("fc.")}
+    assert torch.equal(model.state_dict()["backbone.layer4.1.conv2.weight"], trained["layer4.1.conv2.weight"])
+    assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in head.items())

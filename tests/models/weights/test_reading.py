@@ -1,0 +1,232 @@
+"""Weights files: what loads, and one line for everything that does not."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from models.errors import InputError
+from models.weights.reading import load_matching, load_weights, read_state, save_weights
+from models.workload import Query
+
+
+class Small(nn.Module):
+    """A backbone of two layers and a head."""
+
+    def __init__(self, classes: int = 2, width: int = 4) -> None:
+        super().__init__()
+        features = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width))
+        self.backbone = nn.Sequential(OrderedDict(features=features))
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.backbone(x).mean((2, 3)))
+
+
+def query(weights: Path | None, classes: tuple[str, ...] = ("car", "none")) -> Query:
+    """A query with this weights file."""
+    return Query(
+        id="gate", camera="bridge", task="classification", classes=classes, model="small", model_args={},
+        input_size=16, weights=weights, init=None, fps=None, sla_ms=100.0, roi=None, min_score=0.0, priority=1,
+        data=None, accuracy_target=0.95,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth"])
+def test_weights_round_trip(tmp_path, name):
+    trained, fresh = Small(), Small()
+    store(tmp_path / name, trained.state_dict())
+    assert load_weights(query(tmp_path / name), fresh) is fresh
+    assert_equal(fresh, trained)
+
+
+def test_a_saved_file_is_a_plain_safetensors_file(tmp_path):
+    state = {**Small().state_dict(), "half": torch.randn(3).half(), "odd": torch.tensor([True, False, True])}
+    save_weights(tmp_path / "w.safetensors", state)
+    read = load_file(tmp_path / "w.safetensors")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
+
+
+def test_saving_replaces_the_old_file_in_one_step_and_leaves_no_other(tmp_path):
+    path = tmp_path / "w.safetensors"
+    save_weights(path, {"a": torch.zeros(3)})
+    save_weights(path, {"a": torch.ones(3)})
+    assert torch.equal(load_file(path)["a"], torch.ones(3))
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(InputError, match="exists already"):
+        save_weights(path, {"a": torch.zeros(3)}, overwrite=False)
+
+
+def test_a_training_scripts_checkpoint_is_unwrapped(tmp_path):
+    trained, fresh = Small(), Small()
+    state = {f"module.{name}": tensor for name, tensor in trained.state_dict().items()}
+    torch.save({"epoch": 7, "state_dict": state}, tmp_path / "w.pt")
+    load_weights(query(tmp_path / "w.pt"), fresh)
+    assert_equal(fresh, trained)
+
+
+def test_weights_from_before_norms_counted_batches_load(tmp_path):
+    state = {name: t for name, t in Small().state_dict().items() if not name.endswith("num_batches_tracked")}
+    save_weights(tmp_path / "w.safetensors", state)
+    load_weights(query(tmp_path / "w.safetensors"), Small())
+
+
+def without(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key: tensor for key, tensor in state.items() if key != name}
+
+
+def with_nan(state: dict[str, Tensor], value: float) -> dict[str, Tensor]:
+    spoiled = state["fc.weight"].clone()
+    spoiled[0, 0] = value
+    return {**state, "fc.weight": spoiled}
+
+
+STATE = Small().state_dict()
+BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "missing": ("w.pt", lambda p: None, "does not exist; give the path"),
+    "unknown suffix": ("w.npz", lambda p: p.touch(), "'.npz' files are not read; give one of .safetensors"),
+    "whole module": ("w.pt", lambda p: torch.save(Small(), p), "is not a plain state dict: reading it would run code"),
+    "code in a pickle": ("w.pt", lambda p: p.write_bytes(pickle.dumps({"a": Path("x")}, 2)), "would run code"),
+    "a list": ("w.pt", lambda p: torch.save([1, 2], p), "holds a list, not a plain state dict"),
+    "a number inside": ("w.pt", lambda p: torch.save({"epoch": 3}, p), "'epoch' is a int"),
+    "nothing inside": ("w.pt", lambda p: torch.save({}, p), "holds no tensors"),
+    "truncated": ("w.pt", lambda p: truncated(p, 1500), "is truncated or no PyTorch file; copy or save it again"),
+    "text": ("w.pt", lambda p: p.write_text("hello"), "is truncated or no PyTorch file"),
+    "empty": ("w.pt", lambda p: p.touch(), "is truncated or no PyTorch file"),
+    "truncated safetensors": ("w.safetensors", lambda p: truncated(p, 900), "is truncated or no safetensors file"),
+    "text as safetensors": ("w.safetensors", lambda p: p.write_text("hello"), "is truncated or no safetensors file"),
+    "tensor missing": (
+        "w.pt",
+        lambda p: torch.save(without(STATE, "fc.bias"), p),
+        "lacks 1 of the 9 tensors of small: fc.bias (2,); give weights of this architecture",
+    ),
+    "tensor too many": (
+        "w.pt",
+        lambda p: torch.save({**STATE, "fc.scale": torch.zeros(2)}, p),
+        "has 1 that small does not know: fc.scale (2,); give",
+    ),
+    "another width": (
+        "w.pt",
+        lambda p: torch.save(Small(width=5).state_dict(), p),
+        "7 of 9 tensors have another shape in small: backbone.features.0.weight is (5, 3, 3, 3) and should be "
+        "(4, 3, 3, 3), backbone.features.0.bias is (5,) and should be (4,) and 5 more; give weights of this",
+    ),
+    "NaN": ("w.pt", lambda p: torch.save(with_nan(STATE, float("nan")), p), "fc.weight holds NaN or infinite values"),
+    "infinite": ("w.safetensors", lambda p: save_weights(p, with_nan(STATE, float("inf"))), "NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_weights_give_one_line_and_leave_the_model_unchanged(tmp_path, case):
+    name, make, fault = BAD[case]
+    make(tmp_path / name)
+    model = Small()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    with pytest.raises(InputError) as caught:
+        load_weights(query(tmp_path / name), model)
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / name}: weights (gate): ")
+    assert fault in line
+    assert "\n" not in line
+    assert caught.value.remedy
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_weights_of_another_class_list_are_named_as_such(tmp_path):
+    save_weights(tmp_path / "w.safetensors", Small(classes=5).state_dict())
+    with pytest.raises(InputError) as caught:
+        load_weights(query(tmp_path / "w.safetensors"), Small())
+    assert (
+        "only the head does not fit the class list (2 in the query): fc.weight is (5, 4) and should be (2, 4), "
+        "fc.bias is (5,) and should be (2,); list in `classes`"
+    ) in str(caught.value)
+
+
+def test_a_query_without_weights_says_which(tmp_path):
+    with pytest.raises(InputError, match=r"gate: weights \(gate\): has no weights file; add `weights:`"):
+        load_weights(query(None), Small())
+
+
+def test_starting_weights_fit_by_name_and_shape(tmp_path):
+    source = {
+        "features.0.weight": torch.ones(4, 3, 3, 3),
+        "features.0.bias": torch.ones(9),
+        "features.1.weight": torch.full((4,), 2.0),
+        "classifier.weight": torch.ones(1000, 4),
+    }
+    save_weights(tmp_path / "backbone.safetensors", source)
+    model = Small()
+    loaded = load_matching(model, tmp_path / "backbone.safetensors")
+    assert loaded == ("backbone.features.0.weight", "backbone.features.1.weight")
+    assert torch.equal(model.get_parameter("backbone.features.0.weight"), source["features.0.weight"])
+    assert torch.equal(model.get_parameter("backbone.features.1.weight"), source["features.1.weight"])
+
+
+@pytest.mark.parametrize("source", [{"stem.weight": torch.ones(4, 3, 3, 3)}, {"features.1.bias": torch.ones(4)}])
+def test_starting_weights_of_another_architecture_are_refused(tmp_path, source):
+    save_weights(tmp_path / "w.safetensors", source)
+    with pytest.raises(InputError, match=r"init: none of its 1 tensors fits Small by name and shape; give weights"):
+        load_matching(Small(), tmp_path / "w.safetensors")
+
+
+def test_starting_weights_with_nan_are_refused(tmp_path):
+    save_weights(tmp_path / "w.safetensors", {"features.0.weight": torch.full((4, 3, 3, 3), float("nan"))})
+    with pytest.raises(InputError, match="holds NaN"):
+        load_matching(Small(), tmp_path / "w.safetensors")
+
+
+def test_published_backbones_fit_the_detectors(real_data):
+    from models import zoo
+
+    for model, name in (
+        ("ssdlite320_mobilenet_v2", "mobilenet_v2_from_coral_ptq.pth"),
+        ("ssd320_squeezenet1_0", "squeezenet1_0_from_deepcompression.pth"),
+    ):
+        path = real_data / "models" / name
+        features = {key for key in read_state(path) if key.startswith("features.")}
+        loaded = load_matching(zoo.build(model, ["vehicle"], {}, 320, "detection"), path)
+        assert len(loaded) == len(features), model
+
+
+def store(path: Path, state: dict[str, Tensor]) -> None:
+    """Write in the format of the suffix."""
+    if path.suffix == ".safetensors":
+        save_weights(path, state)
+    else:
+        torch.save(state, path)
+
+
+def truncated(path: Path, length: int) -> None:
+    """A file cut short."""
+    store(path, STATE)
+    content = path.read_bytes()
+    assert len(content) > length
+    path.write_bytes(content[:length])
+
+
+def assert_equal(left: nn.Module, right: nn.Module) -> None:
+    """Same names, same bits."""
+    other = right.state_dict()
+    assert left.state_dict().keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in left.state_dict().items())
+
+
+@pytest.mark.parametrize("classes", [("none", "car"), ("car", "bus")], ids=["another order", "another name"])
+def test_weights_that_name_other_classes_are_refused(tmp_path, classes):
+    asked, model = query(tmp_path / "w.safetensors", ("car", "none")), Small()
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), classes=classes)
+    with pytest.raises(InputError) as caught:
+        load_weights(asked, Small())
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / 'w.safetensors'}: weights (gate): was trained for the classes [")
+    assert "['car', 'none']; list in `classes` those of the weights" in line and "\n" not in line
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), classes=("car", "none"))
+    load_weights(asked, Small())

@@ -1,0 +1,120 @@
+"""RetinaNet and FCOS: torchvision's keys, answers and losses; distillation; that they learn."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torchvision.ops import batched_nms
+
+from models import zoo
+from models.detector import BoxTarget
+from tests.models.zoo.detectors.against_torchvision import (
+    SIZE,
+    as_torchvision,
+    descend,
+    detector,
+    frames,
+    squares,
+    torchvisions,
+)
+
+NAMES = ("retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2", "fcos_resnet50_fpn")
+CANDIDATES = 200
+EMPTY = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def made(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    """A detector with scores that differ, a first column as good as never used, and its name."""
+    model = detector(request.param)
+    last = model.head.classification_head.cls_logits
+    with torch.no_grad():
+        last.bias.zero_()
+        last.weight.mul_(2 / model(frames())[0].std())
+        last.weight.unflatten(0, (-1, 3))[:, 0] = 0
+        last.bias.unflatten(0, (-1, 3))[:, 0] = -30
+    return request.param, model
+
+
+@pytest.fixture
+def named(made: tuple[str, Any]) -> tuple[str, Any]:
+    """A copy, since even a forward in train mode changes the norms."""
+    return copy.deepcopy(made)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_dict_is_torchvisions(name):
+    with torch.device("meta"):
+        theirs = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None, num_classes=91)
+    ours = zoo.build(name, [str(index) for index in range(90)], {}, 320, "detection", device="meta")
+    assert {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in theirs.state_dict().items()}
+    assert all(parameter.requires_grad for parameter in ours.parameters())
+
+
+def test_detections_are_torchvisions(named):
+    name, model = named
+    theirs = torchvisions(model, name)
+    with torch.inference_mode():
+        outputs = model(frames())
+        best = model.decode(outputs)[1].flatten(1).topk(CANDIDATES + 1).values
+        least = float(best[:, -2:].mean(dim=1).amax())
+        found = model.candidates(outputs, least)
+        theirs.score_thresh, theirs.detections_per_img = least, 100
+        expected = theirs(list(frames()))
+    for ours, them in zip(found, expected):
+        kept = batched_nms(ours.boxes, ours.scores, ours.labels, model.nms_iou)[:100]
+        assert len(kept) == len(them["scores"]) > 10
+        torch.testing.assert_close(ours.scores[kept], them["scores"], atol=1e-4, rtol=0)
+        torch.testing.assert_close(ours.boxes[kept], them["boxes"] / SIZE, atol=1e-4, rtol=0)
+        assert torch.equal(ours.labels[kept] + 1, them["labels"])
+
+
+def test_the_loss_is_torchvisions_with_and_without_objects(named):
+    name, model = named
+    theirs = torchvisions(model, name).train()
+    images, targets = squares()
+    targets = [targets[0], EMPTY]
+    with torch.no_grad():
+        expected = sum(theirs(list(images), as_torchvision(targets)).values())
+        ours = model.train().loss(model(images), targets)
+    model.eval()
+    assert float(ours) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_distillation_is_zero_at_the_originals_outputs_and_sees_misses_and_false_alarms(named):
+    _, model = named
+    with torch.no_grad():
+        logits, *others = model(frames())
+    quiet = torch.full_like(logits, -7.0)
+    loud = quiet.clone()
+    loud[0, 50, 1] = 3.0
+    assert float(model.distill((loud, *others), (loud, *others))) == pytest.approx(0, abs=1e-6)
+    assert model.distill((quiet, *others), (loud, *others)) > 0.5
+    assert model.distill((loud, *others), (quiet, *others)) > 0.5
+    deltas = others[0]
+    here, elsewhere = deltas.clone(), deltas.clone()
+    here[0, 50] += 2.0
+    elsewhere[0, 60] += 2.0
+    off, beside = (model.distill((loud, moved, *others[1:]), (loud, *others)) for moved in (here, elsewhere))
+    assert off > 100 * beside
+
+
+@pytest.mark.parametrize("name", ["retinanet_resnet50_fpn_v2", "fcos_resnet50_fpn"])
+def test_a_few_steps_lower_the_losses_of_labels_and_of_the_original(name):
+    size = 64
+    model, original = detector(name, size), detector(name, size)
+    images, targets = squares(size)
+    with torch.no_grad():
+        for parameter in original.head.classification_head.cls_logits.parameters():
+            parameter.mul_(0.5)  # an original that is sure of much more
+        wanted = original(images)
+
+    def both(outputs: Any) -> torch.Tensor:
+        return model.loss(outputs, targets) + model.distill(outputs, wanted)
+
+    losses = descend(model, images, both, steps=6)
+    assert losses[-1] < 0.8 * losses[0]

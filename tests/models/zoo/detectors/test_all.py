@@ -1,0 +1,115 @@
+"""The zoo's detectors: shapes, names of parameters, default boxes, the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+
+from models import zoo
+from models.zoo.detectors.single_stage import SingleStage, spread
+
+torch.set_num_threads(1)
+
+SMALL = {
+    "ssdlite320_mobilenet_v2": 96,
+    "ssd320_squeezenet1_0": 96,
+    "ssd_resnet18": 64,
+    "ssdlite320_mobilenet_v3_large": 64,
+}
+
+
+def detector(name: str, classes: int = 2, size: int | None = None, device: str = "cpu", **args) -> SingleStage:
+    size = size or SMALL.get(name, 300)
+    model = zoo.build(name, [f"class{i}" for i in range(classes)], args, size, "detection", device=device)
+    assert isinstance(model, SingleStage)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_outputs_line_up_with_default_boxes(name):
+    model = detector(name, classes=3)
+    with torch.inference_mode():
+        logits, deltas = model(torch.zeros(2, 3, SMALL[name], SMALL[name]))
+    boxes = model.default_boxes()
+    assert logits.shape == (2, len(boxes), 4)
+    assert deltas.shape == (2, len(boxes), 4)
+
+
+@pytest.mark.parametrize("name", [*SMALL, "ssd300_vgg16"])
+def test_meta_device_allocates_nothing_and_knows_the_default_boxes(name):
+    model = detector(name, device="meta", size=300)
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
+    boxes = model.default_boxes()
+    assert boxes.device.type == "cpu"
+    assert not any("box" in key for key in model.state_dict())
+    assert model(torch.zeros(1, 3, 300, 300, device="meta"))[0].shape[1] == len(boxes)
+
+
+@pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "ssd300_vgg16"])
+def test_state_dict_and_default_boxes_are_torchvisions(name):
+    with torch.device("meta"):
+        theirs = getattr(torchvision.models.detection, name)(weights=None, weights_backbone=None, num_classes=91)
+    size = 320 if "320" in name else 300
+    ours = detector(name, classes=90, size=size, device="meta")
+    assert {k: v.shape for k, v in ours.state_dict().items()} == {k: v.shape for k, v in theirs.state_dict().items()}
+    grids = [[side, side] for side in ((20, 10, 5, 3, 2, 1) if size == 320 else (38, 19, 10, 5, 3, 1))]
+    expected = theirs.anchor_generator._grid_default_boxes(grids, [size, size])
+    boxes = ours.default_boxes()
+    torch.testing.assert_close((boxes[:, :2] + boxes[:, 2:]) / 2, expected[:, :2])
+    torch.testing.assert_close(boxes[:, 2:] - boxes[:, :2], expected[:, 2:])
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [
+        ("ssdlite320_mobilenet_v2", "mobilenet_v2"),
+        ("ssd320_squeezenet1_0", "squeezenet1_0"),
+        ("ssd_resnet18", "resnet18"),
+    ],
+)
+def test_a_classifiers_weights_fit_under_backbone(name, classifier):
+    with torch.device("meta"):
+        pretrained = torchvision.models.get_model(classifier, weights=None).state_dict()
+    own = detector(name, device="meta").state_dict()
+    features = {key: value for key, value in pretrained.items() if not key.startswith(("classifier.", "fc."))}
+    assert all(own[f"backbone.{key}"].shape == value.shape for key, value in features.items())
+
+
+def test_mobilenet_maps_are_what_the_features_compute():
+    model: Any = detector("ssdlite320_mobilenet_v2")
+    x = torch.rand(1, 3, 96, 96)
+    with torch.inference_mode():
+        maps = list(model.backbone(x).values())
+        whole = model.backbone.features(x)
+    assert [(m.shape[1], m.shape[2]) for m in maps[:3]] == [(192, 12), (576, 6), (1280, 3)]
+    torch.testing.assert_close(maps[2], whole)
+
+
+def test_default_boxes_made_under_inference_mode_can_train_later():
+    model = detector("ssd_resnet18")
+    with torch.inference_mode():
+        boxes = model.default_boxes()
+    assert not boxes.is_inference()
+    assert float((boxes[:, 2:] - boxes[:, :2]).min()) > 0
+
+
+def test_two_scales_are_spread_in_equal_ratios_and_more_are_taken_as_they_are():
+    assert spread([0.1, 0.8], 3) == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert spread([0.1, 0.2, 0.5], 2) == [0.1, 0.2, 0.5]
+    for wrong in ([0.5], [0.5, 0.1], [0.1, 0.2, 0.3], [0.0, 0.4]):
+        with pytest.raises(ValueError, match="rising numbers"):
+            spread(wrong, 3)
+
+
+def test_scales_of_the_workload_reach_the_default_boxes():
+    coarse = detector("ssd_resnet18", scales=[0.3, 0.9]).default_boxes()
+    fine = detector("ssd_resnet18", scales=[0.03, 0.3]).default_boxes()
+    assert (coarse[:, 2] - coarse[:, 0]).min() > (fine[:, 2] - fine[:, 0]).min() * 5
+
+
+def test_an_input_too_small_for_the_last_map_says_so():
+    with pytest.raises(Exception, match="input_size 100 is too small"):
+        detector("ssd300_vgg16", size=100, device="meta")

@@ -1,0 +1,130 @@
+"""FastestDet: the authors' own network beside it, boxes by hand, and that it learns."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import cv2
+import pytest
+import torch
+
+from models import zoo
+from models.detector import BoxTarget
+from models.errors import InputError
+from models.weights.reading import read_state
+from models.zoo.detectors.fastestdet import FastestDet
+
+COCO = [f"class{index}" for index in range(80)]
+
+
+def model_of(classes: int = 80, size: int = 352, device: str = "cpu") -> FastestDet:
+    model = zoo.build("fastestdet", COCO[:classes], {}, size, "detection", device=device)
+    assert isinstance(model, FastestDet)
+    return model.eval()
+
+
+def test_parameters_and_output_are_the_published_ones():
+    model = model_of(device="meta")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 244_490
+    (output,) = model(torch.zeros(2, 3, 352, 352, device="meta"))
+    assert output.shape == (2, 85, 22, 22)
+    boxes, scores = model.decode((output,))
+    assert boxes.shape == (2, 484, 4) and scores.shape == (2, 484, 80)
+
+
+@pytest.mark.real
+def test_published_weights_answer_as_the_authors_own_network(real_data: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = model_of()
+    model.load_state_dict(read_state(real_data / "models" / "FastestDet_280-epoch.pth"))
+    session = onnxruntime.InferenceSession(real_data / "models" / "FastestDet.onnx", providers=["CPUExecutionProvider"])
+    video = cv2.VideoCapture(str(real_data / "videos" / "tfl_03604" / "2019-06-29_03604.mp4"))
+    there, frame = video.read()
+    assert there
+    blue_first = torch.from_numpy(cv2.resize(frame, (352, 352))).permute(2, 0, 1)[None] / 255
+    theirs = session.run(None, {session.get_inputs()[0].name: blue_first.numpy()})[0]
+    with torch.inference_mode():
+        (output,) = model(blue_first.flip(1))
+    ours = torch.cat([output[:, :1].sigmoid(), output[:, 1:5], output[:, 5:].softmax(dim=1)], dim=1)
+    assert ours[:, 0].max() > 0.5
+    torch.testing.assert_close(ours, torch.from_numpy(theirs), atol=1e-4, rtol=0)
+
+
+def test_a_box_is_decoded_as_published():
+    output = torch.full((1, 8, 6, 6), -20.0)
+    # Row 2, column 4: half a cell to the right, a quarter up, a quarter wide, half high; class 1 of 3.
+    values = [0.0, math.atanh(0.5), math.atanh(-0.25), -math.log(3), 0.0, 0.0, math.log(2), 0.0]
+    output[0, :, 2, 4] = torch.tensor(values)
+    boxes, scores = model_of(classes=3, device="meta").decode((output,))
+    assert scores[0, 16].tolist() == pytest.approx([0.125, 0.25, 0.125])
+    x, y = 4.5 / 6, 1.75 / 6
+    assert boxes[0, 16].tolist() == pytest.approx([x - 0.125, y - 0.25, x + 0.125, y + 0.25])
+
+
+def test_a_perfect_answer_costs_nothing_and_each_fault_costs():
+    model = model_of(classes=2, device="meta")
+    target = [BoxTarget(torch.tensor([[0.25, 0.25, 0.75, 0.75]]), torch.tensor([1]))]
+
+    def loss(objectness: float = 20.0, side: float = 0.0, label: float = 20.0, elsewhere: float = -20.0) -> float:
+        output = torch.zeros(1, 7, 6, 6)
+        output[:, 0] = elsewhere
+        # The centre lies where cell (3, 3) begins; the boxes of the other three that may answer are a cell off.
+        output[0, :, 3, 3] = torch.tensor([objectness, 0.0, 0.0, side, side, -label, label])
+        return model.loss((output,), target).item()
+
+    assert loss() == pytest.approx(0, abs=1e-4)
+    assert loss(objectness=-20) > 1
+    assert loss(side=-2) > 1
+    assert loss(label=-20) > 10
+    assert loss(elsewhere=20) > 1
+
+
+def test_an_object_is_answered_by_cells_that_see_it_and_an_empty_frame_by_none():
+    model = model_of(classes=2, device="meta")
+    output = torch.zeros(2, 7, 6, 6, requires_grad=True)
+    corner = BoxTarget(torch.tensor([[0.9, 0.9, 1.0, 1.0]]), torch.tensor([0]))
+    nothing = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    model.loss((output,), [corner, nothing]).backward()
+    assert output.grad is not None
+    boxes = output.grad[:, 1:5].abs().sum(dim=1)
+    assert boxes.nonzero().tolist() == [[0, 5, 5]]
+    assert bool((output.grad[1, 0] > 0).all())
+
+
+def test_distillation_ends_where_both_agree():
+    model = model_of(classes=2, device="meta")
+    teacher = torch.randn(2, 7, 6, 6, generator=torch.Generator().manual_seed(0))
+    assert model.distill((teacher,), (teacher,)).item() == pytest.approx(0, abs=1e-5)
+    for channel in (0, 1, 3, 5):
+        changed = teacher.clone()
+        changed[:, channel] += 1
+        assert model.distill((changed,), (teacher,)).item() > 0.01
+
+
+def test_a_side_that_is_no_multiple_of_32_gives_one_line():
+    with pytest.raises(InputError, match=r"fastestdet.*: input_size must be a multiple of 32, not 336"):
+        model_of(size=336, device="meta")
+
+
+def test_it_learns_where_the_squares_are():
+    torch.manual_seed(0)
+    model = model_of(classes=2, size=96).train()
+    images = torch.zeros(4, 3, 96, 96)
+    targets = []
+    for index, (x, y, side) in enumerate([(10, 20, 16), (50, 40, 32), (70, 8, 16), (8, 56, 32)]):
+        kind = int(side == 32)
+        images[index, kind, y : y + side, x : x + side] = 1
+        targets.append(BoxTarget(torch.tensor([[x, y, x + side, y + side]]) / 96, torch.tensor([kind])))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(80):
+        loss = model.loss(model(images), targets)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.inference_mode():
+        found = model.candidates(model(images), 0.3)
+    for answer, target in zip(found, targets):
+        best = int(answer.scores.argmax())
+        assert int(answer.labels[best]) == int(target.labels)
+        torch.testing.assert_close(answer.boxes[best], target.boxes[0], atol=0.05, rtol=0)

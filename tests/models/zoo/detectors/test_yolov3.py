@@ -1,0 +1,251 @@
+"""YOLOv3 and Tiny YOLOv3: darknet's network computed another way, boxes by hand, and that they learn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import zoo
+from models.detector import BoxTarget
+from models.errors import InputError
+from models.measuring.cost import flops
+from models.weights.darknet import read_darknet
+from models.zoo.detectors.losses.yolov3 import assign
+from models.zoo.detectors.yolov3 import YOLOv3
+
+COCO = [f"class{index}" for index in range(80)]
+
+# Darknet's cfg files: cFILTERS[.SIZE][/STRIDE] with a norm and a leaky ReLU, o(utput), m(axpool)/STRIDE, s(hortcut
+# from three layers before), r(oute)LAYERS, u(psample), y(olo).
+BACKBONE = (
+    "c32 c64/2 c32.1 c64 s c128/2" + " c64.1 c128 s" * 2 + " c256/2" + " c128.1 c256 s" * 8
+    + " c512/2" + " c256.1 c512 s" * 8 + " c1024/2" + " c512.1 c1024 s" * 4
+)  # fmt: skip
+CFG = {
+    "yolov3": BACKBONE + " c512.1 c1024" * 3 + " o y r-4 c256.1 u r-1,61" + " c256.1 c512" * 3
+    + " o y r-4 c128.1 u r-1,36" + " c128.1 c256" * 3 + " o y",
+    "yolov3_tiny": "c16 m/2 c32 m/2 c64 m/2 c128 m/2 c256 m/2 c512 m/1 c1024 c256.1 c512 o y"
+    " r-4 c128.1 u r-1,8 c256 o y",
+}  # fmt: skip
+PUBLISHED = {
+    "yolov3": (61_949_149, 248_007_048, 65.86),
+    "yolov3_tiny": (8_852_366, 35_434_956, 5.56),
+}
+"""Parameters; bytes of the published weights file, a header of 20 and four for each value; 10^9 operations at 416."""
+
+
+def model_of(name: str, classes: int = 80, size: int = 416, device: str = "cpu", **args) -> YOLOv3:
+    model = zoo.build(name, COCO[:classes], args, size, "detection", device=device)
+    assert isinstance(model, YOLOv3)
+    return model.eval()
+
+
+def run_darknet(cfg: str, x: Tensor, values: Tensor, outputs: int) -> list[Tensor]:
+    """A darknet that follows the cfg layer by layer and takes the values of its weights file one after the other."""
+    start = 0
+
+    def take(*shape: int) -> Tensor:
+        nonlocal start
+        start += int(np.prod(shape))
+        return values[start - int(np.prod(shape)) : start].view(shape)
+
+    layers, maps = [x], []
+    for token in cfg.split():
+        x = layers[-1]
+        if token[0] in "co":
+            filters, size, stride = re.fullmatch(r"[co](\d*)\.?(\d*)/?(\d*)", token).groups()  # type: ignore[union-attr]
+            kernel = int(size or (3 if filters else 1))
+            channels = int(filters or outputs)
+            if token[0] == "c":
+                beta, gamma, mean, var = (take(channels) for _ in range(4))
+                x = F.conv2d(x, take(channels, x.shape[1], kernel, kernel), None, int(stride or 1), kernel // 2)
+                x = (x - mean.view(-1, 1, 1)) / (var + 1e-5).sqrt().view(-1, 1, 1)
+                x = x * gamma.view(-1, 1, 1) + beta.view(-1, 1, 1)
+                x = torch.where(x > 0, x, 0.1 * x)
+            else:
+                bias = take(channels)
+                x = F.conv2d(x, take(channels, x.shape[1], 1, 1), bias)
+                maps.append(x)
+        elif token == "m/2":
+            x = F.max_pool2d(x, 2)
+        elif token == "m/1":
+            wide = torch.full((*x.shape[:2], x.shape[2] + 1, x.shape[3] + 1), -torch.inf)
+            wide[:, :, :-1, :-1] = x
+            x = F.max_pool2d(wide, 2, stride=1)
+        elif token == "s":
+            x = x + layers[-3]
+        elif token == "u":
+            x = x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+        elif token[0] == "r":
+            # layers[0] is the frame, so that layer k of the cfg is layers[k + 1].
+            chosen = [int(index) for index in token[1:].split(",")]
+            x = torch.cat([layers[index if index < 0 else index + 1] for index in chosen], dim=1)
+        layers.append(x)
+    assert start == len(values)
+    return maps
+
+
+def random_values(model: YOLOv3, seed: int = 0) -> Tensor:
+    """What a weights file of this architecture could hold, such that signals neither die nor grow."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for layer in model.darknet_layers():
+        weight = model.get_parameter(f"{layer.conv}.weight")
+        if layer.norm is None:
+            parts.append(torch.randn(len(weight), generator=generator))
+        else:
+            parts += [torch.randn(len(weight), generator=generator) * 0.1 for _ in range(3)]
+            parts[-2] = parts[-2] + 0.7
+            parts.append(torch.rand(len(weight), generator=generator) + 0.5)
+        deviation = (2 / weight[0].numel()) ** 0.5
+        parts.append(torch.randn(weight.numel(), generator=generator) * deviation)
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("name", CFG)
+def test_parameters_weights_file_and_operations_are_the_published_ones(name):
+    model = model_of(name, device="meta")
+    parameters, file_bytes, operations = PUBLISHED[name]
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    state = [tensor for key, tensor in model.state_dict().items() if not key.endswith("num_batches_tracked")]
+    assert 20 + 4 * sum(tensor.numel() for tensor in state) == file_bytes
+    assert flops(model, 416) / 1e9 == pytest.approx(operations, abs=0.01)
+
+
+@pytest.mark.parametrize("name", CFG)
+def test_weights_of_a_darknet_file_compute_what_its_cfg_says(name, tmp_path: Path):
+    model = model_of(name, classes=2, size=64)
+    values = random_values(model)
+    path = tmp_path / "random.weights"
+    path.write_bytes(np.array([0, 2, 0, 0, 0], dtype="<i4").tobytes() + values.numpy().tobytes())
+    missing, unknown = model.load_state_dict(read_darknet(path, model), strict=False)
+    assert not unknown and all(key.endswith("num_batches_tracked") for key in missing)
+    x = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        maps = model(x)
+        expected = run_darknet(CFG[name], x, values, outputs=21)
+    assert len(maps) == len(expected)
+    for ours, theirs in zip(maps, expected):
+        assert theirs.std() > 0.01
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_box_is_decoded_as_the_paper_says():
+    model = model_of("yolov3_tiny", classes=3, size=416, device="meta")
+    coarse, fine = torch.full((1, 24, 13, 13), -20.0), torch.full((1, 24, 26, 26), -20.0)
+    # Row 4, column 7 of the coarse map, its second anchor, 135 x 169: objectness 0.5, class 2 at 0.5.
+    coarse[0, 8:16, 4, 7] = torch.tensor([0.0, 0.0, 0.0, np.log(2), 0.0, -20.0, -20.0, 0.0])
+    boxes, scores = model.decode((coarse, fine))
+    assert boxes.shape == (1, 13 * 13 * 3 + 26 * 26 * 3, 4)
+    row = (4 * 13 + 7) * 3 + 1
+    assert scores[0].argmax() == row * 3 + 2
+    assert float(scores[0, row, 2]) == pytest.approx(0.25)
+    x, y, width, height = 7.5 / 13, 4.5 / 13, 135 / 416, 2 * 169 / 416
+    expected = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    assert boxes[0, row].tolist() == pytest.approx(expected, abs=1e-6)
+    found = model.candidates((coarse, fine), 0.1)[0]
+    assert found.labels.tolist() == [2]
+    assert found.boxes[0].tolist() == pytest.approx([max(0, value) for value in expected], abs=1e-6)
+
+
+def test_the_anchor_of_the_objects_shape_answers_in_the_cell_of_its_centre():
+    model = model_of("yolov3", classes=1, device="meta")
+    maps = model(torch.zeros(1, 3, 416, 416, device="meta"))
+    maps = tuple(torch.zeros(each.shape) for each in maps)
+    box = torch.tensor([[200 - 8, 100 - 15, 200 + 8, 100 + 15]]) / 416
+    answers = assign(model.priors(maps), box).nonzero()
+    first_fine = (13 * 13 + 26 * 26) * 3
+    assert answers.tolist() == [[0, first_fine + (100 // 8 * 52 + 200 // 8) * 3 + 1]]
+
+
+def test_equal_anchors_of_two_maps_both_answer():
+    model = model_of("yolov3_tiny", classes=1, device="meta")
+    priors = model.priors((torch.zeros(1, 18, 13, 13), torch.zeros(1, 18, 26, 26)))
+    box = torch.tensor([[100.0, 100.0, 181.0, 182.0]]) / 416
+    rows = assign(priors, box)[0].nonzero().flatten()
+    assert (rows >= 13 * 13 * 3).tolist() == [False, True]
+
+
+def test_a_false_alarm_on_an_object_another_anchor_answers_for_costs_nothing():
+    model = model_of("yolov3_tiny", classes=1, device="meta")
+    target = [BoxTarget(torch.tensor([[100.0, 100.0, 135.0, 156.0]]) / 416, torch.tensor([0]))]
+
+    def loss(objectness_of_another: float, shift: int) -> float:
+        maps = [torch.full((1, 18, side, side), -9.0) for side in (13, 26)]
+        maps[1][0, 2:4], maps[1][0, 8:10] = 0.0, 0.0
+        # The first anchor of a cell near the object's, 23 x 27, enlarged to 35 x 56: as good as the second.
+        own = (int(128 / 16), int(117.5 / 16) + shift)
+        values = [0.0, 0.0, np.log(35 / 23), np.log(56 / 27), objectness_of_another]
+        maps[1][0, :5, own[0], own[1]] = torch.tensor(values)
+        return float(model.loss(tuple(maps), target))
+
+    assert loss(3.0, shift=0) == pytest.approx(loss(-9.0, shift=0), abs=1e-3)
+    assert loss(3.0, shift=6) > loss(-9.0, shift=6) + 2
+
+
+def test_frames_without_objects_only_ask_for_silence():
+    model = model_of("yolov3_tiny", classes=2, device="meta")
+    maps = [torch.zeros(2, 21, side, side, requires_grad=True) for side in (13, 26)]
+    nothing = BoxTarget(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    model.loss(tuple(maps), [nothing, nothing]).backward()
+    for each in maps:
+        assert each.grad is not None
+        gradient = each.grad.view(2, 3, 7, -1)
+        assert bool((gradient[:, :, 4] > 0).all())
+        assert not gradient[:, :, [0, 1, 2, 3, 5, 6]].any()
+
+
+def test_distillation_ends_where_both_agree():
+    model = model_of("yolov3_tiny", classes=2, device="meta")
+    generator = torch.Generator().manual_seed(0)
+    teacher = tuple(torch.randn(2, 21, side, side, generator=generator) for side in (13, 26))
+    assert float(model.distill(teacher, teacher)) == pytest.approx(0, abs=1e-5)
+    for channel in (0, 2, 4, 6):
+        changed = [each.clone() for each in teacher]
+        changed[1][:, channel] += 1
+        assert float(model.distill(tuple(changed), teacher)) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("size", "args", "fault"),
+    [
+        (400, {}, "input_size must be a multiple of 32, not 400"),
+        (416, {"anchors": [[1, 2], [3, 4]]}, "anchors must be 6 pairs"),
+        (416, {"anchors": [[0, 2]] * 6}, "anchors must be 6 pairs"),
+    ],
+)
+def test_what_the_network_cannot_take_gives_one_line(size, args, fault):
+    with pytest.raises(InputError, match=re.escape(fault)):
+        model_of("yolov3_tiny", size=size, device="meta", **args)
+
+
+def test_tiny_yolo_learns_where_the_squares_are():
+    torch.manual_seed(0)
+    model = model_of("yolov3_tiny", classes=2, size=96, anchors=[[16, 16]] * 3 + [[32, 32]] * 3).train()
+    images = torch.zeros(4, 3, 96, 96)
+    targets = []
+    for index, (x, y, side) in enumerate([(10, 20, 16), (50, 40, 32), (70, 8, 16), (8, 56, 32)]):
+        kind = int(side == 32)
+        images[index, kind, y : y + side, x : x + side] = 1
+        targets.append(BoxTarget(torch.tensor([[x, y, x + side, y + side]]) / 96, torch.tensor([kind])))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(40):
+        loss = model.loss(model(images), targets)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 5
+    with torch.inference_mode():
+        found = model.candidates(model(images), 0.3)
+    for answer, target in zip(found, targets):
+        best = int(answer.scores.argmax())
+        assert int(answer.labels[best]) == int(target.labels)
+        torch.testing.assert_close(answer.boxes[best], target.boxes[0], atol=0.05, rtol=0)

@@ -1,0 +1,1 @@
+"""From a scene to a frame: view, backdrop, occlusion, light, camera."""

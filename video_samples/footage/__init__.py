@@ -1,0 +1,1 @@
+"""From frames to clips with truth, and the questions asked of them."""

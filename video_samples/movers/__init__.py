@@ -1,0 +1,1 @@
+"""What moves: vehicles, cyclists and people, their shapes and their ways."""

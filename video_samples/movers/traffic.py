@@ -1,0 +1,209 @@
+"""Vehicles and cyclists that follow lanes, each other and the signals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from video_samples.movers.actors import Actor
+from video_samples.movers.figures import Outfit, random_outfit
+from video_samples.movers.solids import Solid
+from video_samples.movers.vehicles import random_vehicle
+
+STEP_S = 0.1
+POINT_M = 0.25  # spacing of the points of a path
+MIN_GAP_M, HEADWAY_S = 1.8, 1.1
+ACCELERATION, BRAKING = 2.2, 3.0  # m/s2, comfortable
+HARD_BRAKING = 6.0  # m/s2; who cannot stop at the line with that drives on
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way through the junction. `entry` and `leave` name the lanes it shares with other paths.
+
+    Before `fork_m` it runs in its entry lane; `stop_m` is the stop line; `halt_m` a bus stop, where there is one.
+    """
+
+    name: str
+    entry: str
+    leave: str
+    phase: str
+    points: np.ndarray
+    headings: np.ndarray
+    stop_m: float
+    fork_m: float
+    halt_m: float | None = None
+
+    @property
+    def length(self) -> float:
+        return (len(self.points) - 1) * POINT_M
+
+    def at(self, s: float) -> tuple[float, float, float]:
+        """x, y and heading at s metres along."""
+        position = min(max(s, 0.0), self.length - 1e-3) / POINT_M
+        i = int(position)
+        t = position - i
+        a, b = self.points[i], self.points[i + 1]
+        return float(a[0] + (b[0] - a[0]) * t), float(a[1] + (b[1] - a[1]) * t), float(self.headings[i])
+
+
+def make_path(name: str, entry: str, leave: str, phase: str, corners, stop, fork=None, halt=None) -> Path:
+    """A path through `corners` (rounded by sampling them finely); stop, fork and halt are places on it (x, y)."""
+    corners = np.asarray(corners, np.float64)
+    lengths = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(corners, axis=0), axis=1))])
+    s = np.arange(0, lengths[-1], POINT_M)
+    points = np.stack([np.interp(s, lengths, corners[:, i]) for i in range(2)], axis=1)
+    kernel = np.ones(9) / 9
+    padded = np.concatenate([np.repeat(points[:1], 4, axis=0), points, np.repeat(points[-1:], 4, axis=0)])
+    points = np.stack([np.convolve(padded[:, i], kernel, mode="valid") for i in range(2)], axis=1)
+    step = np.gradient(points, axis=0)
+
+    def along(place) -> float:
+        return float(np.argmin(np.linalg.norm(points - np.asarray(place), axis=1))) * POINT_M
+
+    stop_m = along(stop)
+    return Path(
+        name,
+        entry,
+        leave,
+        phase,
+        points,
+        np.arctan2(step[:, 1], step[:, 0]),
+        stop_m,
+        along(fork) if fork is not None else stop_m,
+        along(halt) if halt is not None else None,
+    )
+
+
+def arc(centre, radius: float, start_deg: float, end_deg: float) -> list[tuple[float, float]]:
+    """Points of a circle's arc."""
+    angles = np.radians(np.linspace(start_deg, end_deg, 12))
+    return [(centre[0] + radius * float(np.cos(a)), centre[1] + radius * float(np.sin(a))) for a in angles]
+
+
+@dataclass
+class Mover:
+    """One vehicle or cyclist on its path."""
+
+    track: int
+    kind: str
+    look: Solid | Outfit
+    path: Path
+    s: float
+    speed: float
+    cruise: float
+    half: float
+    dwell_s: float = 0.0
+    acceleration: float = 0.0
+
+    def actor(self) -> Actor:
+        x, y, heading = self.path.at(self.s)
+        return Actor(
+            self.track, self.kind, x, y, heading, self.s, self.look, self.acceleration < -0.6 or self.speed < 0.2
+        )
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Arrivals on a path: kinds with their shares, mean seconds between two arrivals."""
+
+    path: Path
+    kinds: dict[str, float]
+    every_s: float
+    first_s: float = 0.0
+
+
+@dataclass
+class Traffic:
+    """All movers of a scene; `green(phase, seconds)` says whether a phase may go."""
+
+    flows: list[Flow]
+    green: Callable[[str, float], bool]
+    rng: np.random.Generator
+    new_track: Callable[[], int]
+    movers: list[Mover] = field(default_factory=list)
+    next_arrival: list[float] = field(default_factory=list)
+    dwell_s: tuple[float, float] = (7.0, 12.0)
+
+    def __post_init__(self) -> None:
+        self.next_arrival = [flow.first_s + self.rng.exponential(flow.every_s) * 0.5 for flow in self.flows]
+
+    def step(self, now: float) -> None:
+        """Moves everything on by STEP_S."""
+        for i, flow in enumerate(self.flows):
+            if now >= self.next_arrival[i] and self._room(flow.path):
+                self._arrive(flow)
+                self.next_arrival[i] = now + flow.every_s * (0.45 + self.rng.exponential(0.55))
+        entering: dict[str, list[Mover]] = {}
+        leaving: dict[str, list[Mover]] = {}
+        for mover in self.movers:
+            if mover.s < mover.path.fork_m + mover.half + 2:
+                entering.setdefault(mover.path.entry, []).append(mover)
+            if mover.s > mover.path.stop_m:
+                leaving.setdefault(mover.path.leave, []).append(mover)
+        for mover in self.movers:
+            gap, speed = _ahead(mover, entering.get(mover.path.entry, []), leaving.get(mover.path.leave, []))
+            mover.acceleration = self._acceleration(mover, now, gap, speed)
+        for mover in self.movers:
+            mover.speed = max(0.0, mover.speed + mover.acceleration * STEP_S)
+            mover.s += mover.speed * STEP_S
+            halt = mover.path.halt_m
+            if halt is not None and mover.dwell_s > 0 and mover.s > halt - 1.2 and mover.speed < 0.4:
+                mover.dwell_s -= STEP_S
+        self.movers = [m for m in self.movers if m.s < m.path.length - 1]
+
+    def actors(self) -> list[Actor]:
+        return [mover.actor() for mover in self.movers]
+
+    def _room(self, path: Path) -> bool:
+        return all(m.s - m.half > 14 for m in self.movers if m.path.entry == path.entry)
+
+    def _arrive(self, flow: Flow) -> None:
+        kinds = list(flow.kinds)
+        kind = kinds[int(self.rng.choice(len(kinds), p=np.array(list(flow.kinds.values())) / sum(flow.kinds.values())))]
+        track = self.new_track()
+        if kind == "bicycle":
+            look, cruise, half = random_outfit(self.rng), float(self.rng.uniform(3.8, 5.5)), 0.9
+        else:
+            look = random_vehicle(kind, self.rng)
+            cruise, half = float(self.rng.uniform(8.5, 11.5)) * (1.0 if kind == "car" else 0.82), look.length / 2
+        dwell = float(self.rng.uniform(*self.dwell_s)) if flow.path.halt_m is not None else 0.0
+        self.movers.append(Mover(track, kind, look, flow.path, 0.0, cruise * 0.8, cruise, half, dwell))
+
+    def _acceleration(self, mover: Mover, now: float, gap: float, speed_ahead: float) -> float:
+        """The intelligent driver model (Treiber et al. 2000); a red signal or a bus stop counts as a standing car."""
+        line = mover.path.stop_m - mover.s - mover.half
+        can_stop = line > -0.5 and line > mover.speed**2 / (2 * HARD_BRAKING)
+        if can_stop and line - 0.4 < gap and not self.green(mover.path.phase, now):
+            gap, speed_ahead = line - 0.4 + MIN_GAP_M, 0.0
+        if mover.path.halt_m is not None and mover.dwell_s > 0:
+            halt = mover.path.halt_m - mover.s
+            if halt + MIN_GAP_M < gap:
+                gap, speed_ahead = halt + MIN_GAP_M, 0.0
+        turning = mover.path.entry != mover.path.leave and mover.path.stop_m - 12 < mover.s < mover.path.fork_m + 14
+        cruise = mover.cruise * (0.5 if turning else 1.0)
+        gap = max(gap, 0.1)
+        closing = mover.speed - speed_ahead
+        wanted = MIN_GAP_M + max(
+            0.0, mover.speed * HEADWAY_S + mover.speed * closing / (2 * (ACCELERATION * BRAKING) ** 0.5)
+        )
+        acceleration = ACCELERATION * (1 - (mover.speed / cruise) ** 4 - (wanted / gap) ** 2)
+        return max(-7.0, min(ACCELERATION, acceleration))
+
+
+def _ahead(mover: Mover, entering: list[Mover], leaving: list[Mover]) -> tuple[float, float]:
+    """Gap in metres to the next mover on the same lane, and its speed."""
+    gap, speed = 1e3, mover.cruise
+    for other in entering:
+        between = other.s - mover.s - mover.half - other.half
+        if other.s > mover.s and between < gap:
+            gap, speed = between, other.speed
+    if mover.s > mover.path.stop_m - 1:
+        left = mover.path.length - mover.s
+        for other in leaving:
+            distance = left - (other.path.length - other.s)
+            if distance > 0 and distance - mover.half - other.half < gap:
+                gap, speed = distance - mover.half - other.half, other.speed
+    return gap, speed

@@ -1,0 +1,1 @@
+"""The scenes: what stands where, and what moves through it."""
