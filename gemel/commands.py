@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gemel.evaluation.summary import evaluation_text
+from gemel.looking.box import box_text
+from gemel.looking.scores import scores_text
 from gemel.progress import shown_on
 from gemel.text import duration, number, percent, size, table
 
@@ -90,24 +93,6 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def scores_text(queries: list[dict[str, Any]]) -> str:
-    """Each query against its original, as a table."""
-    rows = [
-        (row["id"], row["metric"], number(row["original"]), number(row["merged"]), percent(row["ratio"]), verdict(row))
-        for row in queries
-    ]
-    return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
-
-
-def verdict(row: dict[str, Any]) -> str:
-    """Whether a query keeps its target, and how far to trust that."""
-    if not row.get("worth", True):
-        return "no evidence: the original is too weak"
-    if not row["met"]:
-        return "missed"
-    return "met" if row["certain"] else "met, not certain"
-
-
 def bundle_show(args: argparse.Namespace) -> Outcome:
     """`gemel bundle show`."""
     from gemel.looking.showing import shown
@@ -162,21 +147,6 @@ def run(args: argparse.Namespace) -> Outcome:
     return Outcome(summary, box_text(summary), INTERRUPTED if interrupted else 0, aside=True)
 
 
-def box_text(summary: dict[str, Any]) -> str:
-    """The ledger of a box as a table, and what was moved for it."""
-    rows = [
-        (row["query"], row["received"], row["processed"], row["late"], sum(row["dropped"].values()), row["failed"],
-         row["pending"])
-        for row in summary["ledger"]
-    ]  # fmt: skip
-    return "\n".join([
-        table(("query", "received", "processed", "of these late", "dropped", "failed", "pending"), rows),
-        "",
-        f"{duration(summary['seconds'])} until {summary['stopped_by']}: {size(summary['bytes_moved'])} moved in "
-        f"{summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
-    ])  # fmt: skip
-
-
 def eval(args: argparse.Namespace) -> Outcome:
     """`gemel eval`; falls short when a query misses its target on test."""
     from gemel.evaluation.evaluating import REPORT_HTML, evaluate
@@ -186,29 +156,6 @@ def eval(args: argparse.Namespace) -> Outcome:
     text = f"{evaluation_text(document)}\n\nreport: {args.out.rstrip('/')}/{REPORT_HTML}"
     met = all(row["met"] for row in document["offline"])
     return Outcome(document, text, 0 if met else FELL_SHORT)
-
-
-def evaluation_text(document: dict[str, Any]) -> str:
-    """Offline and streaming accuracy side by side, one line per query."""
-    memory = list(dict.fromkeys(row["memory"] for row in document["streaming"]))
-    streamed = {(row["query"], row["memory"], row["arm"]): row["accuracy"] for row in document["streaming"]}
-
-    def along(query: str, setting: str) -> str:
-        return " -> ".join(number(streamed[query, setting, arm], 2) for arm in ("originals", "merged"))
-
-    rows = [
-        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), verdict(row),
-         *(along(row["query"], setting) for setting in memory))
-        for row in document["offline"]
-    ]  # fmt: skip
-    settings = tuple(f"stream, {setting}" for setting in memory)
-    device = document["device"]
-    return "\n".join([
-        table(("query", "metric", "original", "merged", "target", *settings), rows),
-        "",
-        f"stream: originals -> merged under the same memory, {device['title']}, {device['clock']}"
-        + (" (modelled)" if device["modelled"] else ""),
-    ])  # fmt: skip
 
 
 def simulate(args: argparse.Namespace) -> Outcome:

@@ -13,6 +13,8 @@ import yaml
 from edge_runtime import daemon
 from edge_runtime.schedule.settings import memory_settings
 from gemel.evaluation.evaluating import REPORT_HTML, evaluate
+from gemel.evaluation.summary import evaluation_text
+from gemel.looking.box import box_text
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.text import duration, finite, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
@@ -68,8 +70,6 @@ class Demo:
 
     def to_text(self) -> str:
         """The same for a terminal."""
-        from gemel.commands import box_text, evaluation_text
-
         return "\n".join([
             evaluation_text(self.evaluated),
             f"bytes saved: {percent(self.merged['saved_fraction'])} "
