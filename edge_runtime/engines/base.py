@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from edge_runtime.memory.binding import Bindable, TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.onednn import Convolution, convolutions_of
 from models.bundle import Bundle, BundleQuery
@@ -17,40 +18,19 @@ from models.errors import InputError
 from models.measuring.cost import workspace_bytes
 from models.tasks import Answer, DetectionAnswer, task_of
 
-TensorOf = Callable[[str], Tensor]
-"""Gives a resident tensor by its content name: a view of the arena."""
-Wait = Callable[[Iterable[str]], None]
-"""Returns when what is started next may read the tensors of these names."""
-
 
 class EngineError(Exception):
     """An engine cannot run this query's architecture here; the message says why, in a few words."""
 
 
-class Engine(Protocol):
-    """What runs one query: bind its tensors, then run it on frames.
-
-    `starts_early` says whether a run may begin before its last tensors have arrived.
-    """
+class Engine(Bindable, Protocol):
+    """What runs one query: bind its tensors, then run it on frames."""
 
     query: BundleQuery
-    starts_early: bool
 
     @property
     def workspace_bytes(self) -> int:
         """The workspace of a run of one frame."""
-        ...
-
-    def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
-        """Use the tensors that `tensor_of` gives by content name from now on.
-
-        With `wait`, which only an engine that starts early is given, they are still arriving: a run calls it with the
-        names of a layer's tensors before it starts the layer. Without, all are there.
-        """
-        ...
-
-    def unbind(self) -> None:
-        """Let go of all tensors, so that their memory can be given back; `bind` comes before the next run."""
         ...
 
     def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
@@ -121,11 +101,11 @@ class FrameEngine(ABC):
 
     @abstractmethod
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
-        """As `Engine.bind`."""
+        """As `Bindable.bind`."""
 
     @abstractmethod
     def unbind(self) -> None:
-        """As `Engine.unbind`."""
+        """As `Bindable.unbind`."""
 
     @abstractmethod
     def forward(self, batch: Tensor) -> Any:

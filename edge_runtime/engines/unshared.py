@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from edge_runtime.engines import Engine, Wait
+from edge_runtime.engines.base import Engine
+from edge_runtime.memory.binding import Wait
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs, stored_name
 from models.tasks import Answer

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from edge_runtime.engines import Engine
+from edge_runtime.memory.binding import Bindable
 from edge_runtime.memory.layout import Layout, Layouts
 from edge_runtime.memory.movers.base import Mover, Transfer, mover_for
 from edge_runtime.memory.residency import Residency
@@ -40,19 +40,16 @@ class Arena:
         layouts: Layouts | None = None,
     ) -> None:
         self.store, self.device = store, torch.device(device)
-        stored = {name: Layout(*kind) for name, kind in store.kinds.items()}
-        self._layouts = {**stored, **(layouts or {})}
-        self._sizes = {name: layout.nbytes for name, layout in self._layouts.items()}
+        self._lay_out(layouts or {})
         self.residency = Residency(capacity_bytes, store.extents, budget_bytes, self._sizes)
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
         self._views: dict[tuple[str, int], Tensor] = {}
         self._whole: dict[torch.dtype, Tensor] = {}
-        self._to_arrange = frozenset(name for name, layout in self._layouts.items() if layout.arranged)
         # What is on its way and has to be arranged when it is there, and where that is: by then residency may have
         # planned to move it on.
         self._as_stored: dict[str, int] = {}
         self._under_way: list[Transfer] = []
-        self._bound: dict[Engine, int] = {}
+        self._bound: dict[Bindable, int] = {}
         # Counts the times that anything was given a place.
         self._placed = 0
         self.bytes_moved = self.swaps = self.prefetches = self.compactions = self.compacted_bytes = 0
@@ -114,7 +111,7 @@ class Arena:
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
 
-    def bind(self, engine: Engine, names: Sequence[str]) -> None:
+    def bind(self, engine: Bindable, names: Sequence[str]) -> None:
         """Point an engine at its tensors, which `start` was called for.
 
         One that starts early may begin before they have arrived, where loads overlap runs; otherwise this waits. Where
@@ -129,7 +126,12 @@ class Arena:
             engine.bind(self.tensor)
             self._bound[engine] = self._placed
 
-    def starts_early(self, engine: Engine) -> bool:
+    def unbind(self, engine: Bindable) -> None:
+        """Let an engine go of its tensors."""
+        self._bound.pop(engine, None)
+        engine.unbind()
+
+    def starts_early(self, engine: Bindable) -> bool:
         """Whether a run of this engine may begin before its last tensors are there."""
         return engine.starts_early and self.mover.overlaps
 
@@ -173,10 +175,11 @@ class Arena:
         """Wait until the device has done all it was given; loads may still be under way."""
         self.mover.synchronise()
 
-    def resize(self, capacity_bytes: int, budget_bytes: int) -> None:
-        """Forget everything and go on with this much memory, after the device has run out of it.
+    def resize(self, capacity_bytes: int, budget_bytes: int, layouts: Layouts | None = None) -> None:
+        """Forget everything and go on with this much memory, in other `layouts` where these are given.
 
-        The memory is only given back if nobody keeps a view: unbind the engines first. ValueError while a query runs.
+        The old memory is only given back if nobody keeps a view: unbind the engines first. ValueError while a query
+        runs.
         """
         if any(map(self.residency.holds, self.residency.resident)):
             raise ValueError("an arena cannot be resized while a query runs")
@@ -185,6 +188,8 @@ class Arena:
         self._views.clear()
         self._whole.clear()
         self._bound.clear()
+        if layouts is not None:
+            self._lay_out(layouts)
         # Until the memory is there nothing fits; should it not come, another try may find some.
         self.residency = Residency(0, self.store.extents, budget_bytes, self._sizes)
         resized = Residency(capacity_bytes, self.store.extents, budget_bytes, self._sizes)
@@ -196,6 +201,13 @@ class Arena:
         for transfer in list(self._under_way):
             self._retire(transfer)
         self.mover.close()
+
+    def _lay_out(self, layouts: Layouts) -> None:
+        stored = {name: Layout(*kind) for name, kind in self.store.kinds.items()}
+        self.layouts = layouts
+        self._layouts = {**stored, **layouts}
+        self._sizes = {name: layout.nbytes for name, layout in self._layouts.items()}
+        self._to_arrange = frozenset(name for name, layout in self._layouts.items() if layout.arranged)
 
     def _seen_as(self, dtype: torch.dtype) -> Tensor:
         """All of the memory as values of this dtype; one for all views, since a swap makes hundreds."""

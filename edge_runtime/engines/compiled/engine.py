@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from edge_runtime.engines.base import EngineError, FrameEngine, TensorOf, Wait
+from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache, Kept
 from edge_runtime.engines.compiled.making import SUFFIX, compile_package, package_key
+from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from models.bundle import Bundle
 from models.detector import Detector, OneStage

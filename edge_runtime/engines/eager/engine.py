@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edge_runtime.engines.base import FrameEngine, TensorOf, Wait
+from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.eager.gate import gated
 from edge_runtime.engines.eager.slots import Slot, layers_to_wait_for
 from edge_runtime.engines.eager.staging import Staging
+from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.onednn import takes_blocked
 from models.bundle import Bundle

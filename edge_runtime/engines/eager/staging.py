@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines.base import TensorOf, Wait
+from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.store import check_length
 from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
 from models.bundle import Bundle, BundleQuery
@@ -101,7 +101,7 @@ class Staging:
         return frozenset(place.part.key for place in self._all)
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None) -> None:
-        """As `Engine.bind`."""
+        """As `Bindable.bind`."""
         for place in self._all:
             if not place.streams:
                 place.stored = tensor_of(place.part.tensor)
@@ -109,7 +109,7 @@ class Staging:
         self._wait = wait
 
     def unbind(self) -> None:
-        """As `Engine.unbind`."""
+        """As `Bindable.unbind`."""
         for place in self._all:
             place.factor = None
             if not place.streams:

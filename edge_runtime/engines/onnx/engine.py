@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.engines.base import EngineError, FrameEngine, TensorOf, Wait
+from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache, Kept
 from edge_runtime.engines.onnx.graph import SUFFIX, graph_key, write_graph
 from edge_runtime.engines.onnx.session import CPU, CUDA, TENSORRT, Session, available, session_of
+from edge_runtime.memory.binding import TensorOf, Wait
 from models.bundle import Bundle
 from models.detector import OneStage
 from models.export import INPUT

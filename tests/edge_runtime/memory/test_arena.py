@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import footprint_bytes
 from tests.edge_runtime.memory.movers.slow_mover import SlowMover
@@ -216,6 +217,20 @@ def test_a_resized_arena_gives_its_memory_back_and_starts_empty():
     assert (arena.residency.capacity_bytes, arena.residency.budget_bytes) == (KIB, 2 * KIB)
     arena.change((), "ab")
     assert torch.equal(arena.tensor("b"), tensors["b"])
+
+
+def test_a_resized_arena_may_hold_its_tensors_in_another_order():
+    tensors = {"a": torch.rand(4, 3, 3, 3), "b": torch.rand(7)}
+    arena = arena_of(tensors, 4 * KIB)
+    arena.change((), "ab")
+    last = convolutions(arena.store.kinds)
+    assert arena.layouts == {} and arena.tensor("a").is_contiguous()
+    arena.resize(4 * KIB, 4 * KIB, last)
+    arena.change((), "ab")
+    assert arena.layouts == last and arena.tensor("a").is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(arena.tensor(name), tensors[name]) for name in tensors)
+    arena.resize(4 * KIB, 4 * KIB)
+    assert arena.layouts == last, "as before unless others are given"
 
 
 def test_free_pages_go_back_to_the_system_while_a_large_workspace_needs_the_room():
