@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from edge_runtime.engines import AUTO, check_engine
+from edge_runtime.frames.sinks.base import SinkConfig
+from edge_runtime.frames.sinks.registry import sinks_of
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
 from models.errors import InputError
 from models.files.yaml_file import read_yaml
-
-_KNOWN_SINKS = ("mqtt", "http", "webhook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,6 @@ class CameraConfig:
     source: str
     fps: float | None
     loop: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SinkConfig:
-    """One sink of kind jsonl: the absolute path that lines are appended to, None for stdout."""
-
-    kind: str
-    path: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +66,6 @@ class _CameraKeys(_Strict):
     loop: bool = False
 
 
-class _SinkKeys(_Strict):
-    kind: str
-    path: str = "-"
-
-
 class _BoxKeys(_Strict):
     bundle: str
     budget: str | int
@@ -86,7 +73,7 @@ class _BoxKeys(_Strict):
     engine: str = AUTO
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
-    sinks: Annotated[list[_SinkKeys], Field(min_length=1)] = [_SinkKeys(kind="jsonl")]
+    sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: Any = None
     public_key: Any = None
     spool: str | None = None
@@ -110,7 +97,6 @@ def load_config(path: str | Path) -> BoxConfig:
         camera_id: CameraConfig(camera_id, _source(root, given.source), given.fps, given.loop)
         for camera_id, given in keys.cameras.items()
     }
-    sinks = tuple(SinkConfig(sink.kind, None if sink.path == "-" else root / sink.path) for sink in keys.sinks)
     spool = None if keys.spool is None else root / keys.spool
     if spool is not None and not spool.is_dir():
         raise InputError(path, f"there is no directory {spool}", "create it", "spool")
@@ -121,7 +107,7 @@ def load_config(path: str | Path) -> BoxConfig:
         _device(path, keys.device),
         check_engine(keys.engine, path, "engine"),
         cameras,
-        sinks,
+        sinks_of(path, keys.sinks, root),
         spool,
         tuple(keys.factories),
         policy_named(keys.policy, str(path), "policy").name,
@@ -136,11 +122,6 @@ def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
     if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
         fault = f"the engine {keys.engine} computes in fp32"
         raise InputError(path, fault, "leave it out, or use engine torch", "precision")
-    for index, sink in enumerate(keys.sinks):
-        if sink.kind != "jsonl":
-            known = sink.kind in _KNOWN_SINKS
-            fault = f"sinks of kind '{sink.kind}' are not built yet" if known else f"unknown kind '{sink.kind}'"
-            raise InputError(path, fault, "use jsonl", f"sinks[{index}].kind")
     for name, camera in keys.cameras.items():
         if camera.decoder not in ("auto", "opencv"):
             fault = f"the decoder '{camera.decoder}' is not built yet"

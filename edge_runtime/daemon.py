@@ -24,7 +24,7 @@ from edge_runtime.frames.cameras import Camera
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.frames.motion import SceneChange
-from edge_runtime.frames.results import JsonLines
+from edge_runtime.frames.sinks.base import Sink
 from edge_runtime.frames.sources import probe
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import Order
@@ -95,7 +95,7 @@ def run(
     stopping = stop or threading.Event()
     with contextlib.ExitStack() as closing:
         reasons = closing.enter_context(_signals(stopping))
-        sinks = [closing.enter_context(contextlib.closing(JsonLines(sink.path))) for sink in config.sinks]
+        sinks = [closing.enter_context(contextlib.closing(sink.open())) for sink in config.sinks]
         summary |= _serve(config, bundle, engines, costs, frames, sinks, stopping, seconds, damaged)
         summary["stopped_by"] = reasons[0] if reasons else summary["stopped_by"]
     log.info("ledger: %s", json.dumps(summary))
@@ -111,7 +111,7 @@ def _serve(
     engines: dict[str, FrameEngine],
     costs: Costs,
     frames: dict[str, np.ndarray],
-    sinks: list[JsonLines],
+    sinks: list[Sink],
     stopping: threading.Event,
     seconds: float,
     damaged: Mapping[str, str],

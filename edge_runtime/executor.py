@@ -13,7 +13,8 @@ import numpy as np
 from edge_runtime.engines import Engine
 from edge_runtime.frames.ledger import DEADLINE, Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
-from edge_runtime.frames.results import JsonLines, record_of
+from edge_runtime.frames.results import record_of
+from edge_runtime.frames.sinks.base import Sink
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.rehearsal.simulator import age_p95_ms
@@ -55,7 +56,7 @@ class Executor:
         demands: Mapping[str, Demand],
         mailboxes: Mailboxes,
         ledger: Ledger,
-        sinks: Sequence[JsonLines],
+        sinks: Sequence[Sink],
         digest: str,
         clock: Callable[[], float] = time.monotonic,
         damaged: Mapping[str, str] | None = None,

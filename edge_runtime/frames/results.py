@@ -1,15 +1,11 @@
-"""Results: one record per answered frame, written as lines of JSON."""
+"""Results: one record per answered frame."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from edge_runtime.frames.mailbox import Frame
 from models.bundle import BundleQuery
-from models.errors import InputError
 from models.tasks import Answer, ClassAnswer
 
 BUNDLE_DIGITS = 12
@@ -33,25 +29,3 @@ def record_of(
     found = zip(answer.classes, answer.scores, answer.boxes, strict=True)
     detections = [{"class": name, "score": score, "box": list(box)} for name, score, box in found]
     return {**record, "detections": detections}
-
-
-class JsonLines:
-    """A sink that appends each record as one line of JSON to a file, or to stdout where the path is None."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        try:
-            self._file: TextIO = sys.stdout if path is None else open(path, "a", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            remedy = "give a path in a directory that exists and can be written"
-            raise InputError(str(path), f"cannot be written: {error.strerror}", remedy) from error
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Write one line and hand it to the operating system. OSError when that fails, as on a full disk."""
-        self._file.write(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file; stdout stays open."""
-        if self._path is not None:
-            self._file.close()

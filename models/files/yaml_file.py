@@ -27,17 +27,25 @@ def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
         raise InputError(path, f"is not YAML: {' '.join(str(error).split())}", "mend the file") from error
     if not isinstance(document, dict):
         raise InputError(path, "is not a mapping", f"start with {start}")
+    return checked(path, document, schema)
+
+
+def checked(path: Path, value: Any, schema: type[Keys], at: str = "") -> Keys:
+    """A value of the file as an instance of `schema`; `at` is the key that it stands under, if any.
+
+    Raises InputError where it does not fit.
+    """
     try:
-        return schema.model_validate(document)
+        return schema.model_validate(value)
     except ValidationError as error:
-        raise _first_fault(path, error, document) from error
+        raise _first_fault(path, error, value, f"{at}." if at else "") from error
 
 
-def _first_fault(path: Path, error: ValidationError, document: Any) -> InputError:
+def _first_fault(path: Path, error: ValidationError, document: Any, prefix: str) -> InputError:
     """The first fault pydantic found, as one line with a remedy."""
     # A misspelt key is both unknown and missing; name the misspelling.
     fault = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-    key = _key_of(fault["loc"], document)
+    key = prefix + _key_of(fault["loc"], document)
     if fault["type"] == "extra_forbidden":
         return InputError(path, "unknown key", "remove it, or check its spelling against the documentation", key)
     if fault["type"] == "missing":

@@ -1,0 +1,33 @@
+"""The kinds of sinks by name; the file of one is imported when a config asks for it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_runtime.frames.sinks.base import SinkConfig, SinkKeys
+from models.errors import InputError
+from models.files.yaml_file import checked
+
+SINKS: dict[str, tuple[str, str]] = {"jsonl": ("edge_runtime.frames.sinks.jsonl", "JsonLinesKeys")}
+"""Kind -> module, and the class of its keys."""
+PLANNED = ("mqtt", "http", "webhook")
+
+
+def sinks_of(path: Path, given: Sequence[Mapping[str, Any]], root: Path) -> tuple[SinkConfig, ...]:
+    """The sinks of the config at `path`, file names relative to `root`; InputError for an unknown kind or key."""
+    return tuple(_keys_of(path, one, f"sinks[{index}]").settled(root) for index, one in enumerate(given))
+
+
+def _keys_of(path: Path, given: Mapping[str, Any], key: str) -> SinkKeys:
+    kind = given.get("kind")
+    if kind is None:
+        raise InputError(path, "this key is missing", f"use {', '.join(SINKS)}", f"{key}.kind")
+    if kind not in SINKS:
+        planned = kind in PLANNED
+        fault = f"sinks of kind '{kind}' are not built yet" if planned else f"unknown kind '{kind}'"
+        raise InputError(path, fault, f"use {', '.join(SINKS)}", f"{key}.kind")
+    module, keys = SINKS[kind]
+    return checked(path, given, getattr(importlib.import_module(module), keys), key)
