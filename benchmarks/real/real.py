@@ -142,7 +142,7 @@ def bundle_of(out: Path, method: str) -> Path:
 def run_workload(name: str, data: Path, out: Path, methods: Sequence[str], runner: Runner = call) -> Steps:
     """All steps of one workload; the shipped method first, the others for comparison after it."""
     steps = Steps(out / "steps", runner)
-    script = [sys.executable, "benchmarks/data/prepare.py", name, "--data", _short(data), "--out", _short(out)]
+    script = [sys.executable, "-m", "benchmarks.data.prepare", name, "--data", _short(data), "--out", _short(out)]
     steps.run("prepare", script)
     workload = out / "workload.yaml"
     queries = yaml.safe_load(workload.read_text(encoding="utf-8"))["queries"]
@@ -177,7 +177,7 @@ def run_box(steps: Steps, name: str, out: Path, workload: Path) -> None:
     config = out / "box.yaml"
     document = box_config(yaml.safe_load(workload.read_text(encoding="utf-8")), bundle_of(out, SHIPPED), budget, out)
     config.write_text(
-        f"# The {name} box: written by benchmarks/real/real.py\n" + yaml.safe_dump(document, sort_keys=False)
+        f"# The {name} box: written by benchmarks.real.real\n" + yaml.safe_dump(document, sort_keys=False)
     )
     if steps.result("run") is None:
         (out / RESULTS).unlink(missing_ok=True)  # of a run that was interrupted: the sink appends

@@ -29,7 +29,7 @@ class Box:
         self.stumble, self.outcome = stumble, outcome
 
     def __call__(self, command: Sequence[str]) -> tuple[int, str]:
-        words = list(command[3:] if command[1] == "-m" else command[1:])
+        words = list(command[3:] if command[2] == "gemel" else command[2:])
         self.commands.append(words)
         text = " ".join(words)
         if self.stumble and self.stumble in text:
@@ -39,7 +39,7 @@ class Box:
         return 0, json.dumps(self.answer(words))
 
     def answer(self, words: list[str]) -> dict:
-        if words[0] == "benchmarks/data/prepare.py":
+        if words[0] == "benchmarks.data.prepare":
             out = real.REPOSITORY / words[words.index("--out") + 1]
             document = {
                 "cameras": {"far": {"source": "clips/far", "fps": 5}, "near": {"source": "clips/near.mp4"}},
@@ -77,7 +77,7 @@ def test_a_workload_runs_from_footage_to_report(tmp_path: Path):
     box = Box()
     steps = real.run_workload("gti", tmp_path, tmp_path / "out", real.METHODS, box)
     order = names_of(box.commands)
-    assert order[:4] == ["benchmarks/data/prepare.py", "inspect", "train", "train"]
+    assert order[:4] == ["benchmarks.data.prepare", "inspect", "train", "train"]
     assert order.index("run") < order.index("eval") and order.count("merge") == len(real.METHODS)
     merged = [words[words.index("--method") + 1] for words in box.commands if words[0] == "merge"]
     assert merged == ["none", "wide", "gemel", "ceiling", "joint"]
@@ -169,8 +169,8 @@ def test_a_terminated_run_ends_its_step_too(tmp_path: Path):
     witness = tmp_path / "child"
     child = f"import os, pathlib, time; pathlib.Path({str(witness)!r}).write_text(str(os.getpid())); time.sleep(60)"
     code = (
-        f"import signal, sys; sys.path.insert(0, {str(real.REPOSITORY / 'benchmarks')!r})\n"
-        f"import real\nreal.WORKLOADS = ('gti',)\n"
+        f"import signal, sys; sys.path.insert(0, {str(real.REPOSITORY)!r})\n"
+        f"from benchmarks.real import real\nreal.WORKLOADS = ('gti',)\n"
         f"real.data_folder = lambda given, repository: repository\n"
         f"real.run_workload = lambda *given: real.call([sys.executable, '-c', {child!r}])\n"
         f"sys.exit(real.main(['gti', '--out', {str(tmp_path)!r}]))"
