@@ -122,7 +122,7 @@ def _serve(
     trace = TraceWriter(config.trace) if config.trace else None
     ledger = Ledger(costs.queries)
     mailboxes = Mailboxes(costs.queries, ledger, heard=_teller(trace))
-    scene = SceneChange({query: demand.weight for query, demand in demands.items()})
+    scene = SceneChange({query: demand.urgency for query, demand in demands.items()})
     bound: Mapping[str, Engine] = (
         engines if policy.view(costs) is costs else {query: UnsharedEngine(engine) for query, engine in engines.items()}
     )
@@ -138,7 +138,7 @@ def _serve(
         sinks,
         bundle.digest,
         damaged=damaged,
-        weights=scene.weights,
+        urgency=scene.urgency,
         trace=trace,
     )
     executor.warm_up({query.id: frames[query.camera] for query in bundle.queries})

@@ -40,7 +40,7 @@ class Executor:
     """Runs the queries of a bundle over the frames in the mailboxes, by the schedule, within the budget.
 
     `costs` are the costs known at the start and are corrected with every load and run; from them, once the warm-up
-    has measured, `policy` plans. `weights` says what stale results cost at the moment. `digest` is the bundle's and
+    has measured, `policy` plans. `urgency` says what stale results cost at the moment. `digest` is the bundle's and
     goes into every result. `damaged` are queries that cannot run, with the reason: their frames count as failed.
     Where loads overlap runs (`Mover.overlaps`), layers start as they arrive, and what the schedule would load next
     is loaded beside the present run. Call it from one thread.
@@ -60,7 +60,7 @@ class Executor:
         digest: str,
         clock: Callable[[], float] = time.monotonic,
         damaged: Mapping[str, str] | None = None,
-        weights: Callable[[], Mapping[str, float]] = dict,
+        urgency: Callable[[], Mapping[str, float]] = dict,
         trace: TraceWriter | None = None,
     ) -> None:
         self.arena, self.engines, self.budget_bytes = arena, engines, budget_bytes
@@ -68,7 +68,7 @@ class Executor:
         self.mailboxes, self.ledger, self.sinks, self.clock = mailboxes, ledger, sinks, clock
         self.max_used_bytes = 0
         self._digest = digest
-        self._weights, self._trace = weights, trace
+        self._urgency, self._trace = urgency, trace
         self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
         self._pieces = pieces_of(costs)
         self._held: frozenset[str] | None = None
@@ -76,7 +76,7 @@ class Executor:
         self._loose: frozenset[str] = frozenset()
         self._estimates = Estimates(self._pieces.costs)
         self._plan = policy.plan(self.costs, demands, budget_bytes)
-        self._memory: Any = None
+        self._recall: Any = None
         self._ages = {query: deque[float](maxlen=AGES_KEPT) for query in engines}
         self._failures: dict[str, str] = dict(damaged or {})
         self._out = set(self._failures)
@@ -131,7 +131,7 @@ class Executor:
         """Carry out one decision; False when there was nothing to load or run."""
         situation = self._situation()
         decision, budget_bytes = self._decide(situation), self.budget_bytes
-        self._memory = decision.memory
+        self._recall = decision.recall
         for query, captured_at, reason in decision.drop:
             self.mailboxes.drop(query, captured_at, reason)
             if reason == DEADLINE:
@@ -160,7 +160,7 @@ class Executor:
             for _ in self.mailboxes.take(query, len(waiting.pop(query))):
                 self.ledger.failed(query)
         held = self._resident()
-        return Situation(now, waiting, held, self._held_bytes, self._memory, self._weights())
+        return Situation(now, waiting, held, self._held_bytes, self._recall, self._urgency())
 
     def _resident(self) -> frozenset[str]:
         """The pieces that are whole in memory; looked up anew only when something may have come or gone.
@@ -279,7 +279,7 @@ class Executor:
         waiting = {other: captured for other, captured in present.waiting.items() if other != query}
         now = present.now + self.costs.queries[query].run_of(decision.count)
         following = self._decide(
-            Situation(now, waiting, present.resident, present.resident_bytes, self._memory, present.weights)
+            Situation(now, waiting, present.resident, present.resident_bytes, self._recall, present.urgency)
         )
         if following.turn is not None and following.load:
             self._held = None

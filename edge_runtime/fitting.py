@@ -19,7 +19,7 @@ from edge_runtime.rehearsal.measured import (
     read_profile,
 )
 from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost
-from edge_runtime.schedule.overflow import Layer, Streaming, streaming
+from edge_runtime.schedule.overflow import Layer, Overflow, overflow_of
 from models.bundle import Bundle
 from models.errors import InputError
 
@@ -34,7 +34,7 @@ class Fitted:
     """The costs with every weight resident, and those within the budget, where queries may stream."""
 
     whole: Costs
-    within: Streaming
+    within: Overflow
 
 
 def fitted(
@@ -51,7 +51,7 @@ def fitted(
         return layers_of(engines[query].model, asked.input_size, asked.state(), asked.stored, config.device)
 
     whole, budget = known_costs(bundle, engines, profile), config.budget_bytes
-    within = streaming(whole, budget, layers)
+    within = overflow_of(whole, budget, layers)
     if within.lacking and config.stream:
         query, needed = max(within.lacking.items(), key=lambda one: one[1])
         fault = f"query '{query}' alone needs {needed} bytes with its layers streamed, the budget is {budget}"

@@ -20,7 +20,7 @@ from edge_runtime.engines.eager.staging import layers_of
 from edge_runtime.fitting import known_costs
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.overflow import Streaming, streaming
+from edge_runtime.schedule.overflow import Overflow, overflow_of
 from models.bundle import Bundle, open_bundle
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
@@ -85,14 +85,14 @@ def _held(path: Path, share: float) -> dict[str, int]:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
-def _bound(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Streaming]:
+def _bound(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overflow]:
     """An engine within so much of its weights, and all that is kept resident in an arena of that size."""
     query = bundle.queries[0]
     whole = TorchEngine(bundle, query.id)
     costs = known_costs(bundle, {query.id: whole}, None)
     budget = costs.queries[query.id].workspace_bytes + int(share * costs.weights_bytes(query.id))
     layers = layers_of(whole.model, query.input_size, query.state(), query.stored, "cpu")
-    found = streaming(costs, budget, lambda _: layers)
+    found = overflow_of(costs, budget, lambda _: layers)
     assert not found.lacking, f"it cannot stream in {budget} bytes: {found.lacking}"
     engine = TorchEngine(bundle, query.id, streamed=found.tensors.get(query.id, ()))
     kept: Sequence[str] = found.costs.queries[query.id].tensors

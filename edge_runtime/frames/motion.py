@@ -40,7 +40,7 @@ class SceneChange:
             known = self._change.get(query, change)
             self._change[query] = known + NEWEST_SHARE * (change - known)
 
-    def weights(self) -> dict[str, float]:
+    def urgency(self) -> dict[str, float]:
         """What a stale result of each query costs: its priority times its scene's change over the average one."""
         with self._lock:
             changes = dict(self._change)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from edge_runtime.policies.ours import Ours
-from edge_runtime.policies.paper import Gemel
+from edge_runtime.policies.paper import Paper
 from edge_runtime.policies.time_sharing import TimeSharing
 from edge_runtime.schedule.values import Policy
 from models.errors import InputError
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Ours(), Gemel(), TimeSharing())}
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Ours(), Paper(), TimeSharing())}
 DEFAULT_POLICY = "ours"
 
 

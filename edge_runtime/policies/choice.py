@@ -32,7 +32,7 @@ class Accounts(Protocol):
     @property
     def newest(self) -> Mapping[str, float]: ...
     def owed(self, query: str) -> float: ...
-    def urgency(self, query: str) -> float: ...
+    def claim(self, query: str) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Choice:
             if too_late(self._waiting[query], self._situation.now + load_s, cost, 1) < len(self._waiting[query]):
                 continue
             frames = max(1.0, owed)
-            density = frames * self._accounts.urgency(query) / (load_s + frames * cost.run_s + reload_s)
+            density = frames * self._accounts.claim(query) / (load_s + frames * cost.run_s + reload_s)
             best = max(best, (density, query)) if best else (density, query)
         if best is None or any(job.density > best[0] for job in kept):
             return None
@@ -129,7 +129,7 @@ class Choice:
             if (
                 comes >= self._situation.now
                 and end > comes + cost.sla_s - cost.run_s
-                and self._accounts.urgency(query) > job.density * cost.run_s
+                and self._accounts.claim(query) > job.density * cost.run_s
                 and cost.needed <= self._situation.resident
             ):
                 return True
@@ -168,17 +168,17 @@ class Choice:
         if not batch.count:
             return None
         seconds = load_s + cost.run_of(batch.count)
-        per_frame = self._accounts.urgency(query) * self._weight(query)
+        per_frame = self._accounts.claim(query) * self._urgency(query)
         density = batch.count * per_frame / max(seconds + self._reload_s(query), LEAST_S)
         deadline = captured[batch.late] + cost.sla_s
         return Job(query, batch.count, absent.names, load_s, seconds, deadline, per_frame, density)
 
-    def _weight(self, query: str) -> float:
+    def _urgency(self, query: str) -> float:
         """What a stale result of the query costs, the more the older its newest one is."""
         demand, now = self._demands[query], self._situation.now
         periods = (now - self._accounts.newest.get(query, now)) * demand.fps
-        weight = self._situation.weights.get(query, demand.weight)
-        return weight * (1 + STALE_SHARE * min(STALE_PERIODS, periods))
+        urgency = self._situation.urgency.get(query, demand.urgency)
+        return urgency * (1 + STALE_SHARE * min(STALE_PERIODS, periods))
 
     def _look_up(self, query: str) -> Absent:
         cost, resident = self._costs.queries[query], self._situation.resident

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from edge_runtime.frames.ledger import DEADLINE, MEMORY
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.jobs import in_time_together
-from edge_runtime.policies.paper import Gemel
+from edge_runtime.policies.paper import Paper
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.schedule.batches import largest_batches
 from edge_runtime.schedule.costs import Costs
@@ -20,7 +20,7 @@ from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, 
 OWED_SHARE = 0.9
 # A frame counts this many times as much for each frame that its query is owed, up to so many; what a query is owed
 # counts double when it should have had so many frames so far, and less the more they are.
-URGENCY, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
+CLAIM, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
 
 Dropped = tuple[str, float, str]
 
@@ -49,7 +49,7 @@ class Book:
         """Frames that a query is owed; negative when it had more."""
         return OWED_SHARE * self.shadow.served.get(query, 0) - self.ran.get(query, 0)
 
-    def urgency(self, query: str) -> float:
+    def claim(self, query: str) -> float:
         """How many times as much a frame counts for what its query is owed.
 
         A query that has had few frames feels each one missed more, and cannot wait until it is owed many.
@@ -57,7 +57,7 @@ class Book:
         owed = self.owed(query)
         if owed <= 0:
             return 1.0
-        return URGENCY ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.served[query]))
+        return CLAIM ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.served[query]))
 
     def with_run(self, query: str, captured: Sequence[float]) -> Book:
         """The book once frames of a query have been run."""
@@ -90,26 +90,26 @@ class Ours:
     def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
         pieces = condensed(costs)
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
-        promise = Promise(Gemel().plan(pieces, demands, budget_bytes), demands, unfit)
+        promise = Promise(Paper().plan(pieces, demands, budget_bytes), demands, unfit)
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
 
     def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
         promise: Promise = plan.detail
-        book: Book = situation.memory or Book(Shadow(situation.now))
+        book: Book = situation.recall or Book(Shadow(situation.now))
         if not situation.waiting:
             # The shadow can catch up when something is to be decided: nothing it does not know of has come.
-            return Decision(memory=book)
+            return Decision(recall=book)
         shadow = book.shadow.until(situation.now, situation.waiting, costs, promise.paper)
         book = Book(shadow, book.ran, book.newest)
         drop, waiting = hopeless(situation, costs, promise.unfit)
         if not waiting:
-            return Decision(drop=drop, memory=book)
+            return Decision(drop=drop, recall=book)
         choice = Choice(situation, waiting, costs, plan, book)
         kept = in_time_together(situation.now, choice.jobs())
         ahead = choice.load_ahead(kept)
         if ahead is not None:
-            return Decision(ahead.query, 0, ahead.evict, ahead.missing, drop, memory=book)
+            return Decision(ahead.query, 0, ahead.evict, ahead.missing, drop, recall=book)
         for job in kept:
             run = None if choice.bars_a_better(job) else choice.run(job)
             if run is not None:
@@ -120,13 +120,13 @@ class Ours:
                     run.evict,
                     job.missing,
                     drop,
-                    memory=book.with_run(job.query, run.captured),
+                    recall=book.with_run(job.query, run.captured),
                 )
         # None of these is worth a run now; once the first of them is lost, it must be dropped.
         lost_s = min(
             captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s for query, captured in waiting.items()
         )
-        return Decision(drop=drop, wake_s=lost_s + 2 * CLOCK_SLACK_S, memory=book)
+        return Decision(drop=drop, wake_s=lost_s + 2 * CLOCK_SLACK_S, recall=book)
 
 
 def hopeless(

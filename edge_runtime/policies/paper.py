@@ -40,7 +40,7 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Gemel:
+class Paper:
     """Queries take turns in an order in which neighbours share most bytes; only missing tensors are loaded.
 
     Batch sizes are chosen beforehand so that the worst query's frames in time are most. The most recently run query
@@ -59,7 +59,7 @@ class Gemel:
         return Plan(order, worst_first_batches(pieces, demands, order, budget_bytes), budget_bytes)
 
     def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-        turns: Turns = situation.memory or Turns()
+        turns: Turns = situation.recall or Turns()
         drop: list[tuple[str, float, str]] = []
         late: list[str] = []
         for query in _candidates(situation, turns, plan.order):
@@ -81,9 +81,9 @@ class Gemel:
             if evict is None:
                 drop += [(query, captured, MEMORY) for captured in waiting[batch.late :]]
                 continue
-            memory = turns.after(query, batch.count > 0, late)
-            return Decision(query, batch.count, evict, missing, tuple(drop), memory=memory)
-        return Decision(drop=tuple(drop), memory=turns.after(None, False, late))
+            recall = turns.after(query, batch.count > 0, late)
+            return Decision(query, batch.count, evict, missing, tuple(drop), recall=recall)
+        return Decision(drop=tuple(drop), recall=turns.after(None, False, late))
 
 
 def _candidates(situation: Situation, turns: Turns, order: Sequence[str]) -> list[str]:

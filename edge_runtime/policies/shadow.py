@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_runtime.frames.mailbox import DEPTH
-from edge_runtime.policies.paper import Gemel, Turns
+from edge_runtime.policies.paper import Paper, Turns
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Plan, Situation
 
-PAPER = Gemel()
+PAPER = Paper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Shadow:
                 clock = coming[0][0] if coming else now
                 continue
             decision = PAPER.decide(Situation(clock, queues, resident, resident_bytes, turns), costs, plan)
-            turns = decision.memory
+            turns = decision.recall
             for query, captured_at, _ in decision.drop:
                 _take(queues, query, queues[query].index(captured_at), 1)
             if decision.turn is None:

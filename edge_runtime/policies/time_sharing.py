@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_runtime.policies.paper import Gemel
+from edge_runtime.policies.paper import Paper
 from edge_runtime.schedule.batches import worst_first_batches
 from edge_runtime.schedule.costs import Costs, apart
 from edge_runtime.schedule.pieces import condensed
@@ -30,4 +30,4 @@ class TimeSharing:
         return Plan(order, worst_first_batches(condensed(costs), demands, order, budget_bytes), budget_bytes)
 
     def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-        return Gemel().decide(situation, costs, plan)
+        return Paper().decide(situation, costs, plan)

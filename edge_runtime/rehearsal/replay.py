@@ -97,7 +97,7 @@ class _Box:
         self.arrivals: dict[str, list[float]] = {query: [] for query in costs.queries}
         self.processed = dict.fromkeys(costs.queries, 0)
         self.resident = set(numbered(head["resident"]))
-        self.memory: Any = None
+        self.recall: Any = None
         self.late_news: list[tuple[str, float, float]] = []
         self.decisions = self.same = 0
         self.first_difference: str | None = None
@@ -121,14 +121,14 @@ class _Box:
                 self.mailboxes.pending(),
                 resident,
                 costs.resident_bytes(resident),
-                self.memory,
-                line["weights"],
+                self.recall,
+                line["urgency"],
             ),
             costs,
             self.plan,
         )
         self._compare(line, decision)
-        self.memory = decision.memory
+        self.recall = decision.recall
         self._carry_out(line, decision)
 
     def _deliver(self, now: float) -> None:

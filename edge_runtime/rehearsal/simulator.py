@@ -134,7 +134,7 @@ class _Box:
         self.ledger = Ledger(costs.queries)
         self.mailboxes = Mailboxes(costs.queries, self.ledger)
         self.now = 0.0
-        self.memory: Any = None
+        self.recall: Any = None
         self.resident: frozenset[str] = frozenset()
         self.resident_bytes = self.bytes_moved = self.max_used_bytes = 0
         self.changes: list[Swap] = []
@@ -163,9 +163,9 @@ class _Box:
         )
 
     def decide(self) -> Decision:
-        situation = Situation(self.now, self.mailboxes.pending(), self.resident, self.resident_bytes, self.memory)
+        situation = Situation(self.now, self.mailboxes.pending(), self.resident, self.resident_bytes, self.recall)
         decision = self.policy.decide(situation, self.costs, self.plan)
-        self.memory = decision.memory
+        self.recall = decision.recall
         return decision
 
     def sleep(self, wake_s: float | None) -> bool:

@@ -3,7 +3,7 @@
 The first line holds the costs known at the start and all that the schedule was planned from. After it come, in the
 order in which they happened, `{"frame": [query, captured_at, at]}` for every frame that arrived, and one object per
 decision: `at` (when), `turn`, `count`, `load` and `evict` (numbers of tensors), `drop`, what the action took
-(`load_s`, `moved_bytes`, `run_s`; null for what did not happen), `weights`, `budget_bytes`, and `resident`: the
+(`load_s`, `moved_bytes`, `run_s`; null for what did not happen), `urgency`, `budget_bytes`, and `resident`: the
 tensors that came or went otherwise than by the decisions so far (a prefetch, say). Seconds are those of the box's
 own clock.
 """
@@ -78,7 +78,7 @@ class TraceWriter:
             "at": situation.now, "turn": decision.turn, "count": decision.count, "load": self._of(decision.load),
             "evict": self._of(decision.evict), "drop": [list(one) for one in decision.drop], "load_s": load_s,
             "moved_bytes": moved_bytes, "run_s": run_s, "budget_bytes": budget_bytes,
-            "weights": dict(situation.weights), "resident": [self._of(sorted(appeared)), self._of(sorted(vanished))],
+            "urgency": dict(situation.urgency), "resident": [self._of(sorted(appeared)), self._of(sorted(vanished))],
         })  # fmt: skip
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Streaming: of a query too large for the budget, what fits stays in memory; the rest is copied anew in every run.
+"""Overflow: of a query too large for the budget, what fits stays in memory; the rest is copied anew in every run.
 
 A layer's weights that are not used from where they lie (narrow ones are widened, others stream) take their turns in one
 scratch buffer, which is part of the workspace. Plain numbers here; `engines/staging.py` moves the bytes.
@@ -43,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Streaming:
+class Overflow:
     """Costs within a budget, and of each query that streams: the tensors that do, and the bytes they are in a run.
 
     `lacking` are the queries that do not fit even so, with the least budget they need.
@@ -75,7 +75,7 @@ def scratch_bytes(layers: Sequence[Layer], streamed: Collection[str] = ()) -> in
     return max((end for _, end in spans(layers, streamed)), default=0)
 
 
-def streaming(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Streaming:
+def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflow:
     """The costs with every query that needs more than the budget alone streaming what it cannot keep.
 
     Such a query needs fewer tensors and more workspace, and each run takes its streamed bytes at the rate of copying
@@ -105,7 +105,7 @@ def streaming(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Streaming
         {name: held for name, held in of.items() if name in needed} for of in (costs.tensor_bytes, costs.footprints)
     )
     within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
-    return Streaming(within, tensors, run_bytes, lacking)
+    return Overflow(within, tensors, run_bytes, lacking)
 
 
 def _times(layers: Sequence[Layer], costs: Costs) -> Counter[str]:

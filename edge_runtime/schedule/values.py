@@ -15,10 +15,11 @@ CLOCK_SLACK_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a query asks for: frames per second, and how much its stale results cost against others' (1 is usual)."""
+    """What a query asks for: frames per second, and how urgent it is: what its stale results cost against others'
+    (1 is usual)."""
 
     fps: float
-    weight: float = 1.0
+    urgency: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,16 @@ class Situation:
     """All the schedule may know.
 
     `waiting` holds captured_at of each query's waiting frames, oldest first; `resident` the tensors in memory and
-    `resident_bytes` what they occupy. `memory` is what the policy's last decision remembered, None at the start.
-    `weights` says how much a stale result of a query costs now, where it differs from the plan's demand.
+    `resident_bytes` what they occupy. `recall` is what the policy remembers from its last decision, None at the start.
+    `urgency` says what a stale result of a query costs now, where it differs from the plan's demand.
     """
 
     now: float
     waiting: Mapping[str, Sequence[float]]
     resident: Set[str]
     resident_bytes: int
-    memory: Any = None
-    weights: Mapping[str, float] = field(default_factory=dict)
+    recall: Any = None
+    urgency: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Decision:
 
     `turn` is None when there is nothing to do. With `count` 0 tensors of `turn` are loaded ahead of its next frame.
     `drop` holds (query, captured_at, reason). The frames to run are the oldest that then wait. `wake_s` says when to
-    ask again though nothing has changed by then, None for never. `memory` belongs to the next situation.
+    ask again though nothing has changed by then, None for never. `recall` belongs to the next situation.
     """
 
     turn: str | None = None
@@ -53,7 +54,7 @@ class Decision:
     load: tuple[str, ...] = ()
     drop: tuple[tuple[str, float, str], ...] = ()
     wake_s: float | None = None
-    memory: Any = None
+    recall: Any = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from edge_runtime.rehearsal.measured import measured_costs, read_profile
 from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile, costs_for, layers_on_paper
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import Costs, all_bytes
-from edge_runtime.schedule.overflow import Streaming, streaming
+from edge_runtime.schedule.overflow import Overflow, overflow_of
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.settings import memory_bytes
 from gemel.text import size
@@ -38,7 +38,7 @@ class Subject:
     """What is to be simulated: its costs over few names, the budget, what its queries ask for, and on which device.
 
     `whole` are the costs with every weight resident, `costs` those that are played: with `stream`, queries too large
-    for the memory stream, as `streaming` says. `device_bytes` is all the memory that the device has, None where it was
+    for the memory stream, as `overflow` says. `device_bytes` is all the memory that the device has, None where it was
     not said; `sharing` says in words what shares weights.
     """
 
@@ -52,7 +52,7 @@ class Subject:
     device_bytes: int | None
     sharing: str
     whole: Costs
-    streaming: Streaming
+    overflow: Overflow
     stream: bool
 
     @property
@@ -63,7 +63,7 @@ class Subject:
     @property
     def streamed(self) -> Mapping[str, int]:
         """The queries that stream, and the bytes that each copies in every run."""
-        return self.streaming.run_bytes if self.stream else {}
+        return self.overflow.run_bytes if self.stream else {}
 
     @property
     def asked_load(self) -> float:
@@ -77,8 +77,8 @@ class Subject:
     def unfit(self) -> dict[str, int]:
         """The queries that the memory is too small for even alone, and the bytes that each needs."""
         if self.stream:
-            return dict(self.streaming.lacking)
-        return {query: self.whole.alone_bytes(query) for query in (*self.streaming.tensors, *self.streaming.lacking)}
+            return dict(self.overflow.lacking)
+        return {query: self.whole.alone_bytes(query) for query in (*self.overflow.tensors, *self.overflow.lacking)}
 
     def named(self) -> str:
         """What is looked at, where, in words."""
@@ -118,7 +118,7 @@ class Subject:
     def _if_streamed(self, query: str) -> str:
         if self.stream:
             return " with its layers streamed"
-        copied, least = self.streaming.run_bytes.get(query), self.streaming.lacking.get(query)
+        copied, least = self.overflow.run_bytes.get(query), self.overflow.lacking.get(query)
         return (
             f"; with --stream it needs {size(least)}"
             if least is not None
@@ -262,7 +262,7 @@ def subject_of(
     queries = {query.id: query for query in models.queries}
     demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries.values()}
     nbytes = memory_bytes(memory, apart, "--memory")
-    within = streaming(costs, nbytes, lambda query: layers_on_paper(models, queries[query], kind))
+    within = overflow_of(costs, nbytes, lambda query: layers_on_paper(models, queries[query], kind))
     return Subject(
         str(source),
         device,

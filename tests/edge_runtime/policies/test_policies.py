@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.policies import DEFAULT_POLICY, POLICIES, policy_named
 from edge_runtime.policies.jobs import Job, in_time_together
-from edge_runtime.policies.paper import PATIENCE, Gemel, Turns
+from edge_runtime.policies.paper import PATIENCE, Paper, Turns
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Demand, Plan, Situation
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
@@ -25,16 +25,16 @@ def three_alike(run_s: float = 0.01, sla_s: float = 0.1) -> Costs:
 
 
 def situation_of(
-    costs: Costs, now: float, waiting, resident: Iterable[str] = (), memory=None, weights=None
+    costs: Costs, now: float, waiting, resident: Iterable[str] = (), recall=None, urgency=None
 ) -> Situation:
     held = frozenset(resident)
-    return Situation(now, waiting, held, costs.resident_bytes(held), memory, weights or {})
+    return Situation(now, waiting, held, costs.resident_bytes(held), recall, urgency or {})
 
 
 def decided(costs: Costs, budget: int, now: float, waiting, resident: Iterable[str] = (), turns=None, order="abc"):
-    """What `gemel` decides, with batches of one."""
+    """What the paper's policy decides, with batches of one."""
     plan = Plan(tuple(order), dict.fromkeys(order, 1), budget)
-    return Gemel().decide(situation_of(costs, now, waiting, resident, turns), costs, plan)
+    return Paper().decide(situation_of(costs, now, waiting, resident, turns), costs, plan)
 
 
 def test_a_policy_goes_by_its_name_and_ours_is_the_default():
@@ -52,15 +52,15 @@ def test_any_decision_keeps_the_budget_and_evicts_nothing_the_turn_needs(name, d
     demands = {query: Demand(data.draw(st.sampled_from([1.0, 10.0, 30.0]))) for query in costs.queries}
     plan = policy.plan(costs, demands, budget)
     resident = frozenset(data.draw(st.lists(st.sampled_from(sorted(costs.tensor_bytes)), unique=True)))
-    memory = None
+    recall = None
     for step in range(data.draw(st.integers(1, 4))):
         now = 1.0 + step / 20
         captured = st.lists(
             st.sampled_from([now - 0.1, now - 0.05, now - 0.01, now]), min_size=1, max_size=4, unique=True
         ).map(lambda times: tuple(sorted(times)))
         waiting = data.draw(st.dictionaries(st.sampled_from(list(costs.queries)), captured))
-        weights = data.draw(st.dictionaries(st.sampled_from(list(costs.queries)), st.floats(0.25, 4)))
-        situation = situation_of(costs, now, waiting, resident, memory, weights)
+        urgency = data.draw(st.dictionaries(st.sampled_from(list(costs.queries)), st.floats(0.25, 4)))
+        situation = situation_of(costs, now, waiting, resident, recall, urgency)
         decision = policy.decide(situation, costs, plan)
         dropped = [(query, captured_at) for query, captured_at, _ in decision.drop]
         assert len(set(dropped)) == len(dropped) and all(at in waiting[query] for query, at in dropped)
@@ -89,7 +89,7 @@ def test_any_decision_keeps_the_budget_and_evicts_nothing_the_turn_needs(name, d
             decision.load,
             decision.drop,
         )
-        memory = decision.memory
+        recall = decision.recall
 
 
 def test_the_papers_queries_take_turns_round_the_cycle():
@@ -98,7 +98,7 @@ def test_the_papers_queries_take_turns_round_the_cycle():
     for _ in range(5):
         decision = decided(costs, 64 * KIB, 0.0, dict.fromkeys("abc", (0.0,)), everything, turns)
         assert decision.count and not decision.load and not decision.evict
-        turns = decision.memory
+        turns = decision.recall
         seen.append(decision.turn)
     assert "".join(seen) == "abcab"
 
@@ -130,10 +130,10 @@ def test_a_query_passed_over_for_want_of_its_tensors_is_loaded_ahead_and_runs_it
     for _ in range(PATIENCE):
         decision = decided(costs, 64 * KIB, 0.0, {"a": (0.0,)}, turns=turns)
         assert decision.turn is None and decision.drop == (("a", 0.0, "deadline"),)
-        turns = decision.memory
+        turns = decision.recall
     ahead = decided(costs, 64 * KIB, 0.0, {"a": (0.0,)}, turns=turns)
     assert (ahead.turn, ahead.count, ahead.load) == ("a", 0, ("shared", "a"))
-    turns = ahead.memory
+    turns = ahead.recall
     assert turns == Turns(("a",), "a", {})
     then = decided(costs, 64 * KIB, 0.009, {"a": (0.008,), "b": (0.008,)}, {"shared", "a"}, turns)
     assert (then.turn, then.count, then.drop) == ("a", 1, ())
@@ -222,8 +222,8 @@ def test_a_free_slot_goes_to_the_query_whose_stale_results_cost_most():
     policy = policy_named("ours")
     plan = policy.plan(costs, {"a": Demand(10), "b": Demand(10)}, 4 * KIB)
     waiting = {"a": (0.0,), "b": (0.0,)}
-    for weights, chosen in (({"a": 4.0}, "a"), ({"b": 4.0}, "b")):
-        decision = policy.decide(situation_of(costs, 0.0, waiting, {"a", "b"}, weights=weights), costs, plan)
+    for urgency, chosen in (({"a": 4.0}, "a"), ({"b": 4.0}, "b")):
+        decision = policy.decide(situation_of(costs, 0.0, waiting, {"a", "b"}, urgency=urgency), costs, plan)
         assert decision.turn == chosen
     priority = policy.plan(costs, {"a": Demand(10, 1.0), "b": Demand(10, 3.0)}, 4 * KIB)
     assert policy.decide(situation_of(costs, 0.0, waiting, {"a", "b"}), costs, priority).turn == "b"

@@ -57,9 +57,9 @@ def test_the_faster_a_scene_changes_and_the_higher_its_priority_the_more_its_sta
         scene.saw("still", index / 10, picture + np.uint8(index))
         for query in ("busy", "dear"):
             scene.saw(query, index / 10, rng.integers(0, 256, (48, 64, 3), np.uint8))
-    weights = scene.weights()
-    assert weights["still"] == 1 / MOST < 1 < weights["busy"] < MOST
-    assert weights["dear"] == pytest.approx(3 * weights["busy"], rel=0.1)
-    assert weights["unseen"] == 2.0
+    urgency = scene.urgency()
+    assert urgency["still"] == 1 / MOST < 1 < urgency["busy"] < MOST
+    assert urgency["dear"] == pytest.approx(3 * urgency["busy"], rel=0.1)
+    assert urgency["unseen"] == 2.0
     scene.saw("busy", 1.0, picture[:10, :10])
-    assert scene.weights()["busy"] == weights["busy"], "a picture of another size says nothing"
+    assert scene.urgency()["busy"] == urgency["busy"], "a picture of another size says nothing"

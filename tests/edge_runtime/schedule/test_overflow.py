@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edge_runtime.policies import POLICIES
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost, footprint_bytes
-from edge_runtime.schedule.overflow import LEAST_BYTES, Layer, Part, scratch_bytes, streaming
+from edge_runtime.schedule.overflow import LEAST_BYTES, Layer, Part, overflow_of, scratch_bytes
 
 RATE = 1e6
 
@@ -53,7 +53,7 @@ def boxes(draw: st.DrawFn) -> tuple[Costs, dict[str, tuple[Layer, ...]], int]:
 def test_what_streams_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(box):
     costs, layers, budget = box
     asked = []
-    found = streaming(costs, budget, lambda query: asked.append(query) or layers[query])
+    found = overflow_of(costs, budget, lambda query: asked.append(query) or layers[query])
     assert set(asked) == {query for query in costs.queries if costs.alone_bytes(query) > budget}
     assert set(asked) == {*found.tensors, *found.lacking} and not found.tensors.keys() & found.lacking.keys()
     for query, before in costs.queries.items():
@@ -71,7 +71,7 @@ def test_what_streams_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(bo
 @given(boxes())
 def test_a_run_takes_the_streamed_bytes_longer_and_the_scratch_more(box):
     costs, layers, budget = box
-    found = streaming(costs, budget, layers.__getitem__)
+    found = overflow_of(costs, budget, layers.__getitem__)
     for query, streamed in found.tensors.items():
         before, after, own = costs.queries[query], found.costs.queries[query], layers[query]
         nbytes = sum(
@@ -90,7 +90,7 @@ def test_a_run_takes_the_streamed_bytes_longer_and_the_scratch_more(box):
 @given(boxes())
 def test_no_tensor_streams_that_could_stay_beside_the_others_and_a_refusal_says_what_suffices(box):
     costs, layers, budget = box
-    found = streaming(costs, budget, layers.__getitem__)
+    found = overflow_of(costs, budget, layers.__getitem__)
     for query, streamed in found.tensors.items():
         for name in streamed:
             fewer = streamed - {name}
@@ -103,12 +103,12 @@ def test_no_tensor_streams_that_could_stay_beside_the_others_and_a_refusal_says_
             assert costs.resident_bytes(kept) + workspace > budget
     for query, least in found.lacking.items():
         assert least > budget
-        assert query not in streaming(costs, least, layers.__getitem__).lacking
+        assert query not in overflow_of(costs, least, layers.__getitem__).lacking
 
 
 def test_queries_that_fit_not_even_alone_are_named():
     costs = Costs({"a": QueryCost(("t",), 0.0, 100, 1.0), "b": QueryCost(("t",), 0.0, 0, 1.0)}, {"t": 512}, 1.0)
-    found = [streaming(costs, budget, lambda _: chain({"t": 512})).lacking for budget in (612, 611, 511)]
+    found = [overflow_of(costs, budget, lambda _: chain({"t": 512})).lacking for budget in (612, 611, 511)]
     assert found == [{}, {"a": 612}, {"a": 612, "b": 512}]
 
 
@@ -125,7 +125,7 @@ def test_what_others_need_stays_first_then_what_is_copied_most_often_then_what_i
     costs = Costs(queries, sizes, RATE)
 
     def kept(budget: int) -> set[str]:
-        return set(streaming(costs, budget, layers.__getitem__).costs.queries["big"].tensors)
+        return set(overflow_of(costs, budget, layers.__getitem__).costs.queries["big"].tensors)
 
     scratch = 102400
     assert kept(scratch) == set()
@@ -154,7 +154,7 @@ def test_the_schedule_takes_such_costs_as_any_others(policy):
     frames = {query: [index / 2 for index in range(20)] for query in queries}
     costs = Costs(queries, sizes, RATE)
     refused = simulate(costs, frames, budget, POLICIES[policy])
-    within = streaming(costs, budget, {"big": chain(dict(list(sizes.items())[:8]))}.__getitem__)
+    within = overflow_of(costs, budget, {"big": chain(dict(list(sizes.items())[:8]))}.__getitem__)
     played = simulate(within.costs, frames, budget, POLICIES[policy])
     assert within.run_bytes == {"big": 500_000} and played.max_used_bytes <= budget
     assert [row["processed"] > 0 for row in refused.per_query()] == [False, True]

@@ -66,18 +66,18 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
         budget - min(cost.workspace_bytes for cost in queries.values()),
         layouts=convolutions(store.kinds) if arranged else None,
     )
-    policy, memory, moved = policy_named("gemel"), None, 0
+    policy, recall, moved = policy_named("gemel"), None, 0
     plan = policy.plan(costs, dict.fromkeys(engines, Demand(10.0)), budget)
     for seed, name in enumerate(turns):
         resident = arena.residency.resident
         held = arena.residency.resident_bytes
-        decision = policy.decide(Situation(0.0, {name: (0.0,)}, resident, held, memory), costs, plan)
+        decision = policy.decide(Situation(0.0, {name: (0.0,)}, resident, held, recall), costs, plan)
         moved += costs.moved_bytes(queries[name].needed - resident)
         arena.change(decision.evict, decision.load)
         engines[name].bind(arena.tensor)
         assert torch.equal(engines[name].outputs([picture(seed)]), reference(bundle, name, picture(seed)))
         assert arena.residency.resident_bytes + queries[name].workspace_bytes <= budget
-        memory = decision.memory
+        recall = decision.recall
     assert arena.bytes_moved == moved
 
 

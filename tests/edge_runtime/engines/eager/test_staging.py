@@ -22,7 +22,7 @@ from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import ALIGNMENT_BYTES, BatchCost, Costs, QueryCost, all_bytes
-from edge_runtime.schedule.overflow import Streaming, scratch_bytes, streaming
+from edge_runtime.schedule.overflow import Overflow, overflow_of, scratch_bytes
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
@@ -96,19 +96,19 @@ def costs_of(bundle: Bundle) -> Costs:
     return Costs(queries, {name: bundle.nbytes(name) for name in names}, 1e9)
 
 
-def within(bundle: Bundle, budget: int) -> Streaming:
+def within(bundle: Bundle, budget: int) -> Overflow:
     def layers(query: str):
         own = bundle.query(query)
         return layers_of(bundle.build(query, "meta"), own.input_size, own.state(), own.stored, "cpu")
 
-    return streaming(costs_of(bundle), budget, layers)
+    return overflow_of(costs_of(bundle), budget, layers)
 
 
 def least_of(bundle: Bundle, query: str) -> int:
     return within(bundle, 1).lacking[query]
 
 
-def bound(bundle: Bundle, query: str, found: Streaming) -> tuple[TorchEngine, Arena]:
+def bound(bundle: Bundle, query: str, found: Overflow) -> tuple[TorchEngine, Arena]:
     engine = TorchEngine(bundle, query, streamed=found.tensors[query])
     assert engine.workspace_bytes == found.costs.queries[query].workspace_bytes, "counted before anything is bound"
     kept = found.costs.queries[query].tensors
