@@ -10,6 +10,20 @@ from benchmarks.merging.cells import EQUAL, Cell
 from benchmarks.real.tables import table
 
 OURS, THEIRS = "wide", "gemel"
+ARM_HEADS = (
+    "arm",
+    "seeds",
+    "saved / ceiling",
+    "saved / all bytes",
+    "worst ratio",
+    "met",
+    "certain",
+    "work",
+    "seconds",
+    "residuals / saved",
+)
+ARMS_TITLE = "Arms, judged on test; met and certain: on the worst seed"
+WORK_HEADS = ("seed", "bytes saved that", "/ ceiling", f"work of {OURS}", f"work of {THEIRS}", "ratio")
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -17,7 +31,11 @@ def summary(cells: Sequence[Cell]) -> str:
     parts = []
     for name, own in grouped(cells, lambda cell: cell.name).items():
         title = f"## {name}: {len(own[0].queries)} queries, target {own[0].target:g}"
-        parts += [title, _arms(own), _equal_savings(own)]
+        parts += [
+            title,
+            table(ARMS_TITLE, ARM_HEADS, arm_rows(own)),
+            table("Work to equal savings", WORK_HEADS, work_rows(own)),
+        ]
     parts += [_targets(name, own) for name, own in grouped(cells, lambda cell: cell.workload).items()]
     parts.append(_measured(cells))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -39,7 +57,8 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean(values):.3f}" + (f" ({low:.3f}..{high:.3f})" if len(values) > 1 else "")
 
 
-def _arms(cells: Sequence[Cell]) -> str:
+def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+    """A row of ARM_HEADS for each arm; the cells are those of one workload at one target."""
     rows = []
     for arm, own in grouped(cells, lambda cell: cell.label).items():
         count = len(own[0].queries)
@@ -56,13 +75,11 @@ def _arms(cells: Sequence[Cell]) -> str:
             f"{mean(cell.result['seconds'] for cell in own):.0f}",
             spread(residuals),
         ))  # fmt: skip
-    heads = ("arm", "seeds", "saved / ceiling", "saved / all bytes", "worst ratio", "met", "certain", "work", "seconds",
-             "residuals / saved")  # fmt: skip
-    return table("Arms, judged on test; met and certain: on the worst seed", heads, rows)
+    return rows
 
 
-def _equal_savings(cells: Sequence[Cell]) -> str:
-    """For each seed with both arms: the work by which each had accepted what the other ended with."""
+def work_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+    """For each seed with both arms, WORK_HEADS: the work by which each had accepted what the other ended with."""
     rows = []
     for seed, own in grouped(cells, lambda cell: cell.seed).items():
         by_arm = {cell.arm: cell for cell in own}
@@ -74,8 +91,7 @@ def _equal_savings(cells: Sequence[Cell]) -> str:
             if saved > EQUAL * ended.ceiling_bytes:
                 works = _compared(ours, theirs, saved)
                 rows.append((seed, f"`{ended.arm}` ended with", saved / ended.ceiling_bytes, *works))
-    heads = ("seed", "bytes saved that", "/ ceiling", f"work of {OURS}", f"work of {THEIRS}", "ratio")
-    return table("Work to equal savings", heads, rows)
+    return rows
 
 
 def _compared(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, str]:
@@ -90,17 +106,21 @@ def _compared(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, s
     return shown[0], shown[1], ratio
 
 
-def _targets(workload: str, cells: Sequence[Cell]) -> str:
-    """What each arm saves at each target, with a mark where a query missed it on test."""
-    targets = sorted({cell.target for cell in cells})
-    if len(targets) < 2:
-        return ""
+def target_rows(cells: Sequence[Cell], targets: Sequence[float]) -> list[tuple[str, ...]]:
+    """For each arm what it saves at each target, with a mark where a query missed it; the cells of one workload."""
     rows = []
     for arm, own in grouped(cells, lambda cell: cell.label).items():
         by_target = grouped(own, lambda cell: cell.target)
         rows.append((arm, *(_at_target(by_target.get(target, [])) for target in targets)))
-    heads = ("arm", *(f"{target:g}" for target in targets))
-    return table(f"{workload}: bytes saved / ceiling at each target (!: a query missed it on test)", heads, rows)
+    return rows
+
+
+def _targets(workload: str, cells: Sequence[Cell]) -> str:
+    targets = sorted({cell.target for cell in cells})
+    if len(targets) < 2:
+        return ""
+    title = f"{workload}: bytes saved / ceiling at each target (!: a query missed it on test)"
+    return table(title, ("arm", *(f"{target:g}" for target in targets)), target_rows(cells, targets))
 
 
 def _at_target(cells: Sequence[Cell]) -> str:

@@ -3,7 +3,7 @@
 For each workload: prepare, `gemel train` each original, `gemel merge` (the paper's method, with none, ceiling and
 joint beside it), `gemel bundle verify`, `gemel run` over the clips in a budget smaller than the originals need, and
 `gemel eval`. Every step leaves OUT/NAME/steps/STEP.json ({command, exit_code, seconds, result}); a step that has it
-is skipped, so an interrupted run goes on where it stopped. Ends with the tables of docs/figures.md.
+is skipped, so an interrupted run goes on where it stopped. Ends with tables of all steps.
 """
 
 from __future__ import annotations

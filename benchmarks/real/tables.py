@@ -1,4 +1,4 @@
-"""The tables of docs/figures.md, from the JSON that the steps of `make real` left."""
+"""The tables that `make real` ends with, from the JSON that the steps of `make real` left."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def tables(name: str, steps: Path) -> str:
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """One Markdown table under its title; nothing without rows."""
-    lines = ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(cell_text(value) for value in row) + " |" for row in rows]
     if not lines:
         return ""
     return "\n".join([f"### {title}", "", f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines])
 
 
-def _cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
+    """A value as it stands in a table."""
     if value is None:
         return "-"
     if isinstance(value, bool):

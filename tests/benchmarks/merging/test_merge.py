@@ -272,15 +272,6 @@ def test_a_cell_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_cells(tmp_path) == [cell] and read_cells(tmp_path)[0].accepted() == cell.accepted()
 
 
-def test_the_pictures_of_the_docs_are_those_of_the_measured_cells(repository: Path, tmp_path: Path) -> None:
-    measured = repository / "benchmarks" / "measured"
-    cifar = [cell for cell in read_cells(measured / "merge-averaged") if cell.workload == "cifar"]
-    merge.draw([*read_cells(measured / "merge"), *cifar], tmp_path)
-    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert {"merge-gti.svg", "merge-gti-targets.svg", "merge-cifar.svg"} <= set(drawn)
-    assert drawn == {name: (repository / "docs" / name).read_bytes() for name in drawn}
-
-
 def test_all_measured_cells_can_be_summed_up(repository: Path) -> None:
     folders = sorted((repository / "benchmarks" / "measured").glob("merge*"))
     assert [folder.name for folder in folders] == ["merge", "merge-averaged"]

@@ -1,0 +1,158 @@
+"""Writes the tables of docs/figures.md, and its pictures, from what was recorded below benchmarks/measured.
+
+Usage: python -m benchmarks.figures [--check]
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. NAME is a recorded table (transcribed/NAME.json:
+command, machine, date, heads, rows), or one of MERGES, which are worked out from the cells of
+`python -m benchmarks.merging.merge`. `--check` writes nothing and ends with 1 where something is not as recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.merging.cells import Cell, read_cells
+from benchmarks.merging.plot import ACCEPT_NOTHING, curves, picture
+from benchmarks.merging.tables import ARM_HEADS, OURS, THEIRS, WORK_HEADS, arm_rows, grouped, target_rows, work_rows
+from benchmarks.real.tables import cell_text
+from models.parts.widths import FP32
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MEASURED = REPOSITORY / "benchmarks" / "measured"
+DOCS = REPOSITORY / "docs"
+MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MERGE = "python -m benchmarks.merging.merge"
+ORDER = ("gti", "cifar", OURS, THEIRS, "mainstream", "ceiling", "joint")
+ARMS = ("workload", "target", *ARM_HEADS)
+WORKS = ("workload", "target", *WORK_HEADS)
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+"""What it was measured by and on, its heads, its rows."""
+
+
+def merges(chosen: Sequence[Cell], averaged: Sequence[Cell], recorded: Mapping[str, Table]) -> dict[str, Table]:
+    """The tables about merging.
+
+    `chosen` and `averaged`: cells whose originals val chose (the best of several epochs), and whose originals are the
+    mean of the last two cycles, as `gemel train` makes them now.
+    """
+    plain = [cell for cell in chosen if cell.label == cell.arm]
+    searched = [cell for cell in plain if cell.arm not in ACCEPT_NOTHING]
+    own = [cell for cell in plain if cell.target == 0.95]
+    others = [cell for cell in own if cell.arm != OURS]
+    both = [cell for cell in own if cell.arm in (OURS, THEIRS)] + [
+        cell for cell in averaged if cell.workload == "cifar"
+    ]
+    narrow = [cell for cell in chosen if cell.label != cell.arm]
+    said, heads, rows = recorded["junction"]
+    if tuple(heads) != ARMS:
+        raise ValueError("junction.json: other heads than the table it stands in")
+    at = sorted({cell.target for cell in plain})
+    return {
+        "merge": (f"{_said(averaged)}; junction: {said}", ARMS, [*_by_name(averaged, arm_rows), *rows]),
+        "merge-others": (_said(others), ARMS, _by_name(others, arm_rows)),
+        "merge-beyond": (_said(narrow), ARMS, _by_name(narrow, arm_rows)),
+        "merge-work": (_said(both), WORKS, _by_name(both, work_rows)),
+        "merge-targets": (_said(searched), ("arm", *(f"{target:g}" for target in at)), target_rows(searched, at)),
+    }
+
+
+def pictures(chosen: Sequence[Cell], averaged: Sequence[Cell]) -> dict[str, str | None]:
+    """File name -> SVG: bytes saved over work for gti and cifar, and over targets for gti."""
+    gti = [cell for cell in chosen if cell.workload == "gti" and cell.label == cell.arm]
+    return {
+        "merge-gti.svg": picture([cell for cell in gti if cell.target == 0.95]),
+        "merge-gti-targets.svg": curves(gti),
+        "merge-cifar.svg": picture([cell for cell in averaged if cell.workload == "cifar"]),
+    }
+
+
+def transcribed(folder: Path) -> Iterator[tuple[str, Table]]:
+    """The recorded tables by name."""
+    for path in sorted(folder.glob("*.json")):
+        one = json.loads(path.read_text(encoding="utf-8"))
+        commands = ", ".join(f"`{command}`" for command in one["command"])
+        yield path.stem, (f"{commands}; {one['machine']}; {one['date']}", one["heads"], one["rows"])
+
+
+def filled(page: str, tables: Mapping[str, Table]) -> str:
+    """The page with every marked table as recorded; KeyError for a name that nobody recorded."""
+
+    def one(match: re.Match[str]) -> str:
+        said, heads, rows = tables[match[2]]
+        lines = ["| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads))]
+        lines += ["| " + " | ".join(map(cell_text, row)) + " |" for row in rows]
+        return match[1] + "\n".join([*lines, "", said + ".", match[4]])
+
+    return MARKED.sub(one, page)
+
+
+def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
+    """Every file that this script writes, as it should read."""
+    chosen, averaged = _cells(measured / "merge"), _cells(measured / "merge-averaged")
+    recorded = dict(transcribed(measured / "transcribed"))
+    page = (docs / "figures.md").read_text(encoding="utf-8")
+    drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
+    return {docs / "figures.md": filled(page, {**recorded, **merges(chosen, averaged, recorded)}), **drawn}
+
+
+def _cells(folder: Path) -> list[Cell]:
+    """The cells of a folder, those of the first of ORDER first."""
+    return sorted(read_cells(folder), key=lambda cell: (ORDER.index(cell.workload), cell.target, ORDER.index(cell.arm)))
+
+
+def _by_name(cells: Sequence[Cell], rows: Callable[[Sequence[Cell]], list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
+    """The rows of each workload at each target, headed by both."""
+    found = grouped(cells, lambda cell: (cell.workload, cell.target)).items()
+    return [(name, f"{target:g}", *row) for (name, target), own in found for row in rows(own)]
+
+
+def _said(cells: Sequence[Cell]) -> str:
+    """The commands, machines and dates of some cells."""
+    commands = [_command(own) for own in grouped(cells, lambda cell: (cell.workload, cell.label != cell.arm)).values()]
+    machines = sorted({_machine(cell.machine) for cell in cells})
+    dates, loads = sorted({cell.date for cell in cells}), [cell.machine["load"] for cell in cells]
+    span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    load = f"one thread, load {min(loads):g} to {max(loads):g}"
+    return "; ".join([", ".join(f"`{command}`" for command in commands), *machines, load, span])
+
+
+def _command(cells: Sequence[Cell]) -> str:
+    """What measures these cells, of one workload, and what else these options give."""
+    options = cells[0].asked["options"]
+    several = {
+        "--arms": dict.fromkeys(cell.arm for cell in cells),
+        "--targets": dict.fromkeys(f"{cell.target:g}" for cell in cells),
+        "--seeds": dict.fromkeys(str(cell.seed) for cell in cells),
+    }
+    words = [MERGE, "--workloads", cells[0].workload, *(" ".join((key, *values)) for key, values in several.items())]
+    words += ["--beyond"] * options["beyond"] + [f"--weights {options['weights']}"] * (options["weights"] != FP32)
+    return " ".join(words)
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    card = "no GPU" if machine["device"] == "cpu" else machine["device"]
+    return f"{machine['cores']} cores of an {machine['cpu']}, {card}, torch {machine['torch'].split('+')[0]}"
+
+
+def main(arguments: list[str] | None = None, files: Callable[[], dict[Path, str]] = written) -> int:
+    """The command; 1 where --check finds a file that is not as recorded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, name what differs")
+    given = parser.parse_args(arguments)
+    stale = {path: text for path, text in files().items() if not path.is_file() or path.read_text("utf-8") != text}
+    for path, text in stale.items():
+        print(f"{path}: {'is not as recorded' if given.check else 'written'}")
+        if not given.check:
+            path.write_text(text, encoding="utf-8")
+    return 1 if stale and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
