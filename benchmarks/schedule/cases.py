@@ -10,7 +10,8 @@ from pathlib import Path
 from edge_runtime.rehearsal.profiles import PROFILES
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import Costs
-from gemel.planning.on_paper import DEFAULT_FPS, costs_apart, costs_shared
+from gemel.planning.on_paper import costs_apart, costs_shared
+from gemel.planning.subject import DEFAULT_FPS
 from models.workload import load_workload
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.policies import DEFAULT_POLICY, policy_named
+from edge_runtime.policies import policy_named
 from edge_runtime.rehearsal.profiles import PROFILES
 from edge_runtime.rehearsal.simulator import Simulation, simulate
 from edge_runtime.schedule import Policy
 from edge_runtime.schedule.costs import Costs
-from gemel.planning.on_paper import Subject, subject_of
+from gemel.planning.conditions import STANDARD, Conditions
+from gemel.planning.subject import Subject, subject_of
 from gemel.text import percent, size, table
 
 DURATION_S = 60.0
-EVERY_DEVICE = "all"
 # A query that brings this share of its frames in time is not called limited: the first frames find nothing loaded.
 ENOUGH = 0.98
 FITS_NOT, TOO_SLOW, MEMORY, DEVICE = "does not fit", "slower than its SLA", "memory", "device"
@@ -122,27 +122,18 @@ class Compared:
         ])  # fmt: skip
 
 
-def plan_box(
-    source: str | Path,
-    memory: str,
-    device: str = "orin-nano-8gb",
-    policy: str = DEFAULT_POLICY,
-    shared: bool = False,
-    seed: int = 0,
-    factories: Sequence[str] = (),
-    stream: bool = False,
-) -> Planned:
-    """Predict what a bundle, or a workload's models, would do with so much memory.
+def plan_box(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
+    """Predict what a bundle, or a workload's models, would do under these conditions.
 
     A query is `resident` when its weights stay once they are there (looked at in the second half of a simulated
     minute); `fps` counts results in time, `fps_if_all_fits` those with memory for everything, `drop_fraction` the
     frames that are not in time. `limited_by`: `memory` when more of it would help, `device` when frames are lost even
-    with memory for everything. `fits`: all weights and the largest workspace have room together. With `stream`, a query
-    too large for the memory copies `streamed_bytes` in every run, which leaves `streamed_fps` runs a second at most.
-    Raises InputError as `subject_of` does.
+    with memory for everything. `fits`: all weights and the largest workspace have room together. A query that streams
+    copies `streamed_bytes` in every run, which leaves `streamed_fps` runs a second at most. Raises InputError for a bad
+    file, device, size or policy.
     """
-    chosen = policy_named(policy)
-    subject = subject_of(source, device, memory, shared, factories, stream)
+    chosen, seed = policy_named(conditions.policy), conditions.seed
+    subject = subject_of(source, conditions)
     fits = subject.all_bytes <= subject.memory_bytes
     played = _played(subject, subject.costs, chosen, subject.memory_bytes, seed)
     roomy = played if fits else _played(subject, subject.whole, chosen, subject.all_bytes, seed)
@@ -169,21 +160,12 @@ def plan_box(
                                                                         in_time, at_best, row["received"]),
         })  # fmt: skip
     resident = max((change.resident_bytes for change in played.changes), default=0)
-    return Planned(subject, policy, fits, resident, played.bytes_moved / DURATION_S, tuple(queries))
+    return Planned(subject, conditions.policy, fits, resident, played.bytes_moved / DURATION_S, tuple(queries))
 
 
-def plan_everywhere(
-    source: str | Path,
-    memory: str,
-    policy: str = DEFAULT_POLICY,
-    shared: bool = False,
-    seed: int = 0,
-    factories: Sequence[str] = (),
-    stream: bool = False,
-) -> Compared:
+def plan_everywhere(source: str | Path, conditions: Conditions = STANDARD) -> Compared:
     """`plan_box` on every device there is a profile of."""
-    given = (policy, shared, seed, factories, stream)
-    return Compared(tuple(plan_box(source, memory, device, *given) for device in PROFILES))
+    return Compared(tuple(plan_box(source, replace(conditions, device=device)) for device in PROFILES))
 
 
 def _weights(row: Mapping[str, Any]) -> str:

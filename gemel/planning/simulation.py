@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.policies import DEFAULT_POLICY, policy_named
+from edge_runtime.policies import policy_named
 from edge_runtime.rehearsal.replay import Replayed, replay
 from edge_runtime.rehearsal.simulator import Simulation, simulate
-from gemel.planning.on_paper import Subject, subject_of
+from gemel.planning.conditions import STANDARD, Conditions
+from gemel.planning.subject import Subject, subject_of
 from gemel.text import percent, size, table
 
 
@@ -71,26 +71,17 @@ def _reasons(simulation: Simulation, query: str) -> str:
     return ", ".join(reason for reason, count in _dropped_by(simulation, query).items() if count) or "-"
 
 
-def simulate_box(
-    source: str | Path,
-    device: str = "orin-nano-8gb",
-    memory: str = "min",
-    duration_s: float = 60.0,
-    seed: int = 0,
-    policy: str = DEFAULT_POLICY,
-    shared: bool = False,
-    factories: Sequence[str] = (),
-    stream: bool = False,
-) -> Simulated:
+def simulate_box(source: str | Path, conditions: Conditions = STANDARD, duration_s: float = 60.0) -> Simulated:
     """Run the schedule of a bundle, or of a workload's models, on a virtual clock.
 
-    `device`, `memory`, `shared`, `factories` and `stream` as in `gemel.planning.on_paper.subject_of`. Frames arrive at
-    each query's rate, with phases drawn from the seed. Raises InputError for a bad file, device, size or policy.
+    Frames arrive at each query's rate, with phases drawn from the seed. Raises InputError for a bad file, device, size
+    or policy.
     """
-    chosen = policy_named(policy)
-    subject = subject_of(source, device, memory, shared, factories, stream)
-    played = simulate(subject.costs, subject.arrivals(duration_s, seed), subject.memory_bytes, chosen, subject.demands)
-    return Simulated(subject, policy, duration_s, played)
+    chosen = policy_named(conditions.policy)
+    subject = subject_of(source, conditions)
+    arrivals = subject.arrivals(duration_s, conditions.seed)
+    played = simulate(subject.costs, arrivals, subject.memory_bytes, chosen, subject.demands)
+    return Simulated(subject, conditions.policy, duration_s, played)
 
 
 def replay_run(trace: str | Path) -> Replayed:

@@ -9,6 +9,7 @@ import pytest
 
 from edge_runtime.rehearsal.profiles import PROFILES
 from gemel.cli import main
+from gemel.planning.conditions import Conditions
 from gemel.planning.on_paper import costs_apart, costs_shared, profile_named
 from gemel.planning.planning import Compared, plan_box
 from models.sharing.groups import ceiling_bytes
@@ -139,7 +140,7 @@ def test_every_device_stands_beside_the_others_and_too_large_a_memory_is_told(wo
     assert [plan["device"] for plan in found] == list(PROFILES)
     load = {plan["device"]: plan["asked_load"] for plan in found}
     assert load["jetson-nano"] > load["orin-nano-8gb"] > load["agx-orin"]
-    one = plan_box(workload, "6GiB", "jetson-nano")
+    one = plan_box(workload, Conditions("6GiB", "jetson-nano"))
     lines = Compared((one, replace(one, fits=False))).to_text().splitlines()
     assert lines[0].startswith("device") and lines[2] == lines[3] and lines[2].startswith("jetson-nano")
     assert "3 of 3" in lines[2]

@@ -10,8 +10,9 @@ import torch
 from edge_runtime.rehearsal.measured import foreign, read_profile
 from edge_runtime.rehearsal.profiles import PROFILES, costs_for
 from gemel.cli import main
-from gemel.planning.on_paper import subject_of
+from gemel.planning.conditions import Conditions
 from gemel.planning.profiling import profile_bundle
+from gemel.planning.subject import subject_of
 from models import zoo
 from models.bundle import open_bundle, write_bundle
 from models.errors import InputError
@@ -109,7 +110,10 @@ def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned
     assert [found[0] for found in (sizes["fp32"], sizes["int8"])] == [sizes["fp32"][0], sizes["fp32"][0] + largest]
     assert sizes["fp32"][1] == sizes["int8"][1], "scratch does not grow with the batch"
     assert sizes["int8"][2] >= sizes["int8"][0]
-    settings = [subject_of(tmp_path / f"{weights}.safetensors", "jetson-nano", "min").memory_bytes for weights in sizes]
+    settings = [
+        subject_of(tmp_path / f"{weights}.safetensors", Conditions("min", "jetson-nano")).memory_bytes
+        for weights in sizes
+    ]
     assert settings[0] == settings[1], "memory settings are those of the originals"
 
 

@@ -1,0 +1,30 @@
+"""`gemel demo`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gemel.commands import grammar
+from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
+
+DEVICE = "jetson-nano"  # four small models do not press anything larger
+
+
+def register(commands: Any) -> None:
+    """Its grammar."""
+    made = grammar.command(commands, "demo", "the whole road on rendered camera clips: train, merge, run, report", demo)
+    made.add_argument("--out", default="gemel-demo", metavar="DIR", help="where everything goes (default gemel-demo)")
+    grammar.device(made, DEVICE)
+    grammar.seed(made)
+
+
+def demo(args: argparse.Namespace) -> Outcome:
+    """Falls short when a query misses its target on test."""
+    from gemel.demo import run_demo
+    from gemel.progress import shown_on
+
+    with shown_on() as progress:
+        result = run_demo(args.out, args.device or DEVICE, args.seed, progress)
+    text = f"{result.to_text()}\n\nreport: {result.report}"
+    return Outcome(result.to_json(), text, DONE if result.met else FELL_SHORT)

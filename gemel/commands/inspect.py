@@ -1,0 +1,52 @@
+"""`gemel inspect`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gemel.commands import grammar
+from gemel.commands.outcome import Outcome
+from models.errors import InputError
+
+
+def register(commands: Any) -> None:
+    """Its grammar."""
+    summary = "models, bytes, groups of shareable layers and the ceiling of a workload"
+    made = grammar.command(commands, "inspect", summary, inspect)
+    made.add_argument("workload", metavar="WORKLOAD", nargs="?")
+    made.add_argument("--zoo", action="store_true", help="the zoo instead: what every pair of architectures shares")
+    made.add_argument("--picture", metavar="FILE", help="with --zoo, the matrix as an SVG picture")
+    made.add_argument("--weights", action="store_true", help="read the weights, and pair repeated layers by likeness")
+    made.add_argument(
+        "--signature",
+        choices=("wide", "strict"),
+        default="wide",
+        help="what lets two layers share: weight shape alone, or every setting equal (the paper's)",
+    )
+
+
+def inspect(args: argparse.Namespace) -> Outcome:
+    """A workload on paper, or the zoo."""
+    if (args.workload is None) != args.zoo:
+        raise InputError("gemel inspect", "wants a workload file or --zoo", "give one of the two", "WORKLOAD")
+    if args.picture and not args.zoo:
+        raise InputError("--picture", "shows the zoo's matrix", "give --zoo with it")
+    if args.zoo:
+        return _zoo(args)
+    from gemel.looking.inspect import inspect_workload
+
+    inspection = inspect_workload(args.workload, args.signature, args.weights)
+    return Outcome(inspection.to_json(), inspection.to_text())
+
+
+def _zoo(args: argparse.Namespace) -> Outcome:
+    from gemel.looking.zoo_matrix import zoo_matrix
+    from models.files.atomic import check_output, writing
+
+    picture = check_output(args.picture, overwrite=True) if args.picture else None
+    matrix = zoo_matrix(args.signature)
+    if picture is not None:
+        with writing(picture, overwrite=True) as file:
+            file.write(matrix.to_svg().encode())
+    return Outcome(matrix.to_json(), matrix.to_text())

@@ -1,0 +1,81 @@
+"""`gemel merge`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gemel.commands import grammar
+from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
+from gemel.text import duration, percent, size
+
+METHODS = (
+    "wide", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
+)  # fmt: skip
+RECIPE = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
+BOUNDS = ("margin", "min_saving", "max_minutes", "max_work", "precision", "weights")
+
+
+def register(commands: Any) -> None:
+    """Its grammar."""
+    summary = "share weights between the queries' models and write a bundle"
+    made = grammar.command(commands, "merge", summary, merge)
+    made.add_argument("workload", metavar="WORKLOAD")
+    made.add_argument("-o", "--out", required=True, metavar="FILE", help="the bundle to write")
+    shown = f"{METHODS[0]} (default), {', '.join(METHODS[1:])}"
+    made.add_argument("--method", default=METHODS[0], metavar="M", help=shown)
+    made.add_argument("--resume", action="store_true", help="go on where a merge to the same file was interrupted")
+    _training(made)
+    made.add_argument(
+        "--beyond", action="store_true", help="past the ceiling: sharing within models, layers of low rank"
+    )
+    made.add_argument(
+        "--weights",
+        choices=("fp32", "fp16", "int8"),
+        help="how narrow weights are stored and resident at most, as far as every query bears it (default fp32)",
+    )
+    _bounds(made)
+    grammar.seed(made)
+
+
+def _training(made: argparse.ArgumentParser) -> None:
+    number = grammar.number
+    number(made, "--epochs", int, "epochs of one attempt at most (default 4)")
+    number(made, "--frames-per-epoch", int, "frames of a query in one epoch at most (default 512)")
+    number(made, "--batch", int, "frames of a query in one step (default 16)")
+    number(made, "--rate", float, "AdamW's peak learning rate (default: chosen on val)")
+    number(made, "--distill", float, "weight of the originals' outputs against the labels, 0 to 1 (default 0.5)")
+    number(made, "--features", float, "weight of the features before the heads (default: the method's own)")
+    made.add_argument("--precision", choices=("auto", "fp32", "bf16"), help="of the training (default: measured)")
+    number(made, "--margin", float, "how far above its target a query must come on val, 0 to 1 (default 0.5)")
+
+
+def _bounds(made: argparse.ArgumentParser) -> None:
+    number, at_least_one = grammar.number, grammar.at_least_one
+    number(made, "--min-saving", float, "leave out groups that save less than this part of all bytes (default 0)")
+    number(made, "--max-minutes", float, "begin nothing more after this time (default: no limit)")
+    number(made, "--max-work", float, "begin nothing more after this work, image passes x FLOPs (default: no limit)")
+    number(made, "--workers", at_least_one, "jobs at once (default: as cores and memory allow; 1 on a GPU)")
+    number(made, "--threads", at_least_one, "of each training: then the bundle is the same with any number of workers")
+    made.add_argument("--ray", metavar="ADDRESS", help="workers in a Ray cluster: local, auto, HOST:PORT or ray://...")
+
+
+def merge(args: argparse.Namespace) -> Outcome:
+    """Falls short when a query misses its target on test."""
+    from gemel.looking.scores import scores_text
+    from gemel.progress import shown_on
+    from merger import MergeOptions, Recipe, Resources
+    from merger import merge as merge_workload
+    from models.workload import load_workload
+
+    recipe = Recipe(**grammar.given(args, *RECIPE))
+    options = MergeOptions(recipe, choose_rate=args.rate is None, beyond=args.beyond, **grammar.given(args, *BOUNDS))
+    resources = Resources(args.workers, args.threads, args.ray)
+    workload = load_workload(args.workload)
+    with shown_on() as progress:
+        report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options, resources)
+    result = report.to_json()
+    became = f"{size(report.bytes_before)} became {size(report.bytes_after)}"
+    saved = f"{percent(report.saved_fraction)} saved (ceiling {percent(report.ceiling_fraction)})"
+    text = f"{scores_text(result['queries'])}\n\n{report.bundle}: {became}, {saved}, in {duration(report.seconds)}"
+    return Outcome(result, text, DONE if report.met else FELL_SHORT)

@@ -1,0 +1,82 @@
+"""`gemel simulate`, `gemel plan` and `gemel profile`: a box on paper, and what it costs on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gemel.commands import grammar
+from gemel.commands.outcome import Outcome
+from gemel.planning.conditions import EVERY_DEVICE, MEASURED, Conditions
+from models.errors import InputError
+
+
+def register(commands: Any) -> None:
+    """Their grammar."""
+    made = grammar.command(commands, "simulate", "the box's own schedule on a virtual clock", simulate)
+    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD", nargs="?")
+    _conditions(made)
+    seconds = "simulated seconds (default 60)"
+    made.add_argument("--duration", type=grammar.positive, default=60.0, metavar="S", help=seconds)
+    made.add_argument("--replay", metavar="TRACE", help="replay what a box recorded (`trace:` in its config) instead")
+
+    summary = "what fits, what swaps and what rate each query will have, before anything is shipped"
+    made = grammar.command(commands, "plan", summary, plan)
+    made.add_argument("bundle", metavar="BUNDLE|WORKLOAD")
+    _conditions(made, f"; {EVERY_DEVICE}: every one, to compare")
+
+    summary = "measure what a bundle's queries cost on this machine; writes BUNDLE.profile.json"
+    made = grammar.command(commands, "profile", summary, profile)
+    made.add_argument("bundle", metavar="BUNDLE")
+    made.add_argument("--device", choices=("cpu", "cuda"), help="where to measure (default: cuda where there is one)")
+    made.add_argument("--engine", default="auto", metavar="NAME", help="an engine of docs/engines.md (default: auto)")
+    grammar.factories(made)
+
+
+def _conditions(made: argparse.ArgumentParser, or_all: str = "") -> None:
+    grammar.device(made, more=f", or {MEASURED} where BUNDLE.profile.json lies beside the bundle{or_all}")
+    memory = "min, 50%%, 75%%, all (of what the originals need), or a size such as 512MiB (default min)"
+    made.add_argument("--memory", default="min", metavar="M", help=memory)
+    policies = "schedule: ours, gemel or time-sharing (default ours)"
+    made.add_argument("--policy", default="ours", metavar="P", help=policies)
+    made.add_argument("--shared", action="store_true", help="a workload's models share all that they could")
+    streams = "a query too large for the memory runs all the same: what cannot stay is copied in every run"
+    made.add_argument("--stream", action="store_true", help=streams)
+    grammar.factories(made)
+    grammar.seed(made)
+
+
+def _asked(args: argparse.Namespace) -> Conditions:
+    return Conditions(args.memory, args.device, args.policy, args.shared, args.stream, tuple(args.factory), args.seed)
+
+
+def simulate(args: argparse.Namespace) -> Outcome:
+    """The schedule on a virtual clock, or what a box recorded."""
+    from gemel.planning.simulation import replay_run, replayed_text, simulate_box
+
+    if args.replay is not None:
+        replayed = replay_run(args.replay)
+        return Outcome(replayed.to_json(), replayed_text(replayed))
+    if args.bundle is None:
+        raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
+    found = simulate_box(args.bundle, _asked(args), args.duration)
+    return Outcome(found.to_json(), found.to_text())
+
+
+def plan(args: argparse.Namespace) -> Outcome:
+    """What fits and what swaps, on one device or on all there are profiles of."""
+    from gemel.planning.planning import plan_box, plan_everywhere
+
+    planned = plan_everywhere if args.device == EVERY_DEVICE else plan_box
+    found = planned(args.bundle, _asked(args))
+    return Outcome(found.to_json(), found.to_text())
+
+
+def profile(args: argparse.Namespace) -> Outcome:
+    """Measures this machine with one bundle."""
+    from gemel.planning.profiling import profile_bundle
+    from gemel.progress import shown_on
+
+    with shown_on() as progress:
+        found = profile_bundle(args.bundle, args.device, args.factory, progress=progress, engine=args.engine)
+    return Outcome(found.to_json(), found.to_text())

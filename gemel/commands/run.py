@@ -1,0 +1,41 @@
+"""`gemel run`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import Any
+
+from gemel.commands import grammar
+from gemel.commands.outcome import DONE, INTERRUPTED, Outcome
+from gemel.text import size
+
+
+def register(commands: Any) -> None:
+    """Its grammar."""
+    summary = "the edge daemon: cameras in, results out, under a memory budget"
+    made = grammar.command(commands, "run", summary, run)
+    made.add_argument("config", metavar="CONFIG")
+    made.add_argument("--check", action="store_true", help="check config, bundle and cameras, then stop")
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    """What it did goes to stderr, since a sink may write its results to stdout."""
+    from edge_runtime.daemon import run as run_box
+    from gemel.looking.box import box_text
+
+    shown = logging.StreamHandler()
+    shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, handlers=[shown])
+    summary = run_box(args.config, check=args.check)
+    if args.check:
+        return Outcome(summary, f"{args.config}: {_sound(summary)}", aside=True)
+    interrupted = summary["stopped_by"] == "SIGINT"
+    return Outcome(summary, box_text(summary), INTERRUPTED if interrupted else DONE, aside=True)
+
+
+def _sound(summary: dict[str, Any]) -> str:
+    fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
+    needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
+    streams = [f"; {query} streams {size(count)} in every run" for query, count in summary["streamed_bytes"].items()]
+    return f"sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{''.join(streams)}"
