@@ -182,7 +182,7 @@ class Executor:
         held, cost = self._resident(), self.costs.queries[query]
         missing = tuple(piece for piece in cost.tensors if piece not in held)
         situation = Situation(0.0, {}, held, self._held_bytes)
-        evict = room_for(situation, self.costs, self.order, self.budget_bytes, query, missing, 1)
+        evict = room_for(situation, self.costs, self._plan, query, missing, 1)
         return Decision(query, 0, evict or (), missing)
 
     def _take_turn(self, decision: Decision, query: str) -> tuple[float | None, int, float | None]:

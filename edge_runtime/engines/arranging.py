@@ -10,8 +10,9 @@ from edge_runtime.engines import FrameEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import Kinds, Layouts, Order, convolutions
 from edge_runtime.memory.onednn import Blocked, blocked
+from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import Costs, footprint_bytes, stored_name
+from edge_runtime.schedule.costs import Costs, stored_name
 from models.bundle import Bundle
 
 

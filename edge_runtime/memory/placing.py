@@ -8,10 +8,15 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, count, pairwise
 from typing import NamedTuple
 
-from edge_runtime.schedule.costs import footprint_bytes
+ALIGNMENT_BYTES = 512
 
 Run = Sequence[tuple[str, int]]
 """Tensors that lie together in the bundle, in its order: (name, footprint in bytes), none of them empty."""
+
+
+def footprint_bytes(nbytes: int) -> int:
+    """What a tensor of `nbytes` occupies when resident: its bytes rounded up to the arena's alignment."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 class Placement(NamedTuple):

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from edge_runtime.memory.placing import Holes, Move, Placement, closing, spread
-from edge_runtime.schedule.costs import ALIGNMENT_BYTES, footprint_bytes
+from edge_runtime.memory.placing import ALIGNMENT_BYTES, Holes, Move, Placement, closing, footprint_bytes, spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from edge_runtime.policies.book import Book
 from edge_runtime.policies.jobs import Job, frames_lost
-from edge_runtime.policies.shadow import Shadow
 from edge_runtime.schedule.batches import batch_in_time, too_late
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.room import room_for
@@ -22,17 +21,6 @@ WAITED_FOR_FROM = 1.0
 STALE_SHARE, STALE_PERIODS = 0.05, 20.0
 # What takes no time at all counts as this many seconds, so that worth per second stays a number.
 LEAST_S = 1e-9
-
-
-class Accounts(Protocol):
-    """What has been run so far, and what is owed (`ours.Book`)."""
-
-    @property
-    def shadow(self) -> Shadow: ...
-    @property
-    def newest(self) -> Mapping[str, float]: ...
-    def owed(self, query: str) -> float: ...
-    def claim(self, query: str) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +57,10 @@ class Choice:
     """What could run now. `waiting` are the frames that could be in time, oldest first (captured_at)."""
 
     def __init__(
-        self, situation: Situation, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan, accounts: Accounts
+        self, situation: Situation, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan, book: Book
     ) -> None:
         self._situation, self._waiting, self._costs, self._plan = situation, waiting, costs, plan
-        self._accounts = accounts
+        self._book = book
         self._demands: Mapping[str, Demand] = plan.detail.demands
         self._absent = {query: self._look_up(query) for query in waiting}
         self._ready: set[str] = set()
@@ -102,7 +90,7 @@ class Choice:
         for query, absent in self._absent.items():
             if not absent.names or query in self._ready:
                 continue
-            cost, owed, load_s = self._costs.queries[query], self._accounts.owed(query), absent.load_s
+            cost, owed, load_s = self._costs.queries[query], self._book.owed(query), absent.load_s
             if cost.run_s > cost.sla_s:
                 continue
             reload_s = self._reload_s(query)
@@ -111,7 +99,7 @@ class Choice:
             if too_late(self._waiting[query], self._situation.now + load_s, cost, 1) < len(self._waiting[query]):
                 continue
             frames = max(1.0, owed)
-            density = frames * self._accounts.claim(query) / (load_s + frames * cost.run_s + reload_s)
+            density = frames * self._book.claim(query) / (load_s + frames * cost.run_s + reload_s)
             best = max(best, (density, query)) if best else (density, query)
         if best is None or any(job.density > best[0] for job in kept):
             return None
@@ -122,14 +110,14 @@ class Choice:
     def bars_a_better(self, job: Job) -> bool:
         """Whether a frame that is about to come, and brings more for its time, could not be in time after this job."""
         end = self._situation.now + job.seconds
-        for query, newest in self._accounts.shadow.newest.items():
-            if query in self._ready or self._accounts.owed(query) < WAITED_FOR_FROM:
+        for query, newest in self._book.shadow.newest.items():
+            if query in self._ready or self._book.owed(query) < WAITED_FOR_FROM:
                 continue
             cost, comes = self._costs.queries[query], newest + 1 / self._demands[query].fps
             if (
                 comes >= self._situation.now
                 and end > comes + cost.sla_s - cost.run_s
-                and self._accounts.claim(query) > job.density * cost.run_s
+                and self._book.claim(query) > job.density * cost.run_s
                 and cost.needed <= self._situation.resident
             ):
                 return True
@@ -168,7 +156,7 @@ class Choice:
         if not batch.count:
             return None
         seconds = load_s + cost.run_of(batch.count)
-        per_frame = self._accounts.claim(query) * self._urgency(query)
+        per_frame = self._book.claim(query) * self._urgency(query)
         density = batch.count * per_frame / max(seconds + self._reload_s(query), LEAST_S)
         deadline = captured[batch.late] + cost.sla_s
         return Job(query, batch.count, absent.names, load_s, seconds, deadline, per_frame, density)
@@ -176,7 +164,7 @@ class Choice:
     def _urgency(self, query: str) -> float:
         """What a stale result of the query costs, the more the older its newest one is."""
         demand, now = self._demands[query], self._situation.now
-        periods = (now - self._accounts.newest.get(query, now)) * demand.fps
+        periods = (now - self._book.newest.get(query, now)) * demand.fps
         urgency = self._situation.urgency.get(query, demand.urgency)
         return urgency * (1 + STALE_SHARE * min(STALE_PERIODS, periods))
 
@@ -196,10 +184,7 @@ class Choice:
         return max(0, self._situation.resident_bytes + needed - self._plan.budget_bytes) / self._costs.copy_bytes_per_s
 
     def _room(self, query: str, missing: Sequence[str], count: int) -> tuple[str, ...] | None:
-        plan = self._plan
-        return room_for(
-            self._situation, self._costs, plan.order, plan.budget_bytes, query, missing, count, plan.next_use
-        )
+        return room_for(self._situation, self._costs, self._plan, query, missing, count)
 
     def _resident_rates(self) -> list[tuple[str, float, float]]:
         """Of every resident query: frames per second, and seconds that a frame of it can wait."""

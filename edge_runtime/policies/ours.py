@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from edge_runtime.frames.ledger import DEADLINE, MEMORY
+from edge_runtime.policies.book import Book
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.jobs import in_time_together
 from edge_runtime.policies.paper import Paper
@@ -15,12 +16,6 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
-
-# What a query is owed of the frames that the paper's schedule would have brought it in time.
-OWED_SHARE = 0.9
-# A frame counts this many times as much for each frame that its query is owed, up to so many; what a query is owed
-# counts double when it should have had so many frames so far, and less the more they are.
-CLAIM, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
 
 Dropped = tuple[str, float, str]
 
@@ -38,37 +33,6 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
-    """What `ours` remembers: the shadow, the frames it ran of each query, and the newest of them (captured_at)."""
-
-    shadow: Shadow
-    ran: Mapping[str, int] = field(default_factory=dict)
-    newest: Mapping[str, float] = field(default_factory=dict)
-
-    def owed(self, query: str) -> float:
-        """Frames that a query is owed; negative when it had more."""
-        return OWED_SHARE * self.shadow.served.get(query, 0) - self.ran.get(query, 0)
-
-    def claim(self, query: str) -> float:
-        """How many times as much a frame counts for what its query is owed.
-
-        A query that has had few frames feels each one missed more, and cannot wait until it is owed many.
-        """
-        owed = self.owed(query)
-        if owed <= 0:
-            return 1.0
-        return CLAIM ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.served[query]))
-
-    def with_run(self, query: str, captured: Sequence[float]) -> Book:
-        """The book once frames of a query have been run."""
-        return replace(
-            self,
-            ran={**self.ran, query: self.ran.get(query, 0) + len(captured)},
-            newest={**self.newest, query: captured[-1]},
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Ours:
     """Of all that could run next, what brings most frames in time, weighed by what stale results cost.
 
@@ -77,9 +41,9 @@ class Ours:
     frames that it makes possible, and costs its time, the reloading of what it evicts, and the frames that resident
     queries lose meanwhile; so a loaded query stays for as long as no other would bring more. Batches grow for as
     long as a further frame brings more than it costs, a workspace that drives out weights included. What is needed
-    last in the order that moves least is evicted first. So that nobody starves, each query is owed OWED_SHARE of
-    what the paper's schedule would bring it on the same frames (`Shadow`), and the more it is owed, the more its
-    frames count, as in max-weight scheduling (Tassiulas and Ephremides 1992).
+    last in the order that moves least is evicted first. So that nobody starves, each query is owed a share of
+    what the paper's schedule would bring it on the same frames (`Book`), and the more it is owed, the more its frames
+    count, as in max-weight scheduling (Tassiulas and Ephremides 1992).
     """
 
     name: str = "ours"

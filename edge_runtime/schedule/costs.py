@@ -7,16 +7,12 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, TypeVar
 
-ALIGNMENT_BYTES = 512
+from edge_runtime.memory.placing import footprint_bytes
+
 BATCHES = (1, 2, 4, 8)
 """The batch sizes that are profiled; what lies between them is interpolated."""
 
 Value = TypeVar("Value")
-
-
-def footprint_bytes(nbytes: int) -> int:
-    """What a tensor of `nbytes` occupies when resident: its bytes rounded up to the arena's alignment."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

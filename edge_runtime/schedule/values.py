@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.room import NextUse
+from edge_runtime.schedule.next_use import NextUse
 
 # Times of one frame are added up in different orders; a difference this small is rounding, not lateness.
 CLOCK_SLACK_S = 1e-9

@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.rehearsal.measured import MeasuredProfile, QueryProfile, ascending, machine_of, write_profile
-from edge_runtime.schedule.costs import BATCHES, BatchCost, footprint_bytes
+from edge_runtime.schedule.costs import BATCHES, BatchCost
 from gemel.text import size, table
 from merger.journal.progress import Progress, silent
 from models.bundle import open_bundle

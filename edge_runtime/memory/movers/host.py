@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.placing import Move
+from edge_runtime.memory.placing import ALIGNMENT_BYTES, Move, footprint_bytes
 from edge_runtime.memory.residency import Copy
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import ALIGNMENT_BYTES, footprint_bytes
 
 # Small enough that the first layers are there early, large enough that handing pieces out costs nothing.
 PIECE_BYTES = 4 * 2**20

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import footprint_bytes
 from tests.edge_runtime.memory.movers.slow_mover import SlowMover
 
 KIB = 1024

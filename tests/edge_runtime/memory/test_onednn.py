@@ -17,8 +17,9 @@ from edge_runtime.memory import onednn
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import ChannelsLast, Layout, Order
 from edge_runtime.memory.onednn import MOST_PADDING, Blocked, Convolution, blocked, convolutions_of, convolve, usable
+from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import Costs, QueryCost, all_bytes, footprint_bytes
+from edge_runtime.schedule.costs import Costs, QueryCost, all_bytes
 from tests.edge_runtime.engines.sharing_bundle import SIZE, sharing_bundle
 from tests.edge_runtime.tiny import picture, tiny_bundle
 

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.residency import Admission, BlockedError, Extent, NoRoomError, Residency
-from edge_runtime.schedule.costs import footprint_bytes
 
 KIB = 1024
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.schedule.costs import Costs, QueryCost, footprint_bytes
+from edge_runtime.memory.placing import footprint_bytes
+from edge_runtime.schedule.costs import Costs, QueryCost
 
 
 def two_queries() -> Costs:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.policies import POLICIES
 from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost, footprint_bytes
+from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
 from edge_runtime.schedule.overflow import LEAST_BYTES, Layer, Part, overflow_of, scratch_bytes
 
 RATE = 1e6

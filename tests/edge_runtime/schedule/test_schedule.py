@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.schedule import Demand, Situation
+from edge_runtime.schedule import Demand, Plan, Situation
 from edge_runtime.schedule.batches import batch_in_time, expected_round, largest_batches, worst_first_batches
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost, apart
 from edge_runtime.schedule.order import cycle_loads, least_moving_order, share_order
@@ -164,10 +164,14 @@ def test_room_is_made_by_what_is_needed_last_and_by_no_more_than_must_go():
     resident = frozenset({"a", "b", "big", "small"})
     situation = Situation(0.0, {}, resident, costs.resident_bytes(resident))
     used = situation.resident_bytes
-    assert room_for(situation, costs, "abcd", used + 512, "d", ("d",), 1) == ()
-    assert room_for(situation, costs, "abcd", used, "d", ("d",), 1) == ("small",), "c had its turn just before d"
-    assert room_for(situation, costs, "abcd", used - 1024, "d", ("d",), 1) == ("big",)
-    assert room_for(situation, costs, "abcd", 256, "d", ("d",), 1) is None
+
+    def evicted(budget: int) -> tuple[str, ...] | None:
+        return room_for(situation, costs, Plan(tuple("abcd"), {}, budget), "d", ("d",), 1)
+
+    assert evicted(used + 512) == ()
+    assert evicted(used) == ("small",), "c had its turn just before d"
+    assert evicted(used - 1024) == ("big",)
+    assert evicted(256) is None
 
 
 @given(st.data())
@@ -180,7 +184,7 @@ def test_room_suffices_spares_what_is_needed_and_evicts_nothing_in_vain(data):
     query = data.draw(st.sampled_from(order))
     cost = costs.queries[query]
     missing = tuple(cost.needed - resident)
-    evict = room_for(situation, costs, order, budget, query, missing, 1)
+    evict = room_for(situation, costs, Plan(tuple(order), {}, budget), query, missing, 1)
     if evict is None:
         assert costs.alone_bytes(query) > budget
         return

@@ -18,10 +18,11 @@ from edge_runtime.executor import Executor, arena_bytes
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.placing import ALIGNMENT_BYTES
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import ALIGNMENT_BYTES, BatchCost, Costs, QueryCost, all_bytes
+from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost, all_bytes
 from edge_runtime.schedule.overflow import Overflow, overflow_of, scratch_bytes
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
