@@ -17,13 +17,13 @@ from torch import nn
 
 from merger.bench.bounds import Bounds
 from merger.bench.method import METHODS, TRIALS, MergeOptions
+from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import Merged, Workbench
 from merger.beyond.narrow_weights import Narrowing, residual_bytes, store, tied_models
 from merger.beyond.narrowing import narrow
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import account
 from merger.journal.progress import Progress, silent
-from merger.mending.repair import bytes_of_residuals
 from merger.training.precision import Precisions
 from merger.workers.choice import Resources, employ
 from merger.workers.jobs import threads

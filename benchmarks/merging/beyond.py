@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.merging.beyond [WORKLOAD.yaml ...]      (default: all of benchmarks/workloads)
 
 For each workload, in % of the originals' bytes, on top of the ceiling:
-  inside    repeated layers of a stage in one model become one weight (merger.beyond.candidates), residuals not counted
+  inside    repeated layers of a stage in one model become one weight (merger.beyond.candidates)
   low rank  layers that save at least 0.2 % become two factors, their rank a quarter of their smaller side
   leading   a weight is the leading channels of a larger one of the same kind and kernel in a model of another query
   fp32      the ceiling, inside and low rank together (a layer that repeats is factorised once)

@@ -17,15 +17,15 @@ from typing import Any
 from merger.bench.attempt import train_while
 from merger.bench.bounds import Bounds
 from merger.bench.merit import all_met, merit
+from merger.bench.sizes import stored_bytes
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Merged, Workbench, snapshots
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank
 from merger.beyond.risk import applied, errors, inputs_of, with_risk
 from merger.journal.checkpoint import Checkpoint
-from merger.mending.repair import RANKS, bytes_of_residuals, enough, largest_rank, rest_shared, train_private
+from merger.mending.repair import enough, rest_shared, train_private
 from merger.training.loop import Diverged, Recipe
-from models.sharing.layers import layers_of_all, model_bytes
-from models.sharing.plan import SharingPlan
+from models.sharing.layers import model_bytes
 
 ROUNDS = {INSIDE: 3, LOW_RANK: 1}
 """Each round halves the weights of a stage; layers are factorised once."""
@@ -37,7 +37,7 @@ SHORT, LONG = 0.5, 2
 MAX_RISK = 0.25
 """A layer starts at the least rank whose risk is below this; steps that are together below it need a short try only."""
 NEAR = 0.05
-"""A query that lies no further below what is required may be helped by residuals."""
+"""A query that lies no further below what is required may be helped by its private parts."""
 MOST_RISK = 0.5
 """The risk of all steps of one try, but for a single one's."""
 Queue = list[list[dict[str, Any]]]
@@ -72,13 +72,6 @@ def beyond(
         for row in found["rows"]:
             checkpoint.note(row)
     return merged
-
-
-def stored_bytes(bench: Workbench, plan: SharingPlan) -> int:
-    """Bytes of all models under a plan, residuals included, as a bundle counts them (but for equal small tensors)."""
-    queries = [bench.asked(query, plan) for query in bench.queries]
-    residuals = bytes_of_residuals(bench, plan).values()
-    return sum(map(model_bytes, queries)) - plan.saved_bytes(layers_of_all(queries)) + sum(residuals)
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ class _Search:
         row = {
             "beyond": kind, "try": notes["tries"] + 1, "round": notes["round"], "accepted": found["accepted"],
             "candidates": [_told(one) for one in chunk], "gained_bytes": found["gained_bytes"],
-            "residual_rank": found["residual_rank"], "ratios": found["ratios"], "epochs": found["epochs"],
+            "ratios": found["ratios"], "epochs": found["epochs"],
             "in_the_way": [query for query, ratio in found["ratios"].items() if ratio < self.required[query]],
             "work": self.bench.work.total,
         }  # fmt: skip
@@ -170,8 +163,7 @@ class _Search:
     def _try(self, merged: Merged, chunk: Sequence[Candidate]) -> dict[str, Any]:
         """Take these steps at once, train, and see whether everyone still reaches what is required.
 
-        Queries that lie just below it train their private parts alone; if that does not help, they get residuals on the
-        layers that share within their model, rank by rank.
+        Queries that lie just below it train their private parts alone.
         """
         inputs = self.journal.step("inputs", partial(inputs_of, self.bench, merged, chunk))
         at = merged
@@ -182,24 +174,12 @@ class _Search:
         epochs = self._epochs(queries, sum(candidate.risk for candidate in chunk))
         found = self.journal.step("trained", partial(self._trained, at, queries, chunk[0].alone, epochs))
         found = self._mended(at, found)
-        residual_rank, epochs = 0, found["epochs"]
-        for rank in RANKS:
-            short = self._short(found["ratios"])
-            plan = _with_residuals(self.bench, at.plan, chunk, short, rank)
-            if not short or max(short.values()) > NEAR or plan == at.plan:
-                break
-            if stored_bytes(self.bench, plan) >= stored_bytes(self.bench, merged.plan):
-                break
-            at = Merged(plan, {**at.states, **_without_residuals(found["states"], at.plan, plan)})
-            train = partial(self._trained, at, queries, chunk[0].alone, self._part(SHORT))
-            found = self.journal.step(f"with rank {rank}", train)
-            residual_rank, epochs = rank, epochs + found["epochs"]
         gained = stored_bytes(self.bench, merged.plan) - stored_bytes(self.bench, at.plan)
         accepted = found["held"] and gained > 0
         after = Merged(at.plan, {**at.states, **found["states"]}).to_plain() if accepted else None
         return {
-            "accepted": accepted, "merged": after, "ratios": found["ratios"], "epochs": epochs,
-            "residual_rank": residual_rank, "gained_bytes": gained if accepted else 0,
+            "accepted": accepted, "merged": after, "ratios": found["ratios"], "epochs": found["epochs"],
+            "gained_bytes": gained if accepted else 0,
         }  # fmt: skip
 
     def _short(self, ratios: Mapping[str, float]) -> dict[str, float]:
@@ -303,35 +283,3 @@ def _told(candidate: Candidate) -> dict[str, Any]:
     what = {"rank": candidate.rank} if candidate.rank else {"start": candidate.start}
     return {"layers": [f"{query}: {path}" for query, path in units], "saved_bytes": candidate.saved_bytes,
             "risk": candidate.risk, **what}  # fmt: skip
-
-
-def _with_residuals(
-    bench: Workbench, plan: SharingPlan, chunk: Sequence[Candidate], short: Mapping[str, float], rank: int
-) -> SharingPlan:
-    """The plan with residuals of this rank for these queries on the layers whose weight another one replaced."""
-    for query in short:
-        ranks = dict(plan.residuals.get(query, {}))
-        layers = dict(bench.originals[query].named_modules())
-        for candidate in chunk:
-            if candidate.kind != INSIDE:
-                continue
-            extra = candidate.first if candidate.start == "second" else candidate.second
-            own = [path for name, path in extra if name == query]
-            own = own or [path for name, path in (*candidate.first, *candidate.second) if name == query]
-            for path in own:
-                if largest_rank(layers.get(path)) >= rank:
-                    ranks[path] = max(rank, ranks.get(path, 0))
-        plan = plan.with_residuals(query, ranks) if ranks else plan
-    return plan
-
-
-def _without_residuals(
-    states: Mapping[str, Mapping[str, Any]], old: SharingPlan, new: SharingPlan
-) -> dict[str, dict[str, Any]]:
-    """The states without the residuals whose rank changes: those start afresh."""
-    kept = {}
-    for query, state in states.items():
-        before, after = old.residuals.get(query, {}), new.residuals.get(query, {})
-        gone = tuple(f"{path}.residual_" for path in before if after.get(path) != before[path])
-        kept[query] = {name: tensor for name, tensor in state.items() if not name.startswith(gone)}
-    return kept

@@ -1,19 +1,18 @@
 """Narrow repairs of one query that stays below its target while the shared weights stand still for all others.
 
-With the fewest bytes that do: private norms and head alone, low-rank residuals on the layers where the query's features
-are furthest from its original's, private copies of such layers, and at last the original itself. Nothing of it touches
-another query, so none need be judged again.
+With the fewest bytes that do: private norms and head alone, private copies of the layers where the query's features are
+furthest from its original's, and at last the original itself. Nothing of it touches another query, so none need be
+judged again.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from merger.bench.attempt import train_while
 from merger.bench.bounds import Bounds
@@ -23,13 +22,9 @@ from merger.journal.outcomes import LEAVES
 from merger.journal.steps import Journal
 from merger.mending.similarity import parted
 from merger.training.loop import Diverged, Recipe
-from models.parts.residual import shapes
 from models.sharing.layers import weight_of
-from models.sharing.plan import Member, SharingPlan
+from models.sharing.plan import SharingPlan
 
-RANKS = (4, 8, 16)
-LAYERS = 0.5
-"""The part of a query's shared layers that get a residual, those furthest from the original first."""
 HALF = 0.5
 """The part of the margin that a query needs when nothing helps it further. The best of many tries on val flatters: with
 no margin at all it is likely to miss on test."""
@@ -39,8 +34,8 @@ GENTLE = 0.25
 """The part of the rate at which a model is mended alone: it stands where a falling rate has brought it, and is near."""
 UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """The part of a query's shared bytes that become private copies, step by step."""
-MOST_STEPS = 1 + len(RANKS).bit_length() + len(UNSHARED).bit_length()
-"""About so many steps are taken: private parts, and of each kind of step the dearest and a bisection."""
+MOST_STEPS = 1 + len(UNSHARED).bit_length()
+"""About so many steps are taken: private parts, then the dearest copies and a bisection."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +75,15 @@ def repair(
         free = max(free, search.take(Step("norms and head", merged.plan, 0)), key=lambda one: one[0])
     if free[0] >= required:
         return free[1], search.rows
-    kinds = () if bounds.over else (residuals(bench, merged, query, journal), copies(bench, merged, query, journal))
+    steps = [] if bounds.over else copies(bench, merged, query, journal)
     if free[0] >= least:
         most = NARROW * sum(_bytes_shared(bench, merged, query).values())
-        kinds = tuple([step for step in steps if step.cost_bytes <= most] for steps in kinds)
-    found = search.first(kinds, required)
+        steps = [step for step in steps if step.cost_bytes <= most]
+    found = search.cheapest(steps, required)
     if found is None:
         if bounds.over:
             bench.progress("warning", text=f"{query}: no time is left to repair it")
-        found = free if free[0] >= least else search.first(kinds, least)
+        found = free if free[0] >= least else search.cheapest(steps, least)
         if found is not None:
             target = bench.queries[query].accuracy_target
             text = f"{query}: {found[0]:.3f} of its original on val, its target of {target:g} with half the margin"
@@ -130,47 +125,29 @@ class _Search:
         bench.progress("repair", **row)
         return found["ratio"], Merged(step.plan, {**merged.states, query: found["state"]})
 
-    def first(self, kinds: Iterable[Sequence[Step]], wanted: float) -> tuple[float, Merged] | None:
-        """The cheapest step of the first kind that comes to `wanted`, as what it reaches; None where none does.
+    def cheapest(self, steps: Sequence[Step], wanted: float) -> tuple[float, Merged] | None:
+        """The cheapest of these, in ascending order of bytes, that comes to `wanted`, as what it reaches; None if none.
 
-        Of each kind the dearest step is tried first (what it cannot do, the others cannot), then those between by
-        bisection. Each takes a training: one by one the bounds would be over before the dearer ones.
+        The dearest step is tried first (what it cannot do, the others cannot), then those between by bisection. Each
+        takes a training: one by one the bounds would be over before the dearer ones.
         """
-        for steps in kinds:
-            ratios = {i: self.reached[step.what][0] for i, step in enumerate(steps) if step.what in self.reached}
-            held = min((place for place, ratio in ratios.items() if ratio >= wanted), default=len(steps))
-            failed = max((place for place in ratios if place < held), default=-1)
-            while held - failed > 1 and not self.bounds.over:
-                place = (failed + held) // 2 if held < len(steps) else len(steps) - 1
-                found = self.reached[steps[place].what] = self.take(steps[place])
-                if found[0] >= wanted:
-                    held = place
-                else:
-                    failed = place
-            if held < len(steps):
-                return self.reached[steps[held].what]
-        return None
+        ratios = {place: self.reached[step.what][0] for place, step in enumerate(steps) if step.what in self.reached}
+        held = min((place for place, ratio in ratios.items() if ratio >= wanted), default=len(steps))
+        failed = max((place for place in ratios if place < held), default=-1)
+        while held - failed > 1 and not self.bounds.over:
+            place = (failed + held) // 2 if held < len(steps) else len(steps) - 1
+            found = self.reached[steps[place].what] = self.take(steps[place])
+            if found[0] >= wanted:
+                held = place
+            else:
+                failed = place
+        return self.reached[steps[held].what] if held < len(steps) else None
 
 
 def enough(bench: Workbench, query: str, required: float) -> float:
     """The ratio on val with which a query is kept that nothing brings to what is required: half of the margin."""
     target = bench.queries[query].accuracy_target
     return target + HALF * (required - target)
-
-
-def residuals(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
-    """Low-rank residuals on half of the layers that the query shares, in ascending order of bytes."""
-    model, size = bench.originals[query], _bytes_shared(bench, merged, query)
-    furthest = journal.step("parted", partial(_furthest, bench, merged, query, list(size)))
-    able = [path for path in furthest if largest_rank(model.get_submodule(path)) >= RANKS[0]]
-    able = able[: max(1, round(LAYERS * len(able)))]
-    steps = []
-    for rank in RANKS:
-        ranks = {path: rank for path in able if largest_rank(model.get_submodule(path)) >= rank}
-        cost = sum(bytes_of_residual(model.get_submodule(path), rank) for path in ranks)
-        if ranks and cost < sum(size.values()):
-            steps.append(Step(f"residuals of rank {rank}", merged.plan.with_residuals(query, ranks), cost))
-    return steps
 
 
 def copies(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
@@ -233,28 +210,3 @@ def rest_shared(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:
             if query in models:
                 owner, attribute = weight_of(models[query], path)
                 getattr(owner, attribute).requires_grad_(False)
-
-
-def largest_rank(layer: nn.Module | None) -> int:
-    """The largest rank worth storing: a residual of it is smaller than the layer's weight; 0 where there is none."""
-    if layer is None or type(layer) not in (nn.Conv2d, nn.Linear) or getattr(layer, "groups", 1) != 1:
-        return 0
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    out, inner = weight.shape[0], weight[0].numel()
-    return (out * inner - 1) // (out + inner)
-
-
-def bytes_of_residual(layer: nn.Module, rank: int) -> int:
-    """Bytes of a residual of this rank beside this layer."""
-    count = sum(math.prod(shape) for shape in shapes(layer, rank))  # type: ignore[arg-type]
-    return count * layer.weight.element_size()  # type: ignore[union-attr, operator]
-
-
-def bytes_of_residuals(bench: Workbench, plan: SharingPlan) -> dict[Member, int]:
-    """Layer -> bytes of the residual that it has under the plan."""
-    return {
-        (query, path): bytes_of_residual(bench.originals[query].get_submodule(path), rank)
-        for query, ranks in plan.residuals.items()
-        for path, rank in ranks.items()
-    }

@@ -89,13 +89,11 @@ def repaired(
 
 
 def combined(plan: SharingPlan, after: Mapping[str, SharingPlan]) -> SharingPlan:
-    """The plan with what each of these queries changed of its own part in it."""
+    """The plan with the layers private that each of these queries shares no more after its own repair."""
     result = plan
     for query, changed in after.items():
         kept, before = _shared(changed, query), _shared(plan, query)
         result = result.with_private(query, [path for path in before if path not in kept])
-        if changed.residuals.get(query):
-            result = result.with_residuals(query, changed.residuals[query])
     return result
 
 

@@ -19,18 +19,18 @@ import merger.beyond.search as beyond_module
 from merger import TrainOptions, merge, train_originals
 from merger.bench.bounds import Bounds
 from merger.bench.method import MergeOptions
+from merger.bench.sizes import stored_bytes
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Merged, Workbench, snapshot
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank, steps_between, units
 from merger.beyond.risk import INPUT_FRAMES, applied, errors, inputs_of, with_risk
-from merger.beyond.search import _Search, beyond, stored_bytes
+from merger.beyond.search import _Search, beyond
 from merger.journal.checkpoint import Checkpoint
 from merger.methods.wide import whole_plan
 from merger.start.choosing import averaged
 from merger.training.loop import Recipe, Work
 from models.bundle import open_bundle, verify_bundle
 from models.errors import InputError
-from models.parts.residual import residual_bytes
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
 from models.sharing.plan import SharingPlan, tie
@@ -398,23 +398,6 @@ def test_queries_just_below_are_mended_by_their_private_parts(
         states = Merged.from_plain(found["merged"]).states
         assert {query for query in states if "mended" in states[query]} == set(tried)
         assert found["ratios"] == {**fallen, **dict.fromkeys(tried, lifted)}
-
-
-def test_a_query_just_below_gets_residuals_on_the_layers_that_share(
-    bench: Workbench, merged: Merged, tmp_path: Path
-) -> None:
-    def needs_residuals(query: str, model: Any) -> float:
-        return 1.0 if query == "q1" or residual_bytes(model) else 0.93
-
-    bench.ratio = needs_residuals
-    search = _search(bench, tmp_path / "work", 0.95)
-    chunk = [one for one in inside(bench.layers, merged.plan, 0) if "q0" in one.queries][:1]
-    found = search._try(merged, chunk)
-    assert found["accepted"] and found["residual_rank"] == 4
-    after = Merged.from_plain(found["merged"])
-    assert set(after.plan.residuals) == {"q0"} and set(after.plan.residuals["q0"].values()) == {4}
-    assert found["gained_bytes"] == stored_bytes(bench, merged.plan) - stored_bytes(bench, after.plan)
-    assert 0 < found["gained_bytes"] < chunk[0].saved_bytes
 
 
 def test_no_try_begins_out_of_time(bench: Workbench, merged: Merged, tmp_path: Path) -> None:

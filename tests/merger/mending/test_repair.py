@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 
-from merger import merge
 from merger.bench.bounds import Bounds
 from merger.bench.workbench import Merged, Workbench
 from merger.beyond.distance import distances
 from merger.journal.steps import Journal
-from merger.mending.repair import RANKS, Step, copies, repair, residuals
+from merger.mending.repair import Step, copies, repair
 from merger.mending.several import repair_all
 from merger.training.loop import Recipe
-from models.bundle import open_bundle
-from models.parts.residual import residual_layers
 from models.sharing.layers import weight_key
-from tests.merger.options import QUICK
 
 UNSHARED = (1 / 2, 9 / 10, 1)
 """Parts of the tiny network's bytes that end between its layers."""
@@ -58,8 +53,8 @@ def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(
 def test_a_query_that_nothing_helps_gets_its_original_back(bench: Workbench, merged: Merged) -> None:
     bench.ratio = lambda query, model: 0.5
     repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
-    dearest = [kind[-1].what for kind in _kinds(bench, merged)]
-    assert [row["repair"] for row in rows] == ["norms and head", *dearest, "leaves"]
+    dearest = copies(bench, merged, "q1", Journal())[-1].what
+    assert [row["repair"] for row in rows] == ["norms and head", dearest, "leaves"]
     assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
     original = bench.originals["q1"].state_dict()
     assert all(torch.equal(repaired.states["q1"][name], original[name]) for name in original)
@@ -74,65 +69,60 @@ def test_layers_whose_answers_cannot_be_compared_are_repaired_last(
     assert most[0] == "body.0" and sorted(most) == ["body.0", "last.0", "stem.0"]
 
 
-def test_the_steps_of_a_kind_rise_in_bytes_and_none_comes_twice(
+def test_steps_rise_in_bytes_and_none_comes_twice(
     bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (only,) = _kinds(bench, merged)[1]
+    (only,) = copies(bench, merged, "q1", Journal())
     assert only.what == "78.5% of its shared bytes private" and only.private == ("last.0",), "more than every part"
     monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
-    low_rank, private = _kinds(bench, merged)
-    assert [step.what for step in low_rank] == [f"residuals of rank {rank}" for rank in RANKS]
-    assert [len(step.private) for step in private] == [1, 2, 3]
-    for steps in (low_rank, private):
-        assert all(one.cost_bytes < other.cost_bytes for one, other in pairwise(steps))
+    steps = copies(bench, merged, "q1", Journal())
+    assert [len(step.private) for step in steps] == [1, 2, 3]
+    assert all(one.cost_bytes < other.cost_bytes for one, other in pairwise(steps))
 
 
 @pytest.mark.parametrize("margin", ["whole", "half"])
-@pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("helps", [0, 1, 2])
-def test_the_cheapest_step_of_the_first_kind_that_helps_is_kept(
-    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch, helps: int, kind: int, margin: str
+def test_the_cheapest_step_that_helps_is_kept(
+    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch, helps: int, margin: str
 ) -> None:
     monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
-    kinds, target = _kinds(bench, merged), bench.queries["q1"].accuracy_target
+    steps, target = copies(bench, merged, "q1", Journal()), bench.queries["q1"].accuracy_target
     better = target + (0.03 if margin == "whole" else 0.015)
-    enough = kinds[kind][helps:] + (kinds[1] if kind == 0 else [])
-    _train_by_step(monkeypatch, kinds, {step.what: better for step in enough})
+    _train_by_step(monkeypatch, steps, {step.what: better for step in steps[helps:]})
     kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), target + 0.02, Journal(), Bounds(bench.work), alone=True)
-    assert kept.plan == kinds[kind][helps].plan
+    assert kept.plan == steps[helps].plan
     tried = [row["repair"] for row in rows]
-    assert len(tried) == len(set(tried)) and tried[0] == kinds[0][-1].what
-    assert kind == 0 or not set(tried) & {step.what for step in kinds[0][:-1]}, "what rank 16 cannot, rank 4 cannot"
+    assert len(tried) == len(set(tried)) and tried[0] == steps[-1].what
 
 
-@pytest.mark.parametrize("narrow", [0, 1, 2])
+@pytest.mark.parametrize("affordable", [0, 1, 2])
 def test_the_other_half_of_the_margin_may_cost_few_bytes_only(
-    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch, narrow: int
+    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch, affordable: int
 ) -> None:
     monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
-    kinds, target = _kinds(bench, merged), bench.queries["q1"].accuracy_target
-    steps = [kinds[0][0], kinds[1][0]]
-    dearest = copies(bench, merged, "q1", Journal())[-1].cost_bytes
-    most = [0, steps[0].cost_bytes, steps[1].cost_bytes][narrow]
-    monkeypatch.setattr("merger.mending.repair.NARROW", most / dearest)  # which is all of its shared bytes
-    _train_by_step(monkeypatch, kinds, {step.what: target + 0.02 for step in kinds[1]})
+    steps, target = copies(bench, merged, "q1", Journal()), bench.queries["q1"].accuracy_target
+    most = [0, steps[0].cost_bytes, steps[1].cost_bytes][affordable]
+    part = most / steps[-1].cost_bytes  # which is all of its shared bytes
+    monkeypatch.setattr("merger.mending.repair.NARROW", part)
+    _train_by_step(monkeypatch, steps, {step.what: target + 0.02 for step in steps[1:]})
     kept, rows = repair(
         bench, merged, "q1", target + 0.01, Recipe(), target + 0.02, Journal(), Bounds(bench.work), alone=True
     )
-    assert (kept is merged) == (narrow < 2) and kept.plan == (steps[1].plan if narrow == 2 else merged.plan)
-    tried = {step.what for step in (*kinds[0], *kinds[1]) if step.cost_bytes <= most}
-    assert {row["repair"] for row in rows} <= tried and bool(rows) == (narrow > 0)
+    assert (kept is merged) == (affordable < 2) and kept.plan == (steps[1].plan if affordable == 2 else merged.plan)
+    tried = {step.what for step in steps if step.cost_bytes <= most}
+    assert {row["repair"] for row in rows} <= tried and bool(rows) == (affordable > 0)
 
 
 def test_what_helped_is_kept_when_there_is_no_work_to_look_for_less(
     bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = _kinds(bench, merged)
+    monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
+    steps = copies(bench, merged, "q1", Journal())
     for better in (0.99, 0.971):  # what is required, and half of the margin
-        _train_by_step(monkeypatch, kinds, {step.what: better for step in (*kinds[0], *kinds[1])}, work=1e18)
+        _train_by_step(monkeypatch, steps, {step.what: better for step in steps}, work=1e18)
         bounds = Bounds(bench.work, most_work=bench.work.total + 1e18)
         kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), 0.98, Journal(), bounds, alone=True)
-        assert kept.plan == kinds[0][-1].plan and [row["repair"] for row in rows] == [kinds[0][-1].what]
+        assert kept.plan == steps[-1].plan and [row["repair"] for row in rows] == [steps[-1].what]
 
 
 def test_bounded_work_goes_to_those_who_would_leave(
@@ -151,7 +141,7 @@ def test_bounded_work_goes_to_those_who_would_leave(
     monkeypatch.setattr("merger.mending.repair.train_private", in_vain)
     assert tried({"q1": 0.5, "q2": 0.97}, 2e18) == ["q1", "q1"]
     assert tried({"q1": 0.966, "q2": 0.97}, 2e18) == ["q1", "q2"]
-    assert tried({"q1": 0.5, "q2": 0.97}, math.inf) == ["q1"] * 3 + ["q2"]
+    assert tried({"q1": 0.5, "q2": 0.97}, math.inf) == ["q1"] * 2 + ["q2"]
 
 
 def test_without_time_left_a_query_leaves_at_once(bench: Workbench, merged: Merged) -> None:
@@ -159,17 +149,20 @@ def test_without_time_left_a_query_leaves_at_once(bench: Workbench, merged: Merg
     assert [row["repair"] for row in rows] == ["leaves"]
 
 
-def test_a_query_with_half_the_margin_is_kept_where_nothing_helps_it_further(bench: Workbench, merged: Merged) -> None:
+def test_a_query_with_half_the_margin_is_kept_where_nothing_helps_it_further(
+    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
     half = (bench.queries["q1"].accuracy_target + 0.99) / 2
     no_time = Bounds(bench.work, most_work=0.0)
     kept, rows = repair(bench, merged, "q1", half, Recipe(), 0.99, Journal(), no_time)
     assert kept is merged and not rows
     _, rows = repair(bench, merged, "q1", half - 0.001, Recipe(), 0.99, Journal(), no_time)
     assert [row["repair"] for row in rows] == ["leaves"]
-    bench.ratio = lambda query, model: half - 0.001 + 0.01 * bool(residual_layers(model))
-    kept, rows = repair(bench, merged, "q1", half - 0.001, Recipe(epochs=1), 0.99, Journal(), Bounds(bench.work))
-    assert kept.plan.residuals["q1"] and kept.plan.shared == merged.plan.shared
-    assert not any(row["repair"] == "leaves" for row in rows)
+    steps = copies(bench, merged, "q1", Journal())
+    _train_by_step(monkeypatch, steps, {step.what: half for step in steps})
+    bounds = Bounds(bench.work)
+    kept, rows = repair(bench, merged, "q1", half - 0.001, Recipe(), 0.99, Journal(), bounds, alone=True)
+    assert kept.plan == steps[0].plan and not any(row["repair"] == "leaves" for row in rows)
 
 
 def test_of_repairs_that_are_enough_the_one_with_the_fewest_bytes_is_kept(
@@ -184,47 +177,21 @@ def test_of_repairs_that_are_enough_the_one_with_the_fewest_bytes_is_kept(
     assert kept.plan == merged.plan and [row["repair"] for row in rows] == ["norms and head"]
     reached = iter([target + 0.01, target + 0.021, *[target + 0.029] * 20])
     kept, _ = repair(bench, merged, "q1", target, Recipe(), required, Journal(), Bounds(bench.work))
-    assert set(kept.plan.residuals["q1"].values()) == {RANKS[0]}
+    assert kept.plan == copies(bench, merged, "q1", Journal())[0].plan
     reached = iter([target + 0.021] * 20)
     best = merged.states["q1"]
     kept, _ = repair(bench, merged, "q1", target + 0.03, Recipe(), required, Journal(), Bounds(bench.work))
     assert kept.states["q1"] is best, "no worse for as many bytes"
 
 
-def test_a_bundle_holds_the_residuals_of_a_repair(
-    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch
-) -> None:
-    ratio = bench.ratio
-
-    def needs_a_residual(query, model):
-        return 1.0 if residual_layers(model) else min(0.5, ratio(query, model))
-
-    bench.ratio = needs_a_residual
-    repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
-    assert rows[-1]["repair"] == f"residuals of rank {RANKS[0]}" and repaired.plan.residuals["q1"]
-    monkeypatch.setattr("merger.merging.METHODS", {"wide": lambda *_: repaired})
-    report = merge(bench.workload, tmp_path / "b.gemel", "wide", options=QUICK)
-    by_id = {query.id: query for query in report.queries}
-    assert by_id["q1"].residual_bytes == rows[-1]["cost_bytes"] > 0 == by_id["q0"].residual_bytes
-    bundle = open_bundle(tmp_path / "b.gemel", factories=["tests.merger.tiny:tiny_net"])
-    frames = torch.rand(2, 3, 24, 24)
-    built = bundle.build("q1")
-    wanted = bench.models(["q1"], repaired.states, repaired.plan)["q1"].eval()
-    assert torch.allclose(built(frames), wanted(frames), atol=1e-6)
-
-
-def _kinds(bench: Workbench, merged: Merged) -> tuple[list[Step], list[Step]]:
-    return residuals(bench, merged, "q1", Journal()), copies(bench, merged, "q1", Journal())
-
-
 def _train_by_step(
-    monkeypatch: pytest.MonkeyPatch, kinds: Sequence[Sequence[Step]], ratios: Mapping[str, float], work: float = 0.0
+    monkeypatch: pytest.MonkeyPatch, steps: Sequence[Step], ratios: Mapping[str, float], work: float = 0.0
 ) -> None:
     """Let a training under a step's plan come to the ratio given for that step, or to 0.5."""
 
     def train(bench, merged, plan, query, *_):
         bench.work.total += work
-        what = next(step.what for steps in kinds for step in steps if step.plan == plan)
+        what = next(step.what for step in steps if step.plan == plan)
         return {"state": merged.states[query], "ratio": ratios.get(what, 0.5), "epochs": 1, "carried": {}}
 
     monkeypatch.setattr("merger.mending.repair.train_private", train)
