@@ -1,19 +1,24 @@
-# make demo | test | lint | real. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
+# make demo | test | test-all | lint | real. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= out
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
 
-.PHONY: demo test lint real venv
+.PHONY: demo test test-all lint real venv
 
 demo: $(STAMP)  ## the whole road on rendered clips, within 5 minutes on 2 cores; ends with where the report is
 	$(BIN)/gemel demo --out $(OUT)/demo
 
-test: $(STAMP)  ## every test, two at a time; PYTEST_ARGS="-m 'not slow'" for the quick ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope $(PYTEST_ARGS)
+test: $(STAMP)  ## the tests, two at a time, within 8 minutes on 2 cores; PYTEST_ARGS="tests/models -k fold" for some of them
+	$(PYTEST) -m 'not exhaustive' $(PYTEST_ARGS)
 
-lint: $(STAMP)  ## style and types
+test-all: $(STAMP)  ## those and the exhaustive ones: every model of the zoo, every schedule, other processors
+	$(PYTEST) $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## form, style and types
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 

@@ -1,0 +1,184 @@
+"""The house as its sources tell it: which file imports which, and what breaks a rule of docs/architecture.md.
+
+Nothing is imported: imports are read from the syntax, those for type checkers and those inside functions too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+MOST_LINES = 400
+MOST_FILES = 14
+"""In one folder, its door (`__init__.py`) counted."""
+MOST_PARAMETERS = 7
+"""Of one public function, self and cls not counted."""
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One python file: its dotted name (a door's is its package's) and where it lies."""
+
+    name: str
+    path: Path
+
+    @property
+    def package(self) -> str:
+        """The package of the house that it belongs to."""
+        return self.name.partition(".")[0]
+
+    @property
+    def is_door(self) -> bool:
+        """Whether it is its folder's `__init__.py`."""
+        return self.path.name == "__init__.py"
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax."""
+        return ast.parse(self.path.read_bytes(), str(self.path))
+
+
+def sources(root: Path, packages: Iterable[str]) -> dict[str, Source]:
+    """Every python file of these packages, by its dotted name."""
+    found = {}
+    for path in sorted(file for package in packages for file in (root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = Source(name, path)
+    return found
+
+
+def imports(source: Source, names: Iterable[str]) -> set[str]:
+    """Which of these modules a file imports, wherever in the file it does."""
+    return {name for name in _named_imports(source) if name in set(names)} - {source.name}
+
+
+def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The sets of files that reach each other by imports, each sorted: the strongly connected components (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    open_now: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        open_now.append(name)
+        for other in edges.get(name, ()):
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in open_now:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            start = open_now.index(name)
+            together = sorted(open_now[start:])
+            del open_now[start:]
+            if len(together) > 1:
+                found.append(together)
+
+    for name in edges:
+        if name not in index:
+            visit(name)
+    return sorted(found)
+
+
+def trespasses(edges: Mapping[str, Iterable[str]], floors: Mapping[str, set[str]]) -> list[str]:
+    """Imports from one package of another that its floor does not stand on; `floors` says which each may import."""
+    return sorted(
+        f"{name} imports {other}"
+        for name, others in edges.items()
+        for other in others
+        if (mine := name.partition(".")[0]) != (theirs := other.partition(".")[0]) and theirs not in floors[mine]
+    )
+
+
+def long_files(files: Iterable[Source]) -> list[str]:
+    """Files of more than MOST_LINES lines."""
+    counted = ((source.name, len(source.path.read_bytes().splitlines())) for source in files)
+    return sorted(f"{name} has {lines} lines" for name, lines in counted if lines > MOST_LINES)
+
+
+def full_folders(files: Iterable[Source]) -> list[str]:
+    """Folders of more than MOST_FILES python files."""
+    counts: dict[Path, int] = {}
+    for source in files:
+        counts[source.path.parent] = counts.get(source.path.parent, 0) + 1
+    return sorted(f"{folder} has {count} files" for folder, count in counts.items() if count > MOST_FILES)
+
+
+def greedy_functions(source: Source) -> list[str]:
+    """Public functions, methods and constructors of one file that take more than MOST_PARAMETERS."""
+    return [
+        f"{source.name}.{name} takes {count}"
+        for name, count in _public_functions(source.tree.body)
+        if count > MOST_PARAMETERS
+    ]
+
+
+def silent_files(files: Iterable[Source]) -> list[str]:
+    """Files, doors among them, that do not begin with a docstring."""
+    return sorted(source.name for source in files if not ast.get_docstring(source.tree))
+
+
+def doorless_folders(files: Iterable[Source]) -> list[str]:
+    """Folders with python files but without a door."""
+    files = list(files)
+    doors = {source.path.parent for source in files if source.is_door}
+    return sorted({str(source.path.parent) for source in files if source.path.parent not in doors})
+
+
+def empty_names(files: Iterable[Source]) -> list[str]:
+    """Modules and folders whose name says nothing about what is in them."""
+    return sorted(source.name for source in files if NAMES_THAT_SAY_NOTHING & set(source.name.split(".")))
+
+
+def _named_imports(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(source, node)
+            # `from a import b` reads the file a.b where there is one; of the door of a it then takes nothing
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            yield from inner
+            if not all(_is_module(source, name) for name in inner):
+                yield base
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+def _base(source: Source, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = source.name.split(".")
+    kept = parts[: len(parts) - node.level + source.is_door]
+    return ".".join([*kept, *filter(None, [node.module])])
+
+
+def _is_module(source: Source, name: str) -> bool:
+    root = source.path.parents[len(source.name.split(".")) - (not source.is_door)]
+    path = root.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _public_functions(body: list[ast.stmt], within: str = "") -> Iterator[tuple[str, int]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from _public_functions(node.body, f"{within}{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_public(node.name):
+            yield f"{within}{node.name}", _parameters(node, method=bool(within))
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or name in ("__init__", "__call__")
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> int:
+    named = [*node.args.posonlyargs, *node.args.args]
+    decorators = {decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)}
+    bound = method and bool(named) and "staticmethod" not in decorators
+    return len(named) - bound + len(node.args.kwonlyargs)
