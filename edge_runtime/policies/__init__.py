@@ -8,8 +8,19 @@ from edge_runtime.policies.time_sharing import TimeSharing
 from edge_runtime.schedule.values import Policy
 from models.errors import InputError
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Ours(), Paper(), TimeSharing())}
+POLICIES: dict[str, Policy] = {}
 DEFAULT_POLICY = "ours"
+
+
+def register(policy: Policy) -> Policy:
+    """Enter a policy under its name."""
+    POLICIES[policy.name] = policy
+    return policy
+
+
+register(Ours())
+register(Paper())
+register(TimeSharing())
 
 
 def policy_named(name: str, where: str = "--policy", key: str = "") -> Policy:

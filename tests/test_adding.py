@@ -1,0 +1,156 @@
+"""What CONTRIBUTING.md says of adding: one of each kind is added here, by one registration, and works.
+
+A kind of sink is added in tests/edge_runtime/frames/sinks/test_registry.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from edge_runtime import policies
+from edge_runtime.daemon import run
+from edge_runtime.engines.base import FrameEngine
+from edge_runtime.engines.registry import ENGINES
+from edge_runtime.memory.binding import TensorOf, Wait
+from edge_runtime.policies.paper import Paper
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
+from gemel.cli import main
+from merger import METHODS
+from merger.bench.method import TRIALS, MergeOptions, method
+from merger.bench.workbench import Merged, Workbench, snapshots
+from merger.journal.checkpoint import Checkpoint
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan
+from models.zoo.registry import ENTRIES, register
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+from tests.merger.tiny import write_random_weights, write_workload
+
+
+SERVED: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _registries_stay_as_they_are() -> Iterator[None]:
+    registries: list[dict[str, Any]] = [ENTRIES, ENGINES, METHODS, TRIALS, policies.POLICIES]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, kept in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(kept)
+
+
+class Stripe(nn.Module):
+    """A classifier of one convolution."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, width, 3)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Plain(FrameEngine):
+    """Calls the module with the arena's tensors."""
+
+    name = "plain"
+
+    def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
+        self._state = {path: tensor_of(name) for path, name in self.query.state().items()}
+
+    def unbind(self) -> None:
+        self._state = {}
+
+    def forward(self, batch: Tensor) -> Any:
+        SERVED.append(self.query.id)
+        return functional_call(self.model, self._state, (batch,))
+
+
+@dataclass(frozen=True, slots=True)
+class Backwards:
+    """Turns in the reverse of the order listed, one frame each."""
+
+    name: str = "backwards"
+
+    def view(self, costs: Costs) -> Costs:
+        return costs
+
+    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+        return Plan(tuple(reversed(list(costs.queries))), dict.fromkeys(costs.queries, 1), budget_bytes)
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        return Paper().decide(situation, costs, plan)
+
+
+def first_group(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+    """Ties the group that saves most, and retrains nothing."""
+    plan = SharingPlan.of(groups(bench.layers)[:1])
+    return Merged(plan, snapshots(bench.tied(plan, bench.queries)))
+
+
+def test_a_zoo_model_builds_and_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @register("stripe", "classification", input_size=32)
+    def stripe(num_classes: int, input_size: int = 32, width: int = 4) -> nn.Module:
+        return Stripe(num_classes, width)
+
+    query = {"camera": "c", "task": "classification", "classes": ["a", "b"], "model": "stripe", "input_size": 32}
+    document = {
+        "name": "stripes",
+        "cameras": {"c": {"source": "c.mp4"}},
+        "queries": [{**query, "id": name, "weights": f"{name}.safetensors"} for name in ("left", "right")],
+    }
+    path = tmp_path / "workload.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert main(["inspect", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in found["queries"]] == ["stripe", "stripe"]
+    assert [group["members"] for group in found["groups"]] == [[["left", "body"], ["right", "body"]]]
+
+
+def test_an_engine_serves_the_frames_of_a_box(tmp_path: Path) -> None:
+    ENGINES["plain"] = (__name__, "Plain")
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    write_clip(tmp_path / "left.mp4", 3)
+    write_folder(tmp_path / "right", 3)
+    answers = {}
+    for engine in ("plain", "torch"):
+        run(write_config(tmp_path, engine=engine, sinks=[{"kind": "jsonl", "path": f"{engine}.jsonl"}]))
+        lines = map(json.loads, (tmp_path / f"{engine}.jsonl").read_text().splitlines())
+        answers[engine] = {(one["query"], one["frame"]): (one["label"], one["score"]) for one in lines}
+    assert set(SERVED) == {"gate", "yard", "road"}
+    assert answers["plain"].keys() == answers["torch"].keys() != set()
+    for key, (label, score) in answers["plain"].items():
+        assert answers["torch"][key] == (label, pytest.approx(score, abs=1e-4))
+
+
+def test_a_method_merges_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    method("first-group")(first_group)
+    path = write_workload(tmp_path, frames=12)
+    write_random_weights(path)
+    torch.manual_seed(0)
+    out = tmp_path / "box.safetensors"
+    assert main(["merge", str(path), "-o", str(out), "--method", "first-group", "--json"]) in (0, 1)
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == "first-group"
+    assert 0 < found["saved_fraction"] < found["ceiling_fraction"] and out.is_file()
+
+
+def test_a_policy_drives_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policies.register(Backwards())
+    path = write_workload(tmp_path, frames=0)
+    assert main(["simulate", str(path), "--policy", "backwards", "--duration", "5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["policy"] == "backwards"
+    assert all(query["processed"] > 0 for query in found["queries"])
