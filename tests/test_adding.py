@@ -36,7 +36,6 @@ from models.zoo.registry import ENTRIES, register
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 from tests.merger.tiny import write_random_weights, write_workload
 
-
 SERVED: list[str] = []
 
 
