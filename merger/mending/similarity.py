@@ -1,17 +1,14 @@
-"""How alike two layers' answers to the same frames are (linear CKA), which minds neither channels' order nor scale.
+"""Where a merged model and its original have parted, though their channels may stand in different orders.
 
-Kornblith, Norouzi, Lee and Hinton, Similarity of Neural Network Representations Revisited, ICML 2019, section 3, with
+Two layers' answers to the same frames are compared by linear CKA, which minds neither the order of channels nor scale
+(Kornblith, Norouzi, Lee and Hinton, Similarity of Neural Network Representations Revisited, ICML 2019, section 3), with
 the unbiased estimate of HSIC (Song et al., Feature Selection via Dependence Maximization, 2012), because frames are
-few and features many. Of a set's members it makes a forecast of which sets will share well, which is told and written
-in the log, and decides nothing: what is accepted is decided by accuracy alone. Of a merged model and its original it
-says where they have parted, though their channels stand in different orders.
+few and features many.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +16,6 @@ from torch import Tensor, nn
 
 from merger.bench.probing import as_input, modules_among, raw_frames, tapped
 from merger.bench.workbench import Workbench
-from merger.journal.steps import Journal
-from merger.start.alignment import by_shared_bytes
-from models.sharing.plan import SharingPlan
 
 FRAMES = 64
 LEAST_FRAMES = 4
@@ -31,27 +25,6 @@ CELLS = 2
 """Maps are averaged down to so many places a side."""
 
 
-def forecast(bench: Workbench, plan: SharingPlan, journal: Journal) -> dict[int, float]:
-    """Index of a set -> the least CKA of a member with the set's donor, 1 for equal answers, about 0 for unrelated.
-
-    The donor is the member whose query has the most shared bytes; both see frames of the other member. Sets of
-    packed projections, which answer nothing of their own, are left out, and so are all where frames are fewer than 4.
-    """
-    ranks = {query: rank for rank, query in enumerate(by_shared_bytes(bench, plan))}
-    least: dict[int, float] = {}
-    for query in ranks:
-        pairs = {}
-        for index, members in enumerate(plan.shared):
-            paths = dict(members)
-            donor = min(paths, key=lambda one: ranks[one])
-            if query in paths and query != donor:
-                pairs[index] = (donor, paths[donor], paths[query])
-        found = journal.step(f"likeness of {query}", partial(_likeness, bench, query, pairs)) if pairs else {}
-        for index, value in found.items():
-            least[index] = min(value, least.get(index, 1.0))
-    return least
-
-
 @torch.no_grad()
 def parted(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, float]:
     """Path -> 1 less the CKA of a merged model's layer with its original's, on train frames; 0 where nothing changed.
@@ -59,7 +32,7 @@ def parted(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str])
     Paths that are no module (packed projections) are left out.
     """
     paths, was_training = list(paths), model.training
-    mine, theirs = (_features(bench, query, one, paths, query) for one in (model.eval(), bench.originals[query]))
+    mine, theirs = (_features(bench, query, one, paths) for one in (model.eval(), bench.originals[query]))
     model.train(was_training)
     return {path: 1 - linear_cka(mine[path], theirs[path]) for path in mine if path in theirs}
 
@@ -74,24 +47,9 @@ def linear_cka(one: Tensor, other: Tensor) -> float:
     return float(_hsic(a, b) / own.sqrt()) if own > 0 else 0.0
 
 
-@torch.no_grad()
-def _likeness(bench: Workbench, query: str, pairs: Mapping[int, tuple[str, str, str]]) -> dict[int, float]:
-    """Set -> CKA of this query's layer with its donor's, on this query's frames; `pairs` as (donor, its path, own)."""
-    wanted: dict[str, list[str]] = defaultdict(list)
-    for donor, path, own in pairs.values():
-        wanted[donor].append(path)
-        wanted[query].append(own)
-    features = {name: _features(bench, name, bench.originals[name], paths, query) for name, paths in wanted.items()}
-    return {
-        index: linear_cka(features[query][own], features[donor][path])
-        for index, (donor, path, own) in pairs.items()
-        if own in features[query] and path in features[donor]
-    }
-
-
-def _features(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str], seen_by: str) -> dict[str, Tensor]:
-    """Path -> outputs of a layer of this query's model on frames of `seen_by`, averaged over places: (N, F)."""
-    frames, paths = raw_frames(bench, seen_by, FRAMES), modules_among(model, paths)
+def _features(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
+    """Path -> outputs of a layer of this query's model on train frames, averaged over places: (N, F)."""
+    frames, paths = raw_frames(bench, query, FRAMES), modules_among(model, paths)
     rows: dict[str, list[Tensor]] = {path: [] for path in paths}
     for start in range(0, len(frames), BATCH):
         chunk = frames[start : start + BATCH]

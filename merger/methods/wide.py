@@ -23,7 +23,6 @@ from merger.beyond.search import beyond
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import JOINING, LEAVES, Rows, Trial, all_at_once
 from merger.mending.several import repair_all
-from merger.mending.similarity import forecast
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
 from models.sharing.groups import groups
@@ -96,7 +95,6 @@ def _trained(sprints: Sprints, choose_rate: bool) -> tuple[Trained, Merged]:
     """
     bench, plan, checkpoint = sprints.bench, sprints.plan, sprints.checkpoint
     start = checkpoint.step("start", partial(_start, bench, plan, checkpoint))
-    checkpoint.note(start["forecast"])
     if start["waits"]:
         return _others_first(sprints, start["waits"], start["apart"])
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
@@ -127,15 +125,14 @@ def _others_first(sprints: Sprints, waits: Mapping[str, float], apart: Mapping[s
 
 
 def _start(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What is found before anything is trained: the forecast, the best start, and who waits, with what they lose.
+    """What is found before anything is trained: the best start, and who waits, with what they lose.
 
     Nobody waits where nothing would be left to share.
     """
-    forecast_row = _forecast(bench, plan, checkpoint)
     start = choose_start(bench, plan, checkpoint)
     if start.far_behind and plan.without(*start.far_behind).shared:
-        return {"forecast": forecast_row, "waits": start.far_behind, "apart": start.apart}
-    return {"forecast": forecast_row, "waits": {}, **_tied(bench, plan, checkpoint, start)}
+        return {"waits": start.far_behind, "apart": start.apart}
+    return {"waits": {}, **_tied(bench, plan, checkpoint, start)}
 
 
 def _begun(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint, apart: Mapping[str, State]) -> dict[str, Any]:
@@ -148,17 +145,6 @@ def _tied(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint, start: St
     models = bench.tied(plan, sorted(plan.queries()), start.states, checkpoint)
     ratios = judge_all(bench, checkpoint, "judged", models, plan)
     return {"states": snapshots(models), "ratios": ratios}
-
-
-def _forecast(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint) -> dict[str, Any]:
-    """The log's row of how alike the members of each set are, those least alike first."""
-    likeness = checkpoint.step("forecast", partial(forecast, bench, plan, checkpoint))
-    rows = [{"set": [list(member) for member in plan.shared[i]], "likeness": x} for i, x in likeness.items()]
-    rows.sort(key=lambda row: row["likeness"])
-    if rows:
-        least, median, most = (rows[place]["likeness"] for place in (0, len(rows) // 2, -1))
-        bench.progress("forecast", sets=len(rows), least=least, median=median, most=most)
-    return {"forecast": rows, "work": bench.work.total}
 
 
 def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:

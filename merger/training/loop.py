@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from merger.training.batches import Batches, Node
 from merger.training.features import feature_loss, watched_layers, watching
-from merger.training.nodes import RANDOM, Streams, apart, can_run_together, split
+from merger.training.nodes import RANDOM, Stream
 from merger.training.precision import autocast, by_rule
 from models.errors import InputError
 from models.frames.prepared import Prepared
@@ -32,9 +32,7 @@ WARM_UP = 0.1
 BACKWARD_PASSES = 2
 EPSILON = 1e-6
 """AdamW's; at its usual 1e-8 a gradient that is nothing but rounding becomes a step of full size, and which way it
-points would depend on how many nodes run at once."""
-NODES_AT_ONCE = {"cuda": 8}
-"""How many nodes of one query a device runs at once; one where nothing is said."""
+points would depend on the machine."""
 
 
 class Diverged(Exception):
@@ -162,7 +160,6 @@ class Training:
         work: Work,
         teachers: Mapping[str, nn.Module] | None = None,
         precisions: Mapping[str, str] | None = None,
-        nodes_at_once: int | None = None,
         eased: Collection[str] = (),
     ) -> None:
         keep_freed_memory()
@@ -170,7 +167,6 @@ class Training:
         self.teachers = teachers or {}
         self.device = next(next(iter(models.values())).parameters()).device
         self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
-        self.nodes_at_once = nodes_at_once or NODES_AT_ONCE.get(self.device.type, 1)
         self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
@@ -249,22 +245,19 @@ class Training:
 
     def _learn(self, query: str, nodes: Sequence[Node]) -> float:
         """Add the gradient of the mean loss over the nodes; returns that loss."""
-        at_once = self.nodes_at_once if can_run_together(self.models[query]) else 1
         total = 0.0
-        for start in range(0, len(nodes), at_once):
-            loss = torch.stack(self._node_losses(query, nodes[start : start + at_once])).sum() / len(nodes)
+        for node in nodes:
+            loss = self._node_loss(query, node) / len(nodes)
             if not torch.isfinite(loss):
                 raise Diverged(query)
             loss.backward()
             total += float(loss.detach())
         return total
 
-    def _node_losses(self, query: str, nodes: Sequence[Node]) -> list[Tensor]:
-        """The loss of each of these nodes, which run at once."""
+    def _node_loss(self, query: str, node: Node) -> Tensor:
         model, data, paths = self.models[query], self.sets[query], self._watched[query]
-        images = torch.cat([node.images for node in nodes]).to(self.device, non_blocking=True)
-        streams = Streams([node.seed for node in nodes], self.device)
-        with autocast(self.precisions[query], self.device), apart(model, streams), watching(model, paths) as seen:
+        images, stream = node.images.to(self.device, non_blocking=True), Stream(node.seed, self.device)
+        with autocast(self.precisions[query], self.device), stream.drawn(), watching(model, paths) as seen:
             outputs = model(images)
         self.work.add(data.query, len(images) * (1 + BACKWARD_PASSES))
         teacher, wanted, theirs = self.teachers.get(query), None, []
@@ -272,13 +265,9 @@ class Training:
             with torch.no_grad(), autocast(self.precisions[query], self.device), watching(teacher, paths) as theirs:
                 wanted = teacher(images)
             self.work.add(data.query, len(images))
-        answers = split(as_float32((outputs, seen)), len(nodes))
-        examples = split(as_float32((wanted, theirs)), len(nodes)) if teacher is not None else [None] * len(nodes)
-        losses = []
-        for index, (node, answer, example) in enumerate(zip(nodes, answers, examples, strict=True)):
-            with streams.of(index):
-                losses.append(self._loss(query, node.targets, answer, example))
-        return losses
+        example = as_float32((wanted, theirs)) if teacher is not None else None
+        with stream.drawn():
+            return self._loss(query, node.targets, as_float32((outputs, seen)), example)
 
     def _loss(self, query: str, targets: list | None, answer: Any, example: Any) -> Tensor:
         """The loss of one node: `answer` and `example` are (outputs, features) of the model and of its original."""

@@ -1,4 +1,4 @@
-"""The forecast: CKA does not mind rotation, scale or few frames; equal members score 1; nothing is left out unasked."""
+"""Where models have parted: CKA does not mind rotation, scale, the order of channels or few frames."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merger.bench.method import MergeOptions
-from merger.bench.workbench import Workbench, snapshot
+from merger.bench.workbench import Workbench
 from merger.beyond.distance import distances
-from merger.journal.steps import Journal
-from merger.mending.similarity import forecast, linear_cka, parted
-from merger.methods.wide import whole_plan
+from merger.mending.similarity import linear_cka, parted
 from merger.start.alignment import orderable
 from merger.start.channels import permuted
-from models.sharing.plan import SharingPlan
 
 
 @given(seed=st.integers(0, 2**16), scale=st.floats(0.01, 100), shift=st.floats(-10, 10))
@@ -40,18 +36,6 @@ def test_a_layer_that_never_changes_is_like_nothing() -> None:
     assert linear_cka(torch.ones(8, 3), torch.randn(8, 3)) == 0.0
 
 
-def test_equal_members_are_forecast_to_share_and_ruined_ones_not(bench: Workbench) -> None:
-    bench.originals["q2"].load_state_dict(snapshot(bench.originals["q0"]))
-    plan = SharingPlan(tuple((("q0", path), ("q2", path)) for path in ("stem.0", "body.0", "last.0")))
-    assert forecast(bench, plan, Journal()) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0}, abs=1e-3)
-    ruined = bench.originals["q2"].get_parameter("body.0.weight")
-    with torch.no_grad():
-        ruined.normal_()
-        ruined[:, :, 1] = 0
-    likeness = forecast(bench, plan, Journal())
-    assert likeness[0] == pytest.approx(1.0, abs=1e-3) and likeness[1] < 0.99
-
-
 def test_a_merged_model_has_parted_where_it_answers_otherwise_and_not_where_channels_changed_places(
     bench: Workbench,
 ) -> None:
@@ -70,16 +54,6 @@ def test_a_merged_model_has_parted_where_it_answers_otherwise_and_not_where_chan
     assert abs(found["stem.0"]) < 1e-3 < 2e-3 < found["body.0"]
 
 
-def test_every_set_has_a_forecast_its_work_is_counted_and_remembered(bench: Workbench) -> None:
-    plan, journal = whole_plan(bench, MergeOptions()), Journal()
-    before = bench.work.total
-    likeness = forecast(bench, plan, journal)
-    spent = bench.work.total - before
-    assert set(likeness) == set(range(len(plan.shared))) and all(value <= 1.001 for value in likeness.values())
-    assert spent > 0
-    assert forecast(bench, plan, journal) == likeness and bench.work.total - before == spent
-
-
 def test_too_few_frames_say_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("merger.mending.similarity.FRAMES", 3)
-    assert forecast(bench, whole_plan(bench, MergeOptions()), Journal()) == {}
+    assert parted(bench, "q0", bench.models(["q0"])["q0"], ["stem.0", "body.0"]) == {}

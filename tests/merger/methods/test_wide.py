@@ -45,11 +45,7 @@ def test_wide_reaches_the_ceiling_on_a_tiny_workload(
     assert report.method == "wide" and report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)
     assert all(query.ratio > 0.8 for query in report.queries) and report.work > 0
     rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
-    forecast, first = rows[0]["forecast"], rows[1]
-    alike = [row["likeness"] for row in forecast]
-    sets = [row["set"] for row in rows if "set" in row]
-    assert alike == sorted(alike) and sorted(row["set"] for row in forecast) == sorted(sets), "every set, least first"
-    assert first["sprint"] == 1 and set(first["ratios"]) == {"q0", "q1", "q2"}
+    assert rows[0]["sprint"] == 1 and set(rows[0]["ratios"]) == {"q0", "q1", "q2"}
 
 
 def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
@@ -65,7 +61,7 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     bounds = Bounds(bench.work)
     _, rows = repair_all(bench, merged, found["ratios"], Recipe(), sprints.required, Journal(), bounds, alone)
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
-    assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 2
+    assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 1
     passed: list[object] = []
     trained = Trained(sprints.plan, found["states"], found["ratios"], Recipe(), alone, 1)
     monkeypatch.setattr(wide_module, "_trained", lambda *_: (trained, Merged(SharingPlan(), {})))
@@ -109,7 +105,7 @@ def _waits(bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str
         marked.append([query for query, state in apart.items() if set(state["head.bias"].tolist()) == {1.0}])
         return Start(dict(apart), half, dict(apart))
 
-    begins = {"waits": {"q1": 0.95}, "apart": states, "forecast": {}}
+    begins = {"waits": {"q1": 0.95}, "apart": states}
     monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
     monkeypatch.setattr(Sprints, "sprint", sprint)
     monkeypatch.setattr(wide_module, "choose_start", start)
@@ -134,8 +130,8 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     others = sprints.plan.without("q1")
     assert accepted.plan == others and set(accepted.states) == {"q0", "q2"} and found.sprints == 4
     assert all(int(state["head.bias"][0]) == 1 for state in accepted.states.values()), "before it joined"
-    forecast, waits, row, *_ = sprints.checkpoint.log
-    assert forecast == {} and (waits["waits"], waits["lost"]) == ("q1", 0.95)
+    waits, row, *_ = sprints.checkpoint.log
+    assert (waits["waits"], waits["lost"]) == ("q1", 0.95)
     assert row["accepted_bytes"] == others.saved_bytes(bench.layers) > 0
 
 
@@ -224,7 +220,7 @@ def test_the_first_rate_that_helps_is_taken_without_trying_others(
 def test_sprints_have_the_rate_of_the_trials(
     bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "forecast": {}, "waits": {}}
+    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}}
     ran: list[tuple[float, dict]] = []
     monkeypatch.setattr(wide_module, "_start", lambda *_: found)
     monkeypatch.setattr(wide_module, "_trials", lambda *_: {**found, "rate": 3e-3})

@@ -1,11 +1,10 @@
-"""Virtual nodes: how many run at once changes neither the step nor the order."""
+"""Virtual nodes and batches: what a step is made of, whatever came before it."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -13,85 +12,31 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.ops import StochasticDepth
 
 from merger.bench.workbench import Workbench
 from merger.training.batches import Batches, Node
 from merger.training.loop import Recipe, Training, TrainingSet, Work
-from merger.training.nodes import Streams, apart, seed_of, split
+from merger.training.nodes import Stream
 from models.errors import InputError
-from models.frames.data import load_split
-from models.frames.prepared import Prepared
 from models.workload import Workload, load_workload
-from models.zoo import build
 from tests.merger.tiny import write_random_weights, write_workload
 
 CPU = torch.device("cpu")
 
 
-class Drawing(nn.Module):
-    """Everything that depends on the batch: norms, dropout in place, stochastic depth."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.relu = nn.ReLU(inplace=True)
-        self.drop = nn.Dropout(0.5, inplace=True)
-        self.depth = StochasticDepth(0.5, "row")
-        self.inner = nn.BatchNorm1d(8, momentum=None)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, 3, S, S) -> (N, 2)."""
-        x = self.relu(self.norm(self.conv(x)))
-        return self.head(self.inner(x.mean((2, 3)) + self.depth(self.drop(x).mean((2, 3)))))
-
-
-def _through(at_once: int, nodes: int = 4) -> tuple[Tensor, dict[str, Tensor]]:
-    torch.manual_seed(0)
-    model, images = Drawing().train(), torch.randn(nodes * 6, 3, 8, 8)
-    outputs = []
-    for start in range(0, nodes, at_once):
-        streams = Streams([seed_of(node) for node in range(start, start + at_once)], CPU)
-        with apart(model, streams):
-            outputs.append(model(images[start * 6 : (start + at_once) * 6]))
-    return torch.cat(outputs), model.state_dict()
-
-
-@pytest.mark.parametrize("at_once", [2, 4])
-def test_norms_and_random_draws_stay_within_a_node(at_once: int) -> None:
-    (alone, alone_state), (together, together_state) = _through(1), _through(at_once)
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-    for name, tensor in alone_state.items():
-        torch.testing.assert_close(together_state[name], tensor, rtol=0, atol=1e-5)
-
-
-def test_without_nodes_the_whole_batch_would_mix() -> None:
-    torch.manual_seed(0)
-    model, images = nn.BatchNorm2d(3).train(), torch.randn(8, 3, 4, 4) * torch.arange(1, 9).view(8, 1, 1, 1)
-    mixed = model(images)
-    with apart(model, Streams([0, 1], CPU)):
-        parted = model(images)
-    assert not torch.allclose(mixed, parted, atol=0.1)
-    assert "forward" not in model.__dict__
-
-
-def test_the_global_stream_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_stream_goes_on_where_it_stood_and_the_global_one_as_if_nothing_had_happened() -> None:
+    torch.manual_seed(7)
+    own = torch.rand(4).tolist()
     torch.manual_seed(5)
-    expected = torch.rand(3)
+    expected = torch.rand(3).tolist()
     torch.manual_seed(5)
-    model = nn.Dropout()
-    with apart(model, Streams([1, 2], CPU)):
-        model(torch.ones(4, 2))
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_outputs_of_any_shape_are_parted_node_by_node() -> None:
-    outputs = {"a": torch.arange(6), "b": [torch.arange(12).view(6, 2)]}
-    first, second, third = split(outputs, 3)
-    assert first["a"].tolist() == [0, 1] and third["b"][0].tolist() == [[8, 9], [10, 11]]
-    assert split(outputs, 1)[0] is outputs and second["a"].tolist() == [2, 3]
+    stream = Stream(7, CPU)
+    with stream.drawn():
+        first = torch.rand(2).tolist()
+    middle = torch.rand(1).tolist()
+    with stream.drawn():
+        second = torch.rand(2).tolist()
+    assert [*first, *second] == own and [*middle, *torch.rand(2).tolist()] == expected
 
 
 @pytest.fixture(scope="module")
@@ -102,41 +47,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     return Workbench(load_workload(path))
 
 
-@pytest.mark.parametrize("at_once", [2, 8])
-@pytest.mark.parametrize("features", [0.0, 1.0])
-def test_the_device_may_run_any_number_of_nodes_at_once(bench: Workbench, at_once: int, features: float) -> None:
-    states = []
-    for count in (1, at_once):
-        recipe = Recipe(epochs=1, batch=32, node=4, frames_per_epoch=32, features=features)
-        models = bench.models(bench.queries)
-        fp32 = dict.fromkeys(models, "fp32")
-        training = Training(models, bench.train, recipe, bench.work, bench.originals, fp32, nodes_at_once=count)
-        training.epoch()
-        assert training.step == 1
-        states.append({query: model.state_dict() for query, model in models.items()})
-    for query in bench.queries:
-        for name, tensor in states[0][query].items():
-            torch.testing.assert_close(states[1][query][name], tensor, rtol=0, atol=1e-5)
-        assert not torch.equal(states[0][query]["head.weight"], bench.originals[query].get_parameter("head.weight"))
-
-
-@pytest.mark.slow
-def test_a_network_of_the_zoo_takes_the_same_step_too(bench: Workbench) -> None:
-    query = replace(bench.queries["q0"], model="resnet18", model_args={}, input_size=64)
-    data = TrainingSet(query, Prepared(query, load_split(query, "train")))
-    torch.manual_seed(0)
-    original, start = (build(query.model, query.classes, {}, 64, query.task) for _ in range(2))
-    states = []
-    for count in (1, 4):
-        model = build(query.model, query.classes, {}, 64, query.task)
-        model.load_state_dict(start.state_dict())
-        recipe = Recipe(epochs=1, batch=32, node=8, frames_per_epoch=32, features=0.5)
-        teachers = {"q0": original.eval().requires_grad_(False)}
-        Training({"q0": model}, {"q0": data}, recipe, Work(), teachers, {"q0": "fp32"}, nodes_at_once=count).epoch()
-        states.append(model.state_dict())
-    for name, tensor in states[0].items():
-        torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=1e-5)
-    assert float((states[0]["conv1.weight"] - start.state_dict()["conv1.weight"]).abs().max()) > 1e-4
+def test_a_step_does_not_depend_on_what_was_drawn_before_it(bench: Workbench) -> None:
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models = {"q0": nn.Sequential(bench.models(["q0"])["q0"], nn.Dropout())}
+        recipe = Recipe(epochs=1, batch=8, node=4, frames_per_epoch=16)
+        Training(models, bench.train, recipe, Work(), precisions={"q0": "fp32"}).epoch()
+        found.append(models["q0"].state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_a_batch_of_one_node_is_what_it_was_without_nodes(bench: Workbench) -> None:
