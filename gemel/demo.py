@@ -13,12 +13,12 @@ import yaml
 from edge_runtime import daemon
 from edge_runtime.schedule.settings import memory_settings
 from gemel.evaluation.evaluating import REPORT_HTML, evaluate
-from gemel.evaluation.summary import evaluation_text
+from gemel.evaluation.summary import evaluation_text, verdict_text
 from gemel.looking.box import box_text
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.text import duration, finite, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from merger.journal.progress import Progress, silent
+from merger.journal.progress import Progress, Stages, silent
 from models.errors import InputError
 from models.files.atomic import writing
 from models.workload import Workload, load_workload
@@ -36,8 +36,10 @@ MERGING = MergeOptions(
     min_saving=0.05,
     max_minutes=1.25,
 )
-BOX_S = 12.0
+BOX_S = 6.0
 BOX_MEMORY = "50%"
+RENDER, TRAIN, MERGE = "render the camera clips", "train the originals", "merge them"
+RUN, EVALUATE = f"run the box for {BOX_S:.0f} s", "evaluate"
 IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.safetensors", "box.yaml", "results.jsonl"
 
 
@@ -69,16 +71,22 @@ class Demo:
         }
 
     def to_text(self) -> str:
-        """The same for a terminal."""
+        """The same for a terminal; the last lines say what came of it and what to look at."""
         return "\n".join([
             evaluation_text(self.evaluated),
-            f"bytes saved: {percent(self.merged['saved_fraction'])} "
-            f"(ceiling {percent(self.merged['ceiling_fraction'])})",
             "",
             "the box, on this machine:",
             box_text(self.box),
             "",
-            f"{duration(self.seconds)} in all",
+            f"{duration(self.seconds)} in all; {percent(self.merged['saved_fraction'])} of the bytes saved, at most "
+            f"{percent(self.merged['ceiling_fraction'])} could be",
+            "",
+            verdict_text(self.evaluated),
+            "",
+            f"Look at {self.report}, in a browser:",
+            "  1. its first screen: what to do, and which query pays for what is saved",
+            "  2. 'Accuracy on the stream': originals and merged in the same memory",
+            "  3. 'Frames of the test footage': what both of them answered",
         ])  # fmt: skip
 
 
@@ -91,20 +99,22 @@ def run_demo(out: str | Path, device: str = "jetson-nano", seed: int = 0, progre
     started, out = time.monotonic(), Path(out)
     profile_named(device)
     _claim(out, seed)
-    progress("step", doing="render the camera clips")
+    stages = Stages(progress)
+    stages.announce([RENDER, *(f"{TRAIN} ({task})" for task in TRAINING), MERGE, RUN, EVALUATE])
+    stages.begin(RENDER, 1.0)
     path = out / "workload.yaml"
-    workload = load_workload(path if path.exists() else write_sample(out, seed))
-    progress("step", doing="train the originals")
+    workload = load_workload(path if path.exists() else write_sample(out, seed, told=stages.reach))
     for task, options in TRAINING.items():
+        stages.begin(f"{TRAIN} ({task})")
         waiting = [q.id for q in workload.queries if q.task == task and q.weights and not q.weights.exists()]
         if waiting:
             train_originals(workload, waiting, seed, progress, options)
-    progress("step", doing="merge them")
+    stages.begin(MERGE)
     merged = _merged(workload, out, seed, progress)
-    progress("step", doing=f"run the box for {BOX_S:.0f} s")
+    stages.begin(RUN)
     box = _box(workload, out, device)
-    progress("step", doing="evaluate")
-    evaluated = evaluate(out / BUNDLE, path, out, device, progress=progress)
+    stages.begin(EVALUATE)
+    evaluated = evaluate(out / BUNDLE, path, out, device, progress=progress, memory=BOX_MEMORY)
     return Demo(out / REPORT_HTML, merged, evaluated, box, round(time.monotonic() - started, 1))
 
 

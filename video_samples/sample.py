@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import shutil
 import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,18 @@ from pathlib import Path
 import cv2
 import yaml
 
-from video_samples.drawing.renderer import Truth
 from video_samples.footage.casting import cast
 from video_samples.footage.clips import SCENES, Clip, join, read_frames, record, write_truth
 from video_samples.footage.questions import QUESTIONS, Rect
+from video_samples.rendering.renderer import Truth
+
+Told = Callable[[float], None]
+"""Called with how much is rendered, from 0 to 1."""
 
 WORKERS = 2
 WORKLOAD = "workload.yaml"
 JPEG_QUALITY = 92
-CAMERA_FPS, QUERY_FPS = 10, 5
+CAMERA_FPS, QUERY_FPS = 5, 5
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class SplitSize:
 SPLITS = {
     "train": SplitSize(12, 28.0, 1.0, 1),
     "val": SplitSize(5, 25.0, 1.0, 1),
-    "test": SplitSize(4, 13.0, CAMERA_FPS, 4),
+    "test": SplitSize(4, 13.0, CAMERA_FPS, 2),
 }
 
 
@@ -58,7 +62,11 @@ class _Cut:
 
 
 def write_sample(
-    out_dir: Path | str, seed: int = 0, splits: dict[str, SplitSize] | None = None, workers: int = WORKERS
+    out_dir: Path | str,
+    seed: int = 0,
+    splits: dict[str, SplitSize] | None = None,
+    workers: int = WORKERS,
+    told: Told | None = None,
 ) -> Path:
     """Renders the sample into `out_dir` and returns its workload file.
 
@@ -84,8 +92,12 @@ def write_sample(
         for i in range(size.clips)
     ]
     jobs.sort(key=lambda job: -job.clip.frames)
-    cuts = _in_processes(jobs, workers) if workers > 1 else [_run(job) for job in jobs]
-    done = dict(zip(jobs, cuts))
+    done: dict[_Job, _Cut] = {}
+    frames = sum(job.clip.frames for job in jobs)
+    for job, cut in zip(jobs, _in_processes(jobs, workers) if workers > 1 else map(_run, jobs)):
+        done[job] = cut
+        if told is not None:
+            told(sum(job.clip.frames for job in done) / frames)
     _write_annotations(out, done)
     for camera in SCENES:
         played = [job for job in jobs if job.clip.camera == camera and job.split == "test"]
@@ -99,10 +111,10 @@ def _seed(seed: int, camera: str, split: str, index: int) -> int:
     return ((seed * 3 + list(SCENES).index(camera)) * 3 + ("train", "val", "test").index(split)) * 10_000 + index * 100
 
 
-def _in_processes(jobs: list[_Job], workers: int) -> list[_Cut]:
+def _in_processes(jobs: list[_Job], workers: int) -> Iterator[_Cut]:
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_quiet_worker)
     try:
-        return list(pool.map(_run, jobs))
+        yield from pool.map(_run, jobs)
     finally:
         pool.shutdown(cancel_futures=True)
 

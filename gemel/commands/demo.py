@@ -26,5 +26,4 @@ def demo(args: argparse.Namespace) -> Outcome:
 
     with shown_on() as progress:
         result = run_demo(args.out, args.device or DEVICE, args.seed, progress)
-    text = f"{result.to_text()}\n\nreport: {result.report}"
-    return Outcome(result.to_json(), text, DONE if result.met else FELL_SHORT)
+    return Outcome(result.to_json(), result.to_text(), DONE if result.met else FELL_SHORT)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from edge_runtime.rehearsal.profiles import DeviceProfile, costs_for
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.settings import memory_bytes, memory_settings
 from gemel.evaluation.arms import MERGED, ORIGINALS, Streamed, Tested, stream_arms
 from gemel.evaluation.caveats import caveats
 from gemel.evaluation.streaming import Footage, frame_interval_s
@@ -20,8 +21,8 @@ from gemel.looking.footprint import bytes_of, resident_bytes, shared_of
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.report.frames import examples
 from gemel.report.page import render
-from gemel.text import finite
-from merger.journal.progress import Progress, silent
+from gemel.text import finite, size
+from merger.journal.progress import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.errors import InputError
 from models.files.atomic import writing
@@ -35,7 +36,9 @@ from models.weights.reading import load_weights
 from models.workload import Query, Workload, load_workload
 from models.zoo import build_query
 
-MEMORY = ("min", "50%", "75%")
+LEAST = "min"
+MEMORY = (LEAST, "50%", "75%")
+JUDGING, STREAMING, WRITING = "judge each query on test", "play the streams", "write the report"
 REPORT_JSON, REPORT_HTML = "report.json", "report.html"
 
 
@@ -58,32 +61,36 @@ def evaluate(
     profile: str = "orin-nano-8gb",
     seeds: int = 3,
     progress: Progress = silent,
+    memory: str = LEAST,
 ) -> dict[str, Any]:
     """Judge a bundle against the originals of its workload; write `report.json` and `report.html` into `out_dir`.
 
-    Returns the document that report.json holds: DESIGN's keys `offline`, `streaming`, `ledger` and what the page
-    needs beside them. Raises InputError, with nothing written, when bundle and workload do not belong together, or
-    weights or test data are missing.
+    `memory` is what the box is to have, a setting or a size: what the report says first holds for it. Returns the
+    document that report.json holds: DESIGN's keys `offline`, `streaming`, `ledger` and what the page needs beside
+    them. Raises InputError, with nothing written, when bundle and workload do not belong together, weights or test
+    data are missing, or the largest query does not fit the memory.
     """
     out_dir = Path(out_dir)
     device = profile_named(profile)
     opened, load = _belonging(bundle, workload)
     _writable(out_dir)
+    apart = costs_apart(device, load.queries)
+    budgets = _budgets(memory, apart)
+    stages = Stages(progress)
+    stages.announce([JUDGING, STREAMING, WRITING])
+    stages.begin(JUDGING, len(load.queries))
     judged = []
     for query in load.queries:
         progress("evaluate", query=query.id)
         judged.append(_judge(query, opened))
         progress("test", query=query.id, ratio=judged[-1].evidence.ratio, target=query.accuracy_target)
-    apart = costs_apart(device, load.queries)
-    settings = memory_settings(apart)
-    streamed = stream_arms(
-        [one.tested for one in judged],
-        {ORIGINALS: apart, MERGED: costs_for(device, opened)},
-        {name: settings[name] for name in MEMORY},
-        range(seeds),
-        progress,
-    )
-    document = finite(_document(opened, judged, streamed, device, list(range(seeds))))
+        stages.add()
+    stages.begin(STREAMING)
+    arms = {ORIGINALS: apart, MERGED: costs_for(device, opened)}
+    streamed = stream_arms([one.tested for one in judged], arms, budgets, range(seeds), progress)
+    stages.begin(WRITING)
+    asked = {"memory": memory, "memory_bytes": budgets[memory]}
+    document = finite({**_document(opened, judged, streamed, device, list(range(seeds))), "asked": asked})
     pictures = [picture for one in judged for picture in one.pictures]
     out_dir.mkdir(parents=True, exist_ok=True)
     page = render(document, pictures)
@@ -91,6 +98,16 @@ def evaluate(
         with writing(out_dir / name, overwrite=True) as file:
             file.write(text.encode("utf-8"))
     return document
+
+
+def _budgets(memory: str, apart: Costs) -> dict[str, int]:
+    """The memory settings that are compared, and the one asked for among them, in bytes from small to large."""
+    settings = memory_settings(apart)
+    budgets = {name: settings[name] for name in MEMORY} | {memory: memory_bytes(memory, apart, "--memory")}
+    if budgets[memory] < settings[LEAST]:
+        least = f"the largest query alone does not fit; give at least {size(settings[LEAST])}"
+        raise InputError("--memory", f"{memory} is too little", least)
+    return dict(sorted(budgets.items(), key=lambda item: item[1]))
 
 
 def _belonging(bundle: str | Path, workload: str | Path) -> tuple[Bundle, Workload]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gemel.looking.scores import verdict
+from gemel.looking.scores import verdict as kept
+from gemel.report.verdict import verdict
 from gemel.text import number, table
 
 
@@ -18,7 +19,7 @@ def evaluation_text(document: Mapping[str, Any]) -> str:
         return " -> ".join(number(streamed[query, setting, arm], 2) for arm in ("originals", "merged"))
 
     rows = [
-        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), verdict(row),
+        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), kept(row),
          *(along(row["query"], setting) for setting in memory))
         for row in document["offline"]
     ]  # fmt: skip
@@ -30,3 +31,9 @@ def evaluation_text(document: Mapping[str, Any]) -> str:
         f"stream: originals -> merged under the same memory, {device['title']}, {device['clock']}"
         + (" (modelled)" if device["modelled"] else ""),
     ])  # fmt: skip
+
+
+def verdict_text(document: Mapping[str, Any]) -> str:
+    """What to do, and a line for each query that merging made worse."""
+    found = verdict(document)
+    return "\n".join([found.sentence, *(f"  WORSE: {one.query}, {one.text}" for one in found.worse)])

@@ -1,5 +1,4 @@
 import argparse
-import io
 import json
 import os
 import subprocess
@@ -191,33 +190,3 @@ def test_a_reader_that_stops_early_is_no_error():
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_progress_is_plain_lines_where_nobody_watches(monkeypatch):
-    from gemel.progress import shown_on
-
-    out = io.StringIO()
-    with shown_on(out) as progress:
-        progress("round", round=1, rounds=7, saved_bytes=12_000_000, signature="conv2d")
-        for epoch in range(50):
-            progress("epoch", queries=["a"], epoch=epoch, ratios={"a": 0.5})
-            progress("candidates", kind="inside", judged=epoch + 1, of=50)
-    lines = out.getvalue().splitlines()
-    assert len(lines) == 3, "fifty of what comes often are one line in two seconds"
-    assert "round 1" in lines[0] and "saved 12 MB" in lines[0] and "a 0.500" in lines[1] and "judged 1" in lines[2]
-
-
-def test_progress_on_a_terminal_shows_bytes_saved_and_each_query_s_ratio(monkeypatch):
-    from rich.console import Console
-
-    from gemel.progress import Live
-
-    live = Live(io.StringIO())
-    live("round", round=2, rounds=7, signature="conv2d", saved_bytes=12_000_000, ceiling_bytes=20_000_000, seconds=3.0)
-    live("epoch", queries=["gate", "lane"], epoch=1, epochs=4, loss=0.5, ratios={"gate": 0.97, "lane": 0.91})
-    live("test", query="gate", metric="f1", original=0.8, merged=0.79, ratio=0.9875, met=True)
-    console = Console(file=io.StringIO(), width=100)
-    console.print(live.draw())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "12 MB" in text and "round 2" in text
-    assert "98.8 % of the original" in text and "91.0 % of the original" in text

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -25,13 +26,33 @@ def quick(monkeypatch, write_tiny):
 def test_the_demo_walks_the_whole_road_and_keeps_its_promised_keys(quick, tmp_path, capsys):
     out = tmp_path / "demo"
     code = main(["demo", "--out", str(out), "--json"])
-    said = json.loads(capsys.readouterr().out)
+    written = capsys.readouterr()
+    said = json.loads(written.out)
     assert {"bundle", "report", "saved_fraction", "ceiling_fraction", "queries", "streaming"} <= set(said)
     assert code == (0 if all(query["met"] for query in said["queries"]) else 1)
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     for row in said["box"]["ledger"]:
         assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values()) > 0
     assert (out / "results.jsonl").exists()
+    steps = written.err.splitlines()
+    assert "render the camera clips, train the originals (classification)," in steps[0]
+    assert not [line for line in steps if re.match(r"^(\[ *[\d.]+ s\] )?\w+: \w+ [^;]+; \w+ ", line)]
+    assert json.loads((out / "report.json").read_text())["asked"]["memory"] == demo.BOX_MEMORY
+
+
+def test_the_last_lines_say_what_to_do_and_what_to_look_at(document, tmp_path):
+    merged = {"saved_fraction": 0.646, "ceiling_fraction": 0.667, "queries": []}
+    ledger = {"query": "a", "received": 1, "processed": 1, "late": 0, "dropped": {}, "failed": 0, "pending": 0}
+    box = {"ledger": [ledger], "seconds": 6.0, "stopped_by": "its end", "bytes_moved": 0, "swaps": 0}
+    box |= {"max_used_bytes": 1, "budget_bytes": 2}
+    for row in document["streaming"]:
+        if row["memory"] == "min" and row["query"] == "bridge-cars":
+            row["accuracy"] = {"originals": 0.27, "merged": 0.08}[row["arm"]]
+    last = demo.Demo(tmp_path / "report.html", merged, document, box, 200.0).to_text().splitlines()[-7:]
+    assert last[0].startswith("Ship it for two of three: bridge-cars falls short")
+    assert last[1] == "  WORSE: bridge-cars, starved on the stream with 40 MB (min): 0.27 became 0.08"
+    assert str(tmp_path / "report.html") in last[3]
+    assert [line.strip()[:2] for line in last[4:]] == ["1.", "2.", "3."]
 
 
 def test_an_interrupted_demo_goes_on_after_its_last_finished_step(quick, tmp_path, monkeypatch):

@@ -12,10 +12,10 @@ import yaml
 import video_samples.__main__ as command
 from models.frames.data import load_split
 from models.workload import load_workload
-from video_samples.drawing.renderer import Truth
 from video_samples.footage.casting import cast
 from video_samples.footage.clips import Clip
 from video_samples.footage.questions import QUESTIONS, Zone
+from video_samples.rendering.renderer import Truth
 from video_samples.sample import SPLITS, SplitSize, write_sample
 
 TINY = {"train": SplitSize(1, 4.0, 1.0, 1), "val": SplitSize(1, 3.0, 1.0, 1), "test": SplitSize(2, 0.8, 10.0, 4)}

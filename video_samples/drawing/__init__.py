@@ -1,1 +1,1 @@
-"""From a scene to a frame: view, backdrop, occlusion, light, camera."""
+"""What draws: a pinhole view, a pen that knows light, textures, backdrops and things that stand in them."""

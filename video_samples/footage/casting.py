@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from video_samples.drawing.renderer import Truth
 from video_samples.footage.clips import SCENES, Clip
 from video_samples.footage.questions import QUESTIONS
 from video_samples.movers.traffic import STEP_S
+from video_samples.rendering.renderer import Truth
 
 CANDIDATES = 10
 SHARE = (0.3, 0.7)  # wanted share of "yes" among the answers of one clip

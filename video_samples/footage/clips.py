@@ -13,8 +13,8 @@ import cv2
 import imageio_ffmpeg
 import numpy as np
 
-from video_samples.drawing.renderer import Renderer, Truth
 from video_samples.movers.traffic import STEP_S
+from video_samples.rendering.renderer import Renderer, Truth
 from video_samples.scenes.junction import junction
 from video_samples.scenes.scene import Scene
 from video_samples.scenes.square import square

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from video_samples.drawing.renderer import MIN_VISIBLE, Truth
 from video_samples.movers.actors import VEHICLES
+from video_samples.rendering.renderer import MIN_VISIBLE, Truth
 
 Rect = tuple[float, float, float, float]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from video_samples.movers.figures import Colour
@@ -42,6 +44,7 @@ def _lerp(a: tuple[float, float], b: tuple[float, float], t: float) -> tuple[flo
     return (a[0] + (b[0] - a[0]) * t, a[1] + (b[1] - a[1]) * t)
 
 
+@cache  # the paints are few, and a body takes longer to build than a frame to draw
 def car(paint: Colour, estate: bool = False, taxi: bool = False) -> Solid:
     """A saloon, or an estate car with a long roof; 4.4 m."""
     b = SolidBuilder((0, 0, 0.75))
@@ -110,6 +113,7 @@ def car(paint: Colour, estate: bool = False, taxi: bool = False) -> Solid:
     return b.build(4.4, 1.8, 1.5)
 
 
+@cache
 def bus(paint: Colour, band: Colour) -> Solid:
     """A city bus with a window band, doors and a lit destination sign; 10.8 m."""
     b = SolidBuilder((0, 0, 1.6))
@@ -153,6 +157,7 @@ def bus(paint: Colour, band: Colour) -> Solid:
     return b.build(10.8, 2.54, 3.2)
 
 
+@cache
 def truck(cab: Colour, cargo: Colour, stripe: Colour) -> Solid:
     """A box truck: a cab and a taller cargo box; 8 m."""
     b = SolidBuilder((0, 0, 1.4))

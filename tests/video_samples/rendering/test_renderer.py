@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
-from video_samples.drawing.occlusion import ordered
 from video_samples.drawing.pen import Pen
-from video_samples.drawing.renderer import Renderer
 from video_samples.drawing.view import MARGIN_PX, OVERSAMPLING
 from video_samples.movers.actors import Actor
 from video_samples.movers.figures import random_outfit
 from video_samples.movers.vehicles import bus, car, truck
+from video_samples.rendering.occlusion import ordered
+from video_samples.rendering.renderer import Renderer
 from video_samples.scenes.junction import DAY, VIEW, junction
 from video_samples.scenes.scene import Scene
 

@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 
 from video_samples.drawing.backdrop import Sprite
-from video_samples.drawing.night import add_lamps
-from video_samples.drawing.occlusion import ordered
 from video_samples.drawing.pen import LampSeen, Pen
-from video_samples.drawing.sensor import Sensor
 from video_samples.drawing.view import NEAR_M, OVERSAMPLING
 from video_samples.movers.actors import Actor
 from video_samples.movers.solids import Solid
+from video_samples.rendering.night import add_lamps
+from video_samples.rendering.occlusion import ordered
+from video_samples.rendering.sensor import Sensor
 from video_samples.scenes.scene import Scene, World
 
 MIN_VISIBLE, MIN_SIDE_PX = 0.40, 8.0  # objects more hidden or smaller than that are not part of the truth

@@ -1,0 +1,212 @@
+"""What long work shows: sentences where nobody watches, stages and percentages on a terminal."""
+
+import contextlib
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from gemel.progress import shown_on
+from gemel.progress.lines import Lines
+from gemel.progress.live import Live
+from gemel.progress.sentences import SENTENCES, sentence
+
+ROOT = Path(__file__).parents[3]
+RAW = re.compile(r"^(\[ *[\d.]+ s\] )?\w+: \w+ [^;]+; \w+ ")
+"""A line that shows an event as it came, `word: key value; key value`."""
+STAGES = {"stages", "stage", "part"}
+SHAPES = {
+    "warning": [{"text": "day-bus: few clips"}],
+    "query": [{"query": "gate", "index": 1, "count": 3}],
+    "cycle": [{"query": "gate", "cycle": 1, "cycles": 3, "val": 0.9}],
+    "original": [{"query": "gate", "metric": "f1", "val": 0.9, "test": 0.88, "seconds": 64.0}],
+    "epoch": [
+        {"queries": ["gate"], "epoch": 1, "epochs": 4, "cycle": 1, "loss": 0.3},
+        {"queries": ["gate", "lane"], "epoch": 3, "epochs": 8, "loss": 0.3, "ratios": {"gate": 0.93, "lane": 0.99}},
+        {"queries": ["gate"], "epoch": 3, "epochs": 8, "loss": 0.3, "ratios": {"gate": 0.93}},
+    ],
+    "reference": [{"query": "gate", "metric": "f1", "val": 0.81, "needed": 0.77}],
+    "precision": [{"query": "gate", "model": "resnet18", "chosen": "fp32", "fp32": 0.2, "bf16": 0.4}],
+    "workers": [{"workers": 2, "on": "local", "threads": 1}, {"workers": 1, "threads": None}],
+    "forecast": [{"sets": 4, "least": -0.002, "median": 0.006, "most": 0.03}],
+    "ancestry": [{"common": True, "kinship": {"a": 0.98}}, {"common": False, "kinship": {"a": 0.001}}],
+    "aligned": [{"query": "gate", "spaces": 3, "moved": 1275, "channels": 1280}],
+    "start": [{"start": name, "error": 0.15} for name in ("mean", "aligned mean", "gate", "mean, solved")],
+    "rate": [{"rate": 5e-4, "epochs": 0.5, "regained": 0.4}, {"rate": 5e-4, "epochs": 1, "ratio": None}],
+    "waits": [
+        {"waits": "gate", "after": "the start", "lost": 0.9, "required": 0.97},
+        {"waits": "gate", "after": "sprint 1", "ratio": 0.4, "required": 0.97},
+    ],
+    "accepted": [{"saved_bytes": 12_000_000, "ratios": {"gate": 0.97}}],
+    "alone": [{"query": "gate", "ratio": 0.98, "required": 0.97}],
+    "repair": [
+        {"query": "gate", "repair": "norms and head", "ratio": 0.98, "required": 0.97},
+        {"query": "gate", "repair": "leaves", "required": 0.97},
+    ],
+    "candidates": [{"kind": "inside", "judged": 3, "of": 50}],
+    "beyond": [
+        {"kind": "inside", "tries": 3, "gained_bytes": 1000},
+        {"kind": "inside", "accepted": False, "gained_bytes": 0, "ratios": {"gate": 0.9}},
+    ],
+    "narrow": [{"weights": "int8", "stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["gate"]}],
+    "prefix": [{"query": "gate", "prefix": 4, "layers": 20, "ratio": 0.98}],
+    "attempt": [
+        {"query": "gate", "prefix": 4, "ratio": 0.98, "held": True},
+        {"round": 1, "group": "conv2d 3x3 512", "members": [1, 2], "kept": [1, 2], "diverged": False},
+    ],
+    "round": [{"round": 1, "rounds": 7, "signature": "conv2d 3x3", "members": [1], "saved_bytes": 12_000_000}],
+    "test": [
+        {"query": "gate", "metric": "f1", "original": 0.8, "merged": 0.79, "ratio": 0.98, "met": True, "worth": True},
+        {"query": "gate", "ratio": 0.9, "target": 0.95},
+    ],
+    "evaluate": [{"query": "gate"}],
+    "stream": [{"arm": "merged", "memory": "min", "memory_bytes": 10}],
+    "profile": [{"query": "gate"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("event", "fields"), [(name, one) for name, each in SHAPES.items() for one in each])
+def test_every_event_is_a_sentence(event, fields):
+    told = SENTENCES[event](fields)
+    assert not RAW.match(told)
+    assert told == sentence(event, fields)
+    assert not re.search(r"forecast|aligned mean|sprint|regained", told), told
+
+
+def test_no_event_of_the_packages_is_without_a_sentence():
+    emitted = set()
+    for folder in ("merger", "gemel"):
+        for path in (ROOT / folder).rglob("*.py"):
+            emitted |= set(re.findall(r"\b_?(?:progress|tell)\(\s*\"(\w+)\"", path.read_text(encoding="utf-8")))
+    assert emitted - STAGES <= SENTENCES.keys() == SHAPES.keys()
+
+
+def test_words_of_the_trade_are_said_plainly():
+    assert sentence("ancestry", {"common": True, "kinship": {"a": 0.98}}) == (
+        "the originals are related: their weights are close (kinship 0.98 of 1)"
+    )
+    ratios = {"gate": 0.93, "lane": 0.99}
+    assert sentence("epoch", {"queries": ["gate", "lane"], "epoch": 3, "epochs": 8, "ratios": ratios}) == (
+        "training all together, epoch 3 of 8: worst query keeps 0.93 of its original (gate)"
+    )
+
+
+def test_an_event_that_nobody_knows_still_reads():
+    assert sentence("new_thing", {"query": "gate", "saved_bytes": 12_000_000, "ratios": {"a": 0.5}}) == (
+        "new thing (query gate, saved 12 MB, ratios a 0.500)"
+    )
+    assert sentence("round", {"turn": 3}) == "round (turn 3)"
+    assert not RAW.match(sentence("round", {"turn": 3, "of": 4}))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def lines():
+    """Lines on a clock of their own: (lines, clock, what was said)."""
+    clock, out = Clock(), io.StringIO()
+    return Lines(out, clock), clock, out
+
+
+def test_stages_are_said_beforehand_and_those_of_a_part_within_it(lines):
+    tell, _, out = lines
+    tell("stages", names=["render", "merge", "report"])
+    tell("stage", name="render")
+    tell("stage", name="merge")
+    tell("stages", names=["read", "train all together"])
+    tell("stage", name="train all together")
+    tell("stage", name="report")
+    assert [line.split("] ")[1] for line in out.getvalue().splitlines()] == [
+        "this takes 3 stages: render, merge, report",
+        "render (1 of 3)",
+        "merge (2 of 3)",
+        "merge takes 2 stages: read, train all together",
+        "merge (2 of 3), train all together (2 of 2)",
+        "report (3 of 3)",
+    ]
+
+
+def test_work_that_is_done_once_more_is_not_taken_for_a_part_of_itself(lines):
+    tell, _, out = lines
+    for _ in range(2):
+        tell("stages", names=["read", "train"])
+        tell("stage", name="train")
+    assert out.getvalue().splitlines()[-1].endswith("] train (2 of 2)")
+
+
+def test_no_ten_seconds_pass_in_silence(lines):
+    tell, clock, out = lines
+    tell("stage", name="train all together")
+    for second in range(1, 121):
+        clock.now = float(second)
+        if second == 30:
+            tell("part", done=0.4, seconds_left=50.0)
+        tell.beat()
+    said = [float(line[1:8]) for line in out.getvalue().splitlines()]
+    assert all(later - earlier < 10 for earlier, later in zip(said, [*said[1:], 120.0]))
+    assert "still at 'train all together': 40 % done, about 50 s left" in out.getvalue()
+    assert "still at 'train all together', for 8 s now" in out.getvalue()
+
+
+def test_what_comes_often_is_said_every_two_seconds(lines):
+    tell, clock, out = lines
+    tell("round", round=1, rounds=7, saved_bytes=12_000_000, signature="conv2d")
+    for epoch in range(50):
+        tell("epoch", queries=["a"], epoch=epoch, epochs=50, ratios={"a": 0.5})
+        tell("candidates", kind="inside", judged=epoch + 1, of=50)
+    said = out.getvalue().splitlines()
+    assert len(said) == 3, "fifty of what comes often are one line in two seconds"
+    assert "round 1 of 7" in said[0] and "12 MB" in said[0] and "keeps 0.50" in said[1] and "1 of 50" in said[2]
+    clock.now = 3.0
+    tell("epoch", queries=["a"], epoch=51, epochs=50)
+    assert len(out.getvalue().splitlines()) == 4
+
+
+def test_a_pipe_gets_lines_and_the_thread_behind_them_ends():
+    import threading
+
+    out = io.StringIO()
+    with shown_on(out) as progress:
+        progress("stage", name="read")
+        assert any(one.name == "progress" for one in threading.enumerate())
+    assert "read" in out.getvalue()
+    assert not any(one.name == "progress" for one in threading.enumerate())
+
+
+def test_a_terminal_shows_stages_percentage_and_time_left(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal, shown_on(terminal) as progress:
+        progress("stages", names=["read the originals", "train all together"])
+        progress("stage", name="train all together")
+        progress("part", done=0.4, seconds_left=50.0)
+        progress.live.refresh()  # type: ignore[attr-defined]
+    said = b""
+    with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+        while more := os.read(master, 1 << 16):
+            said += more
+    os.close(master)
+    said = said.decode()
+    assert "read the originals" in said and "train all together" in said
+    assert "40 % done, about 50 s left" in said
+
+
+def test_a_terminal_shows_bytes_saved_and_each_query_s_ratio():
+    from rich.console import Console
+
+    live = Live(io.StringIO())
+    live("round", round=2, rounds=7, signature="conv2d", saved_bytes=12_000_000, ceiling_bytes=20_000_000, seconds=3.0)
+    live("epoch", queries=["gate", "lane"], epoch=1, epochs=4, loss=0.5, ratios={"gate": 0.97, "lane": 0.91})
+    live("test", query="gate", metric="f1", original=0.8, merged=0.79, ratio=0.9875, met=True)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live.draw())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "12 MB saved of at most 20 MB" in text
+    assert "98.8 % of the original" in text and "91.0 % of the original" in text
