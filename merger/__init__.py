@@ -5,7 +5,7 @@ from merger.bench.method import METHODS, MergeOptions
 from merger.merging import MergeReport, QueryResult, merge
 from merger.training.loop import Recipe
 from merger.training.originals import TrainOptions, TrainResult, train_originals
-from merger.workers.choice import Resources
+from merger.workers.jobs import Resources
 
 __all__ = [
     "METHODS",

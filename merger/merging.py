@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from merger.bench.bounds import Bounds
+from merger.bench.elsewhere import employed
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import Merged, Workbench
@@ -25,8 +26,7 @@ from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import account
 from merger.journal.progress import Progress, silent
 from merger.training.precision import Precisions
-from merger.workers.choice import Resources, employ
-from merger.workers.jobs import threads
+from merger.workers.jobs import using
 from models.bundle import BundleQuery, check_output, write_bundle
 from models.errors import InputError
 from models.files.atomic import writing
@@ -82,13 +82,11 @@ def merge(
     seed: int = 0,
     progress: Progress = silent,
     options: MergeOptions | None = None,
-    resources: Resources | None = None,
 ) -> MergeReport:
     """Merge a workload's models into one bundle at `out`, with the merge's log (JSON lines) beside it.
 
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
-    `OUT.work`, from which `resume` goes on. `resources` decide how long it takes, not what comes out
-    (merger.workers.choice).
+    `OUT.work`, from which `resume` goes on.
     """
     out, options = Path(out), options or MergeOptions()
     begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
@@ -113,12 +111,8 @@ def merge(
     bench = Workbench(workload, seed, progress)
     checkpoint.meter = bench.work
     bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
-    workers = employ(bench, resources or Resources(), checkpoint)
-    try:
-        with threads(bench.threads.main):
-            found = checkpoint.step("method", partial(_searched, bench, method, options, checkpoint))
-    finally:
-        workers.close()
+    with employed(bench, options.resources, checkpoint), using(bench.threads.main):
+        found = checkpoint.step("method", partial(_searched, bench, method, options, checkpoint))
     merged, spent = Merged.from_plain(found["merged"]), bench.work.total
     checkpoint.log[:] = found["log"]  # a method that was done before the merge was interrupted noted nothing now
     narrowing = _narrowing(bench, merged, options, checkpoint)

@@ -36,7 +36,7 @@ from benchmarks.merging.cells import Cell, Weight, path_of, read_cells
 from benchmarks.merging.plot import curves, picture
 from benchmarks.merging.tables import grouped, summary
 from gemel.progress import shown_on
-from merger import METHODS, MergeOptions, Recipe, Resources, merge
+from merger import METHODS, MergeOptions, Recipe, merge
 from merger.merging import LOG_SUFFIX, WORK_SUFFIX
 from models.errors import InputError
 from models.files.atomic import writing
@@ -50,7 +50,6 @@ ARMS = ("wide", "gemel", "mainstream", "ceiling", "joint")
 MOST_WORK = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14}
 """What the harder two need, an epoch of which costs five and one and a half of gti's."""
 WORKLOADS = tuple(MOST_WORK)
-ALONE = Resources(workers=1)
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
@@ -109,9 +108,7 @@ def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: P
         bundle.unlink(missing_ok=True)  # merged, but interrupted before its figures were kept
         log.unlink(missing_ok=True)
     with shown_on() as progress:
-        report = merge(
-            workload, bundle, arm, resume=True, seed=seed, progress=progress, options=options, resources=ALONE
-        )
+        report = merge(workload, bundle, arm, resume=True, seed=seed, progress=progress, options=options)
     rows = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
     weights = tuple(Weight(layer.query, layer.path, layer.bytes) for layer in layers_of_all(workload.queries))
     cell = Cell(

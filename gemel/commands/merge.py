@@ -55,9 +55,8 @@ def _bounds(made: argparse.ArgumentParser) -> None:
     number(made, "--min-saving", float, "leave out groups that save less than this part of all bytes (default 0)")
     number(made, "--max-minutes", float, "begin nothing more after this time (default: no limit)")
     number(made, "--max-work", float, "begin nothing more after this work, image passes x FLOPs (default: no limit)")
-    number(made, "--workers", at_least_one, "jobs at once (default: as cores and memory allow; 1 on a GPU)")
-    number(made, "--threads", at_least_one, "of each training: then the bundle is the same with any number of workers")
-    made.add_argument("--ray", metavar="ADDRESS", help="workers in a Ray cluster: local, auto, HOST:PORT or ray://...")
+    number(made, "--threads", at_least_one, "of each training: then the bundle is the same with or without --ray")
+    made.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster to use: local, auto, HOST:PORT or ray://...")
 
 
 def merge(args: argparse.Namespace) -> Outcome:
@@ -69,11 +68,12 @@ def merge(args: argparse.Namespace) -> Outcome:
     from models.workload import load_workload
 
     recipe = Recipe(**grammar.given(args, *RECIPE))
-    options = MergeOptions(recipe, choose_rate=args.rate is None, beyond=args.beyond, **grammar.given(args, *BOUNDS))
-    resources = Resources(args.workers, args.threads, args.ray)
+    bounds = grammar.given(args, *BOUNDS)
+    resources = Resources(args.threads, args.ray)
+    options = MergeOptions(recipe, args.rate is None, beyond=args.beyond, resources=resources, **bounds)
     workload = load_workload(args.workload)
     with shown_on() as progress:
-        report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options, resources)
+        report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options)
     result = report.to_json()
     became = f"{size(report.bytes_before)} became {size(report.bytes_after)}"
     saved = f"{percent(report.saved_fraction)} saved (ceiling {percent(report.ceiling_fraction)})"

@@ -11,6 +11,7 @@ from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Trial
 from merger.training.loop import Recipe, check
 from merger.training.precision import check_precision
+from merger.workers.jobs import Resources
 from models.errors import InputError
 from models.parts.widths import FP32, WEIGHTS
 
@@ -24,7 +25,7 @@ class MergeOptions:
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
     the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
     `wide` go past the ceiling (merger.beyond.search). `weights` fp16 or int8: how narrow they are stored at most
-    (merger.beyond.narrowing).
+    (merger.beyond.narrowing). `resources` say how long it takes, not what comes out.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -36,6 +37,7 @@ class MergeOptions:
     precision: str = "auto"
     beyond: bool = False
     weights: str = FP32
+    resources: Resources = field(default_factory=Resources)
 
     def __post_init__(self) -> None:
         check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
@@ -50,8 +52,9 @@ class MergeOptions:
         return {query: bench.required(query, self.margin) for query in bench.queries}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, to recognise the options of an interrupted merge."""
-        return {**{k: v for k, v in self.__dict__.items() if k != "recipe"}, "recipe": self.recipe.__dict__}
+        """Plain values, to recognise the options of an interrupted merge; it may go on with other resources."""
+        plain = {name: value for name, value in self.__dict__.items() if name not in ("recipe", "resources")}
+        return {**plain, "recipe": self.recipe.__dict__}
 
 
 Method = Callable[[Workbench, MergeOptions, Checkpoint], Merged]

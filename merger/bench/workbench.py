@@ -18,7 +18,7 @@ from merger.journal.progress import Progress, silent
 from merger.journal.steps import Journal
 from merger.training.loop import Recipe, Training, TrainingSet, Work
 from merger.training.precision import FRAMES, Precisions, Settled
-from merger.workers.jobs import Nobody, Threads, Workers
+from merger.workers.jobs import Threads, Workers
 from models.detector import Detector
 from models.errors import InputError
 from models.frames.data import load_split
@@ -99,8 +99,8 @@ class Workbench:
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.work = Work()
         self.precisions: Precisions | Settled | None = None
-        self.workers: Workers = Nobody()
-        self.threads = Threads(torch.get_num_threads())
+        self.workers: Workers | None = None
+        self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.originals: Mapping[str, nn.Module] = OnDemand(self.queries, self._original)
         self.test: Mapping[str, Prepared] = OnDemand(self.queries, partial(_decoded, name="test"))
         self.train = OnDemand(self.queries, lambda query: TrainingSet(query, _decoded(query, "train")))

@@ -67,6 +67,10 @@ class Journal:
         self.tick()
         return value
 
+    def has_done(self, name: str) -> bool:
+        """Whether this piece of work is finished."""
+        return self._path(name) in self._done
+
     def part(self, name: str) -> dict:
         """The dict of this name, as it was last stored, or empty; change it in place."""
         path = self._path(name)

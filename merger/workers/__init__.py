@@ -1,1 +1,1 @@
-"""Independent pieces of a merge, done one after the other or on the machines of a Ray cluster."""
+"""Independent pieces of a merge: done one after the other, or beside each other on the machines of a Ray cluster."""

@@ -6,18 +6,15 @@ of the journal and its work is added when its turn comes: neither depends on who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from merger.journal.steps import Journal
-
-if TYPE_CHECKING:
-    from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal, Meter
 
 WORTH_SENDING = 5e11
 """FLOPs of jobs beside each other from which workers do them: to start one takes seconds, and models travel."""
@@ -56,18 +53,34 @@ class Order:
     precisions: Mapping[str, str]
 
 
-Arrived = Callable[[str, Done], None]
-Results = Generator[Done | None, None, None]
+@dataclass(frozen=True)
+class Resources:
+    """What a merge may use: torch threads (None: as many as torch takes), and the address of a Ray cluster.
+
+    With `threads`, every training of the merge uses so many: then its outcome is the same bit by bit with a cluster of
+    any size and with none. `ray` is what ray.init takes; `local` starts Ray on this machine.
+    """
+
+    threads: int | None = None
+    ray: str | None = None
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many torch threads a merge uses: `main` where it trains alone, `jobs` in each of several jobs.
+
+    Training rounds differently with another number of threads, so both are kept in the checkpoint.
+    """
+
+    main: int
+    jobs: int
 
 
 class Workers(Protocol):
     """Who does jobs beside the main process."""
 
-    def map(self, jobs: Sequence[Job], order: Order, arrived: Arrived) -> Results:
-        """The results in the order of the jobs, None for one that the main process shall do.
-
-        `arrived` hears of each at once. Who stops asking stops the jobs that are left.
-        """
+    def do(self, jobs: Sequence[Job], order: Order, arrived: Callable[[Job, Done], None]) -> None:
+        """Do these jobs; `arrived` hears of each that is done, and the main process does what it has not heard of."""
         ...
 
     def close(self) -> None:
@@ -75,97 +88,63 @@ class Workers(Protocol):
         ...
 
 
-class Nobody:
-    """No workers: the main process does every job."""
+class Employer(Protocol):
+    """What is asked of a workbench whose jobs are done; `merger.bench.workbench.Workbench` is one."""
 
-    def map(self, jobs: Sequence[Job], order: Order, arrived: Arrived) -> Results:
-        """None for every job."""
-        yield from (None for _ in jobs)
+    workers: Workers | None
+    threads: Threads
 
-    def close(self) -> None:
-        """There is nobody to end."""
+    @property
+    def work(self) -> Meter:
+        """What counts the work."""
+        ...
 
-
-@dataclass(frozen=True)
-class Threads:
-    """How many torch threads a merge uses: `main` where it trains alone, `jobs` in each of several jobs.
-
-    Training rounds differently with another number of threads, so both are kept in the checkpoint. `jobs` None means:
-    `main`, divided among as many jobs as run side by side at most (`at_once`).
-    """
-
-    main: int
-    jobs: int | None = None
-    at_once: int = 1
-
-    def of(self, jobs: int) -> int:
-        """Threads of each of so many jobs."""
-        return self.jobs or max(1, self.main // max(1, min(self.at_once, jobs)))
+    def settled(self, queries: Collection[str], /) -> Mapping[str, str]:
+        """The precision in which each of these queries is trained."""
+        ...
 
 
-def run(
-    bench: Workbench, journal: Journal, name: str, jobs: Sequence[Job], until: Callable[[Any], bool] | None = None
-) -> list[Any]:
-    """The results of the jobs in order, a step of the journal as a whole and each.
-
-    With `until`, only those up to the first of which it is true, as if one had been done after the other: others may
-    have been begun where workers were idle, and count for nothing.
-    """
-    return journal.step(name, partial(_run, bench, journal, jobs, until))
+def run(bench: Employer, journal: Journal, name: str, jobs: Sequence[Job]) -> list[Any]:
+    """The results of the jobs in order, a step of the journal as a whole and each."""
+    return journal.step(name, partial(_run, bench, journal, jobs))
 
 
-def _run(bench: Workbench, journal: Journal, jobs: Sequence[Job], until: Callable[[Any], bool] | None) -> list[Any]:
+def _run(bench: Employer, journal: Journal, jobs: Sequence[Job]) -> list[Any]:
     arrived: dict[str, tuple[Any, float]] = journal.part("arrived")
     # Back to the work as it was before: what was half done of a job here counts for nothing when a worker does it.
     journal.step("begun", lambda: None)
     # Not whether workers are there decides on the threads, or the outcome would depend on it.
     spread = len(jobs) > 1 and sum(job.flops for job in jobs) >= WORTH_SENDING
-    workers = bench.workers if spread else Nobody()
-    count = bench.threads.of(len(jobs)) if spread else bench.threads.main
-    order = Order(count, bench.settled({query for job in jobs for query in job.trains}))
-    values: list[Any] = []
+    threads = bench.threads.jobs if spread else bench.threads.main
+    order = Order(threads, bench.settled({query for job in jobs for query in job.trains}))
 
-    def note(name: str, done: Done) -> None:
-        arrived[name] = (done.value, done.work)
+    def note(job: Job, done: Done) -> None:
+        arrived[job.name] = (done.value, done.work)
         journal.tick()
 
-    elsewhere: Results | None = None
-    sent: list[Job] = []
-    try:
-        for place, job in enumerate(jobs):
+    if spread and bench.workers is not None:
+        left = [job for job in jobs if job.name not in arrived and not journal.has_done(job.name)]
+        bench.workers.do(left, order, note)
+    return [journal.step(job.name, partial(_result, bench, journal, job, order, arrived)) for job in jobs]
 
-            def do(job: Job = job, rest: Sequence[Job] = jobs[place:]) -> Any:
-                nonlocal elsewhere
-                if job.name not in arrived and elsewhere is None:
-                    sent.extend(one for one in rest if one.name not in arrived)
-                    elsewhere = workers.map(tuple(sent), order, note)
-                # In step with what was sent, also where a result came before its turn.
-                if elsewhere is not None and sent and sent[0] is job:
-                    sent.pop(0)
-                    if next(elsewhere) is None:
-                        with threads(order.threads):
-                            return job.do(bench, journal, **job.given)
-                value, work = arrived.pop(job.name)
-                bench.work.total += work
-                return value
 
-            values.append(journal.step(job.name, do))
-            if until is not None and until(values[-1]):
-                break
-    finally:
-        if elsewhere is not None:
-            elsewhere.close()
-    return values
+def _result(bench: Employer, journal: Journal, job: Job, order: Order, arrived: dict[str, tuple[Any, float]]) -> Any:
+    if job.name in arrived:
+        value, work = arrived.pop(job.name)
+        bench.work.total += work
+        return value
+    with using(order.threads):
+        return job.do(bench, journal, **job.given)
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def using(threads: int) -> Iterator[None]:
     """So many torch threads within."""
     before = torch.get_num_threads()
-    if count != before:
-        torch.set_num_threads(count)
+    if threads != before:
+        torch.set_num_threads(threads)
     try:
         yield
     finally:
-        if count != before:
+        if threads != before:
             torch.set_num_threads(before)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from gemel.cli import main
-from merger import Resources, merge
+from merger import merge
 from merger.bench.workbench import Workbench
 from models.weights.reading import save_weights
 from models.workload import Workload, load_workload
@@ -116,7 +116,7 @@ def test_a_query_that_cannot_reach_its_target_keeps_its_original_and_the_log_say
     _edit(workload.path, lambda queries: queries[1].update(accuracy_target=1.0))
     out = tmp_path / "b.gemel"
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=1, frames_per_epoch=16))
-    report = merge(load_workload(workload.path), out, options=options, resources=Resources(workers=1))
+    report = merge(load_workload(workload.path), out, options=options)
     by_id = {query.id: query for query in report.queries}
     assert by_id["q1"].ratio == 1.0 and by_id["q1"].met and report.saved_fraction > 0.1
     rows = [json.loads(line) for line in out.with_name("b.gemel.log.jsonl").read_text().splitlines()]

@@ -25,7 +25,7 @@ import merger.methods.wide as wide_module
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
-from merger import MergeOptions, MergeReport, Recipe, Resources, merge
+from merger import MergeOptions, MergeReport, Recipe, merge
 from merger.bench.workbench import Workbench, snapshot
 from merger.journal.steps import Journal
 from merger.start.choosing import Start, donated
@@ -42,7 +42,6 @@ from tests.merger.seen import classifier, detector, write
 torch.set_num_threads(1)
 RECIPE = Recipe(rate=1e-3, epochs=1, batch=2, frames_per_epoch=4)
 OPTIONS = MergeOptions(RECIPE, choose_rate=False, precision="fp32")
-ALONE = Resources(workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def _merged(
     workload: Workload, options: MergeOptions, out: Path, method: str
 ) -> tuple[MergeReport, Bundle, list[dict[str, Any]]]:
     """Merge, and check all that holds for every bundle."""
-    report = merge(workload, out, method, options=options, resources=ALONE)
+    report = merge(workload, out, method, options=options)
     assert verify_bundle(out) == []
     bundle = open_bundle(out)
     assert report.bytes_after == sum(e.nbytes for e in bundle.header.entries.values() if not e.is_pad)
@@ -230,7 +229,7 @@ def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
         monkeypatch.setattr(beyond_start_module, "FRAMES", 2)
         monkeypatch.setattr(beyond_start_module, "INPUT_FRAMES", 4)
     out = tmp_path / "b.gemel"
-    report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True), resources=ALONE)
+    report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True))
     assert verify_bundle(out) == [] and report.saved_fraction > report.ceiling_fraction
     log = [json.loads(line) for line in out.with_name(f"{out.name}.log.jsonl").read_text().splitlines()]
     assert any(row.get("accepted") for row in log)

@@ -1,63 +1,162 @@
-"""Jobs for workers that have a hard time: they fail, are killed, or say where they ran."""
+"""Jobs that have a hard time where they run, and a stand-in for Ray whose actors are objects of this process."""
 
 from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
-from merger.bench.workbench import Workbench
+from merger.journal.progress import Progress, silent
 from merger.journal.steps import Journal
 from merger.methods.rate import trial
+from merger.workers.jobs import Done, Job, Order, Threads
 from models.errors import InputError
 
 
-def squared(bench: Workbench, journal: Journal, number: int) -> dict[str, Any]:
-    """The number's square and the process that found it; takes `number` passes of work."""
-    bench.work.add(bench.queries["q0"], number)
+class Lost(Exception):
+    """What the stand-in's actors die of."""
+
+
+class Meter:
+    """What counts work."""
+
+    total = 0.0
+
+
+class Bench:
+    """As much of a workbench as jobs of numbers need; `where` says whose it is."""
+
+    def __init__(self, where: str = "main", progress: Progress = silent) -> None:
+        self.where, self.progress = where, progress
+        self.work = Meter()
+        self.workers: Any = None
+        self.threads = Threads(1, 1)
+
+    def settled(self, queries: Any) -> Mapping[str, str]:
+        """Nothing is trained in a precision."""
+        return dict.fromkeys(queries, "fp32")
+
+
+class Desk:
+    """A desk of an actor, numbered."""
+
+    made = 0
+
+    def __init__(self, progress: Progress) -> None:
+        Desk.made += 1
+        self._bench = Bench(f"desk {Desk.made}", progress)
+
+    def do(self, job: Job, order: Order) -> Done:
+        """The result and the work of a job."""
+        self._bench.work.total = 0.0
+        return Done(job.do(self._bench, Journal(), **job.given), self._bench.work.total)
+
+
+def squared(bench: Bench, journal: Journal, number: int) -> dict[str, Any]:
+    """The number's square and who found it; takes `number` of work."""
+    bench.work.total += number
     bench.progress("squared", number=number)
-    return {"square": number * number, "process": os.getpid()}
+    return {"square": number * number, "where": bench.where}
 
 
-def dying(bench: Workbench, journal: Journal, number: int, marks: str, deaths: int, main: int) -> dict[str, Any]:
-    """As `squared`, but so many workers are killed at it; each leaves a mark."""
-    left = Path(marks)
-    if os.getpid() != main and len(list(left.iterdir())) < deaths:
-        (left / str(os.getpid())).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+def dying(bench: Bench, journal: Journal, number: int, deaths: list[str], most: int) -> dict[str, Any]:
+    """As `squared`, but so many actors die of it."""
+    if bench.where != "main" and len(deaths) < most:
+        deaths.append(bench.where)
+        raise Lost
     return squared(bench, journal, number)
 
 
-def failing(bench: Workbench, journal: Journal, number: int, main: int) -> dict[str, Any]:
-    """As `squared`, but no worker has the memory for it."""
-    if os.getpid() != main:
+def failing(bench: Bench, journal: Journal, number: int) -> dict[str, Any]:
+    """As `squared`, but no actor has the memory for it."""
+    if bench.where != "main":
         raise MemoryError("no room")
     return squared(bench, journal, number)
 
 
-def refusing(bench: Workbench, journal: Journal, number: int) -> dict[str, Any]:
+def refusing(bench: Bench, journal: Journal, number: int) -> dict[str, Any]:
     """Bad input."""
     raise InputError("frame.png", "does not decode", "replace it", f"number {number}")
 
 
-def killed_on_the_way(bench: Workbench, journal: Journal, marks: str) -> list[int]:
-    """Ten steps that a journal remembers; the worker is killed after the sixth, once. The process of each step."""
-    processes = []
-    for step in range(10):
-        processes.append(journal.step(f"step {step}", lambda: _counted(bench)))
-        if step == 5 and not Path(marks).exists():
-            Path(marks).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    return processes
+class Ray:
+    """The part of Ray's module that merger.workers.cluster uses; of several jobs the last one is done first."""
+
+    def __init__(self, *processors: int) -> None:
+        self._nodes = [{"Alive": True, "Resources": {"CPU": float(count)}} for count in processors]
+        self.alive: list[Any] = []
+
+        class RayError(Exception):
+            pass
+
+        class RayTaskError(RayError):
+            def __init__(self, cause: Exception) -> None:
+                self.cause = cause
+
+        self.exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The machines."""
+        return self._nodes
+
+    def remote(self, **needs: int) -> Callable[[type], Any]:
+        """What makes actors of a class."""
+
+        def of(kind: type) -> Any:
+            return SimpleNamespace(remote=lambda *given: self._hired(kind(*given)))
+
+        return of
+
+    def wait(self, answers: Sequence[_Answer], timeout: float) -> tuple[list[_Answer], list[_Answer]]:
+        """The last of these, done."""
+        with suppress(Exception):  # whoever asks for it hears of that
+            answers[-1].do()
+        return [answers[-1]], list(answers[:-1])
+
+    def get(self, answer: _Answer, timeout: float | None = None) -> Any:
+        """What came of it."""
+        try:
+            return answer.do()
+        except Lost as error:
+            raise self.exceptions.RayError from error
+        except Exception as error:
+            raise self.exceptions.RayTaskError(error) from error
+
+    def kill(self, handle: Any) -> None:
+        """End an actor."""
+        self.alive.remove(handle)
+
+    def _hired(self, actor: Any) -> Any:
+        def method(name: str) -> Any:
+            return SimpleNamespace(remote=lambda *given: _Answer(lambda: getattr(actor, name)(*given)))
+
+        self.alive.append(SimpleNamespace(do=method("do"), told=method("told")))
+        return self.alive[-1]
 
 
-def _counted(bench: Workbench) -> int:
-    bench.work.add(bench.queries["q0"], 1)
-    return os.getpid()
+class _Answer:
+    """A call that is made once, when somebody wants to know."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self._found, self._error = call, None, None
+
+    def do(self) -> Any:
+        """What the call returns or raises."""
+        if self._call is not None:
+            call, self._call = self._call, None
+            try:
+                self._found = call()
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
-def trial_killed_once(bench: Workbench, journal: Journal, start: dict, recipe: dict) -> float | None:
+def trial_killed_once(bench: Any, journal: Journal, start: dict, recipe: dict) -> float | None:
     """A trial of a rate (merger.methods.rate); the first worker that is half-way through one is killed."""
     mark, steps = bench.workload.path.parent / "killed", 0
     tick = journal.tick

@@ -1,26 +1,29 @@
-"""A worker's side, wherever it runs: its own workbench, and one task after the other."""
+"""The workbench of a worker on another machine, and the workers of a merge."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import io
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 
 from merger.bench.workbench import Reference, Workbench
+from merger.journal.checkpoint import Checkpoint
 from merger.journal.progress import Progress
 from merger.journal.steps import Journal
 from merger.training.precision import Settled
-from merger.workers.jobs import Do, Done, Job, Order, threads
+from merger.workers.cluster import Cluster, connected
+from merger.workers.jobs import Done, Job, Order, Resources, Threads, using
 from models.errors import InputError
 from models.weights.reading import fingerprint
 from models.workload import Query, Workload
+
+REACHABLE = "the workload's files must be the same, at the same path, on every node"
 
 
 @dataclass(frozen=True)
@@ -68,66 +71,55 @@ def _print(query: Query) -> bytes:
     return hashlib.sha256(fingerprint(query.weights)).digest()
 
 
-REACHABLE = "the workload's files must be the same, at the same path, on every node"
-
-
-@dataclass(frozen=True)
-class Task:
-    """A job on its way to a worker, without what it is given: names, threads, precisions."""
-
-    name: str
-    do: str
-    threads: int
-    precisions: Mapping[str, str]
-
-    @classmethod
-    def of(cls, job: Job, order: Order) -> Task:
-        """The job under its order."""
-        return cls(job.name, f"{job.do.__module__}:{job.do.__qualname__}", order.threads, dict(order.precisions))
-
-
 class Desk:
-    """Does one task after the other on a workbench of its own."""
+    """Does one job after the other on a workbench of its own (merger.workers.cluster.Desk)."""
 
     def __init__(self, setup: Setup, progress: Progress) -> None:
         setup.check()
         torch.manual_seed(setup.seed)
         self._bench = setup.workbench(progress)
 
-    def do(self, task: Task, given: Mapping[str, Any], journal: Journal) -> Done:
-        """The result and the work of a task; the journal remembers what was done of it before."""
-        bench = self._bench
+    def do(self, job: Job, order: Order) -> Done:
+        """The result and the work of a job."""
+        bench, journal = self._bench, Journal()
         bench.work.total = 0
         journal.meter = bench.work
-        bench.precisions = Settled(task.precisions) if task.precisions else None
-        with threads(task.threads):
-            value = _found(task.do)(bench, journal, **given)
+        bench.precisions = Settled(order.precisions) if order.precisions else None
+        with using(order.threads):
+            value = job.do(bench, journal, **job.given)
         return Done(value, bench.work.total)
 
 
-def _found(name: str) -> Do:
-    module, function = name.split(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+@contextmanager
+def employed(bench: Workbench, resources: Resources, checkpoint: Checkpoint) -> Iterator[None]:
+    """The workbench with these resources: its threads, and the cluster's workers until the end, where there is one.
+
+    The threads of a merge that is resumed stay as they were. Raises InputError where that is not what is asked for,
+    or where there is no such cluster.
+    """
+    main = resources.threads or torch.get_num_threads()
+    each = resources.threads or (main if resources.ray is None else 1)
+    bench.threads = _kept(Threads(main, each), resources.threads is not None, checkpoint)
+    if resources.ray is None:
+        yield
+        return
+    with connected(resources.ray) as ray:
+        needs = {"GPU": 1} if bench.device.type == "cuda" else {"CPU": bench.threads.jobs}
+        bench.workers = cluster = Cluster(ray, partial(Desk, Setup.of(bench)), needs, bench.progress)
+        bench.progress("workers", workers=cluster.most, on=resources.ray, threads=bench.threads.jobs)
+        try:
+            yield
+        finally:
+            cluster.close()
+
+
+def _kept(asked: Threads, by_hand: bool, checkpoint: Checkpoint) -> Threads:
+    """The threads this merge began with."""
+    known = checkpoint.part("threads")
+    if not known:
+        known.update(asked.__dict__)
+    found = Threads(**known)
+    if by_hand and found != asked:
+        fault = f"this merge began with {found.main} threads, {found.jobs} for each of several jobs"
+        raise InputError("--threads", fault, "go on with the same, or without the option")
     return found
-
-
-def write(content: Any, file: BinaryIO) -> None:
-    """Plain values and tensors, for `read`."""
-    torch.save(content, file)
-
-
-def read(file: Any) -> Any:
-    """What `write` wrote: a path or a file; nothing in it is run."""
-    return torch.load(file, map_location=None, weights_only=True)
-
-
-def packed(content: Any) -> bytes:
-    """Plain values and tensors as bytes."""
-    buffer = io.BytesIO()
-    write(content, buffer)
-    return buffer.getvalue()
-
-
-def unpacked(content: bytes) -> Any:
-    """Inverse of `packed`."""
-    return read(io.BytesIO(content))

@@ -1,0 +1,53 @@
+"""A worker's workbench: it loads what is asked for, judges alike, refuses other files; threads stay as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from merger import Resources
+from merger.bench.elsewhere import Desk, Setup, employed
+from merger.bench.ondemand import OnDemand
+from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.progress import silent
+from merger.workers.jobs import Threads
+from models.errors import InputError
+from models.workload import Workload
+from tests.merger.tiny import weights_of
+
+
+def test_a_workers_workbench_loads_what_is_asked_for_and_judges_alike(bench: Workbench) -> None:
+    lazy = Setup.of(bench).workbench(silent)
+    assert lazy.ratio("q1", lazy.models(["q1"])["q1"]) == bench.ratio("q1", bench.models(["q1"])["q1"]) == 1.0
+    parts = (lazy.originals, lazy.val, lazy.train)
+    assert [sorted(part._made) for part in parts if isinstance(part, OnDemand)] == [["q1"], ["q1"], []]
+
+
+def test_a_node_with_other_weights_is_named_with_the_file(bench: Workbench, workload: Workload) -> None:
+    setup, path = Setup.of(bench), weights_of(workload, "q1")
+    path.write_bytes(weights_of(workload, "q0").read_bytes())
+    with pytest.raises(InputError, match=r"has other weights in .*q1\.safetensors \(query q1\); the workload's files"):
+        Desk(setup, silent)
+    path.unlink()
+    with pytest.raises(InputError, match=r"has no .*q1\.safetensors \(query q1\)"):
+        Desk(setup, silent)
+
+
+def test_threads_stay_those_that_a_merge_began_with(bench: Workbench, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
+    for resources in (Resources(threads=3), Resources()):
+        with employed(bench, resources, checkpoint):
+            assert bench.threads == Threads(3, 3) and bench.workers is None
+    with (
+        pytest.raises(InputError, match="this merge began with 3 threads, 3 for each of several jobs; go on with"),
+        employed(bench, Resources(threads=2), checkpoint),
+    ):
+        pass
+
+
+def test_without_threads_asked_for_torch_decides(bench: Workbench, tmp_path: Path) -> None:
+    with employed(bench, Resources(), Checkpoint(tmp_path / "work", {}, resume=False)):
+        assert bench.threads == Threads(torch.get_num_threads(), torch.get_num_threads())
