@@ -31,10 +31,10 @@ import torch
 
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.copies import Extent
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.movers.host import ordinary_memory
 from edge_runtime.memory.placing import Holes
-from edge_runtime.memory.residency import Extent
 from edge_runtime.memory.store import Store
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle

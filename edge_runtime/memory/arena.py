@@ -7,15 +7,15 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from edge_runtime.memory.admission import Admission, NoRoomError
 from edge_runtime.memory.binding import Bindable
-from edge_runtime.memory.layout import Layout, Layouts
-from edge_runtime.memory.movers.base import Mover, Transfer, mover_for
+from edge_runtime.memory.layout import Layouts, layouts_of_all
+from edge_runtime.memory.loads import Loads
+from edge_runtime.memory.movers.base import Mover, mover_for
+from edge_runtime.memory.placing import ALIGNMENT_BYTES
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
-
-# In a cycle of swaps tensors return to a few places each; views of these are kept, since making them takes longer than
-# all other bookkeeping of a swap.
-VIEWS_PER_TENSOR = 4
+from edge_runtime.memory.views import Views
 
 
 class Arena:
@@ -39,22 +39,25 @@ class Arena:
         mover: Mover | None = None,
         layouts: Layouts | None = None,
     ) -> None:
-        self.store, self.device = store, torch.device(device)
-        self._lay_out(layouts or {})
-        self.residency = Residency(capacity_bytes, store.extents, budget_bytes, self._sizes)
+        self.store, self.device, self.layouts = store, torch.device(device), layouts or {}
+        lying = layouts_of_all(store.kinds, self.layouts)
+        self.residency = Residency(capacity_bytes, store.extents, budget_bytes, _sizes(lying))
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
-        self._views: dict[tuple[str, int], Tensor] = {}
-        self._whole: dict[torch.dtype, Tensor] = {}
-        # What is on its way and has to be arranged when it is there, and where that is: by then residency may have
-        # planned to move it on.
-        self._as_stored: dict[str, int] = {}
-        self._under_way: list[Transfer] = []
+        self._loads = Loads(self.mover, self.residency, Views(lying, self.mover))
         self._bound: dict[Bindable, int] = {}
         # Counts the times that anything was given a place.
         self._placed = 0
-        self.bytes_moved = self.swaps = self.prefetches = self.compactions = self.compacted_bytes = 0
-        self.max_resident_bytes = 0
-        self.load_s = 0.0
+        self.swaps = self.prefetches = self.compactions = self.compacted_bytes = self.max_resident_bytes = 0
+
+    @property
+    def bytes_moved(self) -> int:
+        """The stored bytes that arrived so far."""
+        return self._loads.bytes_moved
+
+    @property
+    def load_s(self) -> float:
+        """The seconds that copies took so far."""
+        return self._loads.load_s
 
     def change(self, evict: Collection[str], load: Sequence[str]) -> int:
         """Forget the tensors of `evict`, then bring in those of `load`; returns the bytes moved once they are there."""
@@ -73,10 +76,9 @@ class Arena:
         Raises what `Residency.admit` raises.
         """
         wanted = dict.fromkeys(names)
-        self._settle(wanted)
+        self._loads.keep_only(wanted)
         resident = [name for name in evict if name in self.residency]
         admission = self.residency.admit(wanted, workspace_bytes, resident)
-        assert admission is not None
         self._placed += bool(admission.copies or admission.moves)
         if admission.moves:
             self.finish()
@@ -85,11 +87,8 @@ class Arena:
             self.compacted_bytes += sum(move.nbytes for move in admission.moves)
         if self.residency.exceeds(workspace_bytes):
             self.mover.give_back(self.residency.holes)
-        if admission.copies:
-            self.swaps += 1
-            self._follow(self.mover.start(admission.copies, waits))
-        self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
-        return bool(admission.copies)
+        self.swaps += bool(admission.copies)
+        return self._begin(admission, waits)
 
     def prefetch(self, names: Iterable[str], evict: Collection[str] = ()) -> bool:
         """Begin to load tensors nobody needs yet, beside what runs; False, with nothing done, when there is no room.
@@ -98,18 +97,16 @@ class Arena:
         """
         wanted = dict.fromkeys(names)
         resident = [name for name in evict if name in self.residency]
-        under_way = frozenset().union(*(transfer.names for transfer in self._under_way))
+        under_way = self._loads.names
         if any(self.residency.holds(name) or name in wanted or name in under_way for name in resident):
             return False
-        admission = self.residency.admit(wanted, 0, resident, ahead=True)
-        if admission is None:
+        try:
+            admission = self.residency.admit_ahead(wanted, resident)
+        except NoRoomError:
             return False
         self._placed += bool(admission.copies)
-        if admission.copies:
-            self.prefetches += 1
-            self._follow(self.mover.start(admission.copies))
-        self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
-        return bool(admission.copies)
+        self.prefetches += bool(admission.copies)
+        return self._begin(admission)
 
     def bind(self, engine: Bindable, names: Sequence[str]) -> None:
         """Point an engine at its tensors, which `start` was called for.
@@ -137,39 +134,22 @@ class Arena:
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""
-        return any(not transfer.names.isdisjoint(names) for transfer in self._under_way)
+        return self._loads.arriving(names)
 
     def wait(self, names: Iterable[str]) -> None:
         """Return when what is started next may read these tensors; OSError when their bytes could not be read."""
-        names = tuple(names)
-        for transfer in self._under_way:
-            transfer.wait(names)
-        self._arrange(names)
+        self._loads.wait(names)
 
     def finish(self, names: Collection[str] | None = None) -> None:
         """Wait for all loads under way, or for those that bring any of these names.
 
         OSError when bytes could not be read: what did not arrive is no longer resident.
         """
-        for transfer in list(self._under_way):
-            if names is None or not transfer.names.isdisjoint(names):
-                try:
-                    transfer.finish()
-                finally:
-                    self._retire(transfer)
+        self._loads.finish(names)
 
     def tensor(self, name: str) -> Tensor:
         """A resident tensor as a view of the arena; the same object as long as it lies, or returns, at its place."""
-        place = name, self.residency.placement(name).offset
-        view = self._views.get(place)
-        if view is not None:
-            return view
-        layout = self._layouts[name]
-        view = layout.view(self._seen_as(layout.dtype), place[1])
-        if len(self._views) >= VIEWS_PER_TENSOR * len(self.store.extents):
-            self._views.clear()
-        self._views[place] = view
-        return view
+        return self._loads.views.tensor(name, self.residency.placement(name).offset)
 
     def synchronise(self) -> None:
         """Wait until the device has done all it was given; loads may still be under way."""
@@ -183,66 +163,29 @@ class Arena:
         """
         if any(map(self.residency.holds, self.residency.resident)):
             raise ValueError("an arena cannot be resized while a query runs")
-        for transfer in list(self._under_way):
-            self._retire(transfer)
-        self._views.clear()
-        self._whole.clear()
+        self._loads.cut_short()
         self._bound.clear()
         if layouts is not None:
-            self._lay_out(layouts)
+            self.layouts = layouts
+        lying = layouts_of_all(self.store.kinds, self.layouts)
+        self._loads.views = Views(lying, self.mover)
         # Until the memory is there nothing fits; should it not come, another try may find some.
-        self.residency = Residency(0, self.store.extents, budget_bytes, self._sizes)
-        resized = Residency(capacity_bytes, self.store.extents, budget_bytes, self._sizes)
-        self.mover.resize(resized.capacity_bytes)
-        self.residency = resized
+        self.residency.resize(0, budget_bytes, _sizes(lying))
+        self.mover.resize(capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+        self.residency.resize(capacity_bytes, budget_bytes, _sizes(lying))
 
     def close(self) -> None:
         """Let go of threads and files; the memory goes with the last view."""
-        for transfer in list(self._under_way):
-            self._retire(transfer)
+        self._loads.cut_short()
         self.mover.close()
 
-    def _lay_out(self, layouts: Layouts) -> None:
-        stored = {name: Layout(*kind) for name, kind in self.store.kinds.items()}
-        self.layouts = layouts
-        self._layouts = {**stored, **layouts}
-        self._sizes = {name: layout.nbytes for name, layout in self._layouts.items()}
-        self._to_arrange = frozenset(name for name, layout in self._layouts.items() if layout.arranged)
+    def _begin(self, admission: Admission, waits: bool = False) -> bool:
+        """Begin the copies; whether there are any."""
+        if admission.copies:
+            self._loads.begin(admission.copies, waits)
+        self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
+        return bool(admission.copies)
 
-    def _seen_as(self, dtype: torch.dtype) -> Tensor:
-        """All of the memory as values of this dtype; one for all views, since a swap makes hundreds."""
-        if dtype not in self._whole:
-            self._whole[dtype] = self.mover.memory[: self.residency.capacity_bytes].view(dtype)
-        return self._whole[dtype]
 
-    def _follow(self, transfer: Transfer) -> None:
-        self._under_way.append(transfer)
-        for name in self._to_arrange & transfer.names:
-            self._as_stored[name] = self.residency.placement(name).offset
-
-    def _arrange(self, names: Iterable[str]) -> None:
-        """Put those of these tensors that have arrived as stored in the order they are wanted in."""
-        for name in self._as_stored.keys() & frozenset(names):
-            layout = self._layouts[name]
-            layout.arrange(self._seen_as(layout.dtype), self._as_stored.pop(name))
-
-    def _settle(self, wanted: Collection[str]) -> None:
-        """Cut short what is under way for others, so that its places can be used and the way is free.
-
-        What failed is forgotten, so that it is read again.
-        """
-        for transfer in list(self._under_way):
-            if transfer.failed or not transfer.names <= frozenset(wanted):
-                self._retire(transfer)
-
-    def _retire(self, transfer: Transfer) -> None:
-        """Begin nothing more of a transfer, count what arrived, and forget what did not."""
-        transfer.cancel()
-        self._under_way.remove(transfer)
-        lost = transfer.lost()
-        self.load_s += transfer.seconds()
-        self.bytes_moved += sum(self.store.extents[name].nbytes for name in transfer.names - lost)
-        self.residency.evict(lost)
-        for name in lost:
-            self._as_stored.pop(name, None)
-        self._arrange(transfer.names)
+def _sizes(layouts: Layouts) -> dict[str, int]:
+    return {name: layout.nbytes for name, layout in layouts.items()}

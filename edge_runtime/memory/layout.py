@@ -71,6 +71,11 @@ class ChannelsLast(Layout):
 Layouts = Mapping[str, Layout]
 
 
+def layouts_of_all(kinds: Kinds, layouts: Layouts) -> dict[str, Layout]:
+    """The layout of every tensor: one of those given, or as it is stored."""
+    return {**{name: Layout(*kind) for name, kind in kinds.items()}, **layouts}
+
+
 def convolutions(kinds: Kinds) -> dict[str, Layout]:
     """Channels last for the weights of two-dimensional convolutions, by shape. Narrow ones are widened as they lie."""
     dtypes = (WIDE, *STORED.values())

@@ -56,9 +56,6 @@ class Holes:
             free = max(free, placed.end)
         return cls([*spans, (free, capacity_bytes)] if free < capacity_bytes else spans)
 
-    def copy(self) -> Holes:
-        return Holes(self.spans)
-
     def give(self, freed: Iterable[tuple[int, int]]) -> None:
         """Enter free spans (start, end), merged with the holes they touch; empty ones are nothing."""
         merged: list[tuple[int, int]] = []

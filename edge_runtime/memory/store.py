@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.residency import Extent
+from edge_runtime.memory.copies import Extent
 from models.bundle import Bundle
 from models.errors import BundleError
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.placing import Move
-from edge_runtime.memory.residency import Copy
 from edge_runtime.memory.store import Store
 
 

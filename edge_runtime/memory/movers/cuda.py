@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.movers.host import PIECE_BYTES
 from edge_runtime.memory.placing import Move
-from edge_runtime.memory.residency import Copy
 from edge_runtime.memory.store import Store
 
 # Compaction moves bytes through a buffer of this size, since source and target may overlap.

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.movers.host import READ_THREADS, FileReader, HostMover
+from edge_runtime.memory.movers.host import READ_THREADS, HostMover
+from edge_runtime.memory.movers.readers import FileReader
 from edge_runtime.memory.store import Store
 
 _ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL: any stream may use the memory

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.memory.residency import BlockedError, Copy, Extent, NoRoomError, Residency
-from tests.edge_runtime.schedule.schedules import Box
+from edge_runtime.memory.admission import BlockedError, NoRoomError
+from edge_runtime.memory.copies import Copy, Extent
+from edge_runtime.memory.residency import Residency
+from tests.edge_runtime.memory.schedules import Box
 
 KIB = 1024
 SCHEDULES_EACH = 25
@@ -38,7 +40,7 @@ def test_the_schedules_meet_what_they_are_to_show():
 def test_tensors_that_lie_together_are_one_copy_gaps_included():
     residency = Residency(8 * KIB, laid(100, 600, 512, 10))
     admission = residency.admit("abcd")
-    assert admission is not None and not admission.moves
+    assert not admission.moves
     assert admission.copies == (Copy(0, 0, 512 + 1024 + 512 + 10, ("a", "b", "c", "d"), (100, 1112, 2048, 2058)),)
 
 
@@ -46,15 +48,15 @@ def test_a_resident_tensor_in_the_middle_parts_a_run_and_is_not_moved_again():
     residency = Residency(8 * KIB, laid(512, 512, 512))
     residency.admit("b")
     admission = residency.admit("abc")
-    assert admission is not None and [copy.names for copy in admission.copies] == [("a",), ("c",)]
-    assert residency.placement("b").offset == 0 and residency.admit("abc").copies == ()  # type: ignore[union-attr]
+    assert [copy.names for copy in admission.copies] == [("a",), ("c",)]
+    assert residency.placement("b").offset == 0 and residency.admit("abc").copies == ()
 
 
 def test_a_run_that_fits_no_hole_is_parted_before_anything_is_compacted():
     residency = Residency(5 * 512, laid(512, 512, 512, 512, 512, 512, 512))
     residency.admit("abcde")
     admission = residency.admit("fg", evict="bd")
-    assert admission is not None and not admission.moves
+    assert not admission.moves
     assert [copy.names for copy in admission.copies] == [("f",), ("g",)]
 
 
@@ -62,24 +64,25 @@ def test_compaction_moves_the_fewest_bytes_that_make_a_hole():
     residency = Residency(16 * 512, laid(*[512] * 3, 4096, *[512] * 3, 1024, 4 * 512))
     residency.admit("abcdefg")  # 14 of 16 slots are taken
     admission = residency.admit("h", evict="ac")
-    assert admission is not None and not admission.moves, "there are two slots at the end"
+    assert not admission.moves, "there are two slots at the end"
     residency.evict("h")
     residency.admit("a")
     residency.evict("eg")
     before = residency.placement("d")
     admission = residency.admit("i")
-    assert admission is not None and sum(move.nbytes for move in admission.moves) == 512
+    assert sum(move.nbytes for move in admission.moves) == 512
     assert residency.placement("d") == before
 
 
 def test_prefetched_tensors_are_nobodys_and_make_way_newest_first():
     residency = Residency(4 * 512, laid(*[512] * 6))
-    assert residency.admit("ab", ahead=True) is not None and residency.prefetched == ("a", "b")
+    residency.admit_ahead("ab")
+    assert residency.prefetched == ("a", "b")
     residency.admit("a")
     assert residency.prefetched == ("b",)
-    residency.admit("cd", ahead=True)
+    residency.admit_ahead("cd")
     admission = residency.admit("ef")
-    assert admission is not None and admission.cancelled == ("d", "c") and residency.resident == set("abef")
+    assert admission.cancelled == ("d", "c") and residency.resident == set("abef")
     residency.hold("b")
     assert residency.prefetched == ()
 
@@ -88,11 +91,13 @@ def test_a_prefetch_takes_only_what_is_free():
     residency = Residency(3 * 512, laid(*[512] * 5), budget_bytes=4 * 512)
     residency.admit("a", 2 * 512)
     residency.hold("a", 2 * 512)
-    assert residency.admit("bc", ahead=True) is None and residency.resident == {"a"}
-    assert residency.admit("b", ahead=True) is not None
-    assert residency.admit("c", ahead=True, evict="b") is not None and residency.resident == set("ac")
+    with pytest.raises(NoRoomError, match="1024 bytes beside what stays"):
+        residency.admit_ahead("bc")
+    assert residency.resident == {"a"}
+    residency.admit_ahead("b")
+    assert residency.admit_ahead("c", evict="b").evicted == ("b",) and residency.resident == set("ac")
     with pytest.raises(ValueError, match="a is held"):
-        residency.admit("d", ahead=True, evict="a")
+        residency.admit_ahead("d", evict="a")
 
 
 def test_the_budget_covers_the_workspace_of_what_runs():
@@ -119,7 +124,7 @@ def test_held_tensors_in_the_middle_block_only_what_fits_nowhere_around_them():
     assert residency.resident == set("abcde"), "nothing is done by halves"
     residency.release("c")
     admission = residency.admit("f", evict="abd")
-    assert admission is not None and len(admission.moves) >= 1 and residency.resident == set("cef")
+    assert len(admission.moves) >= 1 and residency.resident == set("cef")
 
 
 def test_only_missing_tensors_are_reported_once_and_in_order():

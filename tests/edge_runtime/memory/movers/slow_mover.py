@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edge_runtime.memory.movers.host import HostMover, MappedReader, Reader
-from edge_runtime.memory.residency import Copy
+from edge_runtime.memory.copies import Copy
+from edge_runtime.memory.movers.host import HostMover
+from edge_runtime.memory.movers.readers import MappedReader, Reader
 from edge_runtime.memory.store import Store
 
 

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.movers import cuda as mover_cuda
 from edge_runtime.memory.movers import host as mover_host
 from edge_runtime.memory.movers.cuda import CudaMover
-from edge_runtime.memory.movers.host import FileReader, HostMover, MappedReader, Reader, ordinary_memory
+from edge_runtime.memory.movers.host import HostMover, ordinary_memory
+from edge_runtime.memory.movers.readers import FileReader, MappedReader, Reader
 from edge_runtime.memory.movers.unified import unified_mover
 from edge_runtime.memory.placing import Move
-from edge_runtime.memory.residency import Copy, Residency
+from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
 from models.errors import BundleError
 from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda

@@ -6,8 +6,10 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from edge_runtime.memory.admission import Admission, BlockedError, NoRoomError
+from edge_runtime.memory.copies import Extent
 from edge_runtime.memory.placing import footprint_bytes
-from edge_runtime.memory.residency import Admission, BlockedError, Extent, NoRoomError, Residency
+from edge_runtime.memory.residency import Residency
 
 KIB = 1024
 
@@ -96,7 +98,7 @@ class Box:
             assert not fits and residency.resident == before
             self.refused += 1
             return
-        assert fits and admission is not None
+        assert fits
         assert set(missing) == {name for name in names if name not in before}
         copied = self.carry_out(admission)
         assert copied == sum(self.extents[name].nbytes for name in missing), "exactly needed minus resident"
@@ -106,12 +108,15 @@ class Box:
 
     def prefetch(self, query: str) -> None:
         names, before = self.queries[query], self.residency.resident
-        admission = self.residency.admit(names, ahead=True)
-        if admission is not None:
-            assert not admission.moves and not admission.cancelled
-            copied = self.carry_out(admission)
-            assert copied == sum(self.extents[name].nbytes for name in names if name not in before)
-            assert {name for name in names if name not in before} <= set(self.residency.prefetched)
+        try:
+            admission = self.residency.admit_ahead(names)
+        except NoRoomError:
+            assert self.residency.resident == before
+            return
+        assert not admission.moves and not admission.cancelled
+        copied = self.carry_out(admission)
+        assert copied == sum(self.extents[name].nbytes for name in names if name not in before)
+        assert {name for name in names if name not in before} <= set(self.residency.prefetched)
 
     def end(self, query: str) -> None:
         if query in self.running:
@@ -148,10 +153,10 @@ class Box:
             for name in residency.resident
             if self.extents[name].nbytes
         )
-        edges = sorted([*placed, *residency._holes.spans])
+        edges = sorted([*placed, *residency.holes])
         assert [start for start, _ in edges] == [0, *(end for _, end in edges)][: len(edges)]
         assert not edges or edges[-1][1] == residency.capacity_bytes
-        assert all(a[1] < b[0] for a, b in pairwise(residency._holes.spans)), "holes are merged"
+        assert all(a[1] < b[0] for a, b in pairwise(residency.holes)), "holes are merged"
         for name in residency.resident:
             at, extent = residency.placement(name), self.extents[name]
             assert at.offset % 512 == 0
