@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -67,9 +69,24 @@ def test_a_blocked_weight_convolves_as_the_stored_one(case, frames):
     assert torch.all(whole[: start // 4] == 7) and torch.all(whole[end:] == 7), "it stays within its room"
 
 
-def test_what_is_small_or_would_be_padded_to_much_more_is_not_blocked():
+def test_what_is_small_is_not_blocked():
     assert blocked(convolution(64, 64, 3, 1, 1, 56)) is None
-    assert blocked(convolution(24, 144 * 64, 1, 1, 1, 56)) is None  # a third more, for 24 channels in blocks of 16
+
+
+@pytest.mark.parametrize("channels", [20, 24, 28, 40, 48])
+def test_what_this_processors_onednn_pads_to_much_more_is_not_blocked(channels):
+    """Blocks of 16 channels make a third more of 24, blocks of 8 nothing."""
+    shape = convolution(channels, 144 * 64, 1, 1, 1, 56)
+    padded = onednn._wanted(torch.zeros(shape.shape), shape).taken > MOST_PADDING * 4 * math.prod(shape.shape)
+    assert (blocked(shape) is None) == padded
+
+
+@pytest.mark.parametrize(("padding", "kept"), [(1.0, True), (MOST_PADDING, True), (MOST_PADDING + 0.01, False)])
+def test_how_much_padding_is_too_much(monkeypatch, padding, kept):
+    shape = convolution(25, 100 * 100, 1, 1, 1, 56)  # 10^6 bytes
+    wanted = Blocked(torch.float32, shape.shape, shape, b"", int(padding * 10**6))
+    monkeypatch.setattr(onednn, "_wanted", lambda *_: wanted)
+    assert onednn.blocked.__wrapped__(shape) == (wanted if kept else None)
 
 
 def test_a_weight_lives_as_long_as_the_view_of_it():
@@ -115,8 +132,14 @@ def test_both_queries_run_from_one_blocked_copy_and_no_bytes_are_moved_twice(bun
     arena = resident(bundle, engines)
     names = {name for query in engines for name in bundle.names_in_order(query)}
     assert arena.bytes_moved == sum(map(bundle.nbytes, names))
-    lie_blocked = [name for name in names if arena.tensor(name).is_mkldnn]
-    assert len(lie_blocked) == 12
+    lie_blocked = {name for name in names if arena.tensor(name).is_mkldnn}
+    worth = {
+        bundle.query(query).tensors[key]
+        for query, engine in engines_of(bundle).items()
+        for key, convolution in engine.convolutions().items()
+        if blocked(convolution)
+    }
+    assert lie_blocked == worth and worth
     for query, engine in engines.items():
         wanted = bundle.build(query)(
             engine.query.preprocess.normalise(torch.from_numpy(picture(3, SIZE, SIZE)).permute(2, 0, 1)[None])
@@ -169,7 +192,8 @@ def test_a_weight_that_anything_but_a_convolution_reads_is_not_blocked(bundle, m
     assert isinstance(layouts_for(engines.values(), kinds, Order.BLOCKED)[weight], ChannelsLast)
 
 
-def test_the_box_counts_the_padding_and_does_without_blocks_where_it_does_not_fit(bundle, tmp_path):
+def test_the_box_counts_the_padding_and_does_without_blocks_where_it_does_not_fit(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(Blocked, "nbytes", property(lambda layout: layout.taken + 4096))  # some processors need none
     engines = engines_of(bundle)
     names = {name for query in engines for name in bundle.names_in_order(query)}
     queries = {query: QueryCost(bundle.names_in_order(query), 0.01, 2**20, 1.0) for query in engines}
