@@ -24,17 +24,16 @@ from models.files.atomic import writing
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 
-# Bounds that keep the whole within five minutes on two cores; `gemel train` and `gemel merge` try harder.
+# Bounds that keep the whole within four CPU-minutes; `gemel train` and `gemel merge` try harder.
 TRAINING = {
-    "classification": TrainOptions(passes=1000, max_cycles=1),
-    "detection": TrainOptions(passes=1700, batch=8, max_cycles=1),
+    "classification": TrainOptions(passes=1000, min_epochs=3, max_cycles=1),
+    "detection": TrainOptions(rate=2e-3, passes=1350, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
     Recipe(rate=2e-4, epochs=4, batch=8, frames_per_epoch=128),
     choose_rate=False,
     margin=0.6,
-    min_saving=0.05,
-    max_minutes=1.25,
+    min_saving=0.02,
 )
 BOX_S = 6.0
 BOX_MEMORY = "50%"

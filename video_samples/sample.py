@@ -187,6 +187,7 @@ def _write_workload(out: Path) -> Path:
             "task": q.task,
             "classes": list(q.classes),
             "model": q.model,
+            **({"model_args": dict(q.model_args)} if q.model_args else {}),
             "input_size": q.input_size,
             "weights": f"weights/{q.id}.safetensors",
             "fps": QUERY_FPS,

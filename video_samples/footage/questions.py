@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from video_samples.movers.actors import VEHICLES
 from video_samples.rendering.renderer import MIN_VISIBLE, Truth
@@ -45,6 +46,7 @@ class Question:
     roi: tuple[int, int, int, int]
     sla_ms: int
     zone: Zone | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def task(self) -> str:
@@ -72,12 +74,23 @@ class Question:
 
 
 QUESTIONS = (
-    Question("day-vehicles", "junction-day", "ssd_resnet18", 192, ("vehicle",), VEHICLES, (0, 104, 640, 360), 200),
+    Question(
+        "day-vehicles",
+        "junction-day",
+        "ssd_resnet18",
+        128,
+        ("vehicle",),
+        VEHICLES,
+        (0, 104, 640, 360),
+        200,
+        # Vehicles take 0.1 to 0.25 of this region's side, and in a square made of it they are about square.
+        model_args={"scales": [0.1, 0.3], "aspect_ratios": []},
+    ),
     Question(
         "day-bus-stop",
         "junction-day",
         "resnet34",
-        96,
+        64,
         ("empty", "bus"),
         ("bus",),
         (8, 98, 184, 186),
@@ -88,7 +101,7 @@ QUESTIONS = (
         "night-lane",
         "junction-night",
         "resnet18",
-        96,
+        64,
         ("clear", "busy"),
         VEHICLES,
         (0, 150, 160, 246),
@@ -99,7 +112,7 @@ QUESTIONS = (
         "square-gate",
         "square",
         "resnet18",
-        96,
+        64,
         ("empty", "people"),
         ("person",),
         (404, 110, 600, 222),

@@ -49,8 +49,11 @@ class Path:
         return float(a[0] + (b[0] - a[0]) * t), float(a[1] + (b[1] - a[1]) * t), float(self.headings[i])
 
 
-def make_path(name: str, entry: str, leave: str, phase: str, corners, stop, fork=None, halt=None) -> Path:
-    """A path through `corners` (rounded by sampling them finely); stop, fork and halt are places on it (x, y)."""
+def make_path(name: str, lanes: tuple[str, str], phase: str, corners, stop, fork=None, halt=None) -> Path:
+    """A path through `corners` (rounded by sampling them finely) from one of two lanes to the other.
+
+    Stop, fork and halt are places on it (x, y).
+    """
     corners = np.asarray(corners, np.float64)
     lengths = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(corners, axis=0), axis=1))])
     s = np.arange(0, lengths[-1], POINT_M)
@@ -66,8 +69,7 @@ def make_path(name: str, entry: str, leave: str, phase: str, corners, stop, fork
     stop_m = along(stop)
     return Path(
         name,
-        entry,
-        leave,
+        *lanes,
         phase,
         points,
         np.arctan2(step[:, 1], step[:, 0]),

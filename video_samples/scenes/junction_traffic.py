@@ -18,8 +18,7 @@ def start_world(seed: int, night: bool) -> World:
     straight = {
         name: make_path(
             name,
-            name,
-            name,
+            (name, name),
             "main",
             [(-75, y), (45, y)] if name[0] == "E" else [(45, y), (-75, y)],
             (STOP_E if name[0] == "E" else STOP_W, y),
@@ -29,8 +28,7 @@ def start_world(seed: int, night: bool) -> World:
     }
     bus = make_path(
         "W1-bus",
-        "W1",
-        "W1",
+        ("W1", "W1"),
         "main",
         [
             (45, 12.25),
@@ -50,8 +48,7 @@ def start_world(seed: int, night: bool) -> World:
     )
     right = make_path(
         "B-right",
-        "B",
-        "E1",
+        ("B", "E1"),
         "side",
         [(1.75, -40), (1.75, -3.2), *arc((6.7, -3.2), 4.95, 180, 90)[1:], (45, 1.75)],
         (1.75, STOP_B),
@@ -59,8 +56,7 @@ def start_world(seed: int, night: bool) -> World:
     )
     left = make_path(
         "B-left",
-        "B",
-        "W2",
+        ("B", "W2"),
         "side",
         [(1.75, -40), (1.75, 2.2), *arc((-4.8, 2.2), 6.55, 0, 90)[1:], (-75, 8.75)],
         (1.75, STOP_B),
@@ -68,14 +64,13 @@ def start_world(seed: int, night: bool) -> World:
     )
     into = make_path(
         "E1-right",
-        "E1",
-        "B-out",
+        ("E1", "B-out"),
         "main",
         [(-75, 1.75), (-6.2, 1.75), *arc((-6.2, -2.7), 4.45, 90, 0)[1:], (-1.75, -40)],
         (STOP_E, 1.75),
         (-6.5, 1.75),
     )
-    cycle = make_path("cycle", "cycle", "cycle", "main", [(-75, -1.0), (45, -1.0)], (STOP_E, -1.0), (45, -1.0))
+    cycle = make_path("cycle", ("cycle", "cycle"), "main", [(-75, -1.0), (45, -1.0)], (STOP_E, -1.0), (45, -1.0))
     mixed = {"car": 0.74, "truck": 0.26}
     calm = 3.0 if night else 1.0
     flows = [

@@ -76,6 +76,21 @@ def test_an_axis_holds_all_its_values_between_round_ticks():
     assert (axis.at(0.5), axis.at(0.99), axis.at(2)) == (0, pytest.approx(50), 100)
 
 
+def test_on_a_phone_labels_of_an_axis_leave_room_between_them(document):
+    document["offline"][0] |= {"ratio": 0.943, "ci95": [0.943, 1.031]}
+    axis = re.search(r'<div class="axis"[^>]*>(.*?)</div>', render(document))
+    assert axis is not None
+    named = re.findall(r'class="(\w+)" style="left: ([\d.]+)%"', axis[1])
+    kept = [float(at) for kind, at in named if kind != "between"]
+    assert len(named) == 6 and kept == [0, 40, 100], "two steps of six lie apart, the third is left out"
+
+
+def test_what_is_wider_than_the_screen_fades_at_its_edge_and_can_be_reached_by_keyboard(document):
+    page = render(document)
+    assert page.count('<div class="scroll" tabindex="0">') == page.count("<table") == 5
+    assert "mask-image: linear-gradient(to right" in page
+
+
 def test_the_mean_over_queries_is_taken_seed_by_seed(document):
     mean = streaming_panels(document["streaming"], document["offline"])["mean"]
     least = mean["settings"][0]

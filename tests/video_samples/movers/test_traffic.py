@@ -12,7 +12,7 @@ from video_samples.scenes.junction_plan import HALT_X, STOP_E, STOP_W
 from video_samples.scenes.junction_traffic import start_world
 from video_samples.scenes.scene import Phase, Signals
 
-ROAD = make_path("road", "road", "road", "main", [(-100, 0), (60, 0)], (0, 0), (60, 0))
+ROAD = make_path("road", ("road", "road"), "main", [(-100, 0), (60, 0)], (0, 0), (60, 0))
 
 
 def one_lane(green) -> Traffic:
