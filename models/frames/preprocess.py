@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as F
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -18,22 +16,29 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize to input_size x input_size (bilinear, antialiased), scale to 0..1, subtract mean, divide by deviation."""
+    """Resize to input_size x input_size (bilinear, antialiased), scale to 0..1, subtract mean, divide by deviation.
+
+    The value alone is read with every manifest, so torch is imported where a frame is prepared.
+    """
 
     input_size: int
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
+    def __call__(self, frame: np.ndarray) -> Tensor:
+        """uint8 RGB (H, W, 3) -> float32 (1, 3, S, S): one frame as a batch."""
+        return self.normalise(self.resize(frame)[None])
+
     def resize(self, frame: np.ndarray) -> Tensor:
         """uint8 RGB (H, W, 3) -> uint8 (3, S, S)."""
-        image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
-        if image.shape[1:] == (self.input_size, self.input_size):
-            return image.contiguous()
-        size = [self.input_size, self.input_size]
-        return F.resize(image, size, interpolation=InterpolationMode.BILINEAR, antialias=True)
+        from models.frames.resizing import resized
+
+        return resized(frame, self.input_size)
 
     def normalise(self, batch: Tensor) -> Tensor:
         """uint8 (N, 3, S, S) -> float32 of the same shape, in channels-last order."""
+        import torch
+
         mean = torch.tensor(self.mean, device=batch.device).view(1, 3, 1, 1) * 255
         std = torch.tensor(self.std, device=batch.device).view(1, 3, 1, 1) * 255
         return batch.to(torch.float32).sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms
 
 from models.detector import BoxTarget, Candidates, Detector
 from models.tasks.augment_boxes import augment_boxes
 from models.tasks.base import Answer, Boxes, DetectionAnswer
 from models.tasks.f1 import best_threshold, f1_of, match_frames
+from models.vision import torchvision
 
 LEAST_SCORE = 0.01
 MOST_DETECTIONS = 100
@@ -89,7 +89,7 @@ def _answer(found: Candidates, nms_iou: float | None, size: tuple[int, int], cla
     if nms_iou is None:
         kept = found.scores.argsort(descending=True)[:MOST_DETECTIONS]
     else:
-        kept = batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MOST_DETECTIONS]
+        kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MOST_DETECTIONS]
     boxes = found.boxes[kept] * torch.tensor([*size, *size], device=found.boxes.device)
     return DetectionAnswer(
         tuple(str(classes[index]) for index in found.labels[kept].tolist()),

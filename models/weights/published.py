@@ -41,7 +41,7 @@ def find_published(text: str, model: str, where: str | Path, key: str) -> Publis
     NAME is a member of the model's own weights there, DEFAULT, or the full name of another model's (`init` takes its
     backbone). Raises InputError, with the names there are, for one that does not exist.
     """
-    import torchvision
+    from models.vision import torchvision
 
     name = text.removeprefix(PREFIX)
     if "." in name:
@@ -90,7 +90,7 @@ def fetch(published: Published, key: str = "weights") -> Path:
 
 
 def _weights(name: str):
-    import torchvision
+    from models.vision import torchvision
 
     return torchvision.models.get_weight(name)
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+import models.vision  # noqa: F401  (before a family imports torchvision)
 from models.errors import InputError
 from models.frames.preprocess import Preprocess
 from models.parts.low_rank import KEY as LOW_RANK
@@ -21,6 +22,7 @@ from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory
 from models.zoo.foreign_checks import check_foreign
 from models.zoo.inputs import answer_on_meta, check_answer, check_logits
 from models.zoo.registry import ENTRIES, ZooEntry
+from models.zoo.unfilled import built_on
 
 __all__ = [
     "build",
@@ -109,12 +111,12 @@ def build(
     ranks = ranks_of(args, model)
     args.pop(LOW_RANK, None)
     if is_zoo_name(model):
-        with torch.device(device):
+        with built_on(device):
             return factorise(_from_zoo(model, width, input_size, args), ranks, model)
     if factories is not None and model not in factories:
         raise InputError(model, "this factory may not be imported", "list it under `factories`")
     factory = foreign_factory(model, folder)
-    with torch.device(device):
+    with built_on(device):
         module = build_foreign(model, factory, width, input_size, args)
     check_foreign(model, module, task)
     factorise(module, ranks, model)
