@@ -41,8 +41,6 @@ NOT_YET = {
     "edge_runtime.executor.Executor.__init__",
     "edge_runtime.frames.cameras.Camera.__init__",
     "edge_runtime.schedule.room.room_for",
-    "gemel.planning.planning.plan_box",
-    "gemel.planning.simulation.simulate_box",
     "merger.bench.attempt.train_while",
     "merger.mending.repair.repair",
     "merger.mending.several.repair_all",

@@ -51,7 +51,7 @@ def test_the_python_lines_run(page: str) -> None:
 def test_every_file_that_enters_models_has_a_row(page: str) -> None:
     rows = set(re.findall(r"\| (\w+\.py) \|", page))
     folder = Path(zoo.__file__).parent
-    families = {file.name for file in folder.glob("*.py") if re.search(r"^\s*@?register\w*\(", file.read_text(), re.M)}
+    families = {file.name for file in folder.rglob("*.py") if re.search(r"^\s*@?register\w*\(", file.read_text(), re.M)}
     assert rows == families
 
 
