@@ -14,9 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
-from torchvision.ops import StochasticDepth
 
-RANDOM = (_DropoutNd, StochasticDepth)
+from models.vision import torchvision
+
+RANDOM = (_DropoutNd, torchvision.ops.StochasticDepth)
 
 
 def seed_of(*what: int | str) -> int:
