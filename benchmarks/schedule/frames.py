@@ -17,10 +17,17 @@ from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.settings import memory_settings
 
 LEAST_SHARE = 0.8
-SHARED_CODE = ("schedule", "costs.py", "mailbox.py", "pieces.py", "profiles.py", "settings.py", "simulator.py")
+SHARED_CODE = (
+    "schedule",
+    "frames/ledger.py",
+    "frames/mailbox.py",
+    "memory/placing.py",
+    "rehearsal/profiles.py",
+    "rehearsal/simulator.py",
+)
 POLICY_CODE = {
-    "time-sharing": ("policies/gemel.py", "policies/time_sharing.py"),
-    "gemel": ("policies/gemel.py",),
+    "time-sharing": ("policies/paper.py", "policies/time_sharing.py"),
+    "gemel": ("policies/paper.py",),
     "ours": ("policies",),
 }
 WORST_SHOWN = 12
@@ -30,10 +37,14 @@ Row = dict[str, Any]
 
 def code_of(policy: str) -> str:
     """A digest of the code that a policy's figures depend on, so that those of other code are not taken for its own."""
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files_of(policy))).hexdigest()[:12]
+
+
+def files_of(policy: str) -> list[Path]:
+    """The files of that code."""
     root = Path(next(iter(edge_runtime.__path__)))
     places = [root / name for name in (*SHARED_CODE, *POLICY_CODE[policy])]
-    files = [file for place in places for file in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    return [file for place in places for file in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
 
 
 def measure(devices: Iterable[str], seconds: float, seeds: int, kept: Path | None) -> list[Row]:

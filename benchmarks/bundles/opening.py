@@ -1,6 +1,6 @@
 """Writes and opens a bundle of 500 MB, as a ratio to writing and reading a plain file in the same run.
 
-Usage: python -m benchmarks.bundles.bundle [--dir DIR] [--runs N]
+Usage: python -m benchmarks.bundles.opening [--dir DIR] [--runs N]
 
 Prints one JSON object: best seconds and ratios (bundle / plain), for reading from the disk and from the
 page cache, and how much private memory opening and building take. DIR must be on a disk; its files are
