@@ -75,13 +75,6 @@ def _workers(f: Fields) -> str:
     return f"{about(f['workers'], 'worker')}{where}{threads}"
 
 
-def _forecast(f: Fields) -> str:
-    return (
-        f"how alike what the layers of {about(f['sets'], 'set')} see is, from 0 to 1: {number(f['least'], 2)} to "
-        f"{number(f['most'], 2)}"
-    )
-
-
 def _ancestry(f: Fields) -> str:
     kinship = min(f["kinship"].values(), default=0.0)
     if f["common"]:
@@ -213,7 +206,7 @@ def _profile(f: Fields) -> str:
 
 SENTENCES: dict[str, Callable[[Fields], str]] = {
     "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
-    "reference": _reference, "precision": _precision, "workers": _workers, "forecast": _forecast,
+    "reference": _reference, "precision": _precision, "workers": _workers,
     "ancestry": _ancestry, "aligned": _aligned, "start": _start, "rate": _rate, "waits": _waits,
     "accepted": _accepted, "alone": _alone, "repair": _repair, "candidates": _candidates, "beyond": _beyond,
     "narrow": _narrow, "prefix": _prefix, "attempt": _attempt, "round": _round, "test": _test,

@@ -30,7 +30,6 @@ SHAPES = {
     "reference": [{"query": "gate", "metric": "f1", "val": 0.81, "needed": 0.77}],
     "precision": [{"query": "gate", "model": "resnet18", "chosen": "fp32", "fp32": 0.2, "bf16": 0.4}],
     "workers": [{"workers": 2, "on": "local", "threads": 1}, {"workers": 1, "threads": None}],
-    "forecast": [{"sets": 4, "least": -0.002, "median": 0.006, "most": 0.03}],
     "ancestry": [{"common": True, "kinship": {"a": 0.98}}, {"common": False, "kinship": {"a": 0.001}}],
     "aligned": [{"query": "gate", "spaces": 3, "moved": 1275, "channels": 1280}],
     "start": [{"start": name, "error": 0.15} for name in ("mean", "aligned mean", "gate", "mean, solved")],
