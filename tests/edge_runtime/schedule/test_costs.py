@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 
 from edge_runtime.memory.placing import footprint_bytes
-from edge_runtime.schedule.costs import Costs, QueryCost
+from edge_runtime.schedule.costs import Costs, QueryCost, apart
+from tests.edge_runtime.schedule import strategies
 
 
 def two_queries() -> Costs:
@@ -40,3 +42,14 @@ def test_costs_refuse_a_tensor_of_unknown_size():
 def test_measured_costs_replace_one_run_time_and_the_copy_rate():
     costs = two_queries().with_measured("b", 0.5, 2e6)
     assert (costs.queries["a"].run_s, costs.queries["b"].run_s, costs.copy_bytes_per_s) == (0.01, 0.5, 2e6)
+
+
+@given(strategies.costs())
+def test_costs_apart_share_nothing_and_weigh_the_same_alone(costs):
+    alone = apart(costs)
+    for query, cost in costs.queries.items():
+        assert alone.weights_bytes(query) == costs.weights_bytes(query)
+        assert alone.moved_bytes(alone.queries[query].tensors) == costs.moved_bytes(cost.tensors)
+        assert not any(
+            alone.queries[query].needed & alone.queries[other].needed for other in costs.queries if other != query
+        )

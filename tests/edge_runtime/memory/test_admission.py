@@ -1,0 +1,100 @@
+"""What has to be done for tensors to be resident, decided without doing any of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from edge_runtime.memory.admission import NOTHING, BlockedError, NoRoomError, admission_ahead, admission_of
+from edge_runtime.memory.copies import Extent
+from edge_runtime.memory.placing import Holes, Placement
+from edge_runtime.memory.residency import Residency
+from tests.edge_runtime.memory.schedules import Box
+
+SLOT = 512
+
+
+def kept(capacity: int, placed: str, held: str = "", prefetched: str = "") -> Residency:
+    """Tensors a to f of one slot each, end to end in the bundle; those `placed` lie so in the arena ("." is free)."""
+    residency = Residency(capacity * SLOT, {name: Extent(at * SLOT, SLOT) for at, name in enumerate("abcdef")})
+    residency.placed |= {name: Placement(at * SLOT, SLOT) for at, name in enumerate(placed) if name != "."}
+    residency.resident_bytes = len(residency.placed) * SLOT
+    residency._holes = Holes.between(residency.placed.values(), residency.capacity_bytes)
+    residency._prefetched |= dict.fromkeys(prefetched)
+    residency.hold(held)
+    return residency
+
+
+def state(residency: Residency) -> tuple[object, ...]:
+    return dict(residency.placed), residency.holes, residency.prefetched, residency.resident_bytes
+
+
+def test_nothing_is_to_be_done_for_what_is_resident():
+    assert admission_of(kept(3, "ab"), "ab", 0, ()) is NOTHING
+    assert admission_ahead(kept(3, "ab"), "ab", ()) is NOTHING
+
+
+def test_what_is_missing_goes_where_there_is_room_and_no_more_is_cancelled_than_must_be():
+    found = admission_of(kept(5, "ab.c.", prefetched="bc"), "aef", 0, ())
+    assert found.cancelled == () and found.placed == {"e": Placement(1024, 512), "f": Placement(2048, 512)}
+    assert [copy.names for copy in found.copies] == [("e",), ("f",)]
+    assert found.holes is not None and not found.holes.spans
+    found = admission_of(kept(4, "ab.c", prefetched="bc"), "aef", 0, ())
+    assert found.cancelled == ("c",) and [copy.names for copy in found.copies] == [("e", "f")]
+
+
+def test_a_decision_ahead_of_its_turn_cancels_and_moves_nothing():
+    with pytest.raises(NoRoomError, match="1024 bytes beside what stays"):
+        admission_ahead(kept(4, "ab.c", prefetched="bc"), "ef", ())
+    found = admission_ahead(kept(4, "ab.c"), "ef", "b")
+    assert found.evicted == ("b",) and not found.moves and [copy.names for copy in found.copies] == [("e", "f")]
+
+
+def test_why_it_cannot_be_is_told_apart():
+    with pytest.raises(NoRoomError, match="no room for 1024 bytes") as refused:
+        admission_of(kept(4, "ab.c"), "ef", 0, ())
+    assert not isinstance(refused.value, BlockedError)
+    wide = {"a": Extent(0, SLOT), "b": Extent(SLOT, SLOT), "c": Extent(2 * SLOT, SLOT), "w": Extent(3 * SLOT, 2 * SLOT)}
+    parted = Residency(3 * SLOT, wide)
+    parted.admit("abc")
+    parted.hold("b")
+    with pytest.raises(BlockedError, match="running queries hold"):
+        admission_of(parted, "w", 0, "ac")
+    parted.release("b")
+    assert [move.name for move in admission_of(parted, "w", 0, "ac").moves] == ["b"]
+    with pytest.raises(ValueError, match="b is held"):
+        admission_of(kept(4, "ab", held="b"), "a", 0, "b")
+    with pytest.raises(ValueError, match="a is to be evicted and needed"):
+        admission_ahead(kept(4, "ab"), "a", "a")
+    with pytest.raises(KeyError):
+        admission_of(kept(4, "ab"), "a", 0, "f")
+
+
+def test_to_decide_changes_nothing_and_what_was_decided_is_what_is_done():
+    seen = 0
+    for seed in range(300):
+        box = Box(random.Random(seed))
+        box.play(12)
+        residency = box.residency
+        for query, names in box.queries.items():
+            before = state(residency)
+            try:
+                found = admission_of(residency, names, box.workspaces[query], ())
+            except NoRoomError:
+                assert state(residency) == before
+                continue
+            assert state(residency) == before
+            done = residency.admit(names, box.workspaces[query])
+            assert (done.cancelled, done.moves, done.copies) == (found.cancelled, found.moves, found.copies)
+            box.carry_out(done)
+            box.check()
+            seen += bool(done.copies)
+    assert seen > 20
+
+
+def test_a_residency_of_another_size_begins_anew():
+    residency = kept(4, "ab", prefetched="b")
+    residency.resize(2 * SLOT + 100, None, {"a": SLOT + 1})
+    assert (residency.resident, residency.prefetched, residency.holes) == (frozenset(), (), ((0, 2 * SLOT),))
+    assert residency.budget_bytes == 2 * SLOT and residency.footprints["a"] == 2 * SLOT
