@@ -1,14 +1,18 @@
-"""What a box's queries cost and whether they fit its budget: all that is known before anything is allocated."""
+"""The second stage of a box: what its queries cost and whether they fit its budget, before anything is allocated."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edge_runtime.config import BoxConfig
-from edge_runtime.engines import FrameEngine
+from edge_runtime.engines import FrameEngine, make_engine
 from edge_runtime.engines.eager.staging import layers_of
+from edge_runtime.engines.registry import FALLBACK
+from edge_runtime.opening import OpenBox
+from edge_runtime.policies import policy_named
 from edge_runtime.rehearsal.measured import (
     REMEDY,
     MeasuredProfile,
@@ -18,10 +22,12 @@ from edge_runtime.rehearsal.measured import (
     profile_path,
     read_profile,
 )
-from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost
+from edge_runtime.schedule import Policy
+from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost, all_bytes
 from edge_runtime.schedule.overflow import Layer, Overflow, overflow_of
 from models.bundle import Bundle
 from models.errors import InputError
+from models.sizes import exact_text, size_text
 
 # Before anything is measured: a rate that no copy reaches.
 UNKNOWN_COPY_BYTES_PER_S = 1e12
@@ -29,65 +35,63 @@ UNKNOWN_COPY_BYTES_PER_S = 1e12
 log = logging.getLogger("gemel.run")
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """The costs with every weight resident, and those within the budget, where queries may stream."""
+@dataclass(frozen=True, eq=False)
+class FittedBox:
+    """A box whose queries fit its budget with these `engines`, unbound as they are.
 
+    `whole` are the costs with every weight resident, `within` those in which the budget is kept, where queries may
+    stream; `profile` is what was measured here, if anything.
+    """
+
+    box: OpenBox
+    policy: Policy
+    engines: Mapping[str, FrameEngine]
+    profile: MeasuredProfile | None
     whole: Costs
     within: Overflow
 
+    @property
+    def stays(self) -> bool:
+        """Whether all weights fit at once, so that each is loaded once."""
+        return all_bytes(self.policy.view(self.within.costs)) <= self.box.config.budget_bytes
 
-def fitted(
-    config: BoxConfig, bundle: Bundle, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None
-) -> Fitted:
-    """The costs with these engines; `profile` is what was measured here.
+    def on(self, engines: Mapping[str, FrameEngine]) -> FittedBox:
+        """The same box with other engines; those of queries that stream stay.
+
+        Raises InputError where one needs more than the budget leaves it.
+        """
+        streamed, box = self.within.tensors, self.box
+        mixed = {**engines, **{query: self.engines[query] for query in streamed}}
+        whole, within = _costs_of(box, mixed, self.profile)
+        for query in within.tensors.keys() - streamed.keys():
+            fault = f"query '{query}' fits the budget on engine {FALLBACK}, not on {engines[query].name}"
+            raise InputError(box.config.path, fault, f"use engine {FALLBACK}", "engine")
+        return FittedBox(box, self.policy, mixed, self.profile, whole, within)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known before the start: what is needed, whether all of it can stay resident, and what streams."""
+        costs, config, bundle = self.policy.view(self.whole), self.box.config, self.box.bundle
+        return {
+            "bundle": str(bundle.path), "digest": bundle.digest, "device": config.device, "engine": config.engine,
+            "budget_bytes": config.budget_bytes, "weights_bytes": costs.resident_bytes(costs.tensor_bytes.keys()),
+            "workspace_bytes": max(cost.workspace_bytes for cost in costs.queries.values()),
+            "damaged": self.box.damaged, "fits": all_bytes(costs) <= config.budget_bytes,
+            "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)), "streamed_bytes": self.within.run_bytes,
+        }  # fmt: skip
+
+
+def fit(box: OpenBox) -> FittedBox:
+    """What the box's queries cost on the engine that runs everything: preparing others may take minutes.
 
     Raises InputError, which says how much is needed, where a query does not fit the budget even alone: streaming, if
     the config allows that.
     """
-
-    def layers(query: str) -> Sequence[Layer]:
-        asked = bundle.query(query)
-        return layers_of(engines[query].model, asked.input_size, asked.state(), asked.stored, config.device)
-
-    whole, budget = known_costs(bundle, engines, profile), config.budget_bytes
-    within = overflow_of(whole, budget, layers)
-    if within.lacking and config.stream:
-        query, needed = max(within.lacking.items(), key=lambda one: one[1])
-        fault = f"query '{query}' alone needs {needed} bytes with its layers streamed, the budget is {budget}"
-        raise InputError(config.path, fault, f"give at least {needed}", "budget")
-    too_large = {*within.lacking, *within.tensors}
-    if too_large and not config.stream:
-        query = max(too_large, key=whole.alone_bytes)
-        needed, workspace = whole.alone_bytes(query), whole.queries[query].workspace_bytes
-        fault = (
-            f"query '{query}' alone needs {needed} bytes ({needed - workspace} of weights, {workspace} of "
-            f"workspace), the budget is {budget}"
-        )
-        least = within.lacking.get(query)
-        remedy = (
-            f"give at least {least} with `stream: true`"
-            if least is not None
-            else f"set `stream: true`: it copies {within.run_bytes[query]} bytes in every run then"
-        )
-        raise InputError(config.path, fault, f"give at least {needed}, or {remedy}", "budget")
-    return Fitted(whole, within)
-
-
-def usable_profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None:
-    """What `gemel profile` measured on this machine with the engine asked for; None, with a warning, without it."""
-    try:
-        profile = read_profile(bundle)
-    except InputError as error:
-        log.warning("%s", error)
-        return None
-    differing = foreign(profile, config.device)
-    if differing is None and profile.engine != config.engine:
-        differing = f"engine {profile.engine}, here {config.engine}"
-    if differing is None:
-        return profile
-    log.warning("%s: measured on another machine or engine (%s); %s", profile_path(bundle.path), differing, REMEDY)
-    return None
+    config, bundle = box.config, box.bundle
+    policy = policy_named(config.policy, str(config.path), "policy")
+    engines = {query.id: make_engine(FALLBACK, bundle, query.id, config.device) for query in bundle.queries}
+    profile = _usable_profile(config, bundle)
+    whole, within = _costs_of(box, engines, profile)
+    return FittedBox(box, policy, engines, profile, whole, within)
 
 
 def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None) -> Costs:
@@ -105,3 +109,59 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
         )
     names = {name for cost in queries.values() for name in cost.tensors}
     return Costs(queries, {name: bundle.nbytes(name) for name in names}, UNKNOWN_COPY_BYTES_PER_S)
+
+
+def _costs_of(
+    box: OpenBox, engines: Mapping[str, FrameEngine], profile: MeasuredProfile | None
+) -> tuple[Costs, Overflow]:
+    """The costs with every weight resident, and those within the budget; InputError where there are none."""
+    config, bundle = box.config, box.bundle
+
+    def layers(query: str) -> Sequence[Layer]:
+        asked = bundle.query(query)
+        return layers_of(engines[query].model, asked.input_size, asked.state(), asked.stored, config.device)
+
+    whole = known_costs(bundle, engines, profile)
+    within = overflow_of(whole, config.budget_bytes, layers)
+    _refuse_too_large(config, whole, within)
+    return whole, within
+
+
+def _refuse_too_large(config: BoxConfig, whole: Costs, within: Overflow) -> None:
+    budget = exact_text(config.budget_bytes)
+    if within.lacking and config.stream:
+        query, needed = max(within.lacking.items(), key=lambda one: one[1])
+        fault = f"query '{query}' alone needs {exact_text(needed)} with its layers streamed, the budget is {budget}"
+        raise InputError(config.path, fault, f"give at least {exact_text(needed)}", "budget")
+    too_large = {*within.lacking, *within.tensors}
+    if not too_large or config.stream:
+        return
+    query = max(too_large, key=whole.alone_bytes)
+    needed, workspace = whole.alone_bytes(query), whole.queries[query].workspace_bytes
+    fault = (
+        f"query '{query}' alone needs {exact_text(needed)}, {size_text(needed - workspace)} of weights and "
+        f"{size_text(workspace)} of workspace, the budget is {budget}"
+    )
+    least = within.lacking.get(query)
+    remedy = (
+        f"give at least {exact_text(least)} with `stream: true`"
+        if least is not None
+        else f"set `stream: true`: it copies {size_text(within.run_bytes[query])} in every run then"
+    )
+    raise InputError(config.path, fault, f"give at least {exact_text(needed)}, or {remedy}", "budget")
+
+
+def _usable_profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None:
+    """What `gemel profile` measured on this machine with the engine asked for; None, with a warning, without it."""
+    try:
+        profile = read_profile(bundle)
+    except InputError as error:
+        log.warning("%s", error)
+        return None
+    differing = foreign(profile, config.device)
+    if differing is None and profile.engine != config.engine:
+        differing = f"engine {profile.engine}, here {config.engine}"
+    if differing is None:
+        return profile
+    log.warning("%s: measured on another machine or engine (%s); %s", profile_path(bundle.path), differing, REMEDY)
+    return None

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from edge_runtime.engines import FrameEngine
+from edge_runtime.engines.base import FrameEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import Kinds, Layouts, Order, convolutions
 from edge_runtime.memory.onednn import Blocked, blocked
 from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import Costs, stored_name
+from edge_runtime.schedule.costs import Costs, all_bytes, stored_name
 from models.bundle import Bundle
 
 
@@ -41,6 +41,15 @@ def occupying(costs: Costs, layouts: Layouts) -> Costs:
     """The costs where tensors occupy what they take in these layouts; what a load moves stays the same."""
     taken = {name: footprint_bytes(layout.nbytes) for name, layout in layouts.items()}
     return replace(costs, footprints={**costs.footprints, **taken})
+
+
+def arranged(engines: Collection[FrameEngine], kinds: Kinds, costs: Costs, budget_bytes: int) -> tuple[Layouts, Costs]:
+    """In which layouts the tensors of these `kinds` lie for these engines, and the costs with what they occupy so."""
+    order = order_for(engines, all_bytes(costs) <= budget_bytes)
+    layouts = layouts_for(engines, kinds, order)
+    if all_bytes(occupying(costs, layouts)) > budget_bytes >= all_bytes(costs):  # blocks need some room
+        layouts = layouts_for(engines, kinds, min(order, Order.CHANNELS_LAST))
+    return layouts, occupying(costs, layouts)
 
 
 def resident(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> Arena:

@@ -13,6 +13,8 @@ from models.bundle import Bundle
 from models.errors import InputError
 
 AUTO = "auto"
+FALLBACK = "torch"
+"""Runs every architecture."""
 ENGINES: dict[str, tuple[str, str]] = {
     "torch": ("edge_runtime.engines.eager.engine", "TorchEngine"),
     "compiled": ("edge_runtime.engines.compiled.engine", "CompiledEngine"),

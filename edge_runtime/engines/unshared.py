@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
-from edge_runtime.engines.base import Engine
+from edge_runtime.engines.base import Engine, FrameEngine
 from edge_runtime.memory.binding import Wait
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs, stored_name
@@ -23,6 +23,12 @@ def store_for(store: Store, costs: Costs) -> Store:
         extents={name: store.extents[stored] for name, stored in names.items()},
         kinds={name: store.kinds[stored] for name, stored in names.items()},
     )
+
+
+def bound_as(engines: Mapping[str, FrameEngine], costs: Costs) -> Mapping[str, Engine]:
+    """The engines as they bind the tensors that `costs` names: their queries' own copies, or what all share."""
+    own = any(name != stored_name(name) for name in costs.tensor_bytes)
+    return {query: UnsharedEngine(engine) for query, engine in engines.items()} if own else engines
 
 
 class UnsharedEngine:

@@ -78,7 +78,7 @@ def profile_bundle(
 
     from edge_runtime.engines import check_engine
     from edge_runtime.engines.arranging import layouts_for, order_for
-    from edge_runtime.engines.choosing import engines_for
+    from edge_runtime.engines.preparing import Wish, engines_for
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
 
@@ -87,7 +87,7 @@ def profile_bundle(
     opened = open_bundle(bundle, factories, Path.cwd())
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
-    engines, store = engines_for(opened, engine, chosen), Store.of_bundle(opened)
+    engines, store = engines_for(opened, engine, Wish(chosen)), Store.of_bundle(opened)
     capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
     running = engines.values()
     layouts = layouts_for(running, store.kinds, order_for(running, stays=False))

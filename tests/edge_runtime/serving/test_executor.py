@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from edge_runtime.executor import Executor
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.memory.arena import Arena
@@ -12,6 +11,9 @@ from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from edge_runtime.serving.device import Device
+from edge_runtime.serving.executor import Executor, Parts
+from edge_runtime.serving.publishing import Publisher
 from models.tasks import ClassAnswer
 from tests.edge_runtime.tiny import query
 
@@ -55,19 +57,10 @@ def one_query(seconds: list[float], larger: tuple[BatchCost, ...] = ()) -> tuple
     costs = Costs({"q": QueryCost(("q",), run_s, 0, 0.1, larger)}, {"q": 400}, 1e12)
     ledger = Ledger(["q"])
     arena = Arena(Store.of_tensors({"q": torch.arange(100, dtype=torch.int32)}), 1024)
-    executor = Executor(
-        arena,
-        {"q": engine},
-        costs,
-        1024,
-        policy_named("ours"),
-        {"q": Demand(10.0)},
-        Mailboxes(["q"], ledger),
-        ledger,
-        [],
-        "d",
-        clock,
-    )
+    device = Device(arena, {"q": engine}, costs, 1024)
+    publisher = Publisher([], ledger, {"q": engine.query}, "d")
+    mailboxes = Mailboxes(["q"], ledger)
+    executor = Executor(Parts(device, policy_named("ours"), {"q": Demand(10.0)}, mailboxes, publisher, clock=clock))
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock
 
@@ -76,7 +69,7 @@ def feed(executor: Executor, clock: Clock, frames: int) -> list[bool]:
     """One fresh frame and one step after another; whether each was run."""
     ran = []
     for index in range(frames):
-        executor.mailboxes.put("q", Frame(index, clock.now, 0.0, IMAGE))
+        executor.parts.mailboxes.put("q", Frame(index, clock.now, 0.0, IMAGE))
         ran.append(executor.step())
         clock.now += 0.001
     return ran
@@ -87,7 +80,7 @@ def test_the_warm_up_learns_the_best_run_but_the_first():
     assert engine.runs == 3
     assert executor.costs.queries["q"].run_s == pytest.approx(0.02)
     assert engine.bound is not None and torch.equal(engine.bound, torch.arange(100))
-    assert executor.arena.residency.resident == {"q"}
+    assert executor.device.arena.residency.resident == {"q"}
 
 
 def test_run_times_follow_what_is_measured():
@@ -102,13 +95,13 @@ def test_a_stall_while_serving_or_in_the_warm_up_is_not_for_ever(stalls):
     executor, _, clock = one_query(stalls)
     ran = feed(executor, clock, 300)
     assert not all(ran[:50]) and all(ran[-30:])
-    assert executor.ledger.balanced
+    assert executor.publisher.ledger.balanced
 
 
 def test_a_query_too_slow_for_its_deadline_is_tried_now_and_then_and_is_late():
     executor, _, clock = one_query([0.15])
     feed(executor, clock, 200)
-    account = executor.ledger.to_json()[0]
+    account = executor.publisher.ledger.to_json()[0]
     assert 3 < account["processed"] == account["late"] < 60
     assert account["dropped"] == {"deadline": 200 - account["processed"]}
 
@@ -118,11 +111,11 @@ def two_frames(larger: tuple[BatchCost, ...]) -> SlowEngine:
     executor, engine, clock = one_query([0.02], larger)
     engine.batches.clear()
     for captured_at in (0.0, 0.001):
-        executor.mailboxes.put("q", Frame(0, clock.now + captured_at, 0.0, IMAGE))
+        executor.parts.mailboxes.put("q", Frame(0, clock.now + captured_at, 0.0, IMAGE))
     clock.now += 0.001
     while executor.step():
         pass
-    assert executor.ledger.to_json()[0]["processed"] == 2 and executor.ledger.balanced
+    assert executor.publisher.ledger.to_json()[0]["processed"] == 2 and executor.publisher.ledger.balanced
     return engine
 
 

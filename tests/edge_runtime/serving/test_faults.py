@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from edge_runtime.engines import Engine
 from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.executor import Executor
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.memory.arena import Arena
@@ -22,6 +20,9 @@ from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import Costs, QueryCost
+from edge_runtime.serving.device import Device
+from edge_runtime.serving.executor import Executor, Parts
+from edge_runtime.serving.publishing import Publisher
 from models.tasks import ClassAnswer
 from tests.edge_runtime.memory.movers.slow_mover import SlowMover
 from tests.edge_runtime.tiny import picture, query, tiny_bundle
@@ -77,10 +78,13 @@ class SumEngine:
 
 class Sink:
     def __init__(self) -> None:
-        self.records = []
+        self.records: list[dict[str, Any]] = []
 
-    def write(self, record) -> None:
+    def write(self, record: dict[str, Any]) -> None:
         self.records.append(record)
+
+    def close(self) -> None:
+        pass
 
 
 class Box:
@@ -99,23 +103,14 @@ class Box:
         self.arena = Arena(store, capacity, budget_bytes=budget, mover=self.slow)
         self.ledger = Ledger(NEEDS)
         mailboxes = Mailboxes(NEEDS, self.ledger)
-        self.executor = Executor(
-            self.arena,
-            self.engines,
-            costs,
-            budget,
-            policy_named("gemel"),
-            dict.fromkeys(NEEDS, Demand(10.0)),
-            mailboxes,
-            self.ledger,
-            [self.sink],
-            "d",
-            self.clock,
-        )  # type: ignore[arg-type,list-item]
+        device = Device(self.arena, self.engines, costs, budget)
+        publisher = Publisher([self.sink], self.ledger, {name: one.query for name, one in self.engines.items()}, "d")
+        demands = dict.fromkeys(NEEDS, Demand(10.0))
+        self.executor = Executor(Parts(device, policy_named("gemel"), demands, mailboxes, publisher, clock=self.clock))
 
     def put(self, *queries: str) -> None:
         for name in queries:
-            self.executor.mailboxes.put(name, Frame(0, self.clock.now, 0.0, IMAGE))
+            self.executor.parts.mailboxes.put(name, Frame(0, self.clock.now, 0.0, IMAGE))
 
     def answers(self) -> list[str]:
         return [record["label"] for record in self.sink.records]
@@ -147,13 +142,13 @@ def test_out_of_memory_evicts_all_others_and_the_frame_is_answered_at_the_second
     gc.collect()
     assert memory() is None, "the old memory has gone back to the device"
     least = 512 + 1024 + WORKSPACE
-    assert box.executor.budget_bytes == max(least, ALL_BYTES - WORKSPACE) == box.arena.residency.budget_bytes
+    assert box.executor.device.budget_bytes == max(least, ALL_BYTES - WORKSPACE) == box.arena.residency.budget_bytes
     assert caplog.text.count("out of memory at query a") == 1
     for name in ("b", "c", "a"):
         box.put(name)
         assert box.executor.step()
     assert box.answers()[1:] == [expected(name) for name in ("b", "c", "a")]
-    assert box.arena.residency.resident_bytes + WORKSPACE <= box.executor.budget_bytes
+    assert box.arena.residency.resident_bytes + WORKSPACE <= box.executor.device.budget_bytes
     assert box.ledger.balanced and not sum(account["failed"] for account in box.ledger.to_json())
 
 
@@ -204,7 +199,7 @@ def test_other_errors_are_not_taken_for_want_of_memory(error):
     box.engines["a"].faults = [error]
     box.put("a")
     box.executor.step()
-    assert not box.answers() and box.executor.budget_bytes == ALL_BYTES
+    assert not box.answers() and box.executor.device.budget_bytes == ALL_BYTES
 
 
 def test_a_query_that_cannot_be_warmed_up_is_out_and_its_frames_fail():
@@ -266,7 +261,7 @@ def test_without_room_beside_the_present_run_nothing_is_prefetched():
     while box.executor.step():
         pass
     assert box.answers() == [expected("a"), expected("b")] and box.arena.prefetches == 0
-    assert box.executor.max_used_bytes <= box.executor.budget_bytes
+    assert box.executor.device.max_used_bytes <= box.executor.device.budget_bytes
 
 
 def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
@@ -276,8 +271,7 @@ def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
     sizes = {name: extent.nbytes for name, extent in store.extents.items()}
     records = {}
     for slow in (False, True):
-        # To pyright a cached property is no attribute, though it reads as one.
-        engines = {one.id: cast(Engine, TorchEngine(bundle, one.id)) for one in bundle.queries}
+        engines = {one.id: TorchEngine(bundle, one.id) for one in bundle.queries}
         costs = Costs(
             {
                 name: QueryCost(bundle.names_in_order(name), 0.0, engine.workspace_bytes, 100.0)
@@ -290,26 +284,18 @@ def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
         capacity = budget - min(engine.workspace_bytes for engine in engines.values())
         arena = Arena(store, capacity, budget_bytes=budget, mover=SlowMover(store, capacity) if slow else None)
         ledger, sink = Ledger(engines), Sink()
-        executor = Executor(
-            arena,
-            engines,
-            costs,
-            budget,
-            policy_named("gemel"),
-            dict.fromkeys(engines, Demand(10.0)),
-            Mailboxes(engines, ledger),
-            ledger,
-            [sink],
-            "d",
-        )  # type: ignore[list-item]
+        device = Device(arena, engines, costs, budget)
+        publisher = Publisher([sink], ledger, {one.id: one for one in bundle.queries}, "d")
+        demands = dict.fromkeys(engines, Demand(10.0))
+        executor = Executor(Parts(device, policy_named("gemel"), demands, Mailboxes(engines, ledger), publisher))
         for index in range(6):
             for name in engines:
-                executor.mailboxes.put(name, Frame(index, executor.clock(), 0.0, picture(index)))
+                executor.parts.mailboxes.put(name, Frame(index, executor.clock(), 0.0, picture(index)))
             while executor.step():
                 pass
         keys = ("query", "frame", "label", "score")
         records[slow] = {tuple(record[key] for key in keys) for record in sink.records}
-        assert len(sink.records) == 18 and executor.max_used_bytes <= budget
+        assert len(sink.records) == 18 and executor.device.max_used_bytes <= budget
         assert arena.swaps > 3 and (arena.prefetches > 0) == slow
         arena.close()
     assert records[True] == records[False]

@@ -1,0 +1,119 @@
+"""How long each engine takes for a frame of an architecture here: measured once, kept in the engines' cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from edge_runtime.engines.architecture import key_of
+from edge_runtime.engines.arranging import resident
+from edge_runtime.engines.base import EngineError, FrameEngine
+from edge_runtime.engines.cache import EngineCache
+from edge_runtime.engines.registry import ENGINES, FALLBACK, engine_named, make_engine
+from edge_runtime.engines.telling import told_while
+from edge_runtime.memory.layout import Order
+from models.bundle import Bundle
+from models.errors import InputError
+
+SUFFIX = ".choice"
+ROUNDS = 7
+
+log = logging.getLogger("gemel.run")
+
+Times = Mapping[str, float]
+"""Milliseconds of a run of one frame by engine."""
+
+
+def candidates(device: str, stays: bool = True) -> list[str]:
+    """The engines that can run on this device ("cpu" or "cuda") and that `auto` chooses from.
+
+    Where weights come and go (`stays` False), engines that want them arranged are left out: each load would take as
+    long as several.
+    """
+    return [
+        name
+        for name in ENGINES
+        if engine_named(name).automatic
+        and engine_named(name).missing(device) is None
+        and (stays or Order.STORED in engine_named(name).orders)
+    ]
+
+
+class Stopwatch:
+    """The times of a bundle's queries in these engines. Each architecture is measured once on a machine.
+
+    Runs of one frame, engines in turns, medians. Raises InputError where the engines' cache cannot be used.
+    """
+
+    def __init__(self, bundle: Bundle, device: str, engines: Sequence[str]) -> None:
+        self._bundle, self._device, self._engines = bundle, device, list(engines)
+        self._cache = EngineCache()
+
+    def known(self, query: str) -> Times | None:
+        """The times where they were measured before; None otherwise."""
+        _, key = self._key(query)
+        kept = self._cache.find(key, SUFFIX)
+        return None if kept is None else kept.notes["ms"]
+
+    def times(self, query: str) -> Times:
+        """The times, measured unless they are known; what takes long is said before it begins."""
+        model, key = self._key(query)
+
+        def measure(path: Path) -> Mapping[str, Any]:
+            log.info(
+                "measuring which engine runs %s fastest (%s): takes a minute or two, once for this architecture",
+                model,
+                ", ".join(self._engines),
+            )
+            with told_while(f"measuring which engine runs {model} fastest"):
+                found = measured(self._bundle, query, self._device, self._engines)
+            path.write_text(json.dumps(found))
+            shown = ", ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(found.items(), key=lambda one: one[1]))
+            log.info("one frame of %s: %s", model, shown)
+            return {"ms": found}
+
+        return self._cache.fetch(key, SUFFIX, measure).notes["ms"]
+
+    def _key(self, query: str) -> tuple[str, dict[str, Any]]:
+        """The name of a query's model, and the key of its architecture with these engines."""
+        reference = make_engine(FALLBACK, self._bundle, query, self._device)
+        versions = {name: engine_named(name).detail(self._device) for name in self._engines}
+        stored = sorted({own.dtype for own in reference.query.stored.values()})
+        own = key_of(reference.query, reference.model, reference.device)
+        return reference.query.model, {"choice": versions, "stored": stored, **own}
+
+
+def measured(bundle: Bundle, query: str, device: str, engines: Sequence[str]) -> dict[str, float]:
+    """Milliseconds of a run of one frame in each of the engines that can run this query."""
+    able: dict[str, FrameEngine] = {}
+    arenas = []
+    for name in engines:
+        try:
+            engine = make_engine(name, bundle, query, device)
+            engine.prepare()
+            arenas.append(resident(bundle, {query: engine}))
+            able[name] = engine
+        except (EngineError, InputError) as error:
+            log.info("engine %s cannot run %s: %s", name, bundle.query(query).model, error)
+    size = bundle.query(query).input_size
+    frames = torch.zeros(1, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    taken: dict[str, list[float]] = {name: [] for name in able}
+    with torch.inference_mode():
+        for round_index in range(ROUNDS + 1):
+            for name, engine in able.items():
+                start = time.perf_counter()
+                engine.forward(frames)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if round_index:
+                    taken[name].append(1000 * (time.perf_counter() - start))
+    for arena in arenas:
+        arena.close()
+    return {name: median(times) for name, times in taken.items()}

@@ -1,0 +1,213 @@
+"""The executor: one thread that asks the schedule what to do, does it on the device, and measures what it cost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.engines.base import Engine
+from edge_runtime.frames.ledger import DEADLINE
+from edge_runtime.frames.mailbox import Mailboxes
+from edge_runtime.memory.layout import Layouts
+from edge_runtime.rehearsal.trace import TraceWriter
+from edge_runtime.schedule import Decision, Demand, Plan, Policy, Situation
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.estimates import Estimates
+from edge_runtime.serving.device import Device
+from edge_runtime.serving.publishing import Publisher
+from edge_runtime.serving.warming import warmed_up
+
+log = logging.getLogger("gemel.run")
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What an executor is made of.
+
+    `policy` plans for the `demands` from what the warm-up measures; `urgency` says what stale results cost at the
+    moment. Seconds are those of `clock`, by which frames were captured, too.
+    """
+
+    device: Device
+    policy: Policy
+    demands: Mapping[str, Demand]
+    mailboxes: Mailboxes
+    publisher: Publisher
+    urgency: Callable[[], Mapping[str, float]] = dict
+    trace: TraceWriter | None = None
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a turn took, as far as it could be measured: seconds and bytes of its load, seconds of its run."""
+
+    load_s: float | None = None
+    moved_bytes: int = 0
+    run_s: float | None = None
+
+
+class Executor:
+    """Runs the queries of a bundle over the frames in the mailboxes, by the schedule, within the budget.
+
+    The costs known at the start are corrected with every load and run. Where loads overlap runs (`Device.overlaps`),
+    layers start as they arrive, and what the schedule would load next is loaded beside the present run. Call it from
+    one thread.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.device, self.publisher = parts, parts.device, parts.publisher
+        self.clock = parts.clock
+        self._begin(parts.device.costs)
+
+    def _begin(self, costs: Costs) -> None:
+        self._estimates = Estimates(costs)
+        self._planned = self._plan_anew()
+        self._recall: Any = None
+
+    @property
+    def costs(self) -> Costs:
+        """What the box believes that things cost, over pieces of tensors (`Pieces`)."""
+        return self._estimates.costs
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The cyclic order of the plan."""
+        return self._plan.order
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan, made anew where the device has less memory than it was made for."""
+        if self._planned.budget_bytes != self.device.budget_bytes:
+            self._planned = self._plan_anew()
+        return self._planned
+
+    def _plan_anew(self) -> Plan:
+        return self.parts.policy.plan(self.costs, self.parts.demands, self.device.budget_bytes)
+
+    def warm_up(self, frames: Mapping[str, np.ndarray]) -> None:
+        """Load and run every query on a frame of its camera, to learn what loads and runs cost; then plan.
+
+        A query that fails here is out: the others run without it.
+        """
+        found = warmed_up(self.device, self._plan, self.publisher.out, frames, self.clock)
+        for query, error in found.failed.items():
+            self.publisher.give_up(query, error)
+        self._estimates.warmed(found.run_s, found.copy_bytes_per_s or self.costs.copy_bytes_per_s)
+        for query, run_s in found.run_s.items():
+            if run_s > self.costs.queries[query].sla_s:
+                log.warning(
+                    "query %s takes %.0f ms a frame, its SLA is %.0f ms: its frames will be dropped",
+                    query,
+                    1000 * run_s,
+                    1000 * self.costs.queries[query].sla_s,
+                )
+        self._planned = self._plan_anew()
+        if self.parts.trace is not None:
+            self.parts.trace.begin(
+                self.parts.policy.name,
+                self.costs,
+                self._estimates.best_s,
+                self.parts.demands,
+                self.device.budget_bytes,
+                self.device.held()[0],
+            )
+
+    def change(
+        self, engines: Mapping[str, Engine], costs: Costs, layouts: Layouts, frames: Mapping[str, np.ndarray]
+    ) -> None:
+        """Go on with other engines between two frames, and warm up again; frames that wait meanwhile go on waiting."""
+        self.device.change(engines, replace(costs, copy_bytes_per_s=self.costs.copy_bytes_per_s), layouts)
+        self._begin(self.device.costs)
+        self.warm_up(frames)
+
+    def step(self) -> bool:
+        """Carry out one decision; False when there was nothing to load or run."""
+        situation = self._situation()
+        decision, budget_bytes = self._decide(situation), self.device.budget_bytes
+        self._recall = decision.recall
+        for query, captured_at, reason in decision.drop:
+            self.parts.mailboxes.drop(query, captured_at, reason)
+            if reason == DEADLINE:
+                self._estimates.doubt(query)
+        turn = self._take_turn(decision, decision.turn) if decision.turn else Turn()
+        if self.parts.trace is not None:
+            self.parts.trace.step(situation, decision, budget_bytes, turn.load_s, turn.moved_bytes, turn.run_s)
+        return decision.turn is not None
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Per query: measured run time, 95th percentile of its results' ages, its last failure if any."""
+        return [
+            {
+                "id": query,
+                "run_ms": round(1000 * self.costs.queries[query].run_s, 3),
+                "age_p95_ms": self.publisher.age_p95_ms(query),
+                "last_failure": self.publisher.failures.get(query),
+            }
+            for query in self.device.engines
+        ]
+
+    def _situation(self) -> Situation:
+        """The present one; the frames of queries that cannot run fail here."""
+        now, waiting = self.parts.mailboxes.snapshot(self.clock)
+        for query in self.publisher.out & waiting.keys():
+            self.publisher.failed(query, self.parts.mailboxes.take(query, len(waiting.pop(query))))
+        held, held_bytes = self.device.held()
+        return Situation(now, waiting, held, held_bytes, self._recall, self.parts.urgency())
+
+    def _decide(self, situation: Situation) -> Decision:
+        return self.parts.policy.decide(situation, self.costs, self._plan)
+
+    def _take_turn(self, decision: Decision, query: str) -> Turn:
+        early = decision.count > 0 and self.device.starts_early(query)
+        arena = self.device.arena
+        before, load_before_s, start = arena.bytes_moved, arena.load_s, self.clock()
+        try:
+            self.device.load(query, decision.count, decision.evict, bool(decision.load), early)
+        except Exception as error:
+            self.device.forget_held()
+            self.publisher.failed(query, self.parts.mailboxes.take(query, decision.count), error)
+            return Turn()
+        loaded = self.clock()
+        ran = decision.count > 0 and self._run(query, decision)
+        finished = self.clock()
+        load_s = arena.load_s - load_before_s if early else loaded - start
+        moved = arena.bytes_moved - before
+        self._estimates.loaded(query, moved, load_s)
+        run_s = finished - loaded if ran and not (early and moved) else None
+        if run_s is not None:
+            self._estimates.ran(query, decision.count, run_s)
+        return Turn(load_s, moved, run_s)
+
+    def _run(self, query: str, decision: Decision) -> bool:
+        """Answer the oldest waiting frames together and publish them; a failure is counted, told once, and the box
+        goes on.
+        """
+        frames = self.parts.mailboxes.take(query, decision.count)
+        images = [frame.image for frame in frames if frame.image is not None]
+        if not frames or len(images) < len(frames):
+            return False
+        try:
+            answers = self.device.run(query, images, lambda: self._look_ahead(query, decision))
+            self.publisher.publish(query, frames, answers, self.clock())
+        except Exception as error:
+            self.device.forget_held()
+            self.publisher.failed(query, frames, error)
+            return False
+        return True
+
+    def _look_ahead(self, query: str, decision: Decision) -> None:
+        """Begin to load what the schedule would load once the present run is over, if there is room beside it."""
+        present = self._situation()
+        waiting = {other: captured for other, captured in present.waiting.items() if other != query}
+        now = present.now + self.costs.queries[query].run_of(decision.count)
+        following = self._decide(
+            Situation(now, waiting, present.resident, present.resident_bytes, self._recall, present.urgency)
+        )
+        if following.turn is not None and following.load:
+            self.device.prefetch(following.load, following.evict)
