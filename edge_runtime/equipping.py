@@ -25,6 +25,7 @@ from edge_runtime.memory.layout import Layouts
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs
 from models.errors import InputError
+from models.sizes import size_text
 
 LEAST_GAIN = 1.05
 """How many times as fast other engines must be for a box that serves to go over to them."""
@@ -80,7 +81,7 @@ def equip(fitted: FittedBox) -> EquippedBox:
     config, bundle = fitted.box.config, fitted.box.bundle
     wish = Wish(config.device, config.precision, fitted.stays, fitted.within.tensors)
     for query, nbytes in fitted.within.run_bytes.items():
-        log.info("query %s streams: %d bytes are copied in every run", query, nbytes)
+        log.info("query %s streams: %s are copied in every run", query, size_text(nbytes))
     if config.engine != AUTO:
         engines = engines_for(bundle, config.engine, wish)
         return _equipped(fitted.on(engines), engines)
