@@ -8,23 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edge_runtime.engines import AUTO, check_engine
+from edge_runtime.engines.registry import AUTO, check_engine
+from edge_runtime.frames.cameras import CameraConfig
 from edge_runtime.frames.sinks.base import SinkConfig
 from edge_runtime.frames.sinks.registry import sinks_of
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
 from models.errors import InputError
 from models.files.yaml_file import read_yaml
-
-
-@dataclass(frozen=True, slots=True)
-class CameraConfig:
-    """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own."""
-
-    id: str
-    source: str
-    fps: float | None
-    loop: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from edge_runtime.engines import AUTO, FrameEngine
 from edge_runtime.engines.arranging import arranged
+from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.choosing import Choice
 from edge_runtime.engines.preparing import Wish, engines_for, ready_engines
-from edge_runtime.engines.registry import FALLBACK
+from edge_runtime.engines.registry import AUTO, FALLBACK
 from edge_runtime.engines.timing import candidates
 from edge_runtime.engines.unshared import store_for
 from edge_runtime.fitting import FittedBox

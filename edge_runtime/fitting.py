@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.config import BoxConfig
-from edge_runtime.engines import FrameEngine, make_engine
+from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.eager.staging import layers_of
-from edge_runtime.engines.registry import FALLBACK
+from edge_runtime.engines.registry import FALLBACK, make_engine
 from edge_runtime.opening import OpenBox
 from edge_runtime.policies import policy_named
 from edge_runtime.rehearsal.measured import (

@@ -134,7 +134,7 @@ def _read(path: str) -> None:
 
 def _engines(device: str) -> list[dict[str, Any]]:
     """Each engine, whether it can run here, and by what or why not."""
-    from edge_runtime.engines import ENGINES, engine_named
+    from edge_runtime.engines.registry import ENGINES, engine_named
 
     found = []
     for name in ENGINES:

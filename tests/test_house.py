@@ -36,10 +36,7 @@ FLOORS = {
 NOT_YET = {
     "edge_runtime.schedule.room",
     "merger.bench.workbench",
-    "tests.edge_runtime.engines.onnx.test_engine",
     "tests.merger.beyond.test_search",
-    "edge_runtime.executor.Executor.__init__",
-    "edge_runtime.frames.cameras.Camera.__init__",
     "edge_runtime.schedule.room.room_for",
     "merger.bench.attempt.train_while",
     "merger.mending.repair.repair",

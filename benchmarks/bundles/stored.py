@@ -162,8 +162,8 @@ def _bundle(folder: Path, name: str, weights: str) -> Any:
 
 
 def _bound(bundle: Any) -> Any:
-    from edge_runtime.engines import make_engine
     from edge_runtime.engines.arranging import resident
+    from edge_runtime.engines.registry import make_engine
 
     engine = make_engine("torch", bundle, "one")
     engine.workspace_bytes  # counted on the meta device, so before anything is bound  # noqa: B018

@@ -40,9 +40,9 @@ from benchmarks.engines.convolutions import convolutions
 from benchmarks.engines.streamed import streamed
 from benchmarks.engines.zoo import FAMILIES, families
 from benchmarks.machine import held_bytes, machine
-from edge_runtime.engines import ENGINES, engine_named, make_engine
 from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.registry import ENGINES, engine_named, make_engine
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 from models.parts.residual import attach

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from benchmarks.engines.zoo import CLASSES, COUNTS, FAMILIES, apart
 from benchmarks.machine import machine
-from edge_runtime.engines import EngineError, make_engine
+from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.onnx.engine import OnnxEngine
+from edge_runtime.engines.registry import make_engine
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 from models.detector import OneStage

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from edge_runtime.engines import EngineError, make_engine
 from edge_runtime.engines.arranging import resident
+from edge_runtime.engines.base import EngineError
+from edge_runtime.engines.registry import make_engine
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 

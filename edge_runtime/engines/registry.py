@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from edge_runtime.engines.base import FrameEngine
-from models.bundle import Bundle
 from models.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from edge_runtime.engines.base import FrameEngine
+    from models.bundle import Bundle
 
 AUTO = "auto"
 FALLBACK = "torch"

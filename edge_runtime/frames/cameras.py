@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from edge_runtime.frames.mailbox import Frame
@@ -36,6 +37,16 @@ class RateGate:
         return due
 
 
+@dataclass(frozen=True, slots=True)
+class CameraConfig:
+    """One camera: `source` is an absolute path, a URL or a device index; `fps` None means the source's own."""
+
+    id: str
+    source: str
+    fps: float | None = None
+    loop: bool = False
+
+
 class Camera:
     """One camera. `queries` maps each of its queries to its frame rate (None: the camera's).
 
@@ -48,26 +59,23 @@ class Camera:
 
     def __init__(
         self,
-        camera_id: str,
-        source: str,
-        fps: float | None,
+        config: CameraConfig,
         queries: Mapping[str, float | None],
         put: Callable[[str, Frame], object],
-        loop: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> None:
-        self.id, self.fps, self.loop = camera_id, fps, loop
+        self.id, self.fps, self.loop = config.id, config.fps, config.loop
         self.delivered = self.skipped = self.laps = 0
         self.error: str | None = None
-        self._source, self._put, self._clock, self._ended = source, put, clock, ended
+        self._source, self._put, self._clock, self._ended = config.source, put, clock, ended
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._gate = RateGate(fps)
+        self._gate = RateGate(config.fps)
         self._gates = {query: RateGate(rate) for query, rate in queries.items()}
         self._index = 0
-        self._thread = threading.Thread(target=self.play, name=f"camera-{camera_id}", daemon=True)
+        self._thread = threading.Thread(target=self.play, name=f"camera-{config.id}", daemon=True)
 
     def start(self) -> None:
         """Begin to play in a thread."""

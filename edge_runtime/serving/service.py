@@ -127,7 +127,7 @@ def _cameras(config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes, scene: Sce
     for one in config.cameras.values():
         queries = {query.id: query.fps for query in bundle.queries if query.camera == one.id}
         if queries:
-            cameras.append(Camera(one.id, one.source, one.fps, queries, put, one.loop, ended=mailboxes.nudge))
+            cameras.append(Camera(one, queries, put, ended=mailboxes.nudge))
     return cameras
 
 

@@ -20,7 +20,7 @@ from models.bundle import open_bundle
 if TYPE_CHECKING:
     import numpy as np
 
-    from edge_runtime.engines import FrameEngine
+    from edge_runtime.engines.base import FrameEngine
     from edge_runtime.memory.arena import Arena
 
 ROUNDS = 5
@@ -76,9 +76,9 @@ def profile_bundle(
     """
     import torch
 
-    from edge_runtime.engines import check_engine
     from edge_runtime.engines.arranging import layouts_for, order_for
     from edge_runtime.engines.preparing import Wish, engines_for
+    from edge_runtime.engines.registry import check_engine
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
 

@@ -4,12 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.engines import EngineError, choosing, make_engine
+from edge_runtime.engines import timing
 from edge_runtime.engines.arranging import layouts_for, order_for
-from edge_runtime.engines.choosing import best_of_one_order, engines_for, fastest
+from edge_runtime.engines.base import EngineError
+from edge_runtime.engines.choosing import Choice, best_of_one_order, fastest, known_fastest
 from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.preparing import Wish, engines_for, ready_engines
+from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.layout import Order, convolutions
 from edge_runtime.memory.store import Store
+from tests.edge_runtime.engines.paced import only
 from tests.edge_runtime.tiny import tiny_bundle
 
 ORDERS = {"torch": frozenset(Order), "compiled": {Order.CHANNELS_LAST, Order.BLOCKED}, "onnx": {Order.STORED}}
@@ -47,10 +51,7 @@ class Quick(TorchEngine):
 @pytest.fixture
 def bundle(tmp_path, monkeypatch):
     """A bundle, and two engines that can run: torch, and one that refuses the query with a residual."""
-    monkeypatch.setattr(choosing, "ENGINES", {"torch": (), "quick": ()})
-    known = {"torch": TorchEngine, "quick": Quick}
-    monkeypatch.setattr(choosing, "engine_named", known.__getitem__)
-    monkeypatch.setattr(choosing, "make_engine", lambda name, *args, **options: known[name](*args, **options))
+    only(monkeypatch, torch=TorchEngine, quick=Quick)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tiny_bundle(tmp_path / "tiny.safetensors")
 
@@ -63,17 +64,31 @@ def test_auto_measures_each_architecture_once_and_takes_the_fastest(bundle, monk
         asked.append(query)
         return {"torch": 9.0} if query == "yard" else {"torch": 9.0, "quick": 2.0}
 
-    monkeypatch.setattr(choosing, "_measured", measured)
-    assert fastest(bundle) == {"gate": "quick", "yard": "torch", "road": "quick"}
+    monkeypatch.setattr(timing, "measured", measured)
+    assert known_fastest(bundle) is None and not asked, "nothing is known yet, and nothing was measured for that"
+    chosen = {"gate": "quick", "yard": "torch", "road": "quick"}
+    assert fastest(bundle).engines == chosen
     assert asked == ["gate", "yard"], "road has the architecture of gate"
     assert caplog.text.count("measuring which engine runs") == 2 and "quick 2.0 ms, torch 9.0 ms" in caplog.text
-    assert fastest(bundle) == {"gate": "quick", "yard": "torch", "road": "quick"} and len(asked) == 2
+    assert fastest(bundle).engines == chosen and len(asked) == 2
+    known = known_fastest(bundle)
+    assert known is not None and known.engines == chosen and known.gain == pytest.approx(4.5)
+    assert ready_engines(bundle) is None, "the engine was never prepared"
+    monkeypatch.setattr(Quick, "ready", lambda _: True)
+    ready = ready_engines(bundle)
+    assert ready is not None and {query: engine.name for query, engine in ready[0].items()} == chosen
+
+
+def test_a_choice_says_how_much_it_gains_over_torch_where_it_leaves_it():
+    times = {"a": {"torch": 8.0, "quick": 2.0}, "b": {"torch": 4.0, "quick": 4.0}, "c": {"torch": 100.0}}
+    assert Choice({"a": "quick", "b": "quick", "c": "torch"}, times).gain == 2.0
+    assert Choice({"a": "torch"}, times).gain == Choice({"a": "torch"}).gain == 1.0
 
 
 def test_what_is_measured_is_real_and_leaves_out_what_cannot_run(bundle):
-    found = choosing._measured(bundle, "gate", "cpu", ["torch", "quick"])
+    found = timing.measured(bundle, "gate", "cpu", ["torch", "quick"])
     assert set(found) == {"torch", "quick"} and min(found.values()) > 0
-    assert set(choosing._measured(bundle, "yard", "cpu", ["torch", "quick"])) == {"torch"}
+    assert set(timing.measured(bundle, "yard", "cpu", ["torch", "quick"])) == {"torch"}
 
 
 def test_an_engine_that_cannot_run_a_query_gives_way_to_torch_in_one_line(bundle, caplog):
@@ -90,28 +105,27 @@ def test_an_engine_that_cannot_run_a_query_gives_way_to_torch_in_one_line(bundle
 
 def test_what_streams_runs_on_torch_and_the_engine_asked_for_says_that_it_cannot(bundle, monkeypatch, caplog):
     streamed = {"gate": frozenset(bundle.names_in_order("gate"))}
-    engines = engines_for(bundle, "quick", streamed=streamed)
+    engines = engines_for(bundle, "quick", Wish(streamed=streamed))
     assert {query: engine.name for query, engine in engines.items()} == {
         "gate": "torch",
         "yard": "torch",
         "road": "quick",
     }
     assert caplog.text.count("engine quick cannot stream the weights of query gate; engine torch does") == 1
-    monkeypatch.setattr(choosing, "_measured", lambda *_: {"torch": 9.0, "quick": 2.0})
+    monkeypatch.setattr(timing, "measured", lambda *_: {"torch": 9.0, "quick": 2.0})
     monkeypatch.setattr(Quick, "prepare", lambda _: None)
-    engines = engines_for(bundle, "auto", streamed=streamed)
+    engines = engines_for(bundle, "auto", Wish(streamed=streamed))
     assert [engine.name for engine in engines.values()] == ["torch", "quick", "quick"]
 
 
 def test_auto_leaves_out_engines_that_want_weights_arranged_where_weights_come_and_go(bundle, monkeypatch):
-    monkeypatch.setattr(choosing, "ENGINES", {"torch": (), "fussy": (), "quick": ()})
-    monkeypatch.setattr(choosing, "engine_named", {"torch": TorchEngine, "fussy": Fussy, "quick": Quick}.__getitem__)
+    only(monkeypatch, torch=TorchEngine, fussy=Fussy, quick=Quick)
     times = {"torch": 9.0, "fussy": 1.0, "quick": 2.0}
     monkeypatch.setattr(
-        choosing, "_measured", lambda _bundle, _query, _device, usable: {name: times[name] for name in usable}
+        timing, "measured", lambda _bundle, _query, _device, usable: {name: times[name] for name in usable}
     )
-    assert set(fastest(bundle).values()) == {"fussy"}
-    assert set(fastest(bundle, stays=False).values()) == {"quick"}
+    assert set(fastest(bundle).engines.values()) == {"fussy"}
+    assert set(fastest(bundle, stays=False).engines.values()) == {"quick"}
 
 
 def test_weights_are_arranged_only_where_every_engine_takes_them_so(bundle):
@@ -129,4 +143,4 @@ def test_weights_are_arranged_only_where_every_engine_takes_them_so(bundle):
 def test_without_a_private_cache_nothing_is_measured_and_torch_runs(bundle, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert set(fastest(bundle).values()) == {"torch"} and "cannot be used as a cache" in caplog.text
+    assert set(fastest(bundle).engines.values()) == {"torch"} and "cannot be used as a cache" in caplog.text

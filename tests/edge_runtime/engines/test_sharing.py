@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge_runtime.engines import ENGINES, engine_named, make_engine
 from edge_runtime.engines.arranging import resident
+from edge_runtime.engines.registry import ENGINES, engine_named, make_engine
 from tests.edge_runtime.engines.sharing_bundle import SIZE, sharing_bundle
 
 SHARED = ("conv1.weight", "layer1.0.conv2.weight", "layer4.2.conv3.weight")

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_runtime.frames.cameras import Camera, RateGate
+from edge_runtime.frames.cameras import Camera, CameraConfig, RateGate
 from edge_runtime.frames.sources import open_source, probe
 from models.errors import InputError
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
@@ -34,7 +34,7 @@ def played(source, fps=None, queries=None, loop=False, stop_after=1000):
     def put(query, frame):
         got.setdefault(query, []).append(frame)
 
-    camera = Camera("c", str(source), fps, queries or {"q": None}, put, loop, clock, clock.wait)
+    camera = Camera(CameraConfig("c", str(source), fps, loop), queries or {"q": None}, put, clock, clock.wait)
     camera.play()
     return (
         camera,
@@ -91,7 +91,9 @@ def test_what_goes_wrong_in_the_thread_ends_that_camera_and_is_told(tmp_path):
     def refuse(query, frame):
         raise OSError("disk full")
 
-    camera = Camera("c", str(write_folder(tmp_path / "f", 1)), None, {"q": None}, refuse, ended=lambda: ends.append(1))
+    camera = Camera(
+        CameraConfig("c", str(write_folder(tmp_path / "f", 1))), {"q": None}, refuse, ended=lambda: ends.append(1)
+    )
     camera.start()
     assert camera.join(30) and not camera.alive
     assert camera.error == "OSError: disk full" and ends == [1]

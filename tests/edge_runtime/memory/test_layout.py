@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.engines import make_engine
+from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import ChannelsLast, Layout, convolutions, row_major
 from edge_runtime.memory.store import Store

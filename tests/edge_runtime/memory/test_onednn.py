@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from edge_runtime import daemon
-from edge_runtime.engines import make_engine
 from edge_runtime.engines.arranging import layouts_for, occupying, resident
 from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory import onednn
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import ChannelsLast, Layout, Order

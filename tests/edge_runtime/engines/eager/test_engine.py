@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from edge_runtime.engines import make_engine
 from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.store import Store

@@ -1,0 +1,76 @@
+"""Sessions of ONNX Runtime: which provider runs a graph, and who takes its place."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from edge_runtime.engines.base import EngineError
+from edge_runtime.engines.cache import EngineCache
+from edge_runtime.engines.choosing import fastest
+from edge_runtime.engines.onnx import session as onnx_session
+from edge_runtime.engines.onnx.engine import OnnxEngine, TensorrtEngine
+from edge_runtime.engines.onnx.session import CPU, CUDA, TENSORRT, in_order, session_of
+from edge_runtime.engines.registry import engine_named
+from models.bundle import Bundle
+from tests.edge_runtime.tiny import tiny_bundle
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> EngineCache:
+    return EngineCache(tmp_path_factory.mktemp("cache") / "engines")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Bundle:
+    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny.safetensors")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny, cache, caplog):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    engine.prepare()
+    assert engine._kept is not None
+    onnx_session._tell_once.cache_clear()  # another test may have heard it
+    with caplog.at_level(logging.WARNING, "gemel.run"):
+        sessions = [session_of(engine._kept.path, CUDA, torch.device("cuda", index)) for index in range(2)]
+    assert [session.device.type for session in sessions] == ["cpu", "cpu"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "gemel.run"]
+    assert "CUDAExecutionProvider" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
+    engine = OnnxEngine(tiny, "gate", cache=cache)
+    engine.prepare()
+    assert engine._kept is not None and engine._session is not None
+    session = session_of(engine._kept.path, TENSORRT, torch.device("cuda", 0))
+    assert session.device.type == "cpu" and session.runtime.get_providers() == [CPU]
+    assert session.inputs == engine._session.inputs
+
+
+def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_session, "_on_torchs_stream", lambda device: {"device_id": str(device.index)})
+    (first, own), (second, _), last = in_order(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
+    assert (first, second, last) == (TENSORRT, CUDA, CPU) and own["device_id"] == "1"
+    assert own["trt_engine_cache_enable"] == "1" and own["trt_engine_cache_path"] == str(tmp_path)
+    assert all(isinstance(value, str) for value in own.values())
+
+
+def test_tensorrt_is_refused_on_a_processor_and_never_chosen_by_auto(tiny, cache, monkeypatch):
+    assert engine_named("tensorrt") is TensorrtEngine and TensorrtEngine.missing("cpu") == "it does not run on cpu"
+    with pytest.raises(EngineError, match="does not run on cpu"):
+        TensorrtEngine(tiny, "gate", cache=cache).prepare()
+    monkeypatch.setattr(TensorrtEngine, "missing", classmethod(lambda cls, device: None))
+    for name in ("compiled", "onnx"):
+        monkeypatch.setattr(engine_named(name), "missing", classmethod(lambda cls, device: "left out"))
+    assert set(fastest(tiny, "cpu").engines.values()) == {"torch"}
+
+
+def test_the_registry_knows_it_and_why_it_may_be_missing():
+    assert engine_named("onnx") is OnnxEngine
+    assert OnnxEngine.missing("cpu") is None
+    if not torch.cuda.is_available():
+        assert "CUDAExecutionProvider" in str(OnnxEngine.missing("cuda"))
