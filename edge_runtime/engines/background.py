@@ -108,6 +108,8 @@ class Background:
 def main(errand: Errand) -> None:
     """Measure and prepare; what is said goes to stdout."""
     os.nice(LEAST_PRIORITY)
+    with contextlib.suppress(OSError):  # should memory run out, this process goes and not the box
+        Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

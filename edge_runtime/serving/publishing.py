@@ -71,9 +71,10 @@ class Publisher:
         self._out.add(query)
 
     def readmit(self, queries: Iterable[str]) -> None:
-        """These queries may run again."""
-        for query in list(queries):
+        """These queries may run again; why they could not is forgotten."""
+        for query in queries:
             self._out.discard(query)
+            self.failures.pop(query, None)
 
     def tell(self, query: str, error: Exception) -> None:
         """Remember why a query failed; say it once."""

@@ -39,7 +39,11 @@ class Switching:
             return
         others = [name for name in candidates(wish.device, wish.stays) if name != FALLBACK]
         log.info("serving on %s; measuring %s in the background", FALLBACK, " and ".join(others))
-        self._background = Background(self.box.fitted.box.bundle, wish)
+        try:
+            self._background = Background(self.box.fitted.box.bundle, wish)
+        except OSError as error:
+            log.warning("no process can be begun for that (%s): serving stays on %s", error, FALLBACK)
+            return
         self._thread = threading.Thread(target=self._find, args=(self._background,), name="measuring", daemon=True)
         self._thread.start()
 
