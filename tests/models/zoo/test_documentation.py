@@ -24,7 +24,7 @@ def page(repository: Path) -> str:
 
 @pytest.fixture
 def example(page: str, tmp_path: Path) -> Path:
-    """The workload of the documentation with its models.py beside it, and weights for it."""
+    """The workload of the documentation with its nets.py beside it, and weights for it."""
     for name, content in re.findall(r"```\w+ file=(\S+)\n(.*?)```", page, flags=re.DOTALL):
         (tmp_path / name).write_text(content)
     path = tmp_path / "workload.yaml"
@@ -49,9 +49,10 @@ def test_the_python_lines_run(page: str) -> None:
 
 
 def test_every_file_that_enters_models_has_a_row(page: str) -> None:
-    rows = set(re.findall(r"\| (\w+\.py) \|", page))
+    rows = set(re.findall(r"\| ([\w/]+\.py) \|", page))
     folder = Path(zoo.__file__).parent
-    families = {file.name for file in folder.rglob("*.py") if re.search(r"^\s*@?register\w*\(", file.read_text(), re.M)}
+    entering = re.compile(r"^\s*@?register\w*\(", re.MULTILINE)
+    families = {str(file.relative_to(folder)) for file in folder.rglob("*.py") if entering.search(file.read_text())}
     assert rows == families
 
 
@@ -68,7 +69,7 @@ def change(path: Path, **keys: object) -> None:
         {"model": "resnet-51"},
         {"model": "resnet50", "weights": "torchvision:IMAGENET1K_V3"},
         {"model": "alexnet", "model_args": {}, "input_size": 32},
-        {"model": "models:door"},
+        {"model": "nets:door"},
         {"model_args": {"depth": 3}},
         {"classes": ["open", "closed", "ajar"]},
         {"model": "resnet18", "model_args": {}},
