@@ -1,0 +1,77 @@
+"""docs/tutorial.md does what it says: its blocks are run in order in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gemel.cli import main
+from models import zoo
+from tests.docs.pages import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)(?: file=(\S+))?\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, int], dict[str, Any]]]:
+    """The folder after every block of the page, the exit code of each command, and the names of the last script."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    torch.manual_seed(0)
+    detector = zoo.build("fastestdet", ["person"], input_size=96, task="detection")
+    torch.save(detector.state_dict(), folder / "person.pth")  # the page's reader has one
+    codes: dict[str, int] = {}
+    names: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        for language, file, content in BLOCKS:
+            if file is not None and file != "":
+                (folder / file).write_text(content)
+                if file == "make_up.py":
+                    exec(compile(content, file, "exec"), {"__name__": "__main__"})
+            elif language == "sh":
+                for line in content.splitlines():
+                    codes[line] = main(shlex.split(line)[1:])
+            else:
+                exec(compile(content, "tutorial", "exec"), names)
+        sys.modules.pop("nets", None)
+    yield folder, codes, names
+
+
+def test_every_command_succeeds(played: tuple[Path, dict[str, int], dict[str, Any]]) -> None:
+    _, codes, _ = played
+    assert {line.split()[1] for line in codes} >= {"inspect", "merge", "bundle", "run"}
+    assert set(codes.values()) == {0}, codes
+
+
+def test_the_box_answers_both_questions_on_the_clip(played: tuple[Path, dict[str, int], dict[str, Any]]) -> None:
+    folder, _, _ = played
+    records = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert {record["query"] for record in records} == {"door", "lamp"}
+    assert {record["label"] for record in records} <= {"open", "closed", "on", "off"}
+    assert len({record["label"] for record in records}) == 4
+
+
+def test_two_models_became_one_smaller_bundle(played: tuple[Path, dict[str, int], dict[str, Any]]) -> None:
+    folder, _, _ = played
+    merged = (folder / "box.safetensors").stat().st_size
+    assert merged < sum((folder / f"{name}.pth").stat().st_size for name in ("door", "lamp"))
+
+
+def test_a_detector_on_two_cameras_is_stored_once(played: tuple[Path, dict[str, int], dict[str, Any]]) -> None:
+    folder, _, _ = played
+    assert (folder / "two.safetensors").stat().st_size < 1.1 * (folder / "person.pth").stat().st_size
+
+
+def test_a_querys_model_is_an_ordinary_module(played: tuple[Path, dict[str, int], dict[str, Any]]) -> None:
+    _, _, names = played
+    assert names["model"](torch.zeros(1, 3, 48, 48)).shape == (1, 2)
