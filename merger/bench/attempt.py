@@ -44,6 +44,17 @@ class Attempt:
         return cls(**{**value, "merged": merged})
 
 
+@dataclass(frozen=True)
+class Easing:
+    """Queries that have what is `required` take part in half of the steps at most, and make room for the others.
+
+    Who they are tell the ratios on val that training `begins` with, and after that those judged last.
+    """
+
+    begins: Mapping[str, float]
+    required: Mapping[str, float]
+
+
 def train_while(
     bench: Workbench,
     models: Mapping[str, nn.Module],
@@ -51,21 +62,18 @@ def train_while(
     journal: Journal | None = None,
     plan: SharingPlan | None = None,
     judged_from: int = 1,
-    begins: Mapping[str, float] | None = None,
-    required: Mapping[str, float] | None = None,
+    easing: Easing | None = None,
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each from `judged_from` on, every query's ratio on val. Stop by not asking for more.
 
     Before models are judged that have taken few steps their running statistics are measured again: a moving average
     has not caught up with their weights yet.
 
-    With `required`, the queries that have it are eased: they take part in half of the steps at most, and make room for
-    the others. Who they are tell the ratios that training `begins` with, and then those judged last. `plan` says which
-    residuals and factors models have. With a journal it goes on where it stood: with the first epoch whose ratios the
-    caller had not yet dealt with.
+    `plan` says which residuals and factors models have. With a journal it goes on where it stood: with the first epoch
+    whose ratios the caller had not yet dealt with.
     """
     journal = journal or Journal()
-    training = bench.training(models, recipe, met(begins or {}, required) if required else ())
+    training = bench.training(models, recipe, met(easing.begins, easing.required) if easing else ())
     journal.training("training", training)
     seen = journal.part("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
@@ -79,8 +87,8 @@ def train_while(
         bench.progress(
             "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
-        if required:
-            training.ease(met(ratios, required))
+        if easing:
+            training.ease(met(ratios, easing.required))
         yield ratios
         seen["epochs"] = epoch + 1
         journal.forget(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.attempt import train_while
+from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
 from merger.bench.merit import all_met, merit
 from merger.bench.sizes import stored_bytes
@@ -23,7 +23,8 @@ from merger.bench.workbench import Merged, Workbench, snapshots
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank
 from merger.beyond.risk import applied, errors, inputs_of, with_risk
 from merger.journal.checkpoint import Checkpoint
-from merger.mending.repair import enough, rest_shared, train_private
+from merger.mending.private import rest_shared, train_private
+from merger.mending.search import enough
 from merger.training.loop import Diverged, Recipe
 from models.sharing.layers import model_bytes
 
@@ -230,7 +231,7 @@ class _Search:
             ratios = {query: bench.ratio(query, model) for query, model in models.items()}
             best.update(ratios=ratios, states=snapshots(models), epochs=0, held=False)
         recipe = replace(self.recipe, epochs=epochs)
-        judged = train_while(bench, models, recipe, journal, start.plan, begins=best["ratios"], required=self.required)
+        judged = train_while(bench, models, recipe, journal, start.plan, easing=Easing(best["ratios"], self.required))
         try:
             while not best["held"] and (ratios := next(judged, None)) is not None:
                 better = not best["epochs"] or merit(ratios, self.required) >= merit(best["ratios"], self.required)

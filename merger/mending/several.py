@@ -1,95 +1,74 @@
-"""Repairs of several queries beside each other: shared weights stand still, so that none of them touches another."""
+"""Several queries mended beside each other: shared weights stand still, so that none of them touches another."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merger.bench.bounds import Bounds
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Merged, Workbench
 from merger.journal.steps import Journal
-from merger.mending.repair import MOST_STEPS, enough, repair
-from merger.training.loop import Recipe
+from merger.mending.search import Case, enough, mend
+from merger.mending.steps import MOST_STEPS
 from merger.workers.jobs import Job, run
 from models.sharing.plan import SharingPlan
 
 
-def repair_all(
-    bench: Workbench,
-    merged: Merged,
-    ratios: Mapping[str, float],
-    recipe: Recipe,
-    required: Mapping[str, float],
-    journal: Journal,
-    bounds: Bounds,
-    alone: Collection[str] = (),
+def mend_all(
+    bench: Workbench, merged: Merged, cases: Sequence[Case], journal: Journal, bounds: Bounds
 ) -> tuple[Merged, list[dict[str, Any]]]:
-    """What is merged once every query has what `required` asks for or has left, and the log's rows in order.
+    """What is merged once every query has what is required of it or has left, and the log's rows in order.
 
-    Each starts from what is merged now, with an equal share of the work that is left: what becomes of one does not
-    depend on the others. Where the work is bounded and somebody would leave, those that have half of the margin are
-    kept as they are. The one furthest below comes first. The private parts of those `alone` were trained by themselves
-    already.
+    Each that is below starts from what is merged now, with an equal share of the work that is left: what becomes of one
+    does not depend on the others. Where the work is bounded and somebody would leave, those that have half of the
+    margin are kept as they are. The one furthest below comes first.
     """
-    below = [query for query in ratios if ratios[query] < required[query]]
-    below.sort(key=lambda query: ratios[query] - required[query])
+    below = sorted((case for case in cases if case.ratio < case.required), key=lambda case: case.ratio - case.required)
     if not below:
         return merged, []
-    helped = [query for query in below if ratios[query] < enough(bench, query, required[query])] or below
+    helped = [case for case in below if case.ratio < enough(bench, case.query, case.required)] or below
     share = bounds.work_left / len(helped)
-    shares = {query: share if query in helped or math.isinf(share) else 0.0 for query in below}
     ends_at = time.time() + bounds.ends - time.monotonic()  # a clock that other machines have too
-    plan = merged.plan.to_json()
-    jobs = [
-        Job(
-            query, repaired,
-            {"query": query, "plan": plan, "state": dict(merged.states[query]), "ratio": ratios[query],
-             "recipe": dict(recipe.__dict__), "required": required[query], "most_work": shares[query],
-             "ends_at": ends_at, "alone": query in alone},
-            (query,), min(shares[query], MOST_STEPS * training_flops(bench, [query], recipe)),
-        )
-        for query in below
-    ]  # fmt: skip
-    found = dict(zip(below, run(bench, journal, "repairs", jobs), strict=True))
+    jobs = []
+    for case in below:
+        most_work = share if case in helped or math.isinf(share) else 0.0
+        own = Merged(merged.plan, {case.query: merged.states[case.query]})
+        given = {"case": case.to_plain(), "merged": own.to_plain(), "most_work": most_work, "ends_at": ends_at}
+        flops = min(most_work, MOST_STEPS * training_flops(bench, [case.query], case.recipe))
+        jobs.append(Job(case.query, mended, given, (case.query,), flops))
+    found = dict(zip([case.query for case in below], run(bench, journal, "repairs", jobs), strict=True))
     spent = bench.work.total - sum(one["work"] for one in found.values())
     rows = []
     for one in found.values():
         rows += [{**row, "work": spent + row["work"]} for row in one["rows"]]
         spent += one["work"]
-    after = {query: SharingPlan.from_json(one["plan"]) for query, one in found.items()}
-    states = {query: one["state"] for query, one in found.items()}
-    return Merged(combined(merged.plan, after), {**merged.states, **states}), rows
+    after = {query: Merged.from_plain(one["merged"]) for query, one in found.items()}
+    states = {query: one.states[query] for query, one in after.items()}
+    plan = combined(merged.plan, {query: one.plan for query, one in after.items()})
+    return Merged(plan, {**merged.states, **states}), rows
 
 
-def repaired(
+def mended(
     bench: Workbench,
     journal: Journal,
-    query: str,
-    plan: Mapping[str, Any],
-    state: Mapping[str, Any],
-    ratio: float,
-    recipe: Mapping[str, Any],
-    required: float,
+    case: Mapping[str, Any],
+    merged: Mapping[str, Any],
     most_work: float,
     ends_at: float,
-    alone: bool,
 ) -> dict[str, Any]:
-    """The job: the plan and the state of one query after its repair, and rows whose work counts from its beginning."""
+    """The job: what is `merged` of one query once it was mended, and rows whose work counts from its beginning."""
     begun = bench.work.total
     bounds = Bounds(bench.work, begun + most_work, time.monotonic() + ends_at - time.time())
-    merged = Merged(SharingPlan.from_json(plan), {query: dict(state)})
-    after, rows = repair(bench, merged, query, ratio, Recipe(**recipe), required, journal, bounds, alone)
-    return {
-        "plan": after.plan.to_json(), "state": dict(after.states[query]), "work": bench.work.total - begun,
-        "rows": [{**row, "work": row["work"] - begun} for row in rows],
-    }  # fmt: skip
+    after, rows = mend(bench, Merged.from_plain(merged), Case.from_plain(case), journal, bounds)
+    rows = [{**row, "work": row["work"] - begun} for row in rows]
+    return {"merged": after.to_plain(), "work": bench.work.total - begun, "rows": rows}
 
 
 def combined(plan: SharingPlan, after: Mapping[str, SharingPlan]) -> SharingPlan:
-    """The plan with the layers private that each of these queries shares no more after its own repair."""
+    """The plan with the layers private that each of these queries shares no more once it was mended."""
     result = plan
     for query, changed in after.items():
         kept, before = _shared(changed, query), _shared(plan, query)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.attempt import train_while
+from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
 from merger.bench.merit import all_met, merit, met
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Merged, State, Workbench, snapshots
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import LEAVES
-from merger.mending.repair import train_private
+from merger.mending.private import train_private
 from merger.training.loop import Diverged, Recipe
 from models.sharing.plan import SharingPlan, tie
 
@@ -100,10 +100,8 @@ class Sprints:
             rows = [self._row(0, found["ratios"])]
             best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
-        required = self.required if easing else None
-        epochs = train_while(
-            self.bench, models, recipe, self.checkpoint, judged_from=first, begins=found["ratios"], required=required
-        )
+        eased = Easing(found["ratios"], self.required) if easing else None
+        epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first, easing=eased)
         try:
             while not all_met(best["ratios"], self.required):
                 if self.end.over and len(best["rows"]) > 1:

@@ -1,8 +1,8 @@
-"""Our method: tie every group at once, retrain all models together by distillation, and repair only what suffers.
+"""Our method: tie every group at once, retrain all models together by distillation, and mend only what suffers.
 
 GEMEL adds one group after the other and gives a group up when a model fails; here the merge starts at the ceiling,
-one annealed training brings nearly all queries back, and a query that stays below its target is repaired narrowly
-(merger.mending.repair) while nothing that others share is touched. Of a hard merge a query of which next to nothing is
+one annealed training brings nearly all queries back, and a query that stays below its target is mended alone
+(merger.mending) while nothing that others share is touched. Of a hard merge a query of which next to nothing is
 left at the start waits: the others are merged and accepted without it, and then it joins them.
 """
 
@@ -22,7 +22,8 @@ from merger.bench.workbench import Merged, State, Workbench, snapshots
 from merger.beyond.search import beyond
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import JOINING, LEAVES, Rows, Trial, all_at_once
-from merger.mending.several import repair_all
+from merger.mending.search import Case
+from merger.mending.several import mend_all
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
 from models.sharing.groups import groups
@@ -45,7 +46,7 @@ def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float)
 
 @method("wide", _sets_tried)
 def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """Tie all, choose the start, train jointly, repair; a query that nothing helps gets its original back.
+    """Tie all, choose the start, train jointly, mend; a query that nothing helps gets its original back.
 
     With `beyond`, on from there past the ceiling.
     """
@@ -63,9 +64,8 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     sprints = Sprints(bench, plan, recipe, required, checkpoint, planned, end)
     trained, accepted = _trained(sprints, options.choose_rate)
     merged = Merged(trained.plan, {**originals, **trained.states})
-    merged, rows = repair_all(
-        bench, merged, trained.ratios, trained.recipe, required, checkpoint, bounds, alone=trained.alone
-    )
+    cases = [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
+    merged, rows = mend_all(bench, merged, cases, checkpoint, bounds)
     for row in rows:
         checkpoint.note(row)
     lost = stored_bytes(bench, merged.plan) - stored_bytes(bench, accepted.plan) if accepted.plan.shared else 0

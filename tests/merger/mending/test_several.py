@@ -15,7 +15,8 @@ from merger.bench.elsewhere import Desk, Setup
 from merger.bench.workbench import Merged, Workbench, snapshot
 from merger.journal.progress import silent
 from merger.journal.steps import Journal
-from merger.mending.several import combined, repair_all
+from merger.mending.search import Case
+from merger.mending.several import combined, mend_all
 from merger.methods.wide import whole_plan
 from merger.workers.jobs import Done, Job, Order
 from models.sharing.plan import SharingPlan
@@ -53,7 +54,8 @@ def test_repairs_beside_each_other_are_those_one_after_the_other(
         required, bench.work.total = {"q0": 1.5, "q1": 0.0, "q2": 1.5}, 1000
         ratios = {"q0": 0.5, "q1": 1.0, "q2": 0.4}
         recipe = replace(QUICK.recipe, epochs=1, frames_per_epoch=32)
-        after, rows = repair_all(bench, merged, ratios, recipe, required, Journal(), Bounds(bench.work))
+        cases = [Case(query, ratio, required[query], recipe) for query, ratio in ratios.items()]
+        after, rows = mend_all(bench, merged, cases, Journal(), Bounds(bench.work))
         names = {query: _names(after.states[query]) for query in after.states}
         outcomes.append((after.plan, names, rows, bench.work.total))
     assert outcomes[0] == outcomes[1]

@@ -20,7 +20,8 @@ from merger.bench.workbench import Merged, State, Workbench, snapshots
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import JOINING, all_at_once
 from merger.journal.steps import Journal
-from merger.mending.several import repair_all
+from merger.mending.search import Case
+from merger.mending.several import mend_all
 from merger.methods.sprints import Sprints, Trained
 from merger.methods.wide import whole_plan, wide
 from merger.start.choosing import Start, donated
@@ -53,21 +54,22 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
 ) -> None:
     found = {"states": merged.states, "ratios": {"q0": 1.0, "q1": 0.94, "q2": 0.92}, "rows": []}
     in_vain = {"ratio": 0.9, "epochs": 2, "carried": {}}
-    for module in ("merger.methods.sprints", "merger.mending.repair"):
+    for module in ("merger.methods.sprints", "merger.mending.search"):
         monkeypatch.setattr(f"{module}.train_private", lambda _b, m, _p, query, *_: {
             "state": m.states[query], **in_vain})  # fmt: skip
     alone = sprints._alone(found)["alone"]
     assert alone == ["q2"], "the furthest; after it all would train again"
     bounds = Bounds(bench.work)
-    _, rows = repair_all(bench, merged, found["ratios"], Recipe(), sprints.required, Journal(), bounds, alone)
+    cases = [Case(q, ratio, sprints.required[q], Recipe(), q in alone) for q, ratio in found["ratios"].items()]
+    _, rows = mend_all(bench, merged, cases, Journal(), bounds)
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
     assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 1
-    passed: list[object] = []
+    passed: list[Case] = []
     trained = Trained(sprints.plan, found["states"], found["ratios"], Recipe(), alone, 1)
     monkeypatch.setattr(wide_module, "_trained", lambda *_: (trained, Merged(SharingPlan(), {})))
-    monkeypatch.setattr(wide_module, "repair_all", lambda _b, m, *_, alone: passed.append(alone) or (m, []))
+    monkeypatch.setattr(wide_module, "mend_all", lambda _b, m, given, *_: passed.extend(given) or (m, []))
     wide(bench, OPTIONS, sprints.checkpoint)
-    assert passed == [alone]
+    assert [case.query for case in passed if case.alone] == alone and len(passed) == 3
 
 
 def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) -> None:
@@ -173,7 +175,7 @@ def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
     ratios = dict.fromkeys(bench.queries, 0.94)
     trained = Trained(plan, merged.states, ratios, Recipe(), (), 1)
     monkeypatch.setattr(wide_module, "_trained", lambda *_: (trained, Merged(others, before)))
-    monkeypatch.setattr(wide_module, "repair_all", lambda *_, alone: (ended, []))
+    monkeypatch.setattr(wide_module, "mend_all", lambda *_: (ended, []))
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
     kept = wide(bench, OPTIONS, checkpoint)
     if ends != "less":

@@ -13,8 +13,9 @@ from merger.bench.bounds import Bounds
 from merger.bench.workbench import Merged, Workbench
 from merger.beyond.distance import distances
 from merger.journal.steps import Journal
-from merger.mending.repair import Step, copies, repair
-from merger.mending.several import repair_all
+from merger.mending.search import Case, mend
+from merger.mending.several import mend_all
+from merger.mending.steps import Step, copies
 from merger.training.loop import Recipe
 from models.sharing.layers import weight_key
 
@@ -37,7 +38,7 @@ def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(
 ) -> None:
     required = 0.9
     recipe, bounds = Recipe(rate=3e-3, epochs=6), Bounds(bench.work)
-    repaired, rows = repair(bench, merged, "q1", 0.5, recipe, required, Journal(), bounds)
+    repaired, rows = mend(bench, merged, Case("q1", 0.5, required, recipe), Journal(), bounds)
     assert rows[0]["repair"] == "norms and head"
     for query in ("q0", "q2"):
         assert repaired.states[query] is merged.states[query]
@@ -52,7 +53,9 @@ def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(
 
 def test_a_query_that_nothing_helps_gets_its_original_back(bench: Workbench, merged: Merged) -> None:
     bench.ratio = lambda query, model: 0.5
-    repaired, rows = repair(bench, merged, "q1", 0.5, Recipe(rate=1e-3, epochs=1), 0.95, Journal(), Bounds(bench.work))
+    repaired, rows = mend(
+        bench, merged, Case("q1", 0.5, 0.95, Recipe(rate=1e-3, epochs=1)), Journal(), Bounds(bench.work)
+    )
     dearest = copies(bench, merged, "q1", Journal())[-1].what
     assert [row["repair"] for row in rows] == ["norms and head", dearest, "leaves"]
     assert not any(query == "q1" for members in repaired.plan.shared for query, _ in members)
@@ -63,8 +66,8 @@ def test_a_query_that_nothing_helps_gets_its_original_back(bench: Workbench, mer
 def test_layers_whose_answers_cannot_be_compared_are_repaired_last(
     bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
-    monkeypatch.setattr("merger.mending.repair.parted", lambda *_: {"body.0": 0.1})
+    monkeypatch.setattr("merger.mending.steps.UNSHARED", UNSHARED)
+    monkeypatch.setattr("merger.mending.steps.parted", lambda *_: {"body.0": 0.1})
     most = copies(bench, merged, "q1", Journal())[-1].private
     assert most[0] == "body.0" and sorted(most) == ["body.0", "last.0", "stem.0"]
 
@@ -74,7 +77,7 @@ def test_steps_rise_in_bytes_and_none_comes_twice(
 ) -> None:
     (only,) = copies(bench, merged, "q1", Journal())
     assert only.what == "78.5% of its shared bytes private" and only.private == ("last.0",), "more than every part"
-    monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
+    monkeypatch.setattr("merger.mending.steps.UNSHARED", UNSHARED)
     steps = copies(bench, merged, "q1", Journal())
     assert [len(step.private) for step in steps] == [1, 2, 3]
     assert all(one.cost_bytes < other.cost_bytes for one, other in pairwise(steps))
@@ -85,11 +88,13 @@ def test_steps_rise_in_bytes_and_none_comes_twice(
 def test_the_cheapest_step_that_helps_is_kept(
     bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch, helps: int, margin: str
 ) -> None:
-    monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
+    monkeypatch.setattr("merger.mending.steps.UNSHARED", UNSHARED)
     steps, target = copies(bench, merged, "q1", Journal()), bench.queries["q1"].accuracy_target
     better = target + (0.03 if margin == "whole" else 0.015)
     _train_by_step(monkeypatch, steps, {step.what: better for step in steps[helps:]})
-    kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), target + 0.02, Journal(), Bounds(bench.work), alone=True)
+    kept, rows = mend(
+        bench, merged, Case("q1", 0.5, target + 0.02, Recipe(), alone=True), Journal(), Bounds(bench.work)
+    )
     assert kept.plan == steps[helps].plan
     tried = [row["repair"] for row in rows]
     assert len(tried) == len(set(tried)) and tried[0] == steps[-1].what
@@ -99,14 +104,14 @@ def test_the_cheapest_step_that_helps_is_kept(
 def test_the_other_half_of_the_margin_may_cost_few_bytes_only(
     bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch, affordable: int
 ) -> None:
-    monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
+    monkeypatch.setattr("merger.mending.steps.UNSHARED", UNSHARED)
     steps, target = copies(bench, merged, "q1", Journal()), bench.queries["q1"].accuracy_target
     most = [0, steps[0].cost_bytes, steps[1].cost_bytes][affordable]
     part = most / steps[-1].cost_bytes  # which is all of its shared bytes
-    monkeypatch.setattr("merger.mending.repair.NARROW", part)
+    monkeypatch.setattr("merger.mending.search.FEW_BYTES", part)
     _train_by_step(monkeypatch, steps, {step.what: target + 0.02 for step in steps[1:]})
-    kept, rows = repair(
-        bench, merged, "q1", target + 0.01, Recipe(), target + 0.02, Journal(), Bounds(bench.work), alone=True
+    kept, rows = mend(
+        bench, merged, Case("q1", target + 0.01, target + 0.02, Recipe(), alone=True), Journal(), Bounds(bench.work)
     )
     assert (kept is merged) == (affordable < 2) and kept.plan == (steps[1].plan if affordable == 2 else merged.plan)
     tried = {step.what for step in steps if step.cost_bytes <= most}
@@ -116,12 +121,12 @@ def test_the_other_half_of_the_margin_may_cost_few_bytes_only(
 def test_what_helped_is_kept_when_there_is_no_work_to_look_for_less(
     bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("merger.mending.repair.UNSHARED", UNSHARED)
+    monkeypatch.setattr("merger.mending.steps.UNSHARED", UNSHARED)
     steps = copies(bench, merged, "q1", Journal())
     for better in (0.99, 0.971):  # what is required, and half of the margin
         _train_by_step(monkeypatch, steps, {step.what: better for step in steps}, work=1e18)
         bounds = Bounds(bench.work, most_work=bench.work.total + 1e18)
-        kept, rows = repair(bench, merged, "q1", 0.5, Recipe(), 0.98, Journal(), bounds, alone=True)
+        kept, rows = mend(bench, merged, Case("q1", 0.5, 0.98, Recipe(), alone=True), Journal(), bounds)
         assert kept.plan == steps[-1].plan and [row["repair"] for row in rows] == [steps[-1].what]
 
 
@@ -135,17 +140,18 @@ def test_bounded_work_goes_to_those_who_would_leave(
 
     def tried(ratios: Mapping[str, float], most_work: float) -> list[str]:
         bounds = Bounds(bench.work, most_work=bench.work.total + most_work)
-        _, rows = repair_all(bench, merged, ratios, Recipe(), dict.fromkeys(ratios, 0.98), Journal(), bounds)
+        cases = [Case(query, ratio, 0.98, Recipe()) for query, ratio in ratios.items()]
+        _, rows = mend_all(bench, merged, cases, Journal(), bounds)
         return sorted(row["query"] for row in rows if "ratio" in row)
 
-    monkeypatch.setattr("merger.mending.repair.train_private", in_vain)
+    monkeypatch.setattr("merger.mending.search.train_private", in_vain)
     assert tried({"q1": 0.5, "q2": 0.97}, 2e18) == ["q1", "q1"]
     assert tried({"q1": 0.966, "q2": 0.97}, 2e18) == ["q1", "q2"]
     assert tried({"q1": 0.5, "q2": 0.97}, math.inf) == ["q1"] * 2 + ["q2"]
 
 
 def test_without_time_left_a_query_leaves_at_once(bench: Workbench, merged: Merged) -> None:
-    _, rows = repair(bench, merged, "q1", 0.5, Recipe(), 0.95, Journal(), Bounds(bench.work, most_work=0.0))
+    _, rows = mend(bench, merged, Case("q1", 0.5, 0.95, Recipe()), Journal(), Bounds(bench.work, most_work=0.0))
     assert [row["repair"] for row in rows] == ["leaves"]
 
 
@@ -154,14 +160,14 @@ def test_a_query_with_half_the_margin_is_kept_where_nothing_helps_it_further(
 ) -> None:
     half = (bench.queries["q1"].accuracy_target + 0.99) / 2
     no_time = Bounds(bench.work, most_work=0.0)
-    kept, rows = repair(bench, merged, "q1", half, Recipe(), 0.99, Journal(), no_time)
+    kept, rows = mend(bench, merged, Case("q1", half, 0.99, Recipe()), Journal(), no_time)
     assert kept is merged and not rows
-    _, rows = repair(bench, merged, "q1", half - 0.001, Recipe(), 0.99, Journal(), no_time)
+    _, rows = mend(bench, merged, Case("q1", half - 0.001, 0.99, Recipe()), Journal(), no_time)
     assert [row["repair"] for row in rows] == ["leaves"]
     steps = copies(bench, merged, "q1", Journal())
     _train_by_step(monkeypatch, steps, {step.what: half for step in steps})
     bounds = Bounds(bench.work)
-    kept, rows = repair(bench, merged, "q1", half - 0.001, Recipe(), 0.99, Journal(), bounds, alone=True)
+    kept, rows = mend(bench, merged, Case("q1", half - 0.001, 0.99, Recipe(), alone=True), Journal(), bounds)
     assert kept.plan == steps[0].plan and not any(row["repair"] == "leaves" for row in rows)
 
 
@@ -170,17 +176,17 @@ def test_of_repairs_that_are_enough_the_one_with_the_fewest_bytes_is_kept(
 ) -> None:
     target = bench.queries["q1"].accuracy_target
     reached = iter([target + 0.021, target + 0.024, *[target + 0.029] * 20])
-    monkeypatch.setattr("merger.mending.repair.train_private", lambda _b, m, _p, query, *_: {
+    monkeypatch.setattr("merger.mending.search.train_private", lambda _b, m, _p, query, *_: {
         "state": {**m.states[query]}, "ratio": next(reached), "epochs": 1, "carried": {}})  # fmt: skip
     required = target + 0.04
-    kept, rows = repair(bench, merged, "q1", target, Recipe(), required, Journal(), Bounds(bench.work))
+    kept, rows = mend(bench, merged, Case("q1", target, required, Recipe()), Journal(), Bounds(bench.work))
     assert kept.plan == merged.plan and [row["repair"] for row in rows] == ["norms and head"]
     reached = iter([target + 0.01, target + 0.021, *[target + 0.029] * 20])
-    kept, _ = repair(bench, merged, "q1", target, Recipe(), required, Journal(), Bounds(bench.work))
+    kept, _ = mend(bench, merged, Case("q1", target, required, Recipe()), Journal(), Bounds(bench.work))
     assert kept.plan == copies(bench, merged, "q1", Journal())[0].plan
     reached = iter([target + 0.021] * 20)
     best = merged.states["q1"]
-    kept, _ = repair(bench, merged, "q1", target + 0.03, Recipe(), required, Journal(), Bounds(bench.work))
+    kept, _ = mend(bench, merged, Case("q1", target + 0.03, required, Recipe()), Journal(), Bounds(bench.work))
     assert kept.states["q1"] is best, "no worse for as many bytes"
 
 
@@ -194,4 +200,4 @@ def _train_by_step(
         what = next(step.what for step in steps if step.plan == plan)
         return {"state": merged.states[query], "ratio": ratios.get(what, 0.5), "epochs": 1, "carried": {}}
 
-    monkeypatch.setattr("merger.mending.repair.train_private", train)
+    monkeypatch.setattr("merger.mending.search.train_private", train)
