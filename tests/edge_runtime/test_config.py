@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_runtime.config import load_config
+from edge_runtime.frames.sinks.jsonl import JsonLinesConfig
 from models.errors import InputError
 from tests.edge_runtime.tiny import write_config
 
@@ -32,12 +33,12 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
         ("rtsp://box/1", 5, False),
         ("0", None, False),
     ]
-    assert [sink.path for sink in config.sinks] == [None, tmp_path / "r"] and not config.stream
+    assert config.sinks == (JsonLinesConfig(None), JsonLinesConfig(tmp_path / "r")) and not config.stream
     assert load_config(write_config(tmp_path, stream=True)).stream
 
 
 def test_without_sinks_results_go_to_stdout(tmp_path):
-    assert load_config(write_config(tmp_path, sinks=None)).sinks[0].path is None
+    assert load_config(write_config(tmp_path, sinks=None)).sinks == (JsonLinesConfig(None),)
 
 
 @pytest.mark.parametrize(("keys", "key", "fault"), [

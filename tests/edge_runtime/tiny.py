@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -62,6 +63,18 @@ def tiny_bundle(path: Path) -> Bundle:
     queries = [query("gate", "left"), query("yard", "right", roi=(4, 2, 40, 30)), query("road", "left", fps=6.0)]
     write_bundle(path, models, queries, workload="tiny", method="wide", ceiling_bytes=0)
     return open_bundle(path, [FACTORY])
+
+
+class Kept:
+    """A sink that keeps its records."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+    def close(self) -> None: ...
 
 
 def picture(seed: int, width: int = 48, height: int = 32) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
 from models.tasks import ClassAnswer
 from tests.edge_runtime.memory.movers.slow_mover import SlowMover
-from tests.edge_runtime.tiny import picture, query, tiny_bundle
+from tests.edge_runtime.tiny import Kept, picture, query, tiny_bundle
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 TENSORS = {
@@ -76,22 +75,11 @@ class SumEngine:
         return [ClassAnswer(str(total), 1.0, (1.0,))]
 
 
-class Sink:
-    def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
-
-    def write(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
-
-    def close(self) -> None:
-        pass
-
-
 class Box:
     """An executor over three queries that share tensors, with everything around it real but engines and clock."""
 
     def __init__(self, budget: int = ALL_BYTES, slow: bool = False) -> None:
-        self.clock, self.sink, store = Clock(), Sink(), Store.of_tensors(TENSORS)
+        self.clock, self.sink, store = Clock(), Kept(), Store.of_tensors(TENSORS)
         self.engines = {name: SumEngine(name, self.clock, starts_early=slow) for name in NEEDS}
         costs = Costs(
             {name: QueryCost(names, 0.01, WORKSPACE, 0.1) for name, names in NEEDS.items()},
@@ -283,7 +271,7 @@ def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
         budget = max(map(costs.alone_bytes, engines)) + 8 * 1024
         capacity = budget - min(engine.workspace_bytes for engine in engines.values())
         arena = Arena(store, capacity, budget_bytes=budget, mover=SlowMover(store, capacity) if slow else None)
-        ledger, sink = Ledger(engines), Sink()
+        ledger, sink = Ledger(engines), Kept()
         device = Device(arena, engines, costs, budget)
         publisher = Publisher([sink], ledger, {one.id: one for one in bundle.queries}, "d")
         demands = dict.fromkeys(engines, Demand(10.0))

@@ -9,8 +9,8 @@ import torch
 
 from edge_runtime.daemon import run
 from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.choosing import engines_for
 from edge_runtime.engines.compiled import engine as compiled
+from edge_runtime.engines.preparing import engines_for
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions

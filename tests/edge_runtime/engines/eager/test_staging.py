@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.eager.staging import layers_of
 from edge_runtime.engines.workspace import peak_bytes
-from edge_runtime.executor import Executor, arena_bytes
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.memory.arena import Arena
@@ -24,13 +23,16 @@ from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost, all_bytes
 from edge_runtime.schedule.overflow import Overflow, overflow_of, scratch_bytes
+from edge_runtime.serving.device import Device, arena_bytes
+from edge_runtime.serving.executor import Executor, Parts
+from edge_runtime.serving.publishing import Publisher
 from models import zoo
 from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
 from models.parts.widths import Narrow, choices, narrowed
 from tests.edge_runtime.engines.eager.test_widening import ATTENDING, attending
-from tests.edge_runtime.tiny import picture
+from tests.edge_runtime.tiny import Kept, picture
 
 SIZES = {"resnet18": 64, "ssdlite320_mobilenet_v2": 96, "swin_t": 32, ATTENDING: 16}
 CLASSES = ("a", "b", "c")
@@ -231,36 +233,22 @@ def test_beside_another_query_the_budget_is_never_passed_and_both_answer_as_alon
     arena = Arena(Store.of_bundle(two), arena_bytes(found.costs, budget), budget_bytes=budget)
     for engine in engines.values():
         engine.arena, engine.used = arena, []
-    answers: list[dict] = []
-
-    class Sink:
-        def write(self, record: dict) -> None:
-            answers.append(record)
-
-    ledger = Ledger(engines)
+    ledger, sink = Ledger(engines), Kept()
     mailboxes = Mailboxes(engines, ledger)
-    executor = Executor(
-        arena,
-        engines,
-        found.costs,
-        budget,
-        policy_named(policy),
-        dict.fromkeys(engines, Demand(5.0)),
-        mailboxes,
-        ledger,
-        [Sink()],
-        "0" * 64,
-    )  # type: ignore[list-item]
+    device = Device(arena, engines, found.costs, budget)
+    publisher = Publisher([sink], ledger, {query.id: query for query in two.queries}, "0" * 64)
+    demands = dict.fromkeys(engines, Demand(5.0))
+    executor = Executor(Parts(device, policy_named(policy), demands, mailboxes, publisher))
     executor.warm_up(dict.fromkeys(engines, picture(0)))
     for index in range(6):
         for query in engines:
             mailboxes.put(query, Frame(index, executor.clock(), 0.0, picture(index)))
         while executor.step():
             pass
-    assert executor.max_used_bytes <= budget and max(max(engine.used) for engine in engines.values()) <= budget
+    assert executor.device.max_used_bytes <= budget and max(max(engine.used) for engine in engines.values()) <= budget
     assert not any(row["last_failure"] for row in executor.to_json())
-    assert arena.swaps > 2 and {record["query"] for record in answers} == set(engines)
-    for record in answers:
+    assert arena.swaps > 2 and {record["query"] for record in sink.records} == set(engines)
+    for record in sink.records:
         asked_of = two.query(record["query"])
         batch = asked_of.preprocess.normalise(torch.stack([asked_of.preprocess.resize(picture(record["frame"]))]))
         with torch.inference_mode():
