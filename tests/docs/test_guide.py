@@ -1,0 +1,35 @@
+"""The files that docs/guide.md shows are read as they stand there, and its tasks are those of its table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edge_runtime.config import load_config
+from models.workload import load_workload
+from tests.docs.pages import REPOSITORY
+from tests.edge_runtime.tiny import tiny_bundle, write_clip
+
+PAGE = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"```yaml file=(\S+)\n(.*?)```", PAGE, re.DOTALL))
+
+
+def test_the_workload_is_read(tmp_path: Path) -> None:
+    (tmp_path / "workload.yaml").write_text(FILES["workload.yaml"])
+    workload = load_workload(tmp_path / "workload.yaml")
+    assert [query.id for query in workload.queries] == ["bridge-vehicles"]
+
+
+def test_the_box_is_read_with_its_factories(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "box.safetensors")
+    (tmp_path / "clips").mkdir()
+    write_clip(tmp_path / "clips" / "bridge.mp4", 2)
+    (tmp_path / "box.yaml").write_text(FILES["box.yaml"])
+    config = load_config(tmp_path / "box.yaml")
+    assert config.factories == ("nets:gate",)
+
+
+def test_each_task_of_the_table_has_its_part() -> None:
+    tasks = re.findall(r"^\| \[(\w+)\]", PAGE, re.MULTILINE)
+    parts = [heading.lower() for heading in re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)]
+    assert tasks == parts and len(tasks) == 10
