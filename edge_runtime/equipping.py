@@ -97,13 +97,10 @@ def equip(fitted: FittedBox) -> EquippedBox:
         return _equipped(fitted, engines_for(bundle, FALLBACK, wish))
 
 
-def engines_text(names: Mapping[str, str]) -> str:
-    """How many queries run on which engine: `compiled (3 queries), torch (1)`."""
+def engines_text(names: Mapping[str, str], link: str = "on") -> str:
+    """How many queries run on which engine: `3 queries on compiled and 1 query on torch`."""
     counted = Counter(names.values()).most_common()
-    return ", ".join(
-        f"{name} ({count}{(' query' if count == 1 else ' queries') if not index else ''})"
-        for index, (name, count) in enumerate(counted)
-    )
+    return " and ".join(f"{count} {'query' if count == 1 else 'queries'} {link} {name}" for name, count in counted)
 
 
 def _equipped(fitted: FittedBox, engines: Mapping[str, FrameEngine], wish: Wish | None = None) -> EquippedBox:

@@ -54,10 +54,9 @@ def serve(box: EquippedBox, sinks: Sequence[Sink], stopping: threading.Event, se
         switching.start()
         cameras = _cameras(config, bundle, executor.parts.mailboxes, scene)
         log.info(
-            "running %d queries on %d cameras, engines: %s, policy %s, order of turns: %s",
-            len(box.engines),
-            len(cameras),
+            "running %s, %d cameras, policy %s, order of turns: %s",
             engines_text(box.names()),
+            len(cameras),
             executor.parts.policy.name,
             executor.order,
         )

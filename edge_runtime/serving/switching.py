@@ -63,7 +63,7 @@ class Switching:
             moved = {query: name for query, name in box.names().items() if name != self.box.names()[query]}
             log.info(
                 "switched %s: %.1fx faster; frames waited %.1f s meanwhile",
-                engines_text(moved),
+                engines_text(moved, "to"),
                 choice.gain,
                 time.monotonic() - started,
             )

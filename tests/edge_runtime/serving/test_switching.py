@@ -104,7 +104,7 @@ def test_the_first_result_comes_before_measuring_ends_and_results_after_the_swit
     summary = served(box, "first", stopping_after_runs(monkeypatch, Quick))
     said = [record.getMessage() for record in caplog.records]
     begun = said.index("serving on torch; measuring quick in the background")
-    switched = next(index for index, text in enumerate(said) if text.startswith("switched quick (3 queries): "))
+    switched = next(index for index, text in enumerate(said) if text.startswith("switched 3 queries to quick: "))
     assert begun < switched and any("one frame of" in text for text in said[begun:switched])
     assert "faster; frames waited" in said[switched]
     assert summary["stopped_by"] == "asked to stop" and set(summary["engines"].values()) == {"quick"}
