@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +70,10 @@ class EngineCache:
             found = self.find(key, suffix)
             if found is not None:
                 return found
-            with tempfile.TemporaryDirectory(dir=self.folder, prefix=".making-") as folder:
+            making = f".making-{path.stem}-"
+            for left in self.folder.glob(f"{making}*"):  # by a process that was ended: this one alone holds the lock
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=making) as folder:
                 made = Path(folder) / f"made{suffix}"
                 notes = dict(make(made))
                 data = made.read_bytes()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import stat
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def test_what_fails_in_the_making_leaves_nothing_behind(tmp_path):
     with pytest.raises(RuntimeError, match="no compiler"):
         cache.fetch(KEY, ".pt2", fail)
     assert [path.suffix for path in cache.folder.iterdir()] == [".lock"]
+
+
+def test_what_a_process_that_was_ended_left_behind_goes_when_the_same_is_made_again(tmp_path):
+    cache = EngineCache(tmp_path / "engines")
+
+    def end(path: Path) -> dict[str, int]:
+        path.write_bytes(b"half")
+        os._exit(9)
+
+    ended = multiprocessing.get_context("fork").Process(target=lambda: cache.fetch(KEY, ".pt2", end))
+    ended.start()
+    ended.join()
+    assert ended.exitcode == 9 and [path for path in cache.folder.iterdir() if path.is_dir()]
+    assert cache.fetch(KEY, ".pt2", writer).notes == {"workspace": 7}
+    assert not [path for path in cache.folder.iterdir() if path.is_dir()]
 
 
 def test_the_folder_is_private_and_one_that_others_may_write_to_is_refused(tmp_path):
