@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from edge_runtime.engines import telling
 from edge_runtime.engines.preparing import Wish, engines_for
 from edge_runtime.engines.registry import AUTO, ENGINES
 from models.bundle import Bundle, open_bundle
@@ -113,8 +114,10 @@ def main(errand: Errand) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    log.addHandler(logging.StreamHandler(sys.stdout))
     log.setLevel(logging.INFO)
+    log.propagate = False  # what libraries have to say is not for the box's log
+    telling.log.disabled = True  # nobody waits for this
     torch.set_num_threads(errand.threads)
     ENGINES.clear()
     ENGINES.update({name: (module, kind) for name, (module, kind) in errand.engines.items()})

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 EVERY_S = 5.0
 
-log = logging.getLogger("gemel.run")
+log = logging.getLogger("gemel.run.progress")
 
 
 @contextmanager
