@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -29,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.machine import machine
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.copies import Extent
@@ -71,7 +70,7 @@ def main() -> None:
         paths = options.bundles or [made_bundle(Path(folder) / "random.gemel")]
         report = {
             "date": date.today().isoformat(),
-            "machine": machine(),
+            "machine": {**machine(), "device": "cpu"},
             "rounds": options.rounds,
             "bundles": [measure(open_bundle(path), options.rounds) for path in paths],
         }
@@ -81,26 +80,6 @@ def main() -> None:
     print(text)
     if options.json:
         options.json.write_text(text)
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": "cpu",
-        "load": os.getloadavg()[0],
-    }
 
 
 def made_bundle(path: Path) -> Path:

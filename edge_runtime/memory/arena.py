@@ -43,7 +43,8 @@ class Arena:
         lying = layouts_of_all(store.kinds, self.layouts)
         self.residency = Residency(capacity_bytes, store.extents, budget_bytes, _sizes(lying))
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
-        self._loads = Loads(self.mover, self.residency, Views(lying, self.mover))
+        self._views = Views(lying, self.mover)
+        self._loads = Loads(self.mover, self.residency, self._views)
         self._bound: dict[Bindable, int] = {}
         # Counts the times that anything was given a place.
         self._placed = 0
@@ -149,7 +150,7 @@ class Arena:
 
     def tensor(self, name: str) -> Tensor:
         """A resident tensor as a view of the arena; the same object as long as it lies, or returns, at its place."""
-        return self._loads.views.tensor(name, self.residency.placement(name).offset)
+        return self._views.tensor(name, self.residency.placement(name).offset)
 
     def synchronise(self) -> None:
         """Wait until the device has done all it was given; loads may still be under way."""
@@ -168,7 +169,7 @@ class Arena:
         if layouts is not None:
             self.layouts = layouts
         lying = layouts_of_all(self.store.kinds, self.layouts)
-        self._loads.views = Views(lying, self.mover)
+        self._views.reset(lying)
         # Until the memory is there nothing fits; should it not come, another try may find some.
         self.residency.resize(0, budget_bytes, _sizes(lying))
         self.mover.resize(capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)

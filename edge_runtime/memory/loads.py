@@ -17,7 +17,7 @@ class Loads:
     """
 
     def __init__(self, mover: Mover, residency: Residency, views: Views) -> None:
-        self._mover, self._residency, self.views = mover, residency, views
+        self._mover, self._residency, self._views = mover, residency, views
         self._under_way: list[Transfer] = []
         self.bytes_moved = 0
         self.load_s = 0.0
@@ -31,7 +31,7 @@ class Loads:
         """Begin copies, after those begun before; `waits` says that `finish` comes next."""
         transfer = self._mover.start(copies, waits)
         self._under_way.append(transfer)
-        self.views.arriving(transfer.names, self._residency.placed)
+        self._views.arriving(transfer.names, self._residency.placed)
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""
@@ -42,7 +42,7 @@ class Loads:
         names = tuple(names)
         for transfer in self._under_way:
             transfer.wait(names)
-        self.views.arrived(names)
+        self._views.arrived(names)
 
     def finish(self, names: Collection[str] | None = None) -> None:
         """Wait for all transfers, or for those that bring any of these names.
@@ -75,5 +75,5 @@ class Loads:
         self.load_s += transfer.seconds()
         self.bytes_moved += sum(self._residency.extents[name].nbytes for name in transfer.names - lost)
         self._residency.evict(lost)
-        self.views.lost(lost)
-        self.views.arrived(transfer.names)
+        self._views.lost(lost)
+        self._views.arrived(transfer.names)

@@ -20,7 +20,12 @@ class Views:
     """Views of the mover's memory by name and place; every tensor lies as `layouts` says once it is arranged."""
 
     def __init__(self, layouts: Layouts, mover: Mover) -> None:
-        self._layouts, self._mover = layouts, mover
+        self._mover = mover
+        self.reset(layouts)
+
+    def reset(self, layouts: Layouts) -> None:
+        """Forget every view; from now on tensors lie as these layouts say."""
+        self._layouts = layouts
         self._to_arrange = frozenset(name for name, layout in layouts.items() if layout.arranged)
         self._views: dict[tuple[str, int], Tensor] = {}
         self._whole: dict[torch.dtype, Tensor] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edge_runtime.schedule.costs import Costs
 
-# Weight of the newest measurement in a running average of costs.
+# Share of the newest measurement in a running average of costs.
 NEWEST_SHARE = 0.2
 # How much a run time is lowered for each frame that it cost.
 DOUBT_SHARE = 0.05
