@@ -1,1 +1,97 @@
-"""The command line, demo, evaluation and reports of Gemel."""
+"""Runs more vision models on one edge box by sharing their weights; this is all of its public Python API.
+
+| name | what it does |
+| --- | --- |
+| `open_bundle(path, factories=())` | a bundle; its `.build(query)` is a plain `torch.nn.Module` with `.preprocess` |
+| `export(bundle, query, out)` | one query's model as an ONNX file |
+| `verify(bundle, factories=())` | every problem of a bundle, one line each |
+| `load_workload(path)` | a workload file as a `Workload` of `Query` values |
+| `inspect(workload)` | models, bytes, groups and the ceiling |
+| `train(workload)` | trains the originals that have no weights yet |
+| `merge(workload, out, method)` | writes a bundle |
+| `plan(bundle, conditions)` | what fits, what swaps and what rate each query will have |
+| `simulate(bundle, conditions)` | the box's own schedule on a virtual clock |
+| `evaluate(bundle, workload, out)` | offline and streaming accuracy, and a report |
+| `run(config)` | the edge daemon |
+| `Bundle`, `Workload`, `Query`, `Conditions` | what they take and give |
+| `MergeOptions`, `Recipe`, `TrainOptions` | options of `merge` and `train` |
+| `GemelError`, `InputError`, `BundleError` | what they raise: one line that names the thing, the fault and the remedy |
+
+A workload is given by its path or as a `Workload`. Whatever a name needs is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemel.library import evaluate, export, inspect, merge, open_bundle, plan, run, simulate, train, verify
+    from gemel.planning.conditions import Conditions
+    from merger import MergeOptions, Recipe, TrainOptions
+    from models.bundle import Bundle
+    from models.errors import BundleError, GemelError, InputError
+    from models.workload import Query, Workload, load_workload
+
+__all__ = [
+    "Bundle",
+    "BundleError",
+    "Conditions",
+    "GemelError",
+    "InputError",
+    "MergeOptions",
+    "Query",
+    "Recipe",
+    "TrainOptions",
+    "Workload",
+    "evaluate",
+    "export",
+    "inspect",
+    "load_workload",
+    "merge",
+    "open_bundle",
+    "plan",
+    "run",
+    "simulate",
+    "train",
+    "verify",
+]
+
+_HOMES = {
+    "gemel.planning.conditions": ("Conditions",),
+    "merger": ("MergeOptions", "Recipe", "TrainOptions"),
+    "models.bundle": ("Bundle",),
+    "models.errors": ("BundleError", "GemelError", "InputError"),
+    "models.workload": ("Query", "Workload", "load_workload"),
+}
+"""Where the public names live that are not in `gemel.library`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'gemel' has no attribute '{name}'")
+    home = next((home for home, names in _HOMES.items() if name in names), "gemel.library")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
+def check_packages() -> None:
+    """Raise ImportError where a file of the user's hides one of the packages that come with this one."""
+    root = Path(__file__).resolve().parents[1]
+    for name in ("models", "merger", "edge_runtime", "video_samples"):
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin and Path(found.origin).resolve() != root / name / "__init__.py":
+            raise ImportError(
+                f"{found.origin} hides gemel's own package '{name}': call it another name, such as nets.py"
+            )
+
+
+if sys.argv[:1] != ["-m"]:  # `python -m gemel` first puts the current folder, which Python has put first, last
+    check_packages()

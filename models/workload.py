@@ -10,10 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from models.errors import InputError
 from models.files.yaml_file import read_yaml
+from models.frames.preprocess import Roi
 from models.weights.published import PREFIX, Published, find_published
 from models.zoo import check_name
-
-Roi = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)

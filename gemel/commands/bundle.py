@@ -23,6 +23,8 @@ def register(commands: Any) -> None:
 
     made = grammar.command(actions, "verify", "rehash every tensor and check every promise of the manifest", verify)
     made.add_argument("bundle", metavar="BUNDLE")
+    grammar.factories(made)
+    made.add_argument("--config", metavar="FILE", help="a box config: allow the models of its `factories`")
 
     made = grammar.command(actions, "export", "write one query's model as an ONNX file", export)
     made.add_argument("bundle", metavar="BUNDLE")
@@ -48,11 +50,19 @@ def show(args: argparse.Namespace) -> Outcome:
 
 def verify(args: argparse.Namespace) -> Outcome:
     """Falls short when the bundle is refused."""
-    from models.bundle import verify_bundle
+    from models.bundle import unchecked, verify_bundle
 
-    problems = verify_bundle(args.bundle)
-    text = "\n".join(f"{args.bundle}: {problem}" for problem in problems) or f"{args.bundle}: sound"
-    return Outcome({"ok": not problems, "problems": problems}, text, FELL_SHORT if problems else DONE)
+    factories, folder = args.factory, Path.cwd()
+    if args.config is not None:
+        from edge_runtime.config import load_config
+
+        config = load_config(args.config)
+        factories, folder = [*factories, *config.factories], config.path.resolve().parent
+    problems = verify_bundle(args.bundle, factories, folder)
+    left = unchecked(args.bundle, factories)
+    said = [f"{args.bundle}: {line}" for line in (*(problems or ["sound"]), *left)]
+    result = {"ok": not problems, "problems": problems, "unchecked": left}
+    return Outcome(result, "\n".join(said), FELL_SHORT if problems else DONE)
 
 
 def export(args: argparse.Namespace) -> Outcome:

@@ -35,8 +35,9 @@ def inspect(args: argparse.Namespace) -> Outcome:
     if args.zoo:
         return _zoo(args)
     from gemel.looking.inspect import inspect_workload
+    from models.workload import load_workload
 
-    inspection = inspect_workload(args.workload, args.signature, args.weights)
+    inspection = inspect_workload(load_workload(args.workload), args.signature, args.weights)
     return Outcome(inspection.to_json(), inspection.to_text())
 
 

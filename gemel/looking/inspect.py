@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gemel.text import percent, size, table
@@ -12,7 +11,7 @@ from models.sharing.groups import Group, Likeness, ceiling_bytes, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
 from models.sharing.likeness import cosine_likeness
 from models.weights.reading import load_weights
-from models.workload import Workload, load_workload
+from models.workload import Workload
 from models.zoo import build_query
 
 TEXT_GROUPS = 12
@@ -87,13 +86,12 @@ class Inspection:
         ])  # fmt: skip
 
 
-def inspect_workload(path: str | Path, signature: Signature = "wide", weights: bool = False) -> Inspection:
-    """The models of a workload file and what they could share; InputError when the file does not fit.
+def inspect_workload(workload: Workload, signature: Signature = "wide", weights: bool = False) -> Inspection:
+    """The models of a workload and what they could share.
 
     With `weights` the queries' weights files are read, where they exist, and decide by their likeness which of several
     layers of one signature meet.
     """
-    workload = load_workload(path)
     layers = layers_of_all(workload.queries)
     found = groups(layers, signature, likeness=_likeness(workload) if weights else None)
     shareable: Counter[str] = Counter()

@@ -19,6 +19,7 @@ from models.bundle.checks import architecture_problems, layout_problems, manifes
 from models.bundle.container import DTYPES, Fault, Header, parse_header
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_manifest
 from models.errors import BundleError, InputError
+from models.frames.preprocess import Cropped
 from models.parts.residual import attach
 from models.parts.widths import Narrow
 
@@ -101,6 +102,7 @@ class Bundle:
     def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
+        Its attribute `preprocess` makes of a frame, uint8 RGB (H, W, 3), the batch (1, 3, S, S) that it takes.
         Tensors that are stored narrow are widened: the model is the reference for whatever runs them as they are. On
         the device "meta" it is the architecture alone, and no tensor is read.
         With `copy` the module has its own memory and may be trained. A model that is not in the zoo is
@@ -123,6 +125,8 @@ class Bundle:
         if left:
             fault = f"{query.model} has buffers outside its state_dict: {left[0]}"
             raise BundleError(self.path, fault, "register them as persistent")
+        if not hasattr(model, "preprocess"):  # a user's own module may use the name itself
+            model.preprocess = Cropped(query.preprocess, query.roi)  # type: ignore[assignment]
         return model.requires_grad_(copy).to(device).eval()
 
 

@@ -1,8 +1,9 @@
-"""Checks every byte of a bundle without importing anything that its manifest names."""
+"""Checks every byte of a bundle; nothing that its manifest names is imported unless the caller allows it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from models.bundle.checks import (
@@ -20,13 +21,13 @@ from models.errors import BundleError
 MAX_PROBLEMS = 100
 
 
-def verify_bundle(path: str | Path, factories: Collection[str] = ()) -> list[str]:
+def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> list[str]:
     """Every problem of a bundle, one line each (at most 100); an empty list means that it is sound.
 
-    Rehashes all tensors and gap fillers, and compares the manifest with the header and with the zoo's
-    architectures, which are built on the meta device. A model outside the zoo is a problem unless `factories`
-    lists it; its architecture is then not checked, because nothing is imported. Raises InputError when the
-    file cannot be read.
+    Rehashes all tensors and gap fillers, and compares the manifest with the header and with the architectures, which
+    are built on the meta device. Of a model outside the zoo all is checked but that (`unchecked` names it), unless
+    `factories` lists it: then it is imported, from `folder` or Python's path. Raises InputError when the file cannot
+    be read.
     """
     path = Path(path)
     try:
@@ -38,15 +39,29 @@ def verify_bundle(path: str | Path, factories: Collection[str] = ()) -> list[str
         return [str(fault)]
     problems: list[str] = []
     with memoryview(mapping) as view:
-        for problem in _problems(path, view, header, manifest, factories):
+        for problem in _problems(view, header, manifest, partial(_architecture_problems, path, factories, folder)):
             problems.append(problem)
             if len(problems) == MAX_PROBLEMS:
                 break
     return problems
 
 
+def unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
+    """Which queries' architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
+    try:
+        _, manifest = parse(map_file(Path(path)))
+    except (BundleError, Fault):
+        return []
+    return [
+        f"query {query.id}: the code of '{query.model}' was not run, so whether its tensors fit it is not checked; "
+        f"allow it with --factory {query.model}"
+        for query in manifest.queries
+        if ":" in query.model and query.model not in factories
+    ]
+
+
 def _problems(
-    path: Path, view: memoryview, header: Header, manifest: Manifest, factories: Collection[str]
+    view: memoryview, header: Header, manifest: Manifest, of_architectures: Callable[[Header, Manifest], Iterator[str]]
 ) -> Iterator[str]:
     yield from layout_problems(header)
     lies = list(manifest_problems(manifest, header))
@@ -55,18 +70,18 @@ def _problems(
         yield from scale_problems(manifest, header, view)
     yield from order_problems(manifest, header)
     if not any("is missing" in lie for lie in lies):
-        yield from _architecture_problems(path, header, manifest, factories)
+        yield from of_architectures(header, manifest)
     yield from _content_problems(view, header)
 
 
-def _architecture_problems(path: Path, header: Header, manifest: Manifest, factories: Collection[str]) -> Iterator[str]:
-    from models.zoo import is_zoo_name
-
+def _architecture_problems(
+    path: Path, factories: Collection[str], folder: Path | None, header: Header, manifest: Manifest
+) -> Iterator[str]:
     for query in manifest.queries:
-        if query.model in factories and not is_zoo_name(query.model):
+        if ":" in query.model and query.model not in factories:
             continue
         try:
-            model = architecture(query, (), path)
+            model = architecture(query, factories, path, folder)
         except BundleError as error:
             yield f"{error.fault}; {error.remedy}"
             continue

@@ -15,8 +15,9 @@ import cv2
 import numpy as np
 
 from models.errors import InputError
+from models.frames.preprocess import crop
 from models.tasks import Boxes, Truth
-from models.workload import Query, Roi
+from models.workload import Query
 
 SPLITS = ("train", "val", "test")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -81,14 +82,6 @@ def read_image(path: Path) -> np.ndarray:
     if image is None:
         raise InputError(path, "is not an image that decodes", "replace or remove it")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-
-
-def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
-    """The part of a frame that a query looks at."""
-    if roi is None:
-        return frame
-    x0, y0, x1, y1 = (round(value) for value in roi)
-    return frame[y0:y1, x0:x1]
 
 
 def _classified(query: Query, folder: Path, name: str) -> Split:

@@ -14,6 +14,18 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+Roi = tuple[float, float, float, float]
+"""x0, y0, x1, y1 in pixels of the frame."""
+
+
+def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:
+    """The part of a frame that a query looks at."""
+    if roi is None:
+        return frame
+    x0, y0, x1, y1 = (round(value) for value in roi)
+    return frame[y0:y1, x0:x1]
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """Resize to input_size x input_size (bilinear, antialiased), scale to 0..1, subtract mean, divide by deviation.
@@ -52,3 +64,15 @@ class Preprocess:
         """Inverse of `to_json`."""
         mean, std = (tuple(float(x) for x in value[key]) for key in ("mean", "std"))
         return cls(int(value["input_size"]), mean, std)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Cropped:
+    """A query's whole preparation: the part of the frame that it looks at, as its network takes it."""
+
+    preprocess: Preprocess
+    roi: Roi | None = None
+
+    def __call__(self, frame: np.ndarray) -> Tensor:
+        """uint8 RGB (H, W, 3) -> float32 (1, 3, S, S); boxes found in it are fractions of the part looked at."""
+        return self.preprocess(crop(frame, self.roi))

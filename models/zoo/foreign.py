@@ -22,6 +22,8 @@ from models.zoo.registry import Factory
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
 FORM = "write it as package.module:factory, the module without .py"
+OURS = ("models", "merger", "edge_runtime", "gemel", "video_samples")
+"""This project's own packages, which a module of these names on Python's path cannot replace."""
 
 
 def foreign_factory(model: str, folder: Path | None) -> Factory:
@@ -35,6 +37,8 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
     module_name, _, attribute = model.partition(":")
     module = _module(model, module_name, folder)
     factory = getattr(module, attribute, None)
+    if factory is None and module_name.partition(".")[0] in OURS:
+        raise _collision(model, folder)
     if not callable(factory):
         fault = f"{module_name} has no '{attribute}'" if factory is None else f"{attribute} cannot be called"
         near = difflib.get_close_matches(attribute, _callables(module))
@@ -77,8 +81,18 @@ def _module(model: str, name: str, folder: Path | None) -> ModuleType:
                 return importlib.import_module(f"{_package_of(folder)}.{name}")
         return importlib.import_module(name)
     except Exception as error:  # a user's module can fail in any way while it is imported
+        if name.partition(".")[0] in OURS and not (folder is not None and _lies_in(folder, name)):
+            raise _collision(model, folder) from error
         remedy = "mend the module" if folder is not None and _lies_in(folder, name) else _where(folder)
         raise InputError(model, f"cannot be imported: {reason(error)}", remedy, "model") from error
+
+
+def _collision(model: str, folder: Path | None) -> InputError:
+    """A module that is looked for under the name of one of our packages, and does not lie where it would be found."""
+    name, _, attribute = model.partition(":")
+    beside = "" if folder is None else f" (there is none in {folder})"
+    fault = f"'{name}' is a package of this project, which has no '{attribute}'{beside}"
+    return InputError(model, fault, f"call your file another name: nets.py, nets:{attribute}", "model")
 
 
 def _where(folder: Path | None) -> str:

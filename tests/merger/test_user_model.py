@@ -58,7 +58,7 @@ def test_a_users_own_module_is_merged_and_evaluated(own_workload: Path, tmp_path
     workload = load_workload(own_workload)
     options = MergeOptions(Recipe(rate=1e-3, epochs=1, batch=16), choose_rate=False)
     report = merge(workload, tmp_path / "own.gemel", method, options=options)
-    assert verify_bundle(report.bundle, [FACTORY]) == []
+    assert verify_bundle(report.bundle) == [] == verify_bundle(report.bundle, [FACTORY], tmp_path)
     bundle = open_bundle(report.bundle, [FACTORY], tmp_path)
     models = {query.id: bundle.build(query.id) for query in bundle.queries}
     for query in workload.queries:

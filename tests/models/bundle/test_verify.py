@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.bundle import open_bundle, verify_bundle
+from models.bundle import open_bundle, unchecked, verify_bundle
 from models.bundle.container import Entry, encode_header, parse_header
 from models.errors import BundleError
 
@@ -184,17 +184,34 @@ def test_a_residual_beside_a_grouped_convolution_is_refused(sample, rewrite):
 
 
 @pytest.mark.parametrize("model", ["os:system", "antigravity:geohash", "this:d"])
-def test_a_module_to_import_is_refused_and_not_imported(sample, rewrite, model):
+def test_a_module_to_import_is_named_and_not_imported(sample, rewrite, model):
     rewrite(sample.path, lambda manifest, data, types: manifest["queries"][0].update(model=model))
     module = model.partition(":")[0]
     known = module in sys.modules
-    problems = verify_bundle(sample.path)
-    assert problems == [
-        f"query north: model '{model}' is not in the zoo; list it under `factories` in the local config if you trust it"
-    ]
+    assert verify_bundle(sample.path) == []
+    (line,) = unchecked(sample.path)
+    assert f"query north: the code of '{model}' was not run" in line and f"--factory {model}" in line
     assert (module in sys.modules) == known
-    assert verify_bundle(sample.path, factories=[model]) == []
-    assert (module in sys.modules) == known
+
+
+def test_all_but_the_architecture_of_a_foreign_model_is_checked_and_that_too_when_it_is_allowed(
+    sample, rewrite, tmp_path
+):
+    (tmp_path / "verified_net.py").write_text(
+        "from torch import nn\ndef net(num_classes): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())\n"
+    )
+    model = "verified_net:net"
+    rewrite(sample.path, lambda manifest, data, types: manifest["queries"][0].update(model=model, model_args={}))
+    assert verify_bundle(sample.path) == [] and len(unchecked(sample.path)) == 1
+    problems = verify_bundle(sample.path, [model], tmp_path)
+    assert unchecked(sample.path, [model]) == []
+    assert any(f"query north: {model} needs 0.weight, which the bundle does not have" == one for one in problems)
+    name = next(iter(open_bundle(sample.path).queries[0].tensors.values()))
+    entry = open_bundle(sample.path).header.entries[name]
+    content = bytearray(sample.path.read_bytes())
+    content[open_bundle(sample.path).header.data_start + entry.begin] ^= 1
+    sample.path.write_bytes(content)
+    assert verify_bundle(sample.path) == [f"tensor {name} is damaged: its bytes do not match its name"]
 
 
 @pytest.mark.parametrize("length", [0, 1, 1 << 20, 99_999_999, 1 << 40, (1 << 64) - 1])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from models.errors import InputError
-from models.frames.data import crop, load_split
+from models.frames.data import load_split
+from models.frames.preprocess import crop
 from models.tasks import Boxes
 from models.workload import Query
 

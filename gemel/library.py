@@ -1,0 +1,142 @@
+"""What the commands do, as functions: each takes paths, imports what it needs, and returns a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gemel.planning.conditions import DEFAULT_DEVICE, STANDARD, Conditions
+
+if TYPE_CHECKING:
+    from gemel.looking.inspect import Inspection
+    from gemel.planning.planning import Planned
+    from gemel.planning.simulation import Simulated
+    from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
+    from models.bundle import Bundle
+    from models.export import Batch, ExportedModel
+    from models.workload import Workload
+
+
+Progress = Callable[..., None]
+
+
+def open_bundle(path: str | Path, factories: Collection[str] = ()) -> Bundle:
+    """Map a bundle read-only; `.build(query_id)` gives a query's merged model.
+
+    That is a `torch.nn.Module` in eval mode, whose `.preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch
+    (1, 3, S, S) that it takes. `factories` lists the `package.module:factory` models that may be imported for it, from
+    the current folder or Python's path. Raises InputError when the file cannot be read, BundleError when it is unsound.
+    """
+    from models import bundle
+
+    return bundle.open_bundle(path, factories, Path.cwd())
+
+
+def export(
+    bundle: str | Path | Bundle,
+    query: str,
+    out: str | Path,
+    batch: Batch | None = None,
+    factories: Collection[str] = (),
+) -> ExportedModel:
+    """Write one query's merged model as an ONNX file; InputError where it cannot be (models.export)."""
+    from models.export import export_query
+
+    opened = open_bundle(bundle, factories) if isinstance(bundle, str | Path) else bundle
+    return export_query(opened, query, out, batch)
+
+
+def verify(bundle: str | Path, factories: Collection[str] = ()) -> list[str]:
+    """Every problem of a bundle, one line each; empty for a sound one.
+
+    Nothing is imported that is not in `factories`: of other models than the zoo's all is checked but the architecture.
+    """
+    from models.bundle import verify_bundle
+
+    return verify_bundle(bundle, factories, Path.cwd())
+
+
+def inspect(
+    workload: str | Path | Workload, signature: Literal["wide", "strict"] = "wide", weights: bool = False
+) -> Inspection:
+    """The models of a workload, what they weigh and could share; needs neither weights nor footage."""
+    from gemel.looking.inspect import inspect_workload
+
+    return inspect_workload(_loaded(workload), signature, weights)
+
+
+def train(
+    workload: str | Path | Workload,
+    queries: Collection[str] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    options: TrainOptions | None = None,
+) -> list[TrainResult]:
+    """Train the originals that have no weights yet, or those named, again (merger.training.originals)."""
+    from merger import train_originals
+
+    return train_originals(_loaded(workload), queries, seed, progress or _silent, options)
+
+
+def merge(
+    workload: str | Path | Workload,
+    out: str | Path,
+    method: str = "wide",
+    resume: bool = False,
+    seed: int = 0,
+    progress: Progress | None = None,
+    options: MergeOptions | None = None,
+) -> MergeReport:
+    """Merge a workload's models into one bundle at `out`, with the merge's log beside it (merger.merging)."""
+    from merger import merge as merged
+
+    return merged(_loaded(workload), out, method, resume, seed, progress or _silent, options)
+
+
+def plan(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
+    """Predict what a bundle, or a workload's models, would do on a box (gemel.planning.planning)."""
+    from gemel.planning.planning import plan_box
+
+    return plan_box(source, conditions)
+
+
+def simulate(source: str | Path, conditions: Conditions = STANDARD, duration_s: float = 60.0) -> Simulated:
+    """The schedule of a bundle, or of a workload's models, on a virtual clock (gemel.planning.simulation)."""
+    from gemel.planning.simulation import simulate_box
+
+    return simulate_box(source, conditions, duration_s)
+
+
+def evaluate(
+    bundle: str | Path,
+    workload: str | Path | Workload,
+    out: str | Path,
+    device: str = DEFAULT_DEVICE,
+    seeds: int = 3,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Judge a bundle against its originals, offline and streaming, and write report.json and report.html into `out`."""
+    from gemel.evaluation.evaluating import evaluate as evaluated
+
+    path = workload if isinstance(workload, str | Path) else workload.path
+    return evaluated(bundle, path, out, device, seeds, progress or _silent)
+
+
+def run(config: str | Path, check: bool = False, seconds: float | None = None) -> dict[str, Any]:
+    """Run the box that a config describes, until its cameras have ended or for so many seconds; its ledger at last."""
+    import math
+
+    from edge_runtime.daemon import run as served
+
+    return served(config, check=check, seconds=math.inf if seconds is None else seconds)
+
+
+def _loaded(workload: str | Path | Workload) -> Workload:
+    from models.workload import load_workload
+
+    return load_workload(workload) if isinstance(workload, str | Path) else workload
+
+
+def _silent(event: str, **fields: Any) -> None:
+    pass

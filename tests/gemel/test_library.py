@@ -1,0 +1,132 @@
+"""What is public: listed in one place, light to import, and all that the commands can do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import gemel
+from models.bundle import BundleQuery, write_bundle
+from models.workload import load_workload
+from models.zoo import build_query
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOAD = """
+name: two
+cameras: {gate: {source: gate.mp4, fps: 5}}
+queries:
+  - {id: a, camera: gate, task: classification, classes: [x, y], model: cifar_resnet20, input_size: 32,
+     roi: [8, 4, 40, 28]}
+  - {id: b, camera: gate, task: classification, classes: [x, y, z], model: cifar_resnet20, input_size: 32}
+"""
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "workload.yaml"
+    path.write_text(WORKLOAD)
+    return path
+
+
+@pytest.fixture
+def bundle(workload, tmp_path):
+    load = load_workload(workload)
+    torch.manual_seed(0)
+    models = {query.id: build_query(query).eval() for query in load.queries}
+    records = [BundleQuery.of(query) for query in load.queries]
+    write_bundle(tmp_path / "b.safetensors", models, records, workload="two", method="none", ceiling_bytes=0)
+    return tmp_path / "b.safetensors"
+
+
+def python(script, cwd=ROOT):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *script], cwd=cwd, capture_output=True, text=True, check=False, env=env)
+
+
+def test_importing_gemel_imports_nothing_else():
+    script = (
+        "import sys, gemel\nassert set(gemel.__all__) <= set(dir(gemel))\n"
+        "print([name for name in ('torch', 'numpy', 'pydantic', 'models', 'merger') if name in sys.modules])"
+    )
+    done = python(["-c", script])
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_public_name_is_there_and_in_the_table():
+    for name in gemel.__all__:
+        assert getattr(gemel, name).__name__ == name and f"`{name}" in (gemel.__doc__ or ""), name
+    assert gemel.__all__ == sorted(gemel.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'mrege'"):
+        gemel.mrege  # noqa: B018
+
+
+def test_three_lines_give_a_merged_model_with_its_preprocessing(bundle):
+    opened = gemel.open_bundle(bundle)
+    model = opened.build("a")
+    frame = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    answer = model(model.preprocess(frame))  # type: ignore[operator]
+    assert isinstance(model, nn.Module) and not model.training and answer.shape == (1, 2)
+    prepare = opened.query("a").preprocess
+    assert torch.equal(answer, model(prepare(frame[4:28, 8:40]))), "the part of the frame that the query looks at"
+    assert opened.build("b").preprocess(frame).shape == (1, 3, 32, 32)  # type: ignore[operator]
+
+
+def test_three_lines_write_it_as_onnx(bundle, tmp_path):
+    written = gemel.export(bundle, "a", tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
+    model = gemel.open_bundle(bundle).build("a")
+    batch = model.preprocess(np.full((48, 64, 3), 90, np.uint8))  # type: ignore[operator]
+    (logits,) = session.run(None, {"frames": batch.numpy()})
+    assert np.allclose(logits, model(batch).detach().numpy(), atol=1e-4)
+
+
+def test_a_workload_is_given_by_its_path_or_as_a_value(workload, bundle):
+    by_path, by_value = gemel.inspect(str(workload)), gemel.inspect(gemel.load_workload(workload))
+    assert by_path == by_value and by_path.ceiling_fraction > 0.4
+    planned = gemel.plan(bundle, gemel.Conditions(memory="all"))
+    assert planned.fits and planned == gemel.plan(bundle, gemel.Conditions(memory="all", device="orin-nano-8gb"))
+    assert gemel.simulate(workload, duration_s=2.0).simulation.per_query()[0]["received"] > 0
+    assert gemel.verify(bundle) == []
+    with pytest.raises(gemel.InputError, match="cannot be read"):
+        gemel.open_bundle(workload.parent / "absent.safetensors")
+    with pytest.raises(gemel.BundleError):
+        gemel.open_bundle(workload)
+
+
+@pytest.mark.parametrize("own", ["models.py", "models/__init__.py"])
+def test_a_users_own_models_in_the_current_folder_do_not_stand_in_the_way(workload, own):
+    file = workload.parent / own
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("raise SystemExit('imported')")
+    module = python(["-m", "gemel", "inspect", "workload.yaml"], workload.parent)
+    assert module.returncode == 0 and "ceiling" in module.stdout, module.stderr
+    script = python(
+        ["-c", "import sys; sys.path.pop(0)\nfrom gemel.cli import main; sys.exit(main(['inspect', 'workload.yaml']))"],
+        workload.parent,
+    )
+    assert script.returncode == 0 and "ceiling" in script.stdout, script.stderr
+
+
+def test_a_models_py_that_hides_our_package_is_named_in_one_line(tmp_path):
+    (tmp_path / "models.py").write_text("")
+    (tmp_path / "script.py").write_text("import gemel")
+    done = python(["script.py"], tmp_path)
+    assert done.returncode == 1
+    said = done.stderr.strip().splitlines()[-1]
+    assert "models.py hides gemel's own package 'models': call it another name, such as nets.py" in said
+
+
+def test_a_factory_looked_for_in_our_own_package_says_so(workload, capsys):
+    from gemel.cli import main
+
+    workload.write_text(WORKLOAD.replace("model: cifar_resnet20", "model: models:net", 1))
+    assert main(["inspect", str(workload)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "'models' is a package of this project, which has no 'net'" in said and "nets.py, nets:net" in said
