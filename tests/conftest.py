@@ -1,4 +1,4 @@
-"""What all tests share: one thread, hypothesis without a stopwatch, and the folder of real footage."""
+"""What all tests share: one thread, their order, hypothesis without a stopwatch, and the folder of real footage."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ settings.register_profile("gemel", deadline=None, max_examples=50)
 settings.load_profile("gemel")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+HEAVY = ("exhaustive", "slow")
+"""Markers, the heaviest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with heavy tests first: of two workers neither is left alone with one at the end."""
+    heaviest: dict[Path, int] = {}
+    for item in items:
+        rank = next((rank for rank, marker in enumerate(HEAVY) if item.get_closest_marker(marker)), len(HEAVY))
+        heaviest[item.path] = min(rank, heaviest.get(item.path, rank))
+    items.sort(key=lambda item: heaviest[item.path])
 
 
 @pytest.fixture(scope="session")
