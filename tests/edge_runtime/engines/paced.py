@@ -84,6 +84,15 @@ class Nimble(Quick):
     orders = frozenset(Order)
 
 
+class Greedy(Nimble):
+    """As `Nimble`, in more memory than any box has."""
+
+    name = "greedy"
+
+    def workspace_of(self, count: int) -> int:
+        return 2**50
+
+
 def only(monkeypatch: pytest.MonkeyPatch, **engines: type[TorchEngine]) -> None:
     """Register these engines and no others."""
     for name in list(ENGINES):

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from edge_runtime.engines.background import Background
 from edge_runtime.engines.preparing import Wish, engines_for
 from edge_runtime.serving import switching
 from models.bundle import Bundle
-from tests.edge_runtime.engines.paced import AFTER, FAULT, HEARD, RUNS, Nimble, Quick, Slow, only
+from tests.edge_runtime.engines.paced import AFTER, FAULT, HEARD, RUNS, Greedy, Nimble, Quick, Slow, only
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
 LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
@@ -53,6 +54,21 @@ class StopWhen(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self.said in record.getMessage():
             self.stop.set()
+
+
+@pytest.fixture
+def stopping_when() -> Iterator[Callable[[str], threading.Event]]:
+    """Gives events that are set once the log of boxes says this or that."""
+    log, handlers = logging.getLogger("gemel.run"), []
+
+    def stopping(said: str) -> threading.Event:
+        handlers.append(StopWhen(said))
+        log.addHandler(handlers[-1])
+        return handlers[-1].stop
+
+    yield stopping
+    for handler in handlers:
+        log.removeHandler(handler)
 
 
 @pytest.fixture
@@ -147,33 +163,33 @@ def test_where_weights_lie_alike_engines_change_and_nothing_is_loaded_again(box,
     check_answers(box, "nimble")
 
 
-def test_a_faster_engine_that_fails_gives_way_to_torch_again(box, monkeypatch, caplog):
+def test_a_faster_engine_that_fails_gives_way_to_torch_again(box, monkeypatch, caplog, stopping_when):
     only(monkeypatch, torch=Slow, quick=Quick)
     monkeypatch.setattr(switching, "Background", AtOnce)
     monkeypatch.setattr(Quick, "faulty", True)
-    stop = StopWhen("back on torch")
-    logging.getLogger("gemel.run").addHandler(stop)
-    try:
-        summary = served(box, "back", stop.stop)
-    finally:
-        logging.getLogger("gemel.run").removeHandler(stop)
+    summary = served(box, "back", stopping_when("back on torch"))
     assert summary["stopped_by"] == "asked to stop" and set(summary["engines"].values()) == {"torch"}
     assert summary["balanced"] and not any(account["failed"] for account in summary["ledger"])
     assert "a faster engine failed at gate, road, yard: back on torch" in caplog.text
 
 
-def test_measuring_that_fails_leaves_the_box_on_torch(box, monkeypatch, caplog):
+def test_measuring_that_fails_leaves_the_box_on_torch(box, monkeypatch, caplog, stopping_when):
     only(monkeypatch, torch=Slow, quick=Quick)
     monkeypatch.setattr(switching, "Background", AtOnce)
     monkeypatch.setenv(FAULT, "1")
-    stop = StopWhen("could not be measured")
-    logging.getLogger("gemel.run").addHandler(stop)
-    try:
-        summary = served(box, "kept", stop.stop)
-    finally:
-        logging.getLogger("gemel.run").removeHandler(stop)
+    summary = served(box, "kept", stopping_when("could not be measured"))
     assert set(summary["engines"].values()) == {"torch"} and summary["balanced"]
     assert "engines could not be measured (no tools): serving stays on torch" in caplog.text
+
+
+def test_a_faster_engine_for_which_there_is_no_room_is_left_out(box, monkeypatch, caplog, stopping_when):
+    only(monkeypatch, torch=Slow, greedy=Greedy)
+    monkeypatch.setattr(switching, "Background", AtOnce)
+    summary = served(box, "without", stopping_when("cannot be taken up"))
+    assert set(summary["engines"].values()) == {"torch"} and summary["balanced"]
+    cameras = {"left": {"source": "left.mp4"}, "right": {"source": "right", "fps": 12}}
+    again = served(box, "again", cameras=cameras)
+    assert set(again["engines"].values()) == {"torch"} and "engine torch runs all queries" in caplog.text
 
 
 def test_a_box_that_records_a_trace_measures_before_it_serves(box, monkeypatch, caplog):
