@@ -1,3 +1,5 @@
+"""The box's configuration: values with absolute paths, and every fault in one line."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The box as a whole: with room for one query at a time it answers as the unswapped models do."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Workloads, weights and bundles that tests of several commands use."""
+
 import copy
 
 import cv2

@@ -1,3 +1,5 @@
+"""The command line: light help, JSON everywhere, and each fault in one line."""
+
 import argparse
 import json
 import os

@@ -1,3 +1,5 @@
+"""The demo: the whole road on rendered clips, gone on with where it was interrupted."""
+
 import json
 import re
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""`gemel doctor`: a machine is measured and nothing is left behind."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""`gemel run` as a process: results on stdout alone, and a ledger that adds up however it ends."""
+
 import json
 import logging
 import os

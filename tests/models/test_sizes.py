@@ -1,3 +1,5 @@
+"""Sizes said in words, exact where a text rounds them."""
+
 from __future__ import annotations
 
 import pytest

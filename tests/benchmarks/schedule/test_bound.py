@@ -1,3 +1,5 @@
+"""The bound on frames in time: no policy beats it, and by hand it is what must arrive."""
+
 from __future__ import annotations
 
 from itertools import pairwise

@@ -1,3 +1,5 @@
+"""What a recorded figure of a policy is told apart by: a digest of all the code that it depends on."""
+
 from __future__ import annotations
 
 import ast

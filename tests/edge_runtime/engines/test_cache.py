@@ -1,3 +1,5 @@
+"""What engines keep on disk: found by its key, made anew where it is damaged, nothing left of what failed."""
+
 from __future__ import annotations
 
 import multiprocessing

@@ -1,3 +1,5 @@
+"""Engine auto: what is measured, what is left out, and which engine is taken."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Long preparations say so while they last."""
+
 from __future__ import annotations
 
 import logging

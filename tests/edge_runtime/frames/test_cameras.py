@@ -1,3 +1,5 @@
+"""Cameras from files and folders: rates, order, loops and what a broken source does."""
+
 from __future__ import annotations
 
 import cv2

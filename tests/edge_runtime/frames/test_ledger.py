@@ -1,3 +1,5 @@
+"""The ledger adds up after any events, from any threads."""
+
 from __future__ import annotations
 
 import threading

@@ -1,3 +1,5 @@
+"""The frames that wait for a query: in order, the oldest dropped where there is no room."""
+
 from __future__ import annotations
 
 import threading

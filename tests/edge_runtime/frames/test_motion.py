@@ -1,3 +1,5 @@
+"""How fast a scene changes, and what a stale result of it costs."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The arena: what is loaded reads as stored wherever it lies, and whatever fits by its bytes fits."""
+
 from __future__ import annotations
 
 import gc

@@ -1,3 +1,5 @@
+"""Residency under ten thousand random schedules: the budget holds, and exactly what is missing moves."""
+
 from __future__ import annotations
 
 import random

@@ -1,3 +1,5 @@
+"""What all policies keep to, and what each of them does of its own."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -1,3 +1,5 @@
+"""Profiles measured on a machine: written, read again, and refused where they belong to another."""
+
 from __future__ import annotations
 
 import json

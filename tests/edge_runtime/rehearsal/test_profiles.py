@@ -1,3 +1,5 @@
+"""Modelled devices: what their costs are made from, and that they say so."""
+
 from __future__ import annotations
 
 import pytest

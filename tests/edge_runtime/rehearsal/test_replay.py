@@ -1,3 +1,5 @@
+"""A recorded run, replayed, decides the same; what is no record is refused."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The simulator: frames add up, bytes are exact, the budget holds."""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,3 +1,5 @@
+"""Batch sizes: all frames in time, the room kept, and as good for the worst query as any combination."""
+
 from __future__ import annotations
 
 from itertools import product

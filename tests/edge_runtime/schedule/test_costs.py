@@ -1,3 +1,5 @@
+"""What a tensor occupies and what a load moves and takes."""
+
 from __future__ import annotations
 
 import pytest

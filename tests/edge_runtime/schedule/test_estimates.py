@@ -1,3 +1,5 @@
+"""How measured times change what the schedule believes."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The order of a round: queries that share most are neighbours."""
+
 from __future__ import annotations
 
 from itertools import permutations

@@ -1,3 +1,5 @@
+"""Tensors that always go together, condensed to one piece: the same costs over fewer names."""
+
 from __future__ import annotations
 
 from itertools import product

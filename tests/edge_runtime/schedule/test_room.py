@@ -1,3 +1,5 @@
+"""Room is made by what is needed last, and by no more than must go."""
+
 from __future__ import annotations
 
 from hypothesis import given

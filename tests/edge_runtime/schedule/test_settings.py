@@ -1,3 +1,5 @@
+"""The memory settings by their names, and sizes in both systems of units."""
+
 from __future__ import annotations
 
 import pytest

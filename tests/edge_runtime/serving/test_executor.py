@@ -1,3 +1,5 @@
+"""The executor: what it learns of run times in the warm-up and while it serves."""
+
 from __future__ import annotations
 
 import numpy as np

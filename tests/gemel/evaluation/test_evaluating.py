@@ -1,3 +1,5 @@
+"""`gemel eval`: the keys of its report, equal bytes for both arms, and a ledger that adds up."""
+
 import json
 import random
 import re

@@ -1,3 +1,5 @@
+"""Accuracy over time: which answer stands at each moment, however late it came."""
+
 import random
 from dataclasses import dataclass
 from itertools import pairwise

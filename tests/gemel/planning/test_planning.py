@@ -1,3 +1,5 @@
+"""`gemel plan`: what fits, what swaps and at what rate, for whole bundles and without any."""
+
 from __future__ import annotations
 
 import json

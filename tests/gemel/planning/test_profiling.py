@@ -1,3 +1,5 @@
+"""`gemel profile`: what is measured of every query and kept beside the bundle."""
+
 from __future__ import annotations
 
 import json

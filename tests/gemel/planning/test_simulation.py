@@ -1,3 +1,5 @@
+"""`gemel simulate`: policies by name, recorded runs, and what is no trace."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The page of the report: its figures, nothing asked for from outside, no markup out of names."""
+
 import json
 import re
 

@@ -1,3 +1,5 @@
+"""The engine torch: weights only while it is bound, and outputs equal to the unswapped model's under any swapping."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The gate: no layer reads a tensor that is still on its way."""
+
 from __future__ import annotations
 
 import pytest

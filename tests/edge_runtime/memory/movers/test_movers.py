@@ -1,3 +1,5 @@
+"""Movers: tensors come in load order, each is waited for alone, and a cancelled transfer begins nothing more."""
+
 from __future__ import annotations
 
 import os
