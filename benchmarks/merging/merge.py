@@ -11,8 +11,9 @@ Every merge leaves one JSON (its report, its log, options, machine and date) und
 is the workload, with the target where that is not the workload's own, and with `beyond` and the width of the weights
 where asked for. What has its JSON is skipped and an interrupted
 merge goes on from its checkpoint, so it can be interrupted and called again at any time. Bundles are not kept. It
-ends with the tables on stdout and pictures of each workload in docs: bytes saved over work (merge-WORKLOAD.svg), and
-at each target (merge-WORKLOAD-targets.svg).
+ends with the tables on stdout and pictures of each workload beside the cells: bytes saved over work
+(merge-WORKLOAD.svg), and at each target (merge-WORKLOAD-targets.svg). `python -m benchmarks.figures` writes those of
+docs/figures.md from what is kept below benchmarks/measured.
 A workload is what `benchmarks/data/prepare.py` and `gemel train` left under out/real, or the path of a workload file.
 """
 
@@ -192,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--beyond", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
-    parser.add_argument("--pictures", type=Path, default=REPOSITORY / "docs", help="folder of the pictures")
+    parser.add_argument("--pictures", type=Path, help="folder of the pictures (default: that of the cells)")
     parser.add_argument("--summary", action="store_true", help="only print the tables of all cells that are there")
     given = parser.parse_args(arguments)
     refused: list[InputError] = []
@@ -202,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise InputError("--arms", f"'{unknown[0]}' is unknown", f"choose of: {', '.join(METHODS)}")
             workloads = [workload_named(name) for name in given.workloads]
             refused = run(workloads, given.targets, given.arms, given.seeds, options_of(given), given.out)
-            draw(read_cells(given.out), given.pictures)
+            draw(read_cells(given.out), given.pictures or given.out)
     except InputError as error:
         say(f"error: {error}")
         return BAD_INPUT
