@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from models.detector import Detector, OneStage
 from models.errors import InputError
 from models.files.atomic import check_output, writing
 from models.quiet import quiet
+from models.tasks.detection import LEAST_SCORE
 
 if TYPE_CHECKING:
     import onnx
@@ -42,7 +43,10 @@ _PREFIX = "network."
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A written file: input and outputs by name with their shapes; an axis of any size has a name instead."""
+    """A written file: input and outputs by name with their shapes; an axis of any size has a name instead.
+
+    `metadata` is what stands in its metadata_props.
+    """
 
     path: Path
     opset: int
@@ -50,13 +54,14 @@ class ExportedModel:
     inputs: dict[str, Shape]
     outputs: dict[str, Shape]
     nbytes: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The value as `gemel bundle export --json` prints it."""
         inputs, outputs = ({name: list(shape) for name, shape in one.items()} for one in (self.inputs, self.outputs))
         return {
             "file": str(self.path), "opset": self.opset, "batch": self.batch, "inputs": inputs, "outputs": outputs,
-            "bytes": self.nbytes,
+            "bytes": self.nbytes, "metadata": {key: _read(text) for key, text in self.metadata.items()},
         }  # fmt: skip
 
 
@@ -89,7 +94,7 @@ def export_onnx(
     with writing(path) as file:
         file.write(data)
     inputs, outputs = _shapes(proto.graph.input), _shapes(proto.graph.output)
-    return ExportedModel(path, OPSET, batch, inputs, outputs, len(data))
+    return ExportedModel(path, OPSET, batch, inputs, outputs, len(data), dict(metadata or {}))
 
 
 def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch | None = None) -> ExportedModel:
@@ -112,10 +117,24 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
         "task": query.task,
         "classes": query.classes,
         "preprocess": query.preprocess.to_json(),
+        "roi": query.roi,
     }
     if isinstance(module, Detector):
-        values |= {"nms_iou": module.nms_iou, "least_score": query.min_score or query.threshold or 0.0}
+        values |= {
+            "nms_iou": module.nms_iou,
+            "min_score": query.min_score or None,
+            "threshold": query.threshold,
+            "least_score": max(query.min_score or query.threshold or 0.0, LEAST_SCORE),
+        }
     return {f"gemel.{key}": json.dumps(value) for key, value in values.items()}
+
+
+def _read(text: str) -> Any:
+    """A value of the metadata as JSON says it; what is none as it stands."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def graph_without_weights(

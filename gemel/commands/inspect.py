@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from gemel.commands import grammar
@@ -38,6 +39,8 @@ def inspect(args: argparse.Namespace) -> Outcome:
     from models.workload import load_workload
 
     inspection = inspect_workload(load_workload(args.workload), args.signature, args.weights)
+    for line in inspection.warnings:
+        print(f"warning: {line}", file=sys.stderr)
     return Outcome(inspection.to_json(), inspection.to_text())
 
 

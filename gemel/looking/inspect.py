@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from gemel.looking.missing import missing
 from gemel.text import percent, size, table
 from models.sharing.groups import Group, Likeness, ceiling_bytes, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
@@ -23,7 +24,11 @@ PAIRING_EXPLAINED = (
 
 @dataclass(frozen=True)
 class Inspection:
-    """A workload on paper. `heaviest` = (layers, share of all bytes): how few layers hold how much."""
+    """A workload on paper.
+
+    `heaviest` = (layers, share of all bytes): how few layers hold how much. `warnings` name what is not there or does
+    not fit (gemel.looking.missing).
+    """
 
     workload: str
     signature: str
@@ -33,6 +38,7 @@ class Inspection:
     ceiling_bytes: int
     heaviest: tuple[tuple[int, float], ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def ceiling_fraction(self) -> float:
@@ -60,6 +66,7 @@ class Inspection:
                 for group in self.groups
             ],
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
         }
 
     def to_text(self) -> str:
@@ -124,6 +131,7 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
             for query in workload.queries
             if query.id not in free
         ),
+        warnings=missing(workload),
     )
 
 

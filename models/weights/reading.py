@@ -45,6 +45,16 @@ def load_weights(query: Query, module: nn.Module) -> nn.Module:
     a plain state dict or NaN, or does not fit the architecture, the class list or the input size; then the module is
     unchanged.
     """
+    state = check_weights(query, module)
+    module.load_state_dict({**module.state_dict(), **state}, strict=True)
+    return module
+
+
+def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
+    """A query's weights under the names of its architecture; InputError as `load_weights` says.
+
+    `module` is not changed, and may lie on the device "meta".
+    """
     key = f"weights ({query.id})"
     if query.weights is None:
         raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
@@ -55,8 +65,7 @@ def load_weights(query: Query, module: nn.Module) -> nn.Module:
     _check_classes(query, key)
     _check_finite(query.weights, key, state)
     check_input(query, module)
-    module.load_state_dict({**own, **state}, strict=True)
-    return module
+    return state
 
 
 def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple[str, ...]:

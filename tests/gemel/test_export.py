@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 from gemel.cli import main
 from models import zoo
 from models.bundle import BundleQuery, open_bundle, write_bundle
+from models.export import metadata_of
 from models.parts.residual import attach
 from models.tasks import task_of
 from models.tasks.base import DetectionAnswer
@@ -71,8 +73,18 @@ def test_an_exported_query_answers_as_the_bundle_does(bundle, tmp_path, capsys):
     assert about == {
         "gemel.query": "gate", "gemel.bundle": opened.digest[:12], "gemel.model": "mobilenet_v3_small",
         "gemel.task": "classification", "gemel.classes": ["busy", "empty"],
-        "gemel.preprocess": opened.query("gate").preprocess.to_json(),
+        "gemel.preprocess": opened.query("gate").preprocess.to_json(), "gemel.roi": None,
     }  # fmt: skip
+    assert said["metadata"] == about
+
+
+@pytest.mark.parametrize(("min_score", "threshold", "least"), [(0.0, None, 0.01), (0.0, 0.4, 0.4), (0.3, 0.4, 0.3)])
+def test_where_detections_begin_to_count_stands_in_the_file(bundle, min_score, threshold, least):
+    opened = open_bundle(bundle)
+    query = replace(opened.query("bridge"), min_score=min_score, threshold=threshold)
+    about = {key: json.loads(text) for key, text in metadata_of(query, opened.build("bridge"), "0" * 64).items()}
+    assert about["gemel.least_score"] == least and about["gemel.threshold"] == threshold
+    assert about["gemel.min_score"] == (min_score or None)
 
 
 def test_the_code_of_the_documentation_finds_what_the_box_finds(bundle, tmp_path, repository):
