@@ -46,12 +46,9 @@ def test_a_step_names_a_file_and_what_it_defines(step: str) -> None:
     assert found
 
 
-def test_every_room_of_merger_and_edge_runtime_has_a_row() -> None:
-    rooms = {
-        f"{package}/{path.parent.name}/"
-        for package in ("merger", "edge_runtime")
-        for path in (REPOSITORY / package).glob("*/__init__.py")
-    }
+@pytest.mark.parametrize("package", HOUSE)
+def test_every_room_has_a_row(package: str) -> None:
+    rooms = {f"{package}/{door.parent.name}/" for door in (REPOSITORY / package).glob("*/__init__.py")}
     assert rooms <= set(NAMED.findall(PAGE))
 
 
