@@ -17,9 +17,10 @@ from torch import nn
 
 from merger.bench.bounds import Bounds
 from merger.bench.elsewhere import employed
+from merger.bench.merged import Merged
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.workbench import Workbench
 from merger.beyond.narrow_weights import Narrowing, residual_bytes, store, tied_models
 from merger.beyond.narrowing import narrow
 from merger.journal.checkpoint import Checkpoint
@@ -109,6 +110,7 @@ def merge(
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
     bench = Workbench(workload, seed, progress)
+    bench.open()
     checkpoint.meter = bench.work
     bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
     with employed(bench, options.resources, checkpoint), using(bench.threads.main):

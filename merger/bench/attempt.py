@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from merger.bench.merged import Merged, State, snapshot, snapshots
 from merger.bench.merit import met
 from merger.bench.standing import judge_all
-from merger.bench.workbench import Merged, State, Workbench, snapshot, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged, Recipe
 from models.sharing.layers import weight_key

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from merger.bench.workbench import Reference, Workbench
+from merger.bench.references import Reference
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.progress import Progress
 from merger.journal.steps import Journal

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.merged import Merged
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Trial
 from merger.training.loop import Recipe, check

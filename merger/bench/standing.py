@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from merger.bench.merged import State
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.loop import Recipe
 from merger.workers.jobs import Job, run
 from models.sharing.plan import SharingPlan, tie
-
-if TYPE_CHECKING:
-    from merger.bench.workbench import State, Workbench
 
 TRAINING_PASSES = 4
 """Forward passes that a frame costs in training: its own, two for the gradient, the original's."""

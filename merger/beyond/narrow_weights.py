@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from merger.bench.workbench import Merged, State, Workbench
+from merger.bench.merged import Merged, State
+from merger.bench.workbench import Workbench
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers
 from models.parts.widths import STORED, WIDE, Narrow, NarrowDtype, choices, narrowed

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.bounds import Bounds
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.merged import Merged
+from merger.bench.workbench import Workbench
 from merger.beyond.narrow_weights import Narrowing, Weight, dtypes_of, store, tied_models, weights_of
 from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merger.bench.workbench import Merged, State, Workbench
+from merger.bench.merged import Merged, State
+from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate
 from merger.beyond.distance import distances
 from merger.training.features import watched_layers

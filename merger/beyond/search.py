@@ -16,10 +16,11 @@ from typing import Any
 
 from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshots
 from merger.bench.merit import all_met, merit
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import training_flops
-from merger.bench.workbench import Merged, Workbench, snapshots
+from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank
 from merger.beyond.risk import applied, errors, inputs_of, with_risk
 from merger.journal.checkpoint import Checkpoint

@@ -20,11 +20,9 @@ from typing import Any
 
 import torch
 
-from merger.bench.workbench import Merged, Workbench, snapshots
 from merger.journal.steps import Journal
 from models.errors import InputError
 from models.files.atomic import writing
-from models.sharing.plan import SharingPlan
 
 STATE = "state.pt"
 FORMAT = 3
@@ -36,7 +34,8 @@ class Checkpoint(Journal):
     """A folder beside the bundle with the file described above.
 
     `identity` tells one merge from another (workload, method, seed, options); a folder of another one is refused, and
-    so is an existing one unless `resume`. `log` are the rows of the merge's log so far.
+    so is an existing one unless `resume`. `log` are the rows of the merge's log so far, `accepted` what was saved after
+    the last finished round (plain values and tensors, None before), `work` what had been done then.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any], resume: bool) -> None:
@@ -45,7 +44,7 @@ class Checkpoint(Journal):
         self.rounds, self.seconds, self.work = 0, 0.0, 0.0
         self.rate: float | None = None
         self.log: list[dict[str, Any]] = []
-        self._accepted: Merged | None = None
+        self.accepted: Any = None
         self._settled_rows = 0
         self._writing_s = 0.0
         path = folder / STATE
@@ -56,18 +55,11 @@ class Checkpoint(Journal):
         self._seconds_before, self._opened = self.seconds, time.monotonic()
         self._stored = time.monotonic()
 
-    def merged(self, bench: Workbench) -> Merged:
-        """What was accepted after the last finished round; the originals and nothing shared at the start."""
-        if self._accepted is None:
-            return Merged(SharingPlan(), snapshots(bench.originals))
-        bench.work.total = self.work
-        return self._accepted
-
     def save(
-        self, merged: Merged, rounds: int, rows: list[dict[str, Any]], work: float, seconds: float, rate: float
+        self, accepted: Any, rounds: int, rows: list[dict[str, Any]], work: float, seconds: float, rate: float
     ) -> None:
         """Store the state after a finished round, in place of the one before."""
-        self.rounds, self.work, self.rate, self._accepted = rounds, work, rate, merged
+        self.rounds, self.work, self.rate, self.accepted = rounds, work, rate, accepted
         self._seconds_before, self._opened = seconds, time.monotonic()
         self.log += rows
         self._settled_rows = len(self.log)
@@ -89,8 +81,7 @@ class Checkpoint(Journal):
         content = {
             "format": FORMAT, "identity": self.identity, "rounds": self.rounds, "seconds": self.seconds,
             "work": self.work, "rate": self.rate, "log": self.log[: self._settled_rows],
-            "accepted": self._accepted.to_plain() if self._accepted is not None else None,
-            "journal": self.state_dict(),
+            "accepted": self.accepted, "journal": self.state_dict(),
         }  # fmt: skip
         path = self.folder / STATE
         try:
@@ -118,7 +109,7 @@ class Checkpoint(Journal):
             identity = content["identity"]
             self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
             self.rate, self.log = content["rate"], list(content["log"])
-            self._accepted = Merged.from_plain(content["accepted"]) if content["accepted"] is not None else None
+            self.accepted = content["accepted"]
             self.load_state_dict(content["journal"])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
             fault = f"is no checkpoint: {' '.join(str(error).split())[:120]}"

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from merger.bench.attempt import train_while
-from merger.bench.workbench import Merged, State, Workbench, snapshot
+from merger.bench.merged import Merged, State, snapshot
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged, Recipe
 from models.sharing.layers import weight_of

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from merger.bench.bounds import Bounds
-from merger.bench.workbench import Merged, Workbench, snapshot
+from merger.bench.merged import Merged, snapshot
+from merger.bench.workbench import Workbench
 from merger.journal.outcomes import LEAVES
 from merger.journal.steps import Journal
 from merger.mending.private import train_private

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.mending.search import Case, enough, mend
 from merger.mending.steps import MOST_STEPS

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from merger.bench.merged import Merged
 from merger.bench.probing import modules_among
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.mending.similarity import parted
 from models.sharing.plan import SharingPlan

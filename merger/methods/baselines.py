@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from merger.bench.attempt import train_while
+from merger.bench.merged import Merged, snapshot, snapshots
 from merger.bench.method import MergeOptions, method
 from merger.bench.standing import Standing
-from merger.bench.workbench import Merged, Workbench, snapshot, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, all_at_once
 from merger.methods.rate import choose_recipe

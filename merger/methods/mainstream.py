@@ -21,9 +21,10 @@ from torch import nn
 
 from merger.bench.attempt import hopeless, train_while
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, State, snapshot, snapshots
 from merger.bench.method import MergeOptions, method
 from merger.bench.standing import Standing
-from merger.bench.workbench import Merged, State, Workbench, snapshot, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, prefixes
 from merger.methods.rate import choose_recipe

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 
+from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions, method
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.methods.paper import search, sets_tried, worthwhile
 from models.sharing.groups import Group

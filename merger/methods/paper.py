@@ -10,9 +10,10 @@ from typing import Any
 
 from merger.bench.attempt import Attempt, attempt
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshots
 from merger.bench.method import MergeOptions, method
 from merger.bench.standing import Standing
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, one_by_one
 from merger.methods.rate import choose_recipe
@@ -53,7 +54,9 @@ def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queu
     required = {query: bench.required(query, options.margin) for query in bench.queries}
     bounds = Bounds.of(bench, options, checkpoint)
     recipe = _recipe(bench, options, checkpoint)
-    accepted = checkpoint.merged(bench)  # after the recipe, which was chosen before: the work is that of the last round
+    accepted = _accepted(
+        bench, checkpoint
+    )  # after the recipe, which was chosen before: the work is that of the last round
     ceiling = sum(group.saved_bytes for group in worthwhile(bench, options))
     started = time.monotonic() - checkpoint.seconds
     for index in range(checkpoint.rounds, len(queue)):
@@ -63,13 +66,21 @@ def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queu
         accepted, rows = _Round(bench, checkpoint, accepted, queue, index, recipe, required).run()
         seconds = time.monotonic() - started
         checkpoint.forget(_name(index))
-        checkpoint.save(accepted, index + 1, rows, bench.work.total, seconds, recipe.rate)
+        checkpoint.save(accepted.to_plain(), index + 1, rows, bench.work.total, seconds, recipe.rate)
         bench.progress(
             "round", round=index + 1, rounds=len(queue), signature=queue[index].signature, members=rows[-1]["kept"],
             saved_bytes=accepted.plan.saved_bytes(bench.layers), ceiling_bytes=ceiling, ratios=rows[-1]["ratios"],
             seconds=seconds,
         )  # fmt: skip
     return accepted
+
+
+def _accepted(bench: Workbench, checkpoint: Checkpoint) -> Merged:
+    """What was accepted after the last finished round; the originals and nothing shared at the start."""
+    if checkpoint.accepted is None:
+        return Merged(SharingPlan(), snapshots(bench.originals))
+    bench.work.total = checkpoint.work
+    return Merged.from_plain(checkpoint.accepted)
 
 
 def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Recipe:

@@ -9,9 +9,10 @@ from typing import Any
 
 from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, State, snapshots
 from merger.bench.merit import all_met, merit, met
 from merger.bench.standing import training_flops
-from merger.bench.workbench import Merged, State, Workbench, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import LEAVES
 from merger.mending.private import train_private

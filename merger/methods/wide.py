@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any
 
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, State, snapshots
 from merger.bench.method import MergeOptions, method
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import judge_all
-from merger.bench.workbench import Merged, State, Workbench, snapshots
+from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import JOINING, LEAVES, Rows, Trial, all_at_once

@@ -11,7 +11,8 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from merger.bench.workbench import State, Workbench, snapshots
+from merger.bench.merged import State, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.start.alignment import aligned, by_shared_bytes
 from merger.start.ancestry import COMMON, kinship

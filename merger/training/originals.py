@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from merger.bench.workbench import default_device
 from merger.journal.progress import Progress, silent
+from merger.training.device import default_device
 from merger.training.loop import Diverged, Recipe, Training, TrainingSet, Work, check
 from models.errors import InputError
 from models.frames.data import load_split

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,9 +33,14 @@ class Prepared:
         """Memory its frames take."""
         return 0 if self._images is None else self._images.nbytes
 
-    def load(self) -> Prepared:
-        """Decode every frame now, so that a frame that does not decode is found before any training."""
-        self.batch(range(len(self)))
+    def load(self, told: Callable[[float], None] = lambda done: None) -> Prepared:
+        """Decode every frame now, so that a frame that does not decode is found before any training.
+
+        `told` hears which part of them is decoded, frame by frame.
+        """
+        for index in range(len(self)):
+            self._image(index)
+            told((index + 1) / len(self))
         return self
 
     def batch(self, indices: Sequence[int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,10 +51,17 @@ class Evidence:
 
 
 @torch.inference_mode()
-def predict(model: nn.Module, query: Query, split: Split | Prepared, batch: int = 32) -> list[Answer]:
+def predict(
+    model: nn.Module,
+    query: Query,
+    split: Split | Prepared,
+    batch: int = 32,
+    told: Callable[[int], None] = lambda frames: None,
+) -> list[Answer]:
     """The model's answer to each frame of the split, in order; boxes in pixels of the frame shown.
 
-    Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later.
+    Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later. `told`
+    hears how many more frames were answered, batch by batch.
     """
     keep_freed_memory()
     prepared = split if isinstance(split, Prepared) else Prepared(query, split)
@@ -67,6 +74,7 @@ def predict(model: nn.Module, query: Query, split: Split | Prepared, batch: int 
         indices = range(start, min(start + batch, len(prepared)))
         outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
         answers += task.answers(model, outputs, prepared.sizes(indices), query.classes)
+        told(len(indices))
     model.train(was_training)
     return answers
 

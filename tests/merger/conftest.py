@@ -10,7 +10,8 @@ import torch
 
 from merger import TrainOptions, train_originals
 from merger.bench.bounds import Bounds
-from merger.bench.workbench import Merged, Workbench, snapshots
+from merger.bench.merged import Merged, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.methods.sprints import Sprints
 from merger.methods.wide import whole_plan

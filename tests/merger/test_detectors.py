@@ -26,7 +26,8 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from merger import MergeOptions, MergeReport, Recipe, merge
-from merger.bench.workbench import Workbench, snapshot
+from merger.bench.merged import snapshot
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.start.choosing import Start, donated
 from merger.training.features import REGION_PROPOSALS, watched_layers, watching

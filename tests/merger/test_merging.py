@@ -198,7 +198,7 @@ def test_a_val_split_of_few_clips_is_reported(
     warnings = warnings_of("few")
     assert [text.split(":")[0] for text in warnings] == [query.id for query in workload.queries]
     assert f"from {few} clips or tracks; what holds there may not hold elsewhere" in warnings[0]
-    monkeypatch.setattr("merger.bench.workbench.FEW_UNITS", few)
+    monkeypatch.setattr("merger.bench.references.FEW_UNITS", few)
     assert not warnings_of("enough")
 
 

@@ -9,7 +9,7 @@ import torch
 
 from merger import Resources
 from merger.bench.elsewhere import Desk, Setup, employed
-from merger.bench.ondemand import OnDemand
+from merger.bench.stock import OnDemand
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.progress import silent

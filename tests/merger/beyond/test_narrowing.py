@@ -16,7 +16,8 @@ import merger.beyond.narrowing as narrowing_module
 import merger.journal.checkpoint as checkpoint_module
 from merger import MergeOptions, merge
 from merger.bench.bounds import Bounds
-from merger.bench.workbench import Merged, Workbench, snapshot
+from merger.bench.merged import Merged, snapshot
+from merger.bench.workbench import Workbench
 from merger.beyond.narrow_weights import Narrowing, Weight, dtypes_of, residual_bytes, store, tied_models, weights_of
 from merger.beyond.narrowing import narrow, needed
 from merger.journal.checkpoint import Checkpoint

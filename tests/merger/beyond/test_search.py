@@ -18,10 +18,11 @@ import merger.beyond.risk as beyond_start
 import merger.beyond.search as beyond_module
 from merger import TrainOptions, merge, train_originals
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshot
 from merger.bench.method import MergeOptions
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import training_flops
-from merger.bench.workbench import Merged, Workbench, snapshot
+from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank, steps_between, units
 from merger.beyond.risk import INPUT_FRAMES, applied, errors, inputs_of, with_risk
 from merger.beyond.search import _Search, beyond

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from merger.bench.bounds import Bounds
-from merger.bench.workbench import Merged, Workbench
+from merger.bench.merged import Merged
+from merger.bench.workbench import Workbench
 from merger.beyond.distance import distances
 from merger.journal.steps import Journal
 from merger.mending.search import Case, mend

@@ -11,7 +11,7 @@ from torch import nn
 
 import merger.bench.attempt as attempt_module
 from merger.bench.attempt import SETTLED, attempt
-from merger.bench.workbench import Merged, snapshot
+from merger.bench.merged import Merged, snapshot
 from merger.methods.paper import smaller
 from merger.training.loop import Diverged, Recipe
 from models.sharing.plan import SharingPlan, tie

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from merger.bench.bounds import Bounds
+from merger.bench.merged import snapshots
 from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.methods.sprints import Sprints
 from merger.training.loop import Diverged, Recipe, Training

@@ -15,8 +15,9 @@ import merger.methods.sprints as sprints_module
 import merger.methods.wide as wide_module
 from merger import merge
 from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, State, snapshots
 from merger.bench.method import MergeOptions
-from merger.bench.workbench import Merged, State, Workbench, snapshots
+from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import JOINING, all_at_once
 from merger.journal.steps import Journal

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from merger.bench.merged import State, snapshot
 from merger.bench.method import MergeOptions
-from merger.bench.workbench import State, Workbench, snapshot
+from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.start.ancestry import COMMON, kinship

@@ -13,7 +13,7 @@ from torch import nn
 
 import merger.training.originals as originals_module
 from merger import train_originals
-from merger.bench.workbench import State, snapshot
+from merger.bench.merged import State, snapshot
 from models.errors import InputError
 from models.workload import Query, Workload, load_workload
 from tests.merger.conftest import ORIGINALS

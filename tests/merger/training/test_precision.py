@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import merger.merging as merging_module
 import merger.training.precision as precision_module
 from merger import MergeOptions, merge
-from merger.bench.workbench import Merged, Workbench, snapshot
+from merger.bench.merged import Merged, snapshot
+from merger.bench.workbench import Workbench
 from merger.training.precision import Precisions, autocast, by_rule, measured
 from models.bundle import Trained, open_bundle
 from models.errors import InputError
