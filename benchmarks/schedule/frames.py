@@ -145,7 +145,7 @@ def _line(row: Row) -> str:
 
 
 def tables(rows: list[Row]) -> str:
-    """The tables of docs/schedule.md."""
+    """The tables of docs/figures.md."""
     devices = list(dict.fromkeys(row["device"] for row in rows))
     codes = sorted({f"{name} {row['code'][name]}" for row in rows for name in ORDER})
     parts = [f"{len(rows)} cases; code: {', '.join(codes)}", _sums(rows, devices)]

@@ -1,4 +1,4 @@
-"""The schedule's figures over the catalogue's workloads, device profiles and memory settings (docs/schedule.md).
+"""The schedule's figures over the catalogue's workloads, device profiles and memory settings (docs/figures.md).
 
 Usage: python -m benchmarks.schedule.policies frames [--device D ...] [--seeds N] [--seconds S] [--json FILE]
        python -m benchmarks.schedule.policies planning | overhead [--json FILE]
@@ -9,7 +9,7 @@ weight) on three modelled device profiles at min, 50 % and 75 % of what the orig
 `ours` get the same frames: each query's rate, phases drawn from the seed, the box empty at the start. The bound of
 `bound.py` stands beside. Cases that FILE has of the same code are not measured again. planning: seconds to plan
 15 and 1,000 queries made of the catalogue's. overhead: processor time in `decide` per frame received. tables: those of
-docs/schedule.md from the files that `frames` wrote, one for each device, say. Exit code 1 when `ours` has fewer frames
+docs/figures.md from the files that `frames` wrote, one for each device, say. Exit code 1 when `ours` has fewer frames
 in time than `gemel` in any case, or a query less than 80 % of what `gemel` gave it.
 """
 

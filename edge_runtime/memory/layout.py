@@ -1,7 +1,7 @@
 """The orders in which tensors lie in the arena: as stored, or as kernels read the weights of convolutions.
 
 PyTorch's convolutions put a weight that lies otherwise into the order they want, in every run. The arena does it once,
-when the weight has arrived, in its own place (docs/engines.md says what that is worth).
+when the weight has arrived, in its own place (docs/figures.md says what that is worth).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from edge_runtime.memory.layout import Layout
 from models.parts.widths import WIDE
 
 LEAST_BYTES = 512 * 1024
-"""A smaller weight is put into order in less time than oneDNN's own call costs over PyTorch's (docs/engines.md)."""
+"""A smaller weight is put into order in less time than oneDNN's own call costs over PyTorch's (docs/figures.md)."""
 MOST_PADDING = 1.04
 """The most a blocked weight may take over its stored bytes: oneDNN pads rows of powers of two by a thirty-second, and
 few channels to a whole block, which is not worth its memory."""

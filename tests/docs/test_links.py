@@ -51,6 +51,14 @@ def test_every_benchmark_that_is_named_is_a_module(page: Path) -> None:
         assert importlib.util.find_spec(name) is not None, name
 
 
+def test_every_page_that_the_code_names_exists() -> None:
+    sources = [path for room in ROOMS.split("|") for path in (REPOSITORY / room).rglob("*.py")]
+    named = {
+        (path.name, page) for path in sources for page in re.findall(r"\bdocs/[\w-]+\.md", path.read_text("utf-8"))
+    }
+    assert [one for one in sorted(named) if not (REPOSITORY / one[1]).is_file()] == []
+
+
 def check_command(command: str) -> None:
     """Whether the command line knows the command and each of its options."""
     words = [word.strip("[],()") for word in command.split()[1:]]
