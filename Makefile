@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist load
 
 .PHONY: demo test test-all lint real venv
 
-demo: $(STAMP)  ## the whole road on rendered clips, within 5 minutes on 2 cores; ends with where the report is
+demo: $(STAMP)  ## the whole road on rendered clips, within 4 CPU-minutes; ends with what to look at
 	$(BIN)/gemel demo --out $(OUT)/demo
 
 test: $(STAMP)  ## the tests, two at a time, within 8 minutes on 2 cores; PYTEST_ARGS="tests/models -k fold" for some of them

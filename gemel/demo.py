@@ -26,14 +26,15 @@ from video_samples.sample import write_sample
 
 # Bounds that keep the whole within four CPU-minutes; `gemel train` and `gemel merge` try harder.
 TRAINING = {
-    "classification": TrainOptions(passes=1000, min_epochs=3, max_cycles=1),
-    "detection": TrainOptions(rate=2e-3, passes=1350, batch=8, max_cycles=1),
+    "classification": TrainOptions(passes=780, min_epochs=3, max_cycles=1),
+    "detection": TrainOptions(rate=2e-3, passes=1040, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
     Recipe(rate=2e-4, epochs=4, batch=8, frames_per_epoch=128),
     choose_rate=False,
     margin=0.6,
     min_saving=0.02,
+    max_work=8e12,  # the start, one sprint, and some help for single queries
 )
 BOX_S = 6.0
 BOX_MEMORY = "50%"

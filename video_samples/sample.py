@@ -39,8 +39,8 @@ class SplitSize:
 
 
 SPLITS = {
-    "train": SplitSize(12, 28.0, 1.0, 1),
-    "val": SplitSize(5, 25.0, 1.0, 1),
+    "train": SplitSize(10, 26.0, 1.0, 1),
+    "val": SplitSize(5, 21.0, 1.0, 1),
     "test": SplitSize(4, 13.0, CAMERA_FPS, 2),
 }
 

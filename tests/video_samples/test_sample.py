@@ -93,7 +93,9 @@ def test_the_same_seed_gives_the_same_sample_and_replaces_an_earlier_one(sample:
     stale = tmp_path / "data" / "night-lane" / "train" / "busy" / "junction-night-train-9__000000.jpg"
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"old")
-    write_sample(tmp_path, seed=1, splits=TINY, workers=1)
+    told: list[float] = []
+    write_sample(tmp_path, seed=1, splits=TINY, workers=1, told=told.append)
+    assert told == sorted(told) and told[-1] == 1.0, "how much is rendered is told clip by clip"
     assert files_under(tmp_path) == files_under(sample.parent)
 
 
