@@ -34,6 +34,7 @@ MERGING = MergeOptions(
     choose_rate=False,
     margin=0.6,
     min_saving=0.02,
+    precision="fp32",  # which is faster would be measured, and the outcome be another on another day
     max_work=8e12,  # the start, one sprint, and some help for single queries
 )
 BOX_S = 6.0

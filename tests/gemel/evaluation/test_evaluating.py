@@ -109,13 +109,31 @@ def test_missing_test_data_is_one_line_and_nothing_is_written(tiny, tmp_path, ca
     assert not (tmp_path / "report").exists()
 
 
+def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(tiny, tmp_path):
+    told = []
+    document = evaluate(
+        tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, seeds=1, memory="512MiB",
+        progress=lambda event, **fields: told.append((event, fields)),
+    )  # fmt: skip
+    assert document["asked"] == {"memory": "512MiB", "memory_bytes": 512 * 2**20}
+    assert {row["memory"] for row in document["streaming"]} == {"min", "50%", "75%", "512MiB"}
+    assert "judged with 537 MB" in (tmp_path / "report.html").read_text()
+    assert told[0] == ("stages", {"names": ["judge each query on test", "play the streams", "write the report"]})
+
+
+def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path):
+    with pytest.raises(InputError, match="too little"):
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "report", memory="1MiB")
+    assert not (tmp_path / "report").exists()
+
+
 def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypatch, evaluated):
     import gemel.evaluation.evaluating
 
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "report.html").write_text("older")
-    monkeypatch.setattr(gemel.evaluation, "render", lambda *_: "\ud800")  # cannot be encoded, after report.json
+    monkeypatch.setattr(gemel.evaluation.evaluating, "render", lambda *_: "\ud800")
     with pytest.raises(UnicodeEncodeError):
         evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, seeds=1)
     assert (folder / "report.html").read_text() == "older"
