@@ -90,18 +90,32 @@ def _worse(document: Mapping[str, Any]) -> list[Worse]:
         for row in document["offline"]
         if row["worth"] and not row["met"]
     ]
-    target = {row["query"]: row["target"] for row in document["offline"]}
     asked = asked_of(document)
     settings = {row["memory"]: row["memory_bytes"] for row in document["streaming"]}
-    for memory in sorted(settings, key=lambda name: (asked is None or name != asked[0], settings[name])):
-        for query, (before, after) in streamed_at(document, memory).items():
+    order = sorted(settings, key=lambda name: (asked is None or name != asked[0], settings[name]))
+    streamed = {memory: streamed_at(document, memory) for memory in order}
+    for row in document["offline"]:
+        falls = []
+        for memory in order:
+            before, after = streamed[memory].get(row["query"], (0.0, 0.0))
             if before - after > SEEN:
-                decides = asked is not None and memory == asked[0] and after < target.get(query, 1.0) * before
-                starved = "starved" if after < before / 2 else "worse"
-                where = f"on the stream with {size(settings[memory])} ({memory})"
-                text = f"{starved} {where}: {number(before, 2)} became {number(after, 2)}"
-                found.append(Worse(query, text, decides))
+                falls.append((memory, before, after))
+        if falls:
+            found.append(_worse_on_stream(row, falls, settings, asked))
     return found
+
+
+def _worse_on_stream(
+    row: Mapping[str, Any],
+    falls: Sequence[tuple[str, float, float]],
+    settings: Mapping[str, int],
+    asked: tuple[str, int] | None,
+) -> Worse:
+    """One line for a query, whatever the number of memory settings: (setting, accuracy before, after) each."""
+    starved = any(after < before / 2 for _, before, after in falls)
+    parts = [f"{number(b, 2)} became {number(a, 2)} with {size(settings[memory])} ({memory})" for memory, b, a in falls]
+    decides = any(asked is not None and name == asked[0] and a < row["target"] * b for name, b, a in falls)
+    return Worse(row["query"], f"{'starved' if starved else 'worse'} on the stream: {', '.join(parts)}", decides)
 
 
 def _stream_gain(document: Mapping[str, Any]) -> str:
