@@ -31,12 +31,12 @@ TRAINING = {
     "detection": TrainOptions(rate=2e-3, passes=1040, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
-    Recipe(rate=2e-4, epochs=4, batch=8, frames_per_epoch=64),
+    Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=64),
     choose_rate=False,
     margin=0.6,
     min_saving=0.02,
     precision="fp32",  # which is faster would be measured, and the outcome be another on another day
-    max_work=6e12,  # the start, one sprint, and some help for single queries
+    max_work=4e12,  # the start, one sprint, and some help for single queries
 )
 THREADS = 1
 """Of these small models' training: more of them wait for each other as long as they work, and the outcome would depend
