@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ POLICY_CODE = {
     "ours": ("policies",),
 }
 WORST_SHOWN = 12
+SUM_HEADS = (
+    "memory",
+    "device",
+    "frames",
+    *ORDER,
+    "bound",
+    "ours / gemel",
+    "ours / bound",
+    "workloads with more / fewer",
+    "worst query",
+)
 
 Row = dict[str, Any]
 
@@ -81,7 +93,7 @@ def read(files: Iterable[Path]) -> list[Row]:
 
 def write(file: Path, rows: list[Row]) -> None:
     whole = file.with_suffix(".part")
-    whole.write_text(json.dumps({"frames": rows}, indent=1))
+    whole.write_text(json.dumps({"date": datetime.now(UTC).date().isoformat(), "frames": rows}) + "\n")
     whole.replace(file)
 
 
@@ -148,7 +160,7 @@ def tables(rows: list[Row]) -> str:
     """The tables of docs/figures.md."""
     devices = list(dict.fromkeys(row["device"] for row in rows))
     codes = sorted({f"{name} {row['code'][name]}" for row in rows for name in ORDER})
-    parts = [f"{len(rows)} cases; code: {', '.join(codes)}", _sums(rows, devices)]
+    parts = [f"{len(rows)} cases; code: {', '.join(codes)}", markdown(SUM_HEADS, sums(rows))]
     parts += [
         f"At min, by workload: {' / '.join(ORDER)} / bound",
         _by_workload([row for row in rows if row["memory"] == "min"], devices),
@@ -158,10 +170,11 @@ def tables(rows: list[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def _sums(rows: list[Row], devices: list[str]) -> str:
+def sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """A row of SUM_HEADS for each memory setting and device, and for all devices together."""
     lines = []
     for setting in SETTINGS:
-        for device in (*devices, "all"):
+        for device in (*dict.fromkeys(row["device"] for row in rows), "all"):
             chosen = [row for row in rows if row["memory"] == setting and device in (row["device"], "all")]
             if not chosen:
                 continue
@@ -184,20 +197,7 @@ def _sums(rows: list[Row], devices: list[str]) -> str:
                     f"{min(worst(row)[0] for row in chosen):.2f}",
                 )
             )
-    return markdown(
-        (
-            "memory",
-            "device",
-            "frames",
-            *ORDER,
-            "bound",
-            "ours / gemel",
-            "ours / bound",
-            "workloads with more / fewer",
-            "worst query",
-        ),
-        lines,
-    )
+    return lines
 
 
 def _by_workload(rows: list[Row], devices: list[str]) -> str:
