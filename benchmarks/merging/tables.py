@@ -50,11 +50,11 @@ def grouped(cells: Iterable[Cell], key: Callable[[Cell], Any]) -> dict[Any, list
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean, and from where to where the values reach when there are several."""
+    """The mean, and from where to where the values reach when they differ."""
     if not values:
         return "-"
-    low, high = min(values), max(values)
-    return f"{mean(values):.3f}" + (f" ({low:.3f}..{high:.3f})" if len(values) > 1 else "")
+    low, high = f"{min(values):.3f}", f"{max(values):.3f}"
+    return f"{mean(values):.3f}" + (f" ({low}..{high})" if low != high else "")
 
 
 def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
