@@ -28,7 +28,7 @@ from merger.journal.outcomes import account
 from merger.journal.progress import Progress, silent
 from merger.training.precision import Precisions
 from merger.workers.jobs import using
-from models.bundle import BundleQuery, check_output, write_bundle
+from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.errors import InputError
 from models.files.atomic import writing
 from models.measuring.evaluation import Evidence
@@ -180,10 +180,8 @@ def _ship(
         own = residual_bytes(models[query.id], stored.get(query.id, {}))
         results.append(QueryResult(**evidence.__dict__, id=query.id, residual_bytes=own))
     ceiling = ceiling_bytes(bench.layers)
-    manifest = write_bundle(
-        out, models, records, workload=bench.workload.name, method=method, ceiling_bytes=ceiling,
-        overwrite=overwrite, narrow=stored,
-    )  # fmt: skip
+    made = Made(bench.workload.name, method, ceiling)
+    manifest = write_bundle(out, models, records, made, overwrite=overwrite, narrow=stored)
     before, after = manifest.bytes.before, manifest.bytes.after
     return MergeReport(
         method, str(out), before, after, 1 - after / before, ceiling / before, seconds, work, tuple(results)

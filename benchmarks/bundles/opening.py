@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, verify_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 
 MODEL, CLASSES, INPUT_SIZE = "vgg16", tuple(f"class {index}" for index in range(300)), 224
 CHUNK_BYTES = 8 << 20
@@ -101,7 +101,7 @@ def two_models() -> tuple[dict[str, nn.Module], list[BundleQuery]]:
 
 def write(path: Path, models: dict[str, nn.Module], queries: list[BundleQuery]) -> None:
     """Our writer: hash, write, fsync, rename."""
-    write_bundle(path, models, queries, workload="benchmark", method="ceiling", ceiling_bytes=0, overwrite=True)
+    write_bundle(path, models, queries, Made("benchmark", "ceiling", 0), overwrite=True)
 
 
 def write_plain(path: Path, content: bytes) -> None:

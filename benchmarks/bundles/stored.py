@@ -148,7 +148,7 @@ def _errors(model: nn.Module, narrow: dict[str, Narrow]) -> tuple[float, float]:
 
 def _bundle(folder: Path, name: str, weights: str) -> Any:
     from models import zoo
-    from models.bundle import BundleQuery, open_bundle, write_bundle
+    from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 
     torch.manual_seed(0)
     model = zoo.build(name, CLASSES, {}, INPUT_SIZE).eval()
@@ -156,7 +156,7 @@ def _bundle(folder: Path, name: str, weights: str) -> Any:
                         input_size=INPUT_SIZE, preprocess=zoo.preprocess_of(name, INPUT_SIZE), fps=None, sla_ms=1e3,
                         accuracy_target=0.9)  # fmt: skip
     path = folder / f"{name}-{weights}.safetensors"
-    write_bundle(path, {"one": model}, [query], workload="stored", method="none", ceiling_bytes=0,
+    write_bundle(path, {"one": model}, [query], Made("stored", "none", 0),
                  narrow={"one": narrow_of(None, model, weights)})  # fmt: skip
     return open_bundle(path)
 

@@ -44,7 +44,7 @@ from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import ENGINES, engine_named, make_engine
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.parts.residual import attach
 from models.parts.residual import shapes as residual_shapes
 
@@ -128,7 +128,7 @@ def made_bundle(path: Path, model: str, residuals: bool, names: Sequence[str] = 
         )
         for name in names
     ]
-    write_bundle(path, models, queries, workload="benchmark", method="ceiling", ceiling_bytes=0)
+    write_bundle(path, models, queries, Made("benchmark", "ceiling", 0))
     return open_bundle(path)
 
 

@@ -29,7 +29,7 @@ from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.onnx.engine import OnnxEngine
 from edge_runtime.engines.registry import make_engine
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.detector import OneStage
 from models.errors import InputError
 from models.zoo.inputs import answer_on_meta
@@ -130,7 +130,7 @@ def bundled(path: Path, model: str, size: int) -> Bundle:
         sla_ms=100.0,
         accuracy_target=0.95,
     )
-    write_bundle(path, {"only": network.eval()}, [query], workload="benchmark", method="none", ceiling_bytes=0)
+    write_bundle(path, {"only": network.eval()}, [query], Made("benchmark", "none", 0))
     return open_bundle(path)
 
 

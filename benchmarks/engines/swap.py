@@ -36,7 +36,7 @@ from edge_runtime.memory.movers.host import ordinary_memory
 from edge_runtime.memory.placing import Holes
 from edge_runtime.memory.store import Store
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 
 MODELS = {"first": "resnet50", "second": "resnet50", "third": "resnet18", "fourth": "resnet18"}
 CLASSES, INPUT_SIZE = tuple(f"class {index}" for index in range(10)), 224
@@ -105,7 +105,7 @@ def made_bundle(path: Path) -> Path:
         )
         for name, model in MODELS.items()
     ]
-    write_bundle(path, models, queries, workload="benchmark", method="ceiling", ceiling_bytes=0)
+    write_bundle(path, models, queries, Made("benchmark", "ceiling", 0))
     return path
 
 

@@ -18,7 +18,7 @@ from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.registry import make_engine
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 
 FAMILIES = {
     "cifar_resnet20": 32, "resnet18": 64, "resnext50_32x4d": 64, "vgg11_bn": 64, "alexnet": 96, "squeezenet1_1": 64,
@@ -118,5 +118,5 @@ def _bundle(path: Path, model: str, size: int) -> Bundle:
         sla_ms=100.0,
         accuracy_target=0.95,
     )
-    write_bundle(path, {"only": network}, [query], workload="benchmark", method="none", ceiling_bytes=0)
+    write_bundle(path, {"only": network}, [query], Made("benchmark", "none", 0))
     return open_bundle(path)

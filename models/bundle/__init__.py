@@ -15,7 +15,7 @@ from models.bundle.manifest import (
 )
 from models.bundle.reader import Bundle, open_bundle
 from models.bundle.verify import unchecked, verify_bundle
-from models.bundle.writer import write_bundle
+from models.bundle.writer import Made, write_bundle
 from models.files.atomic import check_output
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "BundleEvidence",
     "BundleQuery",
     "ByteCounts",
+    "Made",
     "Manifest",
     "ResidualTensors",
     "Shared",

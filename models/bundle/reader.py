@@ -180,9 +180,7 @@ def architecture(query: BundleQuery, factories: Collection[str], path: Path, fol
         remedy = "list it under `factories` in the local config if you trust it"
         raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
     try:
-        return zoo.build(
-            query.model, query.classes, query.model_args, query.input_size, query.task, "meta", factories, folder=folder
-        )
+        return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, "meta", folder)
     except Exception as error:  # a hostile manifest can make an architecture fail in any way
         fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
         raise BundleError(path, fault, REMEDY) from error

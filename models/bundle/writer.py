@@ -37,22 +37,29 @@ _PUSH_BYTES = 32 << 20
 _MAX_WAITING_BYTES = 256 << 20  # tensors held for hashing: with models on a GPU each is a copy
 
 
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What a bundle says of how it was made: of which workload, by which method, and the bytes that could be saved."""
+
+    workload: str
+    method: str
+    ceiling_bytes: int
+
+
 def write_bundle(
     path: str | Path,
     models: Mapping[str, nn.Module],
     queries: Sequence[BundleQuery],
+    made: Made,
     *,
-    workload: str,
-    method: str,
-    ceiling_bytes: int,
     overwrite: bool = False,
     narrow: Mapping[str, Mapping[str, Narrow]] | None = None,
 ) -> Manifest:
     """Write the models of a workload as one bundle and return its manifest; with `narrow` tensors of format 2.
 
     `models` holds each query's module, tied and with residuals attached; what is shared is found by content.
-    `queries` are records without tensors (`BundleQuery.of`), in the order they shall have. `ceiling_bytes`
-    are the bytes that could be saved; before and after are counted here. `narrow` maps queries and state dict keys to
+    `queries` are records without tensors (`BundleQuery.of`), in the order they shall have. The bytes before and after
+    are counted here. `narrow` maps queries and state dict keys to
     what is stored there in place of the model's tensor; what shares a weight should have the same one. Raises
     InputError, with nothing written, when the path exists or cannot be written or the disk is full, and ValueError
     when models and queries don't fit together.
@@ -74,13 +81,13 @@ def write_bundle(
     def manifest_with(names: Mapping[str, str]) -> Manifest:
         named = tuple(_renamed(query, names) for query in records)
         by_name = {names[entry.name]: entry for entry in entries if not entry.is_pad}
-        counts = count_bytes(named, by_name, ceiling_bytes)
-        return Manifest(format_of(named), workload, method, counts, named, shared_of(named))
+        counts = count_bytes(named, by_name, made.ceiling_bytes)
+        return Manifest(format_of(named), made.workload, made.method, counts, named, shared_of(named))
 
     draft = manifest_with({name: name for name in tensors}).to_json()
     try:
-        if parse_manifest(draft).bytes.before < ceiling_bytes:
-            raise ValueError(f"{ceiling_bytes} bytes cannot be saved: there are fewer")
+        if parse_manifest(draft).bytes.before < made.ceiling_bytes:
+            raise ValueError(f"{made.ceiling_bytes} bytes cannot be saved: there are fewer")
     except Fault as fault:
         raise InputError(path, f"this bundle could not be read again: {fault}", "change the workload") from None
     head_bytes = len(encode_header(entries, {MANIFEST_KEY: draft}))

@@ -158,8 +158,7 @@ def _described(
 ) -> tuple[tuple[_Row, ...], tuple[_Tensor, ...]]:
     """The layers and all unique tensors of a model, found by building it at two widths."""
     built, wider = (
-        build(model, (), json.loads(args), input_size, task, device="meta", num_classes=width, folder=folder)
-        for width in widths
+        build(model, width, json.loads(args), input_size, task, device="meta", folder=folder) for width in widths
     )
     wider_state = wider.state_dict()
     unique: dict[int, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,32 +89,28 @@ def width_of(task: str, classes: Sequence[str]) -> int:
 
 def build(
     model: str,
-    classes: Sequence[str],
+    classes: Sequence[str] | int,
     model_args: Mapping[str, Any] | None = None,
     input_size: int = 224,
     task: str = "classification",
     device: str | torch.device = "cpu",
-    factories: Collection[str] | None = None,
-    num_classes: int | None = None,
     folder: Path | None = None,
 ) -> nn.Module:
     """Build an architecture with random weights; on device "meta" nothing is allocated.
 
-    A name `package.module:factory` is imported, from `folder` first and from Python's path after it; `factories`,
-    where given, is the list of those that may be. `num_classes` overrides the width that `classes` gives. The
+    A name `package.module:factory` is imported, from `folder` first and from Python's path after it: whether it may be
+    is the caller's to know. `classes` may be the width itself, as a factory counts it (`width_of`). The
     argument `low_rank` is for no factory: whatever was built has these layers factorised (models.parts.low_rank).
     Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
     model cannot be built, and for a user's own module that could not be merged or has another width.
     """
-    width = num_classes if num_classes is not None else width_of(task, classes)
+    width = classes if isinstance(classes, int) else width_of(task, classes)
     args = dict(model_args or {})
     ranks = ranks_of(args, model)
     args.pop(LOW_RANK, None)
     if is_zoo_name(model):
         with built_on(device):
             return factorise(_from_zoo(model, width, input_size, args), ranks, model)
-    if factories is not None and model not in factories:
-        raise InputError(model, "this factory may not be imported", "list it under `factories`")
     factory = foreign_factory(model, folder)
     with built_on(device):
         module = build_foreign(model, factory, width, input_size, args)

@@ -11,6 +11,8 @@ from models.frames.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 Factory = Callable[..., nn.Module]
 Triple = tuple[float, float, float]
+Scaling = tuple[Triple, Triple]
+"""Mean and deviation by which the values of a frame, from 0 to 1, are normalised."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ ENTRIES: dict[str, ZooEntry] = {}
 def register(
     name: str,
     task: str,
-    mean: Triple = IMAGENET_MEAN,
-    std: Triple = IMAGENET_STD,
+    scaling: Scaling = (IMAGENET_MEAN, IMAGENET_STD),
     input_size: int = 224,
     published: str | None = None,
     auxiliary: tuple[str, ...] = (),
@@ -54,7 +55,7 @@ def register(
         if name in ENTRIES:
             raise ValueError(f"the zoo has two entries named {name}")
         classes = width or PUBLISHED_WIDTH[task]
-        ENTRIES[name] = ZooEntry(name, task, factory, mean, std, input_size, published, auxiliary, classes)
+        ENTRIES[name] = ZooEntry(name, task, factory, *scaling, input_size, published, auxiliary, classes)
         return factory
 
     return enter

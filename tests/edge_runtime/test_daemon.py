@@ -227,15 +227,13 @@ def test_a_query_that_fails_is_counted_told_once_and_the_others_go_on(box, monke
 
 
 def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_path, caplog):
-    from models.bundle import write_bundle
+    from models.bundle import Made, write_bundle
 
     write_bundle(
         tmp_path / "tiny.safetensors",
         {"gate": trained_looking(1)},
         [query("gate", "left", sla_ms=1e-3)],
-        workload="tiny",
-        method="none",
-        ceiling_bytes=0,
+        Made("tiny", "none", 0),
     )
     summary = run(write_config(tmp_path, cameras={"left": {"source": str(box / "left.mp4")}}))
     assert summary["ledger"][0]["dropped"] == {"deadline": 12} and summary["balanced"]

@@ -11,7 +11,7 @@ import torch
 
 from edge_runtime.daemon import run
 from models import zoo
-from models.bundle import BundleQuery, open_bundle, write_bundle
+from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.errors import InputError
 from tests.edge_runtime.test_daemon import damage, frames_of
 from tests.edge_runtime.tiny import query as tiny_query
@@ -46,9 +46,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "tiny.safetensors",
         {"big": big, "gate": trained_looking(1)},
         [query, tiny_query("gate", "left")],
-        workload="streaming",
-        method="none",
-        ceiling_bytes=0,
+        Made("streaming", "none", 0),
     )
     return folder
 

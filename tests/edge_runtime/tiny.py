@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import nn
 
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
 
@@ -61,7 +61,7 @@ def tiny_bundle(path: Path) -> Bundle:
         residual = attach(models["yard"][3], rank=2)
         residual.residual_b.fill_(0.1)
     queries = [query("gate", "left"), query("yard", "right", roi=(4, 2, 40, 30)), query("road", "left", fps=6.0)]
-    write_bundle(path, models, queries, workload="tiny", method="wide", ceiling_bytes=0)
+    write_bundle(path, models, queries, Made("tiny", "wide", 0))
     return open_bundle(path, [FACTORY])
 
 

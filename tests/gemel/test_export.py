@@ -17,7 +17,7 @@ from torch import nn
 
 from gemel.cli import main
 from models import zoo
-from models.bundle import BundleQuery, open_bundle, write_bundle
+from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.export import metadata_of
 from models.parts.residual import attach
 from models.tasks import task_of
@@ -51,7 +51,7 @@ def bundle(tmp_path_factory) -> Path:
             nn.init.normal_(part.weight, std=0.05)
     nn.init.normal_(attach(models["gate"].get_submodule("classifier.0"), rank=2).residual_b)
     path = tmp_path_factory.mktemp("bundle") / "box.safetensors"
-    write_bundle(path, models, queries, workload="box", method="wide", ceiling_bytes=0)
+    write_bundle(path, models, queries, Made("box", "wide", 0))
     return path
 
 

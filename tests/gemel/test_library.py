@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gemel
-from models.bundle import BundleQuery, write_bundle
+from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import load_workload
 from models.zoo import build_query
 
@@ -40,7 +40,7 @@ def bundle(workload, tmp_path):
     torch.manual_seed(0)
     models = {query.id: build_query(query).eval() for query in load.queries}
     records = [BundleQuery.of(query) for query in load.queries]
-    write_bundle(tmp_path / "b.safetensors", models, records, workload="two", method="none", ceiling_bytes=0)
+    write_bundle(tmp_path / "b.safetensors", models, records, Made("two", "none", 0))
     return tmp_path / "b.safetensors"
 
 

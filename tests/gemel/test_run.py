@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gemel.cli import main
-from models.bundle import BundleQuery, write_bundle
+from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import load_workload
 from models.zoo import build
 
@@ -37,7 +37,7 @@ def box(tmp_path_factory, write_tiny):
     queries = load_workload(write_tiny(root)).queries
     models = {query.id: build(query.model, query.classes, {}, query.input_size, query.task) for query in queries}
     records = [BundleQuery.of(query) for query in queries]
-    write_bundle(root / "tiny.safetensors", models, records, workload="tiny", method="none", ceiling_bytes=0)
+    write_bundle(root / "tiny.safetensors", models, records, Made("tiny", "none", 0))
     return root
 
 

@@ -23,4 +23,4 @@ def _build(name: str, num_classes: int, input_size: int, **model_args: Any) -> n
 
 
 for _name, _auxiliary in AUXILIARY.items():
-    register_classifier(_name, partial(_build, _name), mean=HALF, std=HALF, auxiliary=_auxiliary)
+    register_classifier(_name, partial(_build, _name), scaling=(HALF, HALF), auxiliary=_auxiliary)

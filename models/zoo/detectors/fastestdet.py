@@ -226,7 +226,7 @@ def _assign(boxes: Tensor, objects: Tensor, shape: Sequence[int]) -> tuple[Tenso
     return index, cell[index, place], overlap[index, place]
 
 
-@register("fastestdet", task="detection", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), input_size=352, width=81)
+@register("fastestdet", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=352, width=81)
 def fastestdet(num_classes: int, input_size: int = 352) -> FastestDet:
     """FastestDet; the published weights fit when there are 80 classes (the zoo counts a background, it has none)."""
     if input_size % (2 * STRIDE):

@@ -152,8 +152,7 @@ def ssd_resnet18(
 @register(
     "ssdlite320_mobilenet_v3_large",
     task="detection",
-    mean=(0.5, 0.5, 0.5),
-    std=(0.5, 0.5, 0.5),
+    scaling=((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     input_size=320,
     published="ssdlite320_mobilenet_v3_large",
 )
@@ -170,11 +169,10 @@ def ssdlite320_mobilenet_v3_large(
     return single_stage(model.backbone, lambda channels, boxes: model.head, generator, input_size)
 
 
-_VGG_MEAN = (0.48235, 0.45882, 0.40784)
-_VGG_STD = (1 / 255, 1 / 255, 1 / 255)
+_VGG_SCALING = ((0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255))
 
 
-@register("ssd300_vgg16", task="detection", mean=_VGG_MEAN, std=_VGG_STD, input_size=300, published="ssd300_vgg16")
+@register("ssd300_vgg16", task="detection", scaling=_VGG_SCALING, input_size=300, published="ssd300_vgg16")
 def ssd300_vgg16(num_classes: int, input_size: int = 300, scales: Sequence[float] | None = None) -> SingleStage:
     """torchvision's SSD300 on VGG-16 (Liu et al. 2016); its COCO weights fit when there are 91 classes."""
     model = torchvision.models.detection.ssd300_vgg16(weights=None, weights_backbone=None, num_classes=num_classes)

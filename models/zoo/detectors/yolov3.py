@@ -181,7 +181,7 @@ class YOLOv3(OneStage):
         ]
 
 
-@register("yolov3", task="detection", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), input_size=416, width=81)
+@register("yolov3", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=416, width=81)
 def yolov3(num_classes: int, input_size: int = 416, anchors: Anchors = COCO_ANCHORS) -> YOLOv3:
     """YOLOv3 on Darknet-53; `yolov3.weights` fits when there are 80 classes."""
     outputs = _outputs(num_classes, input_size)
@@ -198,7 +198,7 @@ def yolov3(num_classes: int, input_size: int = 416, anchors: Anchors = COCO_ANCH
     return YOLOv3(backbone, levels, num_classes - 1, anchors)
 
 
-@register("yolov3_tiny", task="detection", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), input_size=416, width=81)
+@register("yolov3_tiny", task="detection", scaling=((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), input_size=416, width=81)
 def yolov3_tiny(num_classes: int, input_size: int = 416, anchors: Anchors = TINY_COCO_ANCHORS) -> YOLOv3:
     """Tiny YOLOv3; `yolov3-tiny.weights` fits when there are 80 classes."""
     outputs = _outputs(num_classes, input_size)

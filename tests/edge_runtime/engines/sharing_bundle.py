@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 
 SIZE, CLASSES = 64, ("car", "bus", "truck")
 
@@ -39,5 +39,5 @@ def sharing_bundle(path: Path, model: str) -> Bundle:
         )
         for name in models
     ]
-    write_bundle(path, models, queries, workload="w", method="ceiling", ceiling_bytes=0)
+    write_bundle(path, models, queries, Made("w", "ceiling", 0))
     return open_bundle(path)

@@ -9,7 +9,7 @@ import torch
 
 from gemel.cli import main
 from gemel.evaluation.evaluating import evaluate
-from models.bundle import BundleQuery, open_bundle, write_bundle
+from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.errors import InputError
 from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import layers_of_all
@@ -34,10 +34,8 @@ def tiny(tmp_path_factory, write_tiny):
         models[query.id] = model
     layers = layers_of_all(workload.queries)
     tie(models, SharingPlan.of(groups(layers)[:4]))
-    write_bundle(
-        root / "tiny.safetensors", models, [BundleQuery.of(query) for query in workload.queries], workload="tiny",
-        method="gemel", ceiling_bytes=ceiling_bytes(layers),
-    )  # fmt: skip
+    records = [BundleQuery.of(query) for query in workload.queries]
+    write_bundle(root / "tiny.safetensors", models, records, Made("tiny", "gemel", ceiling_bytes(layers)))
     return root
 
 

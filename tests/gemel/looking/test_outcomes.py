@@ -15,7 +15,7 @@ import merger.merging
 from gemel.cli import main
 from gemel.looking.outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, OUTCOMES, UNREADABLE, Account
 from gemel.looking.showing import shown
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.parts.residual import attach
 from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
@@ -44,7 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     tie(models, SharingPlan(tuple((("a", path), ("b", path)) for path in SHARED)))
     attach(models["b"].get_submodule(SHARED[2]), 4, 0)
     records = [BundleQuery.of(query, precision="bf16" if query.id == "a" else None) for query in workload.queries]
-    write_bundle(folder / "b.gemel", models, records, workload="tiny", method="wide", ceiling_bytes=1)
+    write_bundle(folder / "b.gemel", models, records, Made("tiny", "wide", 1))
     return open_bundle(folder / "b.gemel")
 
 

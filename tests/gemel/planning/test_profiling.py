@@ -16,7 +16,7 @@ from gemel.planning.conditions import Conditions
 from gemel.planning.profiling import profile_bundle
 from gemel.planning.subject import subject_of
 from models import zoo
-from models.bundle import open_bundle, write_bundle
+from models.bundle import Made, open_bundle, write_bundle
 from models.errors import InputError
 from models.parts.widths import choices, narrowed
 from tests.edge_runtime import tiny
@@ -97,9 +97,7 @@ def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned
             preprocess=zoo.preprocess_of("resnet18", 32),
         )
         path = tmp_path / f"{weights}.safetensors"
-        write_bundle(
-            path, {"one": model}, [query], workload="narrow", method="none", ceiling_bytes=0, narrow={"one": narrow}
-        )
+        write_bundle(path, {"one": model}, [query], Made("narrow", "none", 0), narrow={"one": narrow})
         bundle = open_bundle(path)
         modelled = costs_for(PROFILES["jetson-nano"], bundle).queries["one"]
         profiled = profile_bundle(path, "cpu", rounds=1, engine="torch").profile.queries["one"].batches

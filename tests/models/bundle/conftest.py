@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.bundle import BundleQuery, Manifest, write_bundle
+from models.bundle import BundleQuery, Made, Manifest, write_bundle
 from models.bundle.container import Entry, encode_header, parse_header, place
 from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
@@ -97,10 +97,13 @@ def tied_models() -> tuple[dict[str, nn.Module], list[BundleQuery]]:
     return models, queries
 
 
+MADE: dict[str, Any] = {"workload": "yard", "method": "wide", "ceiling_bytes": 700}
+
+
 def write(path: Path, models: dict[str, nn.Module], queries: list[BundleQuery], **others: Any) -> Manifest:
     """Write with this sample's workload, method and ceiling, or others."""
-    named: dict[str, Any] = {"workload": "yard", "method": "wide", "ceiling_bytes": 700, **others}
-    return write_bundle(path, models, queries, **named)
+    told = {key: others.pop(key, value) for key, value in MADE.items()}
+    return write_bundle(path, models, queries, Made(**told), **others)
 
 
 @pytest.fixture

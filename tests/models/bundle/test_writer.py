@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from models.bundle import check_output, open_bundle, verify_bundle, write_bundle
+from models.bundle import Made, check_output, open_bundle, verify_bundle, write_bundle
 from models.bundle import writer as bundle_writer
 from models.bundle.container import parse_header
 from models.bundle.writer import load_order
@@ -234,9 +234,7 @@ def test_a_ceiling_above_the_originals_bytes_is_refused(sample, tmp_path, writer
 
 def write_again(sample, path: Path | None = None, **others):
     """Write the sample's models once more, by default where they are."""
-    return write_bundle(
-        path or sample.path, sample.models, sample.queries, workload="yard", method="wide", ceiling_bytes=0, **others
-    )
+    return write_bundle(path or sample.path, sample.models, sample.queries, Made("yard", "wide", 0), **others)
 
 
 def interrupt_the_third_write(monkeypatch, folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.bundle import BundleQuery, open_bundle, verify_bundle, write_bundle
+from models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 from models.errors import InputError
 from models.frames.preprocess import Preprocess
 from models.parts.low_rank import (
@@ -148,9 +148,7 @@ def test_a_bundle_with_factors_counts_the_originals_bytes(tmp_path: Path) -> Non
     models: dict[str, Any] = {"a": factorise(Net(2), RANKS), "b": factorise(Net(2), RANKS)}
     models["b"].wide.a = models["a"].wide.a
     path = tmp_path / "b.gemel"
-    manifest = write_bundle(
-        path, models, [_record(query, NAME, RANKS) for query in models], workload="w", method="wide", ceiling_bytes=0
-    )
+    manifest = write_bundle(path, models, [_record(query, NAME, RANKS) for query in models], Made("w", "wide", 0))
     plain = sum(tensor.nbytes for tensor in Net(2).state_dict().values())
     assert manifest.bytes.before == 2 * plain
     assert verify_bundle(path, [NAME]) == []

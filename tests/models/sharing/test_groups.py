@@ -86,7 +86,7 @@ def test_a_group_says_how_it_was_paired() -> None:
 
 
 def test_likeness_is_the_cosine_of_the_weights() -> None:
-    states = {query: build("resnet18", (), {}, 32, num_classes=2).state_dict() for query in "ab"}
+    states = {query: build("resnet18", 2, {}, 32).state_dict() for query in "ab"}
     states["c"] = {name: 3 * tensor for name, tensor in states["a"].items()}
     likeness = cosine_likeness(states)
     layers = {query: next(layer for layer in _layers(query, "resnet18") if layer.path == "conv1") for query in "abcd"}

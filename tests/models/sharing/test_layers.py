@@ -73,7 +73,7 @@ def test_a_users_own_module_is_described(tmp_path: Path) -> None:
 def test_every_zoo_model_is_described_as_it_is_built(model: str) -> None:
     entry = ENTRIES[model]
     found = describe(model, 7, entry.input_size, entry.task)
-    built = build(model, (), {}, entry.input_size, entry.task, device="meta", num_classes=7)
+    built = build(model, 7, {}, entry.input_size, entry.task, device="meta")
     assert found.bytes == state_bytes(built)
     assert found.parameters == sum(parameter.numel() for parameter in built.parameters())
     for path, wide, _, nbytes, _, _ in found.layers:
@@ -94,7 +94,7 @@ def test_attention_is_made_of_linear_weights_however_it_is_packed() -> None:
 
 
 def test_attention_whose_packed_projections_are_tied_computes_with_the_shared_weight() -> None:
-    models = {query: build("vit_b_16", (), {}, 32, num_classes=3).eval() for query in "ab"}
+    models = {query: build("vit_b_16", 3, {}, 32).eval() for query in "ab"}
     torch.nn.init.normal_(models["b"].get_parameter("heads.head.weight"))  # it begins as zeros, which would hide all
     path = "encoder.layers.encoder_layer_0.self_attention.in_proj"
     frames = torch.rand(1, 3, 32, 32)

@@ -160,7 +160,7 @@ def test_published_weights_change_a_fingerprint_with_their_file() -> None:
 
 
 def test_published_weights_load_and_another_class_count_is_named(cache) -> None:
-    trained = zoo.build("squeezenet1_1", (), {}, 64, num_classes=1000)
+    trained = zoo.build("squeezenet1_1", 1000, {}, 64)
     published = put(cache, SQUEEZENET, trained.state_dict())
     query = ask("squeezenet1_1", 64, published)
     loaded = load_weights(query, zoo.build_query(query))
@@ -189,7 +189,7 @@ def test_a_damaged_file_in_the_cache_is_named(cache) -> None:
     [("googlenet", ("aux1.fc1.weight", "aux2.conv.bn.num_batches_tracked")), ("inception_v3", ("AuxLogits.fc.bias",))],
 )
 def test_auxiliary_heads_of_published_weights_are_left_out(cache, model: str, heads: tuple[str, ...]) -> None:
-    trained = zoo.build(model, (), {}, 80, num_classes=1000).state_dict()
+    trained = zoo.build(model, 1000, {}, 80).state_dict()
     name = str(find_published("torchvision:DEFAULT", model, "", "")).removeprefix("torchvision:")
     query = ask(model, 80, put(cache, name, {**trained, **{head: torch.zeros(1) for head in heads}}))
     loaded = load_weights(query, zoo.build_query(query)).state_dict()
@@ -221,20 +221,20 @@ def under_older_names(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", OLDER_NAMES)
 def test_older_tensor_names_of_published_files_are_todays(name: str) -> None:
     entry = next(one for one in ENTRIES.values() if name.lower().startswith(f"{one.published}_weights"))
-    model = zoo.build(entry.name, (), {}, 64, entry.task, device="meta", num_classes=entry.width)
+    model = zoo.build(entry.name, entry.width, {}, 64, entry.task, device="meta")
     assert current_names(model, under_older_names(name, model.state_dict())).keys() == model.state_dict().keys()
 
 
 def test_a_published_file_with_older_tensor_names_loads(cache) -> None:
     name = "DenseNet121_Weights.IMAGENET1K_V1"
-    trained = zoo.build("densenet121", (), {}, 64, num_classes=1000).state_dict()
+    trained = zoo.build("densenet121", 1000, {}, 64).state_dict()
     query = ask("densenet121", 64, put(cache, name, under_older_names(name, trained)))
     loaded = load_weights(query, zoo.build_query(query)).state_dict()
     assert all(torch.equal(tensor, trained[key]) for key, tensor in loaded.items())
 
 
 def test_a_detector_starts_from_a_published_classifier(cache) -> None:
-    trained = zoo.build("resnet18", (), {}, 64, num_classes=1000).state_dict()
+    trained = zoo.build("resnet18", 1000, {}, 64).state_dict()
     published = put(cache, "ResNet18_Weights.IMAGENET1K_V1", trained)
     model = zoo.build("ssd_resnet18", ["car"], {}, 64, "detection")
     head = {key: tensor.clone() for key, tensor in model.state_dict().items() if key.startswith("head.")}

@@ -212,9 +212,3 @@ def test_a_detector_without_the_contracts_methods_names_them(tmp_path, source: s
 def test_a_name_that_is_none_is_refused_when_the_workload_is_read(tmp_path, model: str) -> None:
     with pytest.raises(InputError, match=r"is no name of a factory; write it as package\.module:factory"):
         ask(tmp_path, "", model)
-
-
-def test_a_bundle_may_not_import_what_its_box_does_not_list(tmp_path) -> None:
-    ask(tmp_path, "raise SystemExit('imported')")
-    with pytest.raises(InputError, match="this factory may not be imported; list it under `factories`"):
-        zoo.build("models:make", ["a", "b"], {}, 32, factories=["other:make"], folder=tmp_path)

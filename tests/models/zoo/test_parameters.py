@@ -158,7 +158,7 @@ def published(name: str) -> int | None:
 def parameters(name: str) -> int:
     """Parameters of a zoo model at the class count it was published with, counted on the meta device."""
     entry = ENTRIES[name]
-    model = zoo.build(name, (), {}, entry.input_size, entry.task, device="meta", num_classes=entry.width)
+    model = zoo.build(name, entry.width, {}, entry.input_size, entry.task, device="meta")
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -15,7 +15,7 @@ from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.store import Store
-from models.bundle import BundleQuery, open_bundle, write_bundle
+from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.tasks import DetectionAnswer
 from models.zoo import build
@@ -174,7 +174,7 @@ def detectors(tmp_path, model: str, size: int):
         sla_ms=100.0,
         accuracy_target=0.9,
     )
-    write_bundle(tmp_path / "d.safetensors", {"only": network}, [query], workload="w", method="none", ceiling_bytes=0)
+    write_bundle(tmp_path / "d.safetensors", {"only": network}, [query], Made("w", "none", 0))
     return open_bundle(tmp_path / "d.safetensors")
 
 

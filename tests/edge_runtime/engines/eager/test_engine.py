@@ -17,7 +17,7 @@ from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand, Situation
 from edge_runtime.schedule.costs import Costs, QueryCost
-from models.bundle import BundleQuery, open_bundle, write_bundle
+from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.tasks import DetectionAnswer, task_of
 from models.zoo import build
@@ -140,9 +140,7 @@ def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_p
         tmp_path / "d.safetensors",
         {"plain": model, "cropped": model},
         queries,
-        workload="w",
-        method="none",
-        ceiling_bytes=0,
+        Made("w", "none", 0),
     )
     bundle = open_bundle(tmp_path / "d.safetensors")
     arena = Arena(Store.of_bundle(bundle), 64 * 2**20)

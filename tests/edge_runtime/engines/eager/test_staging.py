@@ -27,7 +27,7 @@ from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
 from models.parts.widths import Narrow, choices, narrowed
@@ -80,9 +80,7 @@ def write(path: Path, models: dict[str, tuple[str, nn.Module]], narrow: dict[str
         path,
         {query: model for query, (_, model) in models.items()},
         [asked(query, name) for query, (name, _) in models.items()],
-        workload="streaming",
-        method="wide",
-        ceiling_bytes=0,
+        Made("streaming", "wide", 0),
         narrow=narrow,
     )
     return open_bundle(path, [ATTENDING])

@@ -15,7 +15,7 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.store import Store
-from models.bundle import Bundle, open_bundle, write_bundle
+from models.bundle import Bundle, Made, open_bundle, write_bundle
 from models.errors import InputError
 from models.parts.residual import attach
 from models.parts.widths import Narrow, choices, narrowed
@@ -68,7 +68,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
     queries = [tiny.query("gate", "left"), tiny.query("yard", "right"), tiny.query("hall", "left", model=ATTENDING)]
     narrow = {name: narrow_all(model, request.param) for name, model in models.items()}
     path = tmp_path / "n.safetensors"
-    write_bundle(path, models, queries, workload="tiny", method="wide", ceiling_bytes=0, narrow=narrow)
+    write_bundle(path, models, queries, Made("tiny", "wide", 0), narrow=narrow)
     return open_bundle(path, [tiny.FACTORY, ATTENDING])
 
 

@@ -18,7 +18,7 @@ from edge_runtime.engines.onnx.engine import OnnxEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from models import zoo
-from models.bundle import Bundle, BundleQuery, open_bundle, write_bundle
+from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.low_rank import factorise
 from models.parts.residual import attach
@@ -117,9 +117,7 @@ def bundled(
         path,
         {name: module.eval() for name, module in modules.items()},
         queries,
-        workload="w",
-        method="none",
-        ceiling_bytes=0,
+        Made("w", "none", 0),
         narrow=narrow,
     )
     return open_bundle(path, [query.model for query in queries if ":" in query.model])

@@ -21,7 +21,7 @@ CLASSES = ["car", "bus", "none"]
 
 def ours(name: str, input_size: int, device: str = "cpu", classes: int = 3) -> nn.Module:
     """A zoo model for some classes."""
-    return zoo.build(name, (), {}, input_size, device=device, num_classes=classes)
+    return zoo.build(name, classes, {}, input_size, device=device)
 
 
 def theirs(name: str, **keys) -> nn.Module:
