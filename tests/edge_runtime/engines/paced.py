@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import ENGINES
@@ -93,7 +94,7 @@ class Greedy(Nimble):
         return 2**50
 
 
-def only(monkeypatch: pytest.MonkeyPatch, **engines: type[TorchEngine]) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, **engines: type[FrameEngine]) -> None:
     """Register these engines and no others."""
     for name in list(ENGINES):
         monkeypatch.delitem(ENGINES, name)

@@ -6,18 +6,22 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from edge_runtime.daemon import run
 from edge_runtime.engines.background import Background
+from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.preparing import Wish, engines_for
+from edge_runtime.engines.registry import engine_named
 from edge_runtime.serving import switching
 from models.bundle import Bundle
+from models.tasks import Answer
 from tests.edge_runtime.engines.paced import AFTER, FAULT, HEARD, RUNS, Greedy, Nimble, Quick, Slow, only
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
@@ -99,7 +103,7 @@ def stopping_after_runs(monkeypatch: pytest.MonkeyPatch, kind: type[Quick]) -> t
     return stop
 
 
-def check_answers(box: Path, name: str) -> None:
+def check_answers(box: Path, name: str, within: float = 1e-5) -> None:
     """Every result is the one that the plain torch engine gives for the same picture."""
     served(box, "reference", engine="torch", cameras={"left": {"source": "left.mp4"}, "right": {"source": "right"}})
     wanted = {(one["query"], one["frame"]): one for one in records(box, "reference")}
@@ -108,7 +112,7 @@ def check_answers(box: Path, name: str) -> None:
         same = wanted.get((one["query"], one["frame"] % FRAMES[one["query"]]))
         if same is not None:
             compared += 1
-            assert (one["label"], one["score"]) == (same["label"], pytest.approx(same["score"], abs=1e-5))
+            assert (one["label"], one["score"]) == (same["label"], pytest.approx(same["score"], abs=within))
     assert compared > ENOUGH_RUNS
 
 
@@ -161,6 +165,30 @@ def test_where_weights_lie_alike_engines_change_and_nothing_is_loaded_again(box,
     assert set(summary["engines"].values()) == {"nimble"} and summary["balanced"]
     assert summary["warm_up"]["swaps"] == 3, "once for each query, at the start"
     check_answers(box, "nimble")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["onnx", "compiled"])
+def test_real_engines_are_taken_up_from_torch_and_answer_as_it_does(box, monkeypatch, name):
+    kind = engine_named(name)
+    why = kind.missing("cpu")
+    if why is not None:
+        pytest.skip(why)
+    only(monkeypatch, torch=Slow, **{name: kind})
+    monkeypatch.setattr(switching, "Background", AtOnce)
+    stop, plain = threading.Event(), kind.run
+
+    def run_and_count(engine: FrameEngine, frames: Sequence[np.ndarray]) -> list[Answer]:
+        RUNS[name] += 1
+        if RUNS[name] >= ENOUGH_RUNS:
+            stop.set()
+        return plain(engine, frames)
+
+    monkeypatch.setattr(kind, "run", run_and_count)
+    summary = served(box, name, stop)
+    assert set(summary["engines"].values()) == {name} and RUNS[name] >= ENOUGH_RUNS
+    assert summary["balanced"] and not any(account["failed"] for account in summary["ledger"])
+    check_answers(box, name, 1e-4)
 
 
 def test_a_faster_engine_that_fails_gives_way_to_torch_again(box, monkeypatch, caplog, stopping_when):
