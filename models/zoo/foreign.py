@@ -37,7 +37,7 @@ def foreign_factory(model: str, folder: Path | None) -> Factory:
     module_name, _, attribute = model.partition(":")
     module = _module(model, module_name, folder)
     factory = getattr(module, attribute, None)
-    if factory is None and module_name.partition(".")[0] in OURS:
+    if factory is None and module_name.partition(".")[0] in OURS and not _lies_in(folder, module_name):
         raise _collision(model, folder)
     if not callable(factory):
         fault = f"{module_name} has no '{attribute}'" if factory is None else f"{attribute} cannot be called"
@@ -81,9 +81,9 @@ def _module(model: str, name: str, folder: Path | None) -> ModuleType:
                 return importlib.import_module(f"{_package_of(folder)}.{name}")
         return importlib.import_module(name)
     except Exception as error:  # a user's module can fail in any way while it is imported
-        if name.partition(".")[0] in OURS and not (folder is not None and _lies_in(folder, name)):
+        if name.partition(".")[0] in OURS and not _lies_in(folder, name):
             raise _collision(model, folder) from error
-        remedy = "mend the module" if folder is not None and _lies_in(folder, name) else _where(folder)
+        remedy = "mend the module" if _lies_in(folder, name) else _where(folder)
         raise InputError(model, f"cannot be imported: {reason(error)}", remedy, "model") from error
 
 
@@ -100,7 +100,9 @@ def _where(folder: Path | None) -> str:
     return f"check the name; {beside}put its folder on PYTHONPATH"
 
 
-def _lies_in(folder: Path, name: str) -> bool:
+def _lies_in(folder: Path | None, name: str) -> bool:
+    if folder is None:
+        return False
     base = folder.joinpath(*name.split("."))
     return base.with_name(f"{base.name}.py").is_file() or (base / "__init__.py").is_file()
 

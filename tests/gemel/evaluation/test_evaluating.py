@@ -152,7 +152,7 @@ def test_simulate_takes_a_bundle_or_its_workload_and_agrees_on_the_memory(tiny, 
 
 def test_bundle_show_and_verify_say_what_they_found(tiny, tmp_path, capsys):
     assert main(["bundle", "verify", str(tiny / "tiny.safetensors"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": []}
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "unchecked": []}
     assert main(["bundle", "show", str(tiny / "tiny.safetensors"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert len(shown["shared"]) == 4 and [query["id"] for query in shown["queries"]] == ["a", "b"]

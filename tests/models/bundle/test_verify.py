@@ -198,7 +198,9 @@ def test_all_but_the_architecture_of_a_foreign_model_is_checked_and_that_too_whe
     sample, rewrite, tmp_path
 ):
     (tmp_path / "verified_net.py").write_text(
-        "from torch import nn\ndef net(num_classes): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())\n"
+        "from torch import nn\n"
+        "def net(num_classes):\n"
+        "    return nn.Sequential(nn.Conv2d(3, num_classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
     )
     model = "verified_net:net"
     rewrite(sample.path, lambda manifest, data, types: manifest["queries"][0].update(model=model, model_args={}))
