@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from models.compiler import without_compiler
 from models.errors import InputError
 from models.zoo.foreign import reason
 from models.zoo.registry import ENTRIES
@@ -58,7 +59,7 @@ def answer_on_meta(module: nn.Module, input_size: int) -> Any:
 def _on_meta(module: nn.Module, input_size: int) -> Any:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
-    with _evaluating(module), torch.no_grad(), torch.device("meta"):
+    with without_compiler(), _evaluating(module), torch.no_grad(), torch.device("meta"):
         return functional_call(module, state, (torch.zeros(1, 3, input_size, input_size),))
 
 

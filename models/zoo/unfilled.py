@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from models.compiler import without_compiler
+
 FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.erfinv_})
-"""What random weights are made with, besides `torch.nn.init`; on "meta" torch would import a compiler for them."""
+"""What random weights are made with, besides `torch.nn.init`."""
 
 
 class _Unfilled(TorchFunctionMode):
@@ -27,5 +29,9 @@ class _Unfilled(TorchFunctionMode):
 @contextmanager
 def built_on(device: str | torch.device) -> Iterator[None]:
     """What is built inside lies on this device."""
-    with torch.device(device), _Unfilled():
+    if torch.device(device).type != "meta":
+        with torch.device(device):
+            yield
+        return
+    with without_compiler(), torch.device(device), _Unfilled():
         yield

@@ -1,0 +1,120 @@
+"""What is imported, and what is not: torch's compiler takes longer than everything else together."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import zoo
+from models.bundle import BundleQuery, write_bundle
+from models.workload import Query
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = ("torch._dynamo", "torch._dynamo.utils", "torch._inductor")
+
+
+def printed(script: str) -> str:
+    """What a fresh interpreter prints for a script."""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_after(script: str, *names: str) -> list[str]:
+    """Which of these modules a fresh interpreter has imported after a script."""
+    said = f"import sys\n{script}\nprint([name for name in {names!r} if name in sys.modules])"
+    return ast.literal_eval(printed(said).splitlines()[-1])
+
+
+def test_the_zoo_and_its_architectures_need_no_compiler():
+    script = (
+        "import torch\nfrom models import zoo\nfrom models.frames.preprocess import Preprocess\nimport numpy\n"
+        "for name in ('resnet18', 'mobilenet_v3_small'): zoo.build(name, ('a', 'b'), device='meta')\n"
+        "Preprocess(16).resize(numpy.zeros((20, 30, 3), numpy.uint8))"
+    )
+    assert loaded_after(script, *COMPILER) == []
+
+
+def test_torchvision_gets_its_answer_from_the_compiler_when_it_asks():
+    script = (
+        "import torch\nfrom models.vision import torchvision\n"
+        "assert torchvision.ops.roi_align(torch.ones(1, 1, 8, 8), [torch.zeros(1, 4)], 2).shape[-1] == 2\n"
+        "from torchvision.ops import roi_align\nimport importlib\n"
+        "own = importlib.import_module('torchvision.ops.roi_align')\n"
+        "import torch._dynamo.utils as real\n"
+        "assert own.is_compile_supported is not real.is_compile_supported\n"
+        "assert own.is_compile_supported('cpu') == real.is_compile_supported('cpu')"
+    )
+    assert loaded_after(script, "torch._dynamo.utils") == ["torch._dynamo.utils"]
+
+
+def test_operations_are_counted_without_it_and_to_the_same_numbers():
+    count = (
+        "from models import zoo\nfrom models.measuring.cost import flops, workspace_bytes\n"
+        "for name in ('mobilenet_v3_small', 'ssdlite320_mobilenet_v3_large'):\n"
+        "    model = zoo.build(name, ('a', 'b'), {}, 320, zoo.ENTRIES[name].task, 'meta')\n"
+        "    print(flops(model, 320), workspace_bytes(model, 320))"
+    )
+    assert loaded_after(count, *COMPILER) == []
+    plain, with_it = (printed(script) for script in (count, f"import torch._dynamo\n{count}"))
+    assert plain == with_it and len(plain.splitlines()) == 2
+
+
+def test_the_compiler_is_there_for_who_wants_it_and_nothing_stays_left_out_for_good():
+    script = (
+        "import torch, types\nfrom models import zoo\nfrom models.compiler import MARK, without_compiler\n"
+        "from models.measuring.cost import flops\n"
+        "flops(zoo.build('mobilenet_v3_small', ('a', 'b'), device='meta'), 64)\n"
+        "with without_compiler():\n"
+        "    import torch._dynamo as stand_in\n"
+        "    assert not hasattr(stand_in, '__file__')\n"
+        "    assert stand_in.config.__name__ == 'torch._dynamo.config'\n"
+        "    import torch._dynamo.utils as utils\n"
+        "assert torch._dynamo.__file__ and utils.__file__ and torch._dynamo.utils is utils\n"
+        "from torch._prims_common import wrappers\n"
+        "left = [fn for fn in vars(torch._refs).values() if MARK in getattr(fn, '__dict__', {})]\n"
+        "assert not left, left"
+    )
+    assert loaded_after(script, "torch._dynamo") == ["torch._dynamo"]
+
+
+@pytest.mark.parametrize("words", [["bundle", "show"], ["bundle", "verify"], ["plan"]])
+def test_a_command_on_a_bundle_imports_no_compiler(tmp_path, words):
+    query = Query(
+        id="a", camera="gate", task="classification", classes=("x", "y"), model="resnet18", model_args={},
+        input_size=64, weights=None, init=None, fps=5.0, sla_ms=1000.0, roi=None, min_score=0.0, priority=1, data=None,
+        accuracy_target=0.95,
+    )  # fmt: skip
+    path = tmp_path / "b.safetensors"
+    model = zoo.build_query(query)
+    write_bundle(path, {"a": model}, [BundleQuery.of(query)], workload="one", method="none", ceiling_bytes=0)
+    script = f"from gemel.cli import main\nassert main({[*words, str(path)]!r}) == 0"
+    assert loaded_after(script, *COMPILER, "cv2", "onnx", "scipy", "torchvision.transforms.v2") == []
+
+
+def test_an_architecture_on_meta_is_the_one_that_is_built_with_weights():
+    for name in ("mobilenet_v3_small", "ssd_resnet18", "cifar_resnet20"):
+        entry = zoo.ENTRIES[name]
+        meta, real = (
+            zoo.build(name, ("a", "b"), {}, entry.input_size, entry.task, device).state_dict()
+            for device in ("meta", "cpu")
+        )
+        assert {key: (value.shape, value.dtype) for key, value in meta.items()} == {
+            key: (value.shape, value.dtype) for key, value in real.items()
+        }
+        assert all(value.is_meta for value in meta.values())
+        weights = [value for value in real.values() if value.ndim == 4]
+        assert all(bool(weight.abs().sum() > 0) for weight in weights), "on the CPU weights are drawn"
+
+
+def test_weights_are_drawn_as_without_the_zoo():
+    torch.manual_seed(0)
+    ours = zoo.build("resnet18", ("a", "b"), device="cpu").state_dict()
+    torch.manual_seed(0)
+    from torchvision.models import resnet18
+
+    theirs = resnet18(num_classes=2).state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
