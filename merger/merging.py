@@ -6,7 +6,9 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +22,13 @@ from merger.bench.elsewhere import employed
 from merger.bench.merged import Merged
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
-from merger.bench.workbench import Workbench
+from merger.bench.workbench import JUDGING, READING, Workbench
 from merger.beyond.narrow_weights import Narrowing, residual_bytes, store, tied_models
 from merger.beyond.narrowing import narrow
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import account
 from merger.journal.progress import Progress, silent
+from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
 from merger.workers.jobs import using
 from models.bundle import BundleQuery, Made, check_output, write_bundle
@@ -41,38 +44,8 @@ from models.workload import Query, Workload
 
 LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
-
-
-@dataclass(frozen=True)
-class QueryResult(Evidence):
-    """How one query came out on test, and what its residuals weigh."""
-
-    id: str = ""
-    residual_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class MergeReport:
-    """What `gemel merge` reports. `work` = image passes x FLOPs; fractions are of the originals' bytes."""
-
-    method: str
-    bundle: str
-    bytes_before: int
-    bytes_after: int
-    saved_fraction: float
-    ceiling_fraction: float
-    seconds: float
-    work: float
-    queries: tuple[QueryResult, ...]
-
-    @property
-    def met(self) -> bool:
-        """Whether every query reaches its target on test."""
-        return all(query.met for query in self.queries)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values under DESIGN's keys."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+SEARCHING, NARROWING = "searching what models can share", "finding how few bits weights need"
+MEASURING, WRITING = "measuring on test", "writing the bundle"
 
 
 def merge(
@@ -91,13 +64,56 @@ def merge(
     """
     out, options = Path(out), options or MergeOptions()
     begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
+    _check(workload, out, method, options, begun)
+    identity = {
+        "workload": _fingerprint(workload), "method": method, "seed": seed, "options": options.to_json(),
+    }  # fmt: skip
+    checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume)
+    started = time.monotonic() - checkpoint.seconds
+    torch.manual_seed(seed)
+    with _without_torchs_warnings():
+        bench = Workbench(workload, seed, progress)
+        bench.stages.announce(_stages(options))
+        bench.open()
+        checkpoint.meter = bench.work
+        bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
+        found = _searched(bench, method, options, checkpoint)
+        narrowing = _narrowed(bench, found.merged, options, checkpoint)
+        checkpoint.write()  # what comes from here on finds out at once whether it was begun before
+        seconds, work = time.monotonic() - started, bench.work.total
+        models = tied_models(bench, found.merged, bench.queries)
+        stored = store(models, narrowing)
+        evidence = _measured(bench, models, checkpoint)
+        bench.stages.begin(WRITING)
+        records = _records(bench, found.merged, evidence)
+        made = Made(workload.name, method, ceiling_bytes(bench.layers))
+        manifest = write_bundle(out, models, records, made, overwrite=begun, narrow=stored)
+    _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(bench, found, method, options)])
+    checkpoint.remove()
+    results = tuple(
+        QueryResult(**one.__dict__, id=query, residual_bytes=residual_bytes(models[query], stored.get(query, {})))
+        for query, one in evidence.items()
+    )
+    before, after = manifest.bytes.before, manifest.bytes.after
+    saved, ceiling = 1 - after / before, made.ceiling_bytes / before
+    return MergeReport(method, str(out), before, after, saved, ceiling, seconds, work, results)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a method came to: what is merged, the log it left, and the work done by then."""
+
+    merged: Merged
+    log: list[dict[str, Any]]
+    work: float
+
+
+def _check(workload: Workload, out: Path, method: str, options: MergeOptions, begun: bool) -> None:
+    """Raise InputError for what can be seen before anything is loaded."""
     check_output(out, overwrite=begun)
     check_output(_beside(out, LOG_SUFFIX), overwrite=True)
     if method not in METHODS:
         raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
-    identity = {
-        "workload": _fingerprint(workload), "method": method, "seed": seed, "options": options.to_json(),
-    }  # fmt: skip
     if options.beyond and method != "wide":
         raise InputError("--beyond", f"method {method} stops at the ceiling", "leave it out, or take method wide")
     for query in workload.queries:
@@ -106,86 +122,65 @@ def merge(
             where = f"queries.{query.id}.model_args.{LOW_RANK}"
             raise InputError(workload.path, "an original has no factors", remedy, where)
         BundleQuery.of(query)  # refuses what a manifest has no room for, before hours of work
-    checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume)
-    started = time.monotonic() - checkpoint.seconds
-    torch.manual_seed(seed)
-    bench = Workbench(workload, seed, progress)
-    bench.open()
-    checkpoint.meter = bench.work
-    bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
+
+
+def _stages(options: MergeOptions) -> list[str]:
+    """What a merge does, in order; its method announces its own stages within the search."""
+    narrowing = [] if options.weights == FP32 else [NARROWING]
+    return [READING, JUDGING, SEARCHING, *narrowing, MEASURING, WRITING]
+
+
+def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
+    """What the method comes to."""
+    bench.stages.begin(SEARCHING)
+
+    def search() -> dict[str, Any]:
+        merged = METHODS[method](bench, options, checkpoint).to_plain()
+        return {"merged": merged, "log": list(checkpoint.log)}
+
     with employed(bench, options.resources, checkpoint), using(bench.threads.main):
-        found = checkpoint.step("method", partial(_searched, bench, method, options, checkpoint))
-    merged, spent = Merged.from_plain(found["merged"]), bench.work.total
+        found = checkpoint.step("method", search)
     checkpoint.log[:] = found["log"]  # a method that was done before the merge was interrupted noted nothing now
-    narrowing = _narrowing(bench, merged, options, checkpoint)
-    checkpoint.write()  # what comes from here on finds out at once whether it was begun before
-    report = _ship(bench, merged, narrowing, out, method, time.monotonic() - started, checkpoint, begun)
-    rows = [*checkpoint.log, *_accounted(bench, merged, method, options, found["log"], spent)]
-    with writing(_beside(out, LOG_SUFFIX), overwrite=True) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
-    checkpoint.remove()
-    return report
+    return _Found(Merged.from_plain(found["merged"]), found["log"], bench.work.total)
 
 
-def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the method merged, and the log it leaves."""
-    merged = METHODS[method](bench, options, checkpoint).to_plain()
-    return {"merged": merged, "log": list(checkpoint.log)}
-
-
-def _accounted(
-    bench: Workbench, merged: Merged, method: str, options: MergeOptions, log: list[dict[str, Any]], work: float
-) -> list[dict[str, Any]]:
-    """The rows that end the log: what became of every set that the method tried."""
-    plan = merged.plan
-    factors = layers_of_all([bench.asked(query, plan) for query in plan.low_rank])
-    size = {(layer.query, layer.path): layer.bytes for layer in (*bench.layers, *factors)}
-    return account(TRIALS[method](bench, options, log, work), plan, size, bytes_of_residuals(bench, plan))
-
-
-def _narrowing(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Narrowing:
+def _narrowed(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Narrowing:
     """How the tensors of what is merged are stored."""
     if options.weights == FP32:
         return Narrowing({}, {})
-    required = {query: bench.required(query, options.margin) for query in bench.queries}
+    bench.stages.begin(NARROWING)
     bounds = Bounds.of(bench, options, checkpoint)
-    search = partial(narrow, bench, merged, options.weights, required, checkpoint, bounds)
+    search = partial(narrow, bench, merged, options.weights, options.required(bench), checkpoint, bounds)
     found = checkpoint.step(f"weights {options.weights}", search)
     for row in found["rows"]:
         checkpoint.note(row)
     return Narrowing(**found["narrowing"])
 
 
-def _ship(
-    bench: Workbench,
-    merged: Merged,
-    narrowing: Narrowing,
-    out: Path,
-    method: str,
-    seconds: float,
-    checkpoint: Checkpoint,
-    overwrite: bool,
-) -> MergeReport:
-    """Judge the merged models on test as they are stored, write the bundle, and say what came of it."""
-    models = tied_models(bench, merged, bench.queries)
-    stored = store(models, narrowing)
-    records, results = [], []
-    work = bench.work.total
+def _measured(bench: Workbench, models: Mapping[str, nn.Module], checkpoint: Checkpoint) -> dict[str, Evidence]:
+    """Query -> its merged model, as it is stored, against its original on test."""
+    bench.stages.begin(MEASURING, 2 * sum(map(len, bench.test.values())))
+    evidence = {}
+    for query, model in models.items():
+        measure = partial(_measure, bench, query, model)
+        one = evidence[query] = Evidence(**checkpoint.step(f"test of {query}", measure))
+        told = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
+        bench.progress("test", query=query, **{key: getattr(one, key) for key in told})
+    return evidence
+
+
+def _measure(bench: Workbench, query: str, model: nn.Module) -> dict[str, Any]:
+    return dataclasses.asdict(bench.evidence(query, model))
+
+
+def _records(bench: Workbench, merged: Merged, evidence: Mapping[str, Evidence]) -> list[BundleQuery]:
+    """What the manifest says of each query."""
+    records = []
     for query in bench.workload.queries:
-        evidence = Evidence(**checkpoint.step(f"test of {query.id}", partial(_judged, bench, query.id, models)))
-        bench.progress("test", query=query.id, **_scores(evidence))
         threshold = bench.references[query.id].threshold if query.task == "detection" else None
         asked, precision = bench.asked(query.id, merged.plan), _precision(bench, merged, query)
-        records.append(BundleQuery.of(asked, evidence.to_json(), threshold, precision))
-        own = residual_bytes(models[query.id], stored.get(query.id, {}))
-        results.append(QueryResult(**evidence.__dict__, id=query.id, residual_bytes=own))
-    ceiling = ceiling_bytes(bench.layers)
-    made = Made(bench.workload.name, method, ceiling)
-    manifest = write_bundle(out, models, records, made, overwrite=overwrite, narrow=stored)
-    before, after = manifest.bytes.before, manifest.bytes.after
-    return MergeReport(
-        method, str(out), before, after, 1 - after / before, ceiling / before, seconds, work, tuple(results)
-    )
+        records.append(BundleQuery.of(asked, evidence[query.id].to_json(), threshold, precision))
+    return records
 
 
 def _precision(bench: Workbench, merged: Merged, query: Query) -> Any:
@@ -197,13 +192,29 @@ def _precision(bench: Workbench, merged: Merged, query: Query) -> Any:
     return bench.precisions.chosen(query)
 
 
-def _judged(bench: Workbench, query: str, models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    return dataclasses.asdict(bench.evidence(query, models[query]))
+def _accounted(bench: Workbench, found: _Found, method: str, options: MergeOptions) -> list[dict[str, Any]]:
+    """The rows that end the log: what became of every set that the method tried."""
+    plan = found.merged.plan
+    factors = layers_of_all([bench.asked(query, plan) for query in plan.low_rank])
+    size = {(layer.query, layer.path): layer.bytes for layer in (*bench.layers, *factors)}
+    trials = TRIALS[method](bench, options, found.log, found.work)
+    return account(trials, plan, size, bytes_of_residuals(bench, plan))
 
 
-def _scores(evidence: Evidence) -> dict[str, Any]:
-    keys = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
-    return {key: getattr(evidence, key) for key in keys}
+def _write_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with writing(path, overwrite=True) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+@contextmanager
+def _without_torchs_warnings() -> Iterator[None]:
+    """What torch warns of is its own business (an algorithm it takes, a call that will change): no line of a merge.
+
+    Many of its warnings come from C++ and are said to be the caller's, so that no module tells them from others.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _fingerprint(workload: Workload) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from merger.bench.references import Reference
+from merger.bench.stock import Reference
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.progress import Progress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.merged import State
-from merger.bench.references import Reference, judged
 from merger.bench.scores import match_scores
-from merger.bench.stock import OnDemand, Stock
+from merger.bench.stock import OnDemand, Reference, Stock, judged
 from merger.journal.progress import Progress, Stages, silent
 from merger.journal.steps import Journal
 from merger.training.loop import Recipe, Training, Work
@@ -28,7 +27,7 @@ from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
 from models.workload import Query, Workload
 
-READ, JUDGE = "read the models and frames", "judge the originals"
+READING, JUDGING = "reading the models and frames", "judging the originals"
 """The stages of `open`."""
 CALIBRATION_FRAMES = 256
 CALIBRATION_BATCH = 32
@@ -38,7 +37,8 @@ class Workbench(Stock):
     """The originals of a workload, ready to be merged.
 
     `references` are what the originals reach on val; they are judged when asked for, unless they are known from
-    elsewhere. `workers` and `threads` say who does jobs that don't depend on each other (merger.workers.jobs).
+    elsewhere. `stages` are those of the merge. `workers` and `threads` say who does jobs that don't depend on each
+    other (merger.workers.jobs).
     """
 
     def __init__(
@@ -52,26 +52,17 @@ class Workbench(Stock):
         super().__init__(workload, device)
         self.seed, self.progress = seed, progress
         self.stages = Stages(progress)
-        self.work = _Heard(self._worked)
+        self.work = Work()
         self.precisions: Precisions | Settled | None = None
         self.workers: Workers | None = None
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.references = OnDemand(self.queries, self._reference) if references is None else references
-        self._work_before: float | None = None
-
-    def begin(self, stage: str, *, work: float | None = None, pieces: float | None = None) -> None:
-        """The next stage of the merge, of so much `work` (image passes x FLOPs) or of so many `pieces` at most.
-
-        Progress hears how much of it is done: of work as it is counted, of pieces by `stages.add` or `stages.reach`.
-        """
-        self._work_before = None if work is None else self.work.total
-        self.stages.begin(stage, pieces if work is None else work)
 
     def open(self) -> None:
         """Load and judge everything now, in two stages, so that bad input is found before any work."""
-        self.begin(READ, pieces=self.pieces)
+        self.stages.begin(READING, self.pieces)
         self.load(self.stages.reach)
-        self.begin(JUDGE, pieces=sum(map(len, self.val.values())))
+        self.stages.begin(JUDGING, sum(map(len, self.val.values())))
         list(self.references.values())
 
     def models(
@@ -178,20 +169,3 @@ class Workbench(Stock):
 
     def _reference(self, query: Query) -> Reference:
         return judged(self, query, self.progress, self.stages.add)
-
-    def _worked(self) -> None:
-        if self._work_before is not None:
-            self.stages.reach(self.work.total - self._work_before)
-
-
-class _Heard(Work):
-    """Work of which somebody hears whenever there is more."""
-
-    def __init__(self, heard: Callable[[], None]) -> None:
-        super().__init__()
-        self._heard = heard
-
-    def add(self, query: Query, passes: int) -> None:
-        """See `Work.add`."""
-        super().add(query, passes)
-        self._heard()

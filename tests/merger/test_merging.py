@@ -7,12 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+import merger.journal.progress as progress_module
 from merger import merge
+from merger.bench.workbench import Workbench
 from merger.merging import ceiling_fraction
 from models.bundle import open_bundle, verify_bundle
 from models.errors import InputError
@@ -38,6 +44,48 @@ def test_gemel_saves_bytes_and_every_query_keeps_its_target(workload: Workload, 
     rounds = [fields for event, fields in events if event == "round"]
     assert rounds and rounds[-1]["saved_bytes"] > 0 and set(rounds[-1]["ratios"]) <= {"q0", "q1", "q2"}
     assert json.dumps(report.to_json())
+
+
+def test_a_merge_says_its_stages_beforehand_and_then_how_much_of_each_is_done(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.0)
+    events: list[tuple[str, dict]] = []
+    merge(
+        workload, tmp_path / "b.safetensors", "ceiling", options=replace(QUICK, weights="int8"),
+        progress=lambda event, **fields: events.append((event, fields)),
+    )  # fmt: skip
+    names = events[0][1]["names"]
+    assert events[0][0] == "stages" and names[0].startswith("reading") and names[-1].startswith("writing")
+    begun = [fields["name"] for event, fields in events if event == "stage"]
+    assert [name for name in begun if name in names] == names
+    parts: dict[str, list[float]] = {}
+    for event, fields in events:
+        if event == "stage":
+            now = parts.setdefault(fields["name"], [])
+        elif event == "part":
+            now.append(fields["done"])
+    for name in (names[0], names[1], names[-2]):
+        assert parts[name] == sorted(parts[name]) and len(parts[name]) >= 3 and parts[name][-1] == 1.0
+
+
+def test_what_torch_warns_of_is_no_line_of_a_merge(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workbench, "evidence", _warning(Workbench.evidence))
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        merge(workload, tmp_path / "b.safetensors", "none", options=QUICK)
+    assert shown == []
+
+
+def _warning(function: Callable[..., Any]) -> Callable[..., Any]:
+    def warned(*given: Any) -> Any:
+        warnings.warn_explicit("lr_scheduler before optimizer", UserWarning, "lr_scheduler.py", 1, "torch.optim")
+        warnings.warn("a call of torch will change", FutureWarning, stacklevel=1)
+        return function(*given)
+
+    return warned
 
 
 def test_what_the_report_says_is_what_the_bundle_answers(workload: Workload, tmp_path: Path) -> None:
@@ -198,7 +246,7 @@ def test_a_val_split_of_few_clips_is_reported(
     warnings = warnings_of("few")
     assert [text.split(":")[0] for text in warnings] == [query.id for query in workload.queries]
     assert f"from {few} clips or tracks; what holds there may not hold elsewhere" in warnings[0]
-    monkeypatch.setattr("merger.bench.references.FEW_UNITS", few)
+    monkeypatch.setattr("merger.bench.stock.FEW_UNITS", few)
     assert not warnings_of("enough")
 
 

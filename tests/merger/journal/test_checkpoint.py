@@ -165,7 +165,7 @@ def test_the_log_of_a_method_that_was_done_before_is_not_lost(
     straight = merge(workload, tmp_path / "straight.safetensors", method, options=options)
     out = tmp_path / "b.safetensors"
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(merging_module, "_ship", lambda *_: (_ for _ in ()).throw(Killed()))
+        patch.setattr(merging_module, "_measured", lambda *_: (_ for _ in ()).throw(Killed()))
         merge(workload, out, method, options=options)
     merge(workload, out, method, resume=True, options=options)
     assert _log(out) == _log(Path(straight.bundle)) and '"set"' in _log(out)

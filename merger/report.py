@@ -1,0 +1,42 @@
+"""What a merge reports: bytes before and after, and how every query came out on test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from models.measuring.evaluation import Evidence
+
+
+@dataclass(frozen=True)
+class QueryResult(Evidence):
+    """How one query came out on test, and what its residuals weigh."""
+
+    id: str = ""
+    residual_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What `gemel merge` reports. `work` = image passes x FLOPs; fractions are of the originals' bytes."""
+
+    method: str
+    bundle: str
+    bytes_before: int
+    bytes_after: int
+    saved_fraction: float
+    ceiling_fraction: float
+    seconds: float
+    work: float
+    queries: tuple[QueryResult, ...]
+
+    @property
+    def met(self) -> bool:
+        """Whether every query reaches its target on test."""
+        return all(query.met for query in self.queries)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values under DESIGN's keys."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
