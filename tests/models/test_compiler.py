@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models import zoo
-from models.bundle import BundleQuery, write_bundle
+from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import Query
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def test_a_command_on_a_bundle_imports_no_compiler(tmp_path, words):
     )  # fmt: skip
     path = tmp_path / "b.safetensors"
     model = zoo.build_query(query)
-    write_bundle(path, {"a": model}, [BundleQuery.of(query)], workload="one", method="none", ceiling_bytes=0)
+    write_bundle(path, {"a": model}, [BundleQuery.of(query)], Made("one", "none", 0))
     script = f"from gemel.cli import main\nassert main({[*words, str(path)]!r}) == 0"
     assert loaded_after(script, *COMPILER, "cv2", "onnx", "scipy", "torchvision.transforms.v2") == []
 
