@@ -67,7 +67,6 @@ class Background:
     """
 
     def __init__(self, bundle: Bundle, wish: Wish) -> None:
-        self._stopped = False
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed in `wait`)
         command = [sys.executable, "-m", __name__, json.dumps(asdict(Errand.of(bundle, wish)))]
         # A group of its own, so that all its compilers can be ended; not a session, whose threads the system may
@@ -91,13 +90,10 @@ class Background:
             code = process.wait()
             errors.seek(0)
             said = errors.read().strip().splitlines()
-        if self._stopped:
-            return "it was stopped"
         return None if code == 0 else said[-1] if said else f"its process ended with {code}"
 
     def stop(self) -> None:
         """End the process and all that it started; returns when they are gone."""
-        self._stopped = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

@@ -28,6 +28,7 @@ class Switching:
     def __init__(self, box: EquippedBox) -> None:
         self.box = box
         self.bytes_moved = self.swaps = 0
+        self._stopping = False
         self._background: Background | None = None
         self._thread: threading.Thread | None = None
         self._found: tuple[EquippedBox, Choice] | None = None
@@ -81,11 +82,14 @@ class Switching:
         if self._background is None or self._thread is None or not self._thread.is_alive():
             return
         log.info("the box stops before its engines were measured; `gemel profile BUNDLE` measures them at leisure")
+        self._stopping = True
         self._background.stop()
         self._thread.join(PATIENCE_S)
 
     def _find(self, background: Background) -> None:
         why = background.wait()
+        if self._stopping:
+            return
         if why is not None:
             log.warning("engines could not be measured (%s): serving stays on %s", why, FALLBACK)
             return

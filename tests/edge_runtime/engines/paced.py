@@ -18,12 +18,12 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import ENGINES
 from edge_runtime.memory.layout import Order
 
-PAUSE_S = 0.02
+PAUSE_S = 0.005
 AFTER = "PACED_AFTER"
 """Names a file: nothing is prepared before there is something in it."""
 FAULT = "PACED_FAULT"
 """Set, no engine can be prepared."""
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 RUNS: Counter[str] = Counter()
 """Runs by engine in this process."""
@@ -35,7 +35,9 @@ class Slow(TorchEngine):
     """The engine that runs everything, slower than any processor makes it."""
 
     def forward(self, batch: Tensor) -> Any:
-        time.sleep(PAUSE_S)
+        until = time.thread_time() + PAUSE_S
+        while time.thread_time() < until:
+            pass
         return super().forward(batch)
 
     def run(self, frames: Any) -> Any:
