@@ -6,17 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-UNITS = ("B", "kB", "MB", "GB")
+from models.sizes import size_text
 
-
-def size(count: float) -> str:
-    """Bytes in decimal units: 44.8 MB."""
-    value = float(count)
-    for unit in UNITS[:-1]:
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} {UNITS[-1]}"
+size = size_text
+"""Bytes as budgets are given: 412.3 MiB."""
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:

@@ -1,6 +1,7 @@
 """What is public: listed in one place, light to import, and all that the commands can do."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_three_lines_write_it_as_onnx(bundle, tmp_path):
     batch = model.preprocess(np.full((48, 64, 3), 90, np.uint8))  # type: ignore[operator]
     (logits,) = session.run(None, {"frames": batch.numpy()})
     assert np.allclose(logits, model(batch).detach().numpy(), atol=1e-4)
+
+
+def test_the_lines_of_the_documentation_run(bundle, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (
+        (ROOT / "docs" / "api.md").read_text().replace("box.safetensors", bundle.name).replace("bridge-vehicles", "a")
+    )
+    build, export, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert all(len([line for line in block.splitlines() if line]) == 3 for block in (build, export))
+    names = {"frame": np.full((48, 64, 3), 90, np.uint8)}
+    exec(build, names)
+    assert names["answer"].shape == (1, 2)  # type: ignore[attr-defined]
+    exec(export, names)
+    assert (tmp_path / "bridge.onnx").exists() and "frames" in capsys.readouterr().out
 
 
 def test_a_workload_is_given_by_its_path_or_as_a_value(workload, bundle):

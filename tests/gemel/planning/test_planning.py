@@ -14,6 +14,7 @@ from gemel.cli import main
 from gemel.planning.conditions import Conditions
 from gemel.planning.on_paper import costs_apart, costs_shared, profile_named
 from gemel.planning.planning import Compared, plan_box
+from gemel.text import size
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all
 from models.workload import load_workload
@@ -98,8 +99,8 @@ def test_a_query_the_memory_is_too_small_for_is_named_with_what_it_needs(workloa
     for command in ("plan", "simulate"):
         assert main([command, str(workload), "--memory", "60MB"]) == 0
         said = capsys.readouterr().out
-        assert f"c needs {needed / 1e6:.3g} MB alone: none of its frames run in 60 MB" in said
-        assert f"needs at least {needed / 1e6:.3g} MB (c alone)" in said
+        assert f"c needs {size(needed)} alone: none of its frames run in {size(60e6)}" in said
+        assert f"needs at least {size(needed)} (c alone)" in said
     exact = answer(capsys, "plan", workload, "--memory", str(needed))
     assert exact["queries"][2]["fps"] > 0
     dropped = answer(capsys, "simulate", workload, "--memory", "60MB")["queries"]
@@ -120,11 +121,11 @@ def test_what_is_too_large_streams_when_asked_and_the_plan_says_how_much_and_how
     assert c["run_ms"] == pytest.approx(before[2]["run_ms"] + 1000 * copied_s)
     assert c["streamed_fps"] == pytest.approx(1000 / c["run_ms"])
     assert main([*map(str, words)]) == 0
-    assert f"with --stream it runs, copying {c['streamed_bytes'] / 1e6:.3g} MB in every run" in capsys.readouterr().out
+    assert f"with --stream it runs, copying {size(c['streamed_bytes'])} in every run" in capsys.readouterr().out
     assert main([*map(str, words), "--stream"]) == 0
     said = capsys.readouterr().out
-    assert f"c streams: {c['streamed_bytes'] / 1e6:.3g} MB are copied in every run, at most" in said
-    assert f"streams {c['streamed_bytes'] / 1e6:.3g} MB" in said.splitlines()[4]
+    assert f"c streams: {size(c['streamed_bytes'])} are copied in every run, at most" in said
+    assert f"streams {size(c['streamed_bytes'])}" in said.splitlines()[4]
     played = answer(capsys, "simulate", *words[1:], "--stream")["queries"][2]
     assert played["processed"] > 0 and played["streamed_bytes"] == c["streamed_bytes"]
     none = answer(capsys, *words[:3], "5MB", "--stream")["queries"]
@@ -146,7 +147,7 @@ def test_every_device_stands_beside_the_others_and_too_large_a_memory_is_told(wo
     lines = Compared((one, replace(one, fits=False))).to_text().splitlines()
     assert lines[0].startswith("device") and lines[2] == lines[3] and lines[2].startswith("jetson-nano")
     assert "3 of 3" in lines[2]
-    assert "Jetson Nano 4 GB has no more than 4.29 GB" in one.to_text()
+    assert "Jetson Nano 4 GB has no more than 4.0 GiB" in one.to_text()
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])

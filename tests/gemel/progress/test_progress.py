@@ -94,7 +94,7 @@ def test_words_of_the_trade_are_said_plainly():
 
 def test_an_event_that_nobody_knows_still_reads():
     assert sentence("new_thing", {"query": "gate", "saved_bytes": 12_000_000, "ratios": {"a": 0.5}}) == (
-        "new thing (query gate, saved 12 MB, ratios a 0.500)"
+        "new thing (query gate, saved 11.4 MiB, ratios a 0.500)"
     )
     assert sentence("round", {"turn": 3}) == "round (turn 3)"
     assert not RAW.match(sentence("round", {"turn": 3, "of": 4}))
@@ -162,7 +162,7 @@ def test_what_comes_often_is_said_every_two_seconds(lines):
         tell("candidates", kind="inside", judged=epoch + 1, of=50)
     said = out.getvalue().splitlines()
     assert len(said) == 3, "fifty of what comes often are one line in two seconds"
-    assert "round 1 of 7" in said[0] and "12 MB" in said[0] and "keeps 0.50" in said[1] and "1 of 50" in said[2]
+    assert "round 1 of 7" in said[0] and "11.4 MiB" in said[0] and "keeps 0.50" in said[1] and "1 of 50" in said[2]
     clock.now = 3.0
     tell("epoch", queries=["a"], epoch=51, epochs=50)
     assert len(out.getvalue().splitlines()) == 4
@@ -207,5 +207,5 @@ def test_a_terminal_shows_bytes_saved_and_each_query_s_ratio():
     console = Console(file=io.StringIO(), width=100)
     console.print(live.draw())
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "12 MB saved of at most 20 MB" in text
+    assert "11.4 MiB saved of at most 19.1 MiB" in text
     assert "98.8 % of the original" in text and "91.0 % of the original" in text

@@ -19,7 +19,7 @@ def test_a_bundle_that_keeps_every_target_is_shipped(document):
     found = verdict(document)
     assert found.sentence == (
         "Ship it: all three queries keep their accuracy target, with 65 % less memory for weights; the stream is "
-        "answered at 0.71 instead of 0.46 in 40 MB."
+        "answered at 0.71 instead of 0.46 in 38.1 MiB."
     )
     assert (found.tone, found.worse) == ("good", ())
 
@@ -36,7 +36,7 @@ def test_a_query_starved_in_the_memory_asked_for_is_not_shipped(document):
     streaming(document, "gate-people", "min", 0.27, 0.08)
     assert verdict(document).sentence.startswith("Ship it for two of three: gate-people falls short")
     assert verdict_text(document).splitlines()[1] == (
-        "  WORSE: gate-people, starved on the stream: 0.27 became 0.08 with 40 MB (min)"
+        "  WORSE: gate-people, starved on the stream: 0.27 became 0.08 with 38.1 MiB (min)"
     )
 
 
@@ -46,7 +46,7 @@ def test_a_query_starved_in_another_memory_is_named_all_the_same(document):
     found = verdict(document)
     assert found.tone == "good"
     assert [(one.query, one.decides) for one in found.worse] == [("gate-people", False)]
-    assert "starved on the stream: 0.27 became 0.08 with 40 MB (min)" in render(document)
+    assert "starved on the stream: 0.27 became 0.08 with 38.1 MiB (min)" in render(document)
 
 
 def test_a_fall_within_the_target_is_named_and_shipped_and_one_that_nobody_sees_is_neither(document):
@@ -55,7 +55,7 @@ def test_a_fall_within_the_target_is_named_and_shipped_and_one_that_nobody_sees_
     found = verdict(document)
     assert found.tone == "good"
     assert [(one.query, one.text) for one in found.worse] == [
-        ("gate-people", "worse on the stream: 0.60 became 0.58 with 40 MB (min)")
+        ("gate-people", "worse on the stream: 0.60 became 0.58 with 38.1 MiB (min)")
     ]
 
 
