@@ -23,15 +23,19 @@ LEAST_DONE = 0.02
 
 
 class Progress(Protocol):
-    """Called with an event's name and plain values.
+    """Called with an event's name and plain values; beside `stages`, `stage` and `part`, these.
 
-    Events beside `stages`, `stage` and `part`: `epoch` (query or queries, epoch, epochs, loss, scores), `original`
-    (query, val, seconds), `round` (round, rounds, signature, members, saved_bytes, ceiling_bytes, seconds), `attempt`
-    (round, members, outcome, ratios), `reference` (query, val, needed), `precision` (query, model, chosen, fp32, bf16:
-    seconds), `rate` (rate, epochs, ratio: None where it diverged), `prefix` (query, prefix, layers, ratio), `warning`
-    (text), `test` (query, original, merged, ratio), `waits` (waits: a query; after, required, lost or ratio),
-    `accepted` (saved_bytes, ratios: before those who waited join), `workers` (workers, threads, on), `candidates`
-    (kind, judged, of).
+    Of training originals: `query` (query, index, count), `cycle` (query, cycle, cycles, val), `original` (query,
+    metric, val, test, seconds). Of any training: `epoch` (queries, epoch, epochs, loss, ratios), `precision` (query,
+    model, chosen, fp32, bf16: seconds), `rate` (rate, epochs, ratio: None where it diverged; or regained).
+    Of a merge: `reference` (query, metric, val, needed), `ancestry` (common, kinship), `aligned` (query, spaces, moved,
+    channels), `start` (start, error, errors), `waits` (waits: a query; after, required, lost or ratio), `accepted`
+    (saved_bytes, ratios: before those who waited join), `alone` (query, ratio, required), `repair` (query, repair,
+    ratio, required), `round` (round, rounds, signature, members, saved_bytes, ceiling_bytes, ratios, seconds),
+    `attempt` (round, members, kept, ratios; or query, prefix, ratio, held), `prefix` (query, prefix, layers, ratio),
+    `candidates` (kind, judged, of), `beyond` (kind, accepted, gained_bytes, ratios; or tries), `narrow` (weights,
+    stored_bytes, ratios, in_the_way), `workers` (workers, threads, on), `test` (query, metric, original, merged, ratio,
+    met, certain, worth), `warning` (text).
     """
 
     def __call__(self, event: str, **fields: Any) -> None:
