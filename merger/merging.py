@@ -23,13 +23,13 @@ from merger.bench.merged import Merged
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import JUDGING, READING, Workbench
-from merger.beyond.narrow_weights import Narrowing, residual_bytes, store, tied_models
-from merger.beyond.narrowing import narrow
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import account
 from merger.journal.progress import Progress, silent
 from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
+from merger.widths.search import fit_widths, most_work
+from merger.widths.storing import Storage, residual_bytes, store, tied_models
 from merger.workers.jobs import using
 from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.errors import InputError
@@ -44,7 +44,7 @@ from models.workload import Query, Workload
 
 LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
-SEARCHING, NARROWING = "searching what models can share", "finding how few bits weights need"
+SEARCHING, FITTING = "searching what models can share", "finding how few bits weights need"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
 
@@ -78,11 +78,11 @@ def merge(
         checkpoint.meter = bench.work
         bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
         found = _searched(bench, method, options, checkpoint)
-        narrowing = _narrowed(bench, found.merged, options, checkpoint)
+        storage = _stored_as(bench, found.merged, options, checkpoint)
         checkpoint.write()  # what comes from here on finds out at once whether it was begun before
         seconds, work = time.monotonic() - started, bench.work.total
         models = tied_models(bench, found.merged, bench.queries)
-        stored = store(models, narrowing)
+        stored = store(models, storage)
         evidence = _measured(bench, models, checkpoint)
         bench.stages.begin(WRITING)
         records = _records(bench, found.merged, evidence)
@@ -126,8 +126,8 @@ def _check(workload: Workload, out: Path, method: str, options: MergeOptions, be
 
 def _stages(options: MergeOptions) -> list[str]:
     """What a merge does, in order; its method announces its own stages within the search."""
-    narrowing = [] if options.weights == FP32 else [NARROWING]
-    return [READING, JUDGING, SEARCHING, *narrowing, MEASURING, WRITING]
+    storage = [] if options.weights == FP32 else [FITTING]
+    return [READING, JUDGING, SEARCHING, *storage, MEASURING, WRITING]
 
 
 def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
@@ -144,17 +144,17 @@ def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: 
     return _Found(Merged.from_plain(found["merged"]), found["log"], bench.work.total)
 
 
-def _narrowed(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Narrowing:
+def _stored_as(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Storage:
     """How the tensors of what is merged are stored."""
     if options.weights == FP32:
-        return Narrowing({}, {})
-    bench.stages.begin(NARROWING)
+        return Storage({}, {})
+    bench.begin(FITTING, work=most_work(bench))
     bounds = Bounds.of(bench, options, checkpoint)
-    search = partial(narrow, bench, merged, options.weights, options.required(bench), checkpoint, bounds)
+    search = partial(fit_widths, bench, merged, options.weights, options.required(bench), checkpoint, bounds)
     found = checkpoint.step(f"weights {options.weights}", search)
     for row in found["rows"]:
         checkpoint.note(row)
-    return Narrowing(**found["narrowing"])
+    return Storage(**found["storage"])
 
 
 def _measured(bench: Workbench, models: Mapping[str, nn.Module], checkpoint: Checkpoint) -> dict[str, Evidence]:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import held_bytes, machine
-from models.parts.widths import MOST, Narrow, choices, narrowed
+from models.parts.widths import MOST, Packed, choices, packed
 from models.sharing.layers import layers_of, weight_key
 from models.workload import Query, load_workload
 
@@ -76,14 +76,14 @@ def _shown(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def narrow_of(query: Query | None, model: nn.Module, weights: str) -> dict[str, Narrow]:
+def narrow_of(query: Query | None, model: nn.Module, weights: str) -> dict[str, Packed]:
     """What a merge would store narrow of this model, with nothing widened again."""
     state = model.state_dict()
     heads = {weight_key(state, row.path) for row in layers_of(query) if row.head} if query is not None else set()
     found = {}
     for key, tensor in state.items():
         if weights != "fp32" and (own := choices(key, tensor.shape, weights, key in heads)):
-            found[key] = narrowed(tensor, own[0])
+            found[key] = packed(tensor, own[0])
     return found
 
 
@@ -130,11 +130,11 @@ def _nbytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def _errors(model: nn.Module, narrow: dict[str, Narrow]) -> tuple[float, float]:
+def _errors(model: nn.Module, narrow: dict[str, Packed]) -> tuple[float, float]:
     """The size of what int8 changes over that of the weights: as it is stored, and with the best clipping."""
     ours = best = whole = 0.0
     for key, one in narrow.items():
-        if one.dtype == "int8":
+        if one.width == "int8":
             rows = model.state_dict()[key].reshape(len(one.tensor), -1)
             ours += float((one.wide().reshape(rows.shape) - rows).square().sum())
             tried = []

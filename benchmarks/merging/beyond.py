@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merger.beyond.candidates import Unit, neighbours, saved_by_rank, units
-from merger.beyond.search import LEAST_SAVING
+from merger.beyond.proposing import LEAST_SAVING
 from models.sharing.groups import groups
 from models.sharing.layers import Layer, layers_of_all, model_bytes
 from models.sharing.plan import SharingPlan

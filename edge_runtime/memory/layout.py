@@ -77,7 +77,7 @@ def layouts_of_all(kinds: Kinds, layouts: Layouts) -> dict[str, Layout]:
 
 
 def convolutions(kinds: Kinds) -> dict[str, Layout]:
-    """Channels last for the weights of two-dimensional convolutions, by shape. Narrow ones are widened as they lie."""
+    """Channels last for the weights of two-dimensional convolutions, by shape; packed ones are widened as they lie."""
     dtypes = (WIDE, *STORED.values())
     return {
         name: ChannelsLast(dtype, shape)

@@ -144,7 +144,7 @@ def _beyond(f: Fields) -> str:
     return f"a try past the ceiling ({f['kind']}) {outcome}"
 
 
-def _narrow(f: Fields) -> str:
+def _widths(f: Fields) -> str:
     held = f"; not yet enough for {listed(f['in_the_way'])}" if f["in_the_way"] else ""
     query, ratio = worst(f["ratios"])
     stored = ", ".join(f"{size(nbytes)} {name}" for name, nbytes in f["stored_bytes"].items() if nbytes)
@@ -209,6 +209,6 @@ SENTENCES: dict[str, Callable[[Fields], str]] = {
     "reference": _reference, "precision": _precision, "workers": _workers,
     "ancestry": _ancestry, "aligned": _aligned, "start": _start, "rate": _rate, "waits": _waits,
     "accepted": _accepted, "alone": _alone, "repair": _repair, "candidates": _candidates, "beyond": _beyond,
-    "narrow": _narrow, "prefix": _prefix, "attempt": _attempt, "round": _round, "test": _test,
+    "widths": _widths, "prefix": _prefix, "attempt": _attempt, "round": _round, "test": _test,
     "evaluate": _evaluate, "stream": _stream, "profile": _profile,
 }  # fmt: skip

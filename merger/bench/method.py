@@ -26,7 +26,7 @@ class MergeOptions:
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
     the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
     `wide` go past the ceiling (merger.beyond.search). `weights` fp16 or int8: how narrow they are stored at most
-    (merger.beyond.narrowing). `resources` say how long it takes, not what comes out.
+    (merger.widths.search). `resources` say how long it takes, not what comes out.
     """
 
     recipe: Recipe = field(default_factory=Recipe)

@@ -58,6 +58,15 @@ class Workbench(Stock):
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.references = OnDemand(self.queries, self._reference) if references is None else references
 
+    def begin(self, stage: str, *, work: float | None = None, pieces: float | None = None) -> None:
+        """The next stage of a method, of so much `work` (image passes x FLOPs) or of so many `pieces` at most.
+
+        How much of the work is done is told as it is counted, of pieces by `stages.add` or `stages.reach`.
+        """
+        before = self.work.total
+        self.stages.begin(stage, pieces if work is None else work)
+        self.work.told = (lambda: None) if work is None else lambda: self.stages.reach(self.work.total - before)
+
     def open(self) -> None:
         """Load and judge everything now, in two stages, so that bad input is found before any work."""
         self.stages.begin(READING, self.pieces)

@@ -1,1 +1,1 @@
-"""Past the ceiling: layers stored once within a model, as factors, and in fewer bits."""
+"""Past the ceiling: layers stored once within a model, or as factors of low rank."""

@@ -25,7 +25,7 @@ from models.errors import InputError
 from models.files.atomic import writing
 
 STATE = "state.pt"
-FORMAT = 3
+FORMAT = 4
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 

@@ -87,6 +87,11 @@ def enough(bench: Workbench, query: str, required: float) -> float:
     return target + HALF * (required - target)
 
 
+def half_as_long(recipe: Recipe) -> Recipe:
+    """How one query is trained alone: half as many epochs as all together."""
+    return replace(recipe, epochs=max(1, recipe.epochs // 2))
+
+
 @dataclass
 class _Search:
     """The steps taken for one query: log `rows`, and what was reached with each.
@@ -105,7 +110,7 @@ class _Search:
     def take(self, step: Step) -> Reached:
         """The best ratio on val that training comes to with this step, and what is merged then."""
         bench, case, merged = self.bench, self.case, self.merged
-        recipe = replace(case.recipe, epochs=max(1, case.recipe.epochs // 2))
+        recipe = half_as_long(case.recipe)
         train = partial(train_private, bench, merged, step.plan, case.query, recipe, case.required, self.journal)
         found = self.journal.step(step.what, train)
         own = merged.states[case.query]

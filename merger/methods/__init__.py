@@ -1,6 +1,5 @@
 """One file per method; importing this package fills the registry METHODS."""
 
-from merger.methods import baselines, mainstream, orders, wide
-from merger.methods import paper as gemel
+from merger.methods import baselines, mainstream, orders, paper, wide
 
-__all__ = ["baselines", "gemel", "mainstream", "orders", "wide"]
+__all__ = ["baselines", "mainstream", "orders", "paper", "wide"]

@@ -7,14 +7,16 @@ from dataclasses import replace
 from merger.bench.attempt import train_while
 from merger.bench.merged import Merged, snapshot, snapshots
 from merger.bench.method import MergeOptions, method
-from merger.bench.standing import Standing
+from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, all_at_once
-from merger.methods.rate import choose_recipe
+from merger.methods.rate import CHOOSING, choose_recipe, most_work
 from merger.training.loop import Diverged, Recipe
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
+
+TRAINING = "training all models as they are"
 
 
 @method("none")
@@ -38,13 +40,17 @@ def ceiling(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
 @method("joint")
 def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
-    recipe = replace(options.recipe, seed=bench.seed)
+    recipe, every = replace(options.recipe, seed=bench.seed), list(bench.queries)
+    bench.stages.announce([*([CHOOSING] if options.choose_rate else []), TRAINING])
     if options.choose_rate:
         start = Standing(SharingPlan(), snapshots(bench.originals))
-        recipe = Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__))
+        bench.begin(CHOOSING, work=most_work(bench, every, recipe))
+        found = checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__)
+        recipe = Recipe(**found)
     models = bench.models(bench.queries)
     best = checkpoint.part("best")
     try:
+        bench.begin(TRAINING, work=training_flops(bench, every, recipe))
         for ratios in train_while(bench, models, recipe, checkpoint):
             for query, ratio in ratios.items():
                 if ratio > best.get(query, (1.0,))[0]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,15 +24,17 @@ from merger.bench.attempt import hopeless, train_while
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshot, snapshots
 from merger.bench.method import MergeOptions, method
-from merger.bench.standing import Standing
+from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, prefixes
-from merger.methods.rate import choose_recipe
+from merger.methods.rate import CHOOSING, choose_recipe, most_work
 from merger.training.loop import Diverged, Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.weights.reading import load_matching
+
+SEARCHING = "finding how many first layers each model can share"
 
 
 @dataclass(frozen=True)
@@ -63,24 +66,31 @@ def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float)
 def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
     found = families(bench)
-    recipe = _recipe(bench, options, checkpoint, found)
+    chosen = options.choose_rate and bool(found)
+    bench.stages.announce([*([CHOOSING] if chosen else []), SEARCHING])
+    recipe = replace(options.recipe, seed=bench.seed)
+    if chosen:
+        bench.begin(CHOOSING, work=most_work(bench, [query for one in found for query in one.queries], recipe))
+        recipe = _chosen(bench, recipe, checkpoint, found)
     states = snapshots(bench.originals)
     lengths: dict[str, int] = dict.fromkeys(states, 0)
     bounds = Bounds.of(bench, options, checkpoint)
-    for family in found:
-        for query in family.queries:
-            required = bench.required(query, options.margin)
-            before = checkpoint.step(f"{query} begun", lambda: bench.work.total)
-            best = checkpoint.step(query, partial(_bisect, bench, checkpoint, family, query, recipe, required, bounds))
-            lengths[query] = best["length"]
-            states[query] = best["state"] or states[query]
-            row = {
-                "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.giver,
-                "ratio": best["ratio"], "tried": best["tried"], "work": bench.work.total,
-                "work_spent": bench.work.total - before,
-            }  # fmt: skip
-            checkpoint.note(row)
-            bench.progress("prefix", **row)
+    tries = {query: math.ceil(math.log2(len(one.paths) + 1)) for one in found for query in one.queries}
+    search_work = sum(count * training_flops(bench, [query], recipe) for query, count in tries.items())
+    bench.begin(SEARCHING, work=min(search_work, bounds.work_left))
+    for family, query in [(one, query) for one in found for query in one.queries]:
+        required = bench.required(query, options.margin)
+        before = checkpoint.step(f"{query} begun", lambda: bench.work.total)
+        best = checkpoint.step(query, partial(_bisect, bench, checkpoint, family, query, recipe, required, bounds))
+        lengths[query] = best["length"]
+        states[query] = best["state"] or states[query]
+        row = {
+            "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.giver,
+            "ratio": best["ratio"], "tried": best["tried"], "work": bench.work.total,
+            "work_spent": bench.work.total - before,
+        }  # fmt: skip
+        checkpoint.note(row)
+        bench.progress("prefix", **row)
     shared = []
     for family in found:
         for index, path in enumerate(family.paths):
@@ -134,11 +144,8 @@ def frozen(bench: Workbench, family: Family, query: str, length: int) -> nn.Modu
     return model
 
 
-def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, found: Sequence[Family]) -> Recipe:
-    recipe = replace(options.recipe, seed=bench.seed)
-    if not options.choose_rate or not found:
-        return recipe
-
+def _chosen(bench: Workbench, recipe: Recipe, checkpoint: Checkpoint, found: Sequence[Family]) -> Recipe:
+    """The recipe chosen with half of what a prefix may hold frozen."""
     half_way = {q: frozen(bench, family, q, len(family.paths) // 2) for family in found for q in family.queries}
     start = Standing.of(half_way, SharingPlan())
     return Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__))

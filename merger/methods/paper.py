@@ -16,12 +16,13 @@ from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, one_by_one
-from merger.methods.rate import choose_recipe
+from merger.methods.rate import CHOOSING, choose_recipe, most_work
 from merger.training.loop import Recipe
 from models.sharing.groups import Group, groups
 from models.sharing.layers import model_bytes
 from models.sharing.plan import Member, SharingPlan
 
+SEARCHING = "sharing one group of layers after the other"
 SEEDS_PER_ROUND = 100
 SAMPLE = 0.5
 """The recipe is chosen with the first groups tied that make up this part of what the search could save."""
@@ -33,7 +34,7 @@ def sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) 
 
 
 @method("gemel", sets_tried)
-def gemel(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def paper(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Try the groups of the strict signature one by one, those that save most first."""
     return search(bench, options, checkpoint, worthwhile(bench, options))
 
@@ -53,12 +54,13 @@ def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queu
     """
     required = {query: bench.required(query, options.margin) for query in bench.queries}
     bounds = Bounds.of(bench, options, checkpoint)
+    bench.stages.announce([*([CHOOSING] if options.choose_rate and queue else []), SEARCHING])
     recipe = _recipe(bench, options, checkpoint)
-    accepted = _accepted(
-        bench, checkpoint
-    )  # after the recipe, which was chosen before: the work is that of the last round
+    # After the recipe, which was chosen before: the work is that of the last round.
+    accepted = _accepted(bench, checkpoint)
     ceiling = sum(group.saved_bytes for group in worthwhile(bench, options))
     started = time.monotonic() - checkpoint.seconds
+    bench.begin(SEARCHING, pieces=len(queue))
     for index in range(checkpoint.rounds, len(queue)):
         if bounds.over:
             bench.progress("warning", text=f"its time or work is over after {index} of {len(queue)} groups")
@@ -72,6 +74,7 @@ def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queu
             saved_bytes=accepted.plan.saved_bytes(bench.layers), ceiling_bytes=ceiling, ratios=rows[-1]["ratios"],
             seconds=seconds,
         )  # fmt: skip
+        bench.stages.reach(index + 1)
     return accepted
 
 
@@ -100,6 +103,7 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
         start = Standing.of(bench.tied(plan, queries, journal=checkpoint), plan)
         return choose_recipe(bench, start, options.recipe, checkpoint).__dict__
 
+    bench.begin(CHOOSING, work=most_work(bench, queries, options.recipe))
     return Recipe(**checkpoint.step("recipe", chosen))
 
 

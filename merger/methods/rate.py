@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -22,6 +23,7 @@ ENOUGH = 0.995
 WORTH_IT = 0.005
 """Twice the epochs are worth it where they raise the mean ratio of the best by more than this."""
 LEAST_EPOCHS = 2
+CHOOSING = "choosing how fast and how long to train"
 
 
 def choose_recipe(bench: Workbench, start: Standing, recipe: Recipe, journal: Journal | None = None) -> Recipe:
@@ -54,6 +56,12 @@ def choose_recipe(bench: Workbench, start: Standing, recipe: Recipe, journal: Jo
         if after <= before + WORTH_IT:
             epochs = min(recipe.epochs, max(LEAST_EPOCHS, fewer))
     return replace(recipe, rate=rates[0], epochs=epochs, patience=max(recipe.patience, epochs // 4))
+
+
+def most_work(bench: Workbench, queries: Sequence[str], recipe: Recipe) -> float:
+    """About what it takes at most to choose a recipe for these queries."""
+    trials = sum(share * math.ceil(len(RATES) / 2**rung) for rung, share in enumerate(SHARES))
+    return trials * training_flops(bench, queries, recipe)
 
 
 def _rung(

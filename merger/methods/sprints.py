@@ -92,6 +92,12 @@ class Sprints:
             now, found = now._without_lost(found, number)
         return Trained(now.plan, found["states"], found["ratios"], self.recipe, found.get("alone", ()), number)
 
+    def most_work(self) -> float:
+        """About what all sprints take at most, and the trials of rates before them."""
+        epochs = (sum(SPRINTS) + SPRINTS[1]) * self.recipe.epochs
+        flops = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=max(1, round(epochs))))
+        return min(flops, self.bounds.work_left)
+
     def sprint(self, found: Mapping[str, Any], recipe: Recipe, easing: bool = False) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
         models = self.bench.models(self._queries(), found["states"], self.plan)

@@ -20,13 +20,14 @@ from merger.bench.method import MergeOptions, method
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import judge_all
 from merger.bench.workbench import Workbench
-from merger.beyond.search import beyond
+from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import JOINING, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
-from merger.mending.several import mend_all
+from merger.mending.several import mend_all, most_work
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
+from merger.start.choosing import most_work as work_of_choosing
 from models.sharing.groups import groups
 from models.sharing.layers import model_bytes
 from models.sharing.likeness import cosine_likeness
@@ -37,6 +38,10 @@ JOINT = 0.9
 """The part of the time or work that the joint training may use up; the rest is kept for repairs."""
 FIRST = 0.5
 """Of that, what those may use up who are merged before others join them."""
+CHOOSING = "choosing what the shared weights start from"
+TRAINING = "training all models together"
+MENDING = "helping single models that fell short"
+BEYOND = "sharing more than whole layers of several models"
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
@@ -63,9 +68,11 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     planned = bounds.part(JOINT)
     end = replace(planned, most_work=bounds.most_work)
     sprints = Sprints(bench, plan, recipe, required, checkpoint, planned, end)
+    bench.stages.announce([CHOOSING, TRAINING, MENDING, *([BEYOND] if options.beyond else [])])
     trained, accepted = _trained(sprints, options.choose_rate)
     merged = Merged(trained.plan, {**originals, **trained.states})
     cases = [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
+    bench.begin(MENDING, work=most_work(bench, cases, bounds))
     merged, rows = mend_all(bench, merged, cases, checkpoint, bounds)
     for row in rows:
         checkpoint.note(row)
@@ -78,7 +85,10 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
             why = {"after": JOINING, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
         merged = Merged(accepted.plan, {**originals, **accepted.states})
-    return beyond(bench, merged, trained.recipe, required, checkpoint, bounds) if options.beyond else merged
+    if not options.beyond:
+        return merged
+    bench.begin(BEYOND, work=most_tried(bench, trained.recipe, bounds))
+    return beyond(bench, merged, trained.recipe, required, checkpoint, bounds)
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
@@ -95,7 +105,9 @@ def _trained(sprints: Sprints, choose_rate: bool) -> tuple[Trained, Merged]:
     Then there are no trials: half an epoch makes nothing better that was solved, whatever the rate.
     """
     bench, plan, checkpoint = sprints.bench, sprints.plan, sprints.checkpoint
+    bench.begin(CHOOSING, work=work_of_choosing(bench, plan))
     start = checkpoint.step("start", partial(_start, bench, plan, checkpoint))
+    bench.begin(TRAINING, work=sprints.most_work())
     if start["waits"]:
         return _others_first(sprints, start["waits"], start["apart"])
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start

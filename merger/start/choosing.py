@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from merger.bench.merged import State, snapshots
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
+from merger.start.alignment import FRAMES as ORDERED_ON
 from merger.start.alignment import aligned, by_shared_bytes
 from merger.start.ancestry import COMMON, kinship
+from merger.start.solving import FRAMES as SOLVED_ON
+from merger.start.solving import STAGES as SOLVED_STAGES
 from merger.start.solving import solved
 from merger.training.features import watched_layers, watching
 from models.sharing.layers import weight_key
@@ -87,6 +90,13 @@ def choose_start(
         if together(after.values()) < together(errors[best].values()):
             return replace(start, states=states, errors=after)
     return start
+
+
+def most_work(bench: Workbench, plan: SharingPlan) -> float:
+    """About what it takes at most to choose a start: to judge every one, to bring channels in order, and to solve."""
+    starts = MOST_DONORS + len((MEAN, ALIGNED, "solved"))
+    passes = (2 * starts + 1) * FRAMES + 4 * ORDERED_ON + 3 * SOLVED_STAGES * SOLVED_ON
+    return sum(passes * bench.work.of(bench.queries[query]) for query in plan.queries())
 
 
 def averaged(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:

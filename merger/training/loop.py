@@ -119,15 +119,20 @@ class TrainingSet:
 
 
 class Work:
-    """Image passes x FLOPs spent in retraining; a backward pass counts as two forward ones."""
+    """Image passes x FLOPs spent in retraining; a backward pass counts as two forward ones.
+
+    `told` is called after each addition.
+    """
 
     def __init__(self) -> None:
         self.total: float = 0  # a whole number, so that it does not depend on the order of additions
+        self.told: Callable[[], None] = lambda: None
         self._flops: dict[str, int] = {}
 
     def add(self, query: Query, passes: int) -> None:
         """Count `passes` forward passes of one image through the query's model."""
         self.total += passes * self.of(query)
+        self.told()
 
     def of(self, query: Query) -> int:
         """FLOPs of one forward pass of one image."""

@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from merger.journal.progress import Progress, silent
+from merger.journal.progress import Progress, Stages, silent
 from merger.training.device import default_device
 from merger.training.loop import Diverged, Recipe, Training, TrainingSet, Work, check
 from models.errors import InputError
@@ -93,15 +94,21 @@ def train_originals(
             raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
         if load_split(query, "train").truths is None:
             raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
-    results = []
+    results, stages, options = [], Stages(progress), options or TrainOptions()
+    if waiting:
+        stages.announce([_stage(query) for query in waiting])
     for index, query in enumerate(waiting):
         order = workload.queries.index(query)
         progress("query", query=query.id, index=index + 1, count=len(waiting))
-        results.append(_train(query, seed * len(workload.queries) + order, progress, options or TrainOptions()))
+        results.append(_train(query, seed * len(workload.queries) + order, progress, options, stages))
     return results
 
 
-def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -> TrainResult:
+def _stage(query: Query) -> str:
+    return f"training the model of {query.id}"
+
+
+def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, stages: Stages) -> TrainResult:
     started = time.monotonic()
     splits = {name: Prepared(query, load_split(query, name)).load() for name in ("train", "val", "test")}
     data = TrainingSet(query, splits["train"])
@@ -112,10 +119,13 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions) -
     if query.init is not None:
         load_matching(model, query.init)
         _unfold(model, data)
-    val = -math.inf
-    for cycle in range(options.max_cycles):
-        mean, before = _mean_with(model), val
-        _cycle(query, model, data, options.recipe(len(data), cycle, seed), progress, cycle)
+    recipes, val = [options.recipe(len(data), cycle, seed) for cycle in range(options.max_cycles)], -math.inf
+    stages.begin(_stage(query), sum(recipe.epochs for recipe in recipes))
+    for cycle, recipe in enumerate(recipes):
+        mean, before, epochs = _mean_with(model), val, sum(one.epochs for one in recipes[:cycle])
+        training = Training({query.id: model}, {query.id: data}, recipe, Work())
+        training.after_step = partial(_reach, stages, training, epochs)
+        _cycle(query, training, progress, cycle)
         val, threshold = _judge(query, model, splits["val"])
         progress("cycle", query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
         if val - before < options.enough:
@@ -145,9 +155,14 @@ def _mean_with(model: nn.Module) -> AveragedModel:
     return mean
 
 
-def _cycle(query: Query, model: nn.Module, data: TrainingSet, recipe: Recipe, progress: Progress, cycle: int) -> None:
+def _reach(stages: Stages, training: Training, epochs_before: int) -> None:
+    """Tell how much is done, in epochs, of those that training takes at most."""
+    stages.reach(epochs_before + training.step / training.steps)
+
+
+def _cycle(query: Query, training: Training, progress: Progress, cycle: int) -> None:
     """Train the model for one annealed cycle."""
-    training = Training({query.id: model}, {query.id: data}, recipe, Work())
+    recipe = training.recipe
     for epoch in range(recipe.epochs):
         try:
             loss = training.epoch()

@@ -16,7 +16,7 @@ from models.bundle.container import Fault, loads_strict
 from models.errors import InputError
 from models.frames.preprocess import Preprocess
 from models.parts.low_rank import KEY as LOW_RANK
-from models.parts.widths import NarrowDtype
+from models.parts.widths import Width
 
 if TYPE_CHECKING:
     from models.workload import Query
@@ -63,7 +63,7 @@ class StoredTensor:
     tensor.
     """
 
-    dtype: NarrowDtype
+    dtype: Width
     scale: TensorName | None = None
 
 

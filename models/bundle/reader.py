@@ -21,7 +21,7 @@ from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_ma
 from models.errors import BundleError, InputError
 from models.frames.preprocess import Cropped
 from models.parts.residual import attach
-from models.parts.widths import Narrow
+from models.parts.widths import Packed
 
 REMEDY = "copy or build the bundle again"
 
@@ -86,7 +86,7 @@ class Bundle:
         if found is None:
             scale = None if own.scale is None else self.tensor(own.scale)
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
-            found = nn.Parameter(Narrow(self.tensor(name), scale).wide(), requires_grad=False)
+            found = nn.Parameter(Packed(self.tensor(name), scale).wide(), requires_grad=False)
             self._widened[name, own.scale] = found
         return found
 

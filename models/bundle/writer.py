@@ -30,7 +30,7 @@ from models.bundle.manifest import (
 from models.errors import InputError
 from models.files.atomic import check_output, writing
 from models.parts.residual import residual_layers
-from models.parts.widths import Narrow
+from models.parts.widths import Packed
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
 _PUSH_BYTES = 32 << 20
@@ -53,7 +53,7 @@ def write_bundle(
     made: Made,
     *,
     overwrite: bool = False,
-    narrow: Mapping[str, Mapping[str, Narrow]] | None = None,
+    narrow: Mapping[str, Mapping[str, Packed]] | None = None,
 ) -> Manifest:
     """Write the models of a workload as one bundle and return its manifest; with `narrow` tensors of format 2.
 
@@ -182,7 +182,7 @@ def _name_of(tensor: Tensor) -> str:
     return tensor_name(CODES[tensor.dtype], tensor.shape, raw_bytes(tensor))
 
 
-def _as_stored(state: Mapping[str, Tensor], narrow: Mapping[str, Narrow]) -> dict[str, Tensor]:
+def _as_stored(state: Mapping[str, Tensor], narrow: Mapping[str, Packed]) -> dict[str, Tensor]:
     """The state with narrow tensors in the places of wide ones and their scales beside them."""
     stored: dict[str, Tensor] = {}
     for key, tensor in state.items():
@@ -216,12 +216,12 @@ def _bind(
     query: BundleQuery,
     model: nn.Module,
     state: Mapping[str, Tensor],
-    narrow: Mapping[str, Narrow],
+    narrow: Mapping[str, Packed],
     names: Mapping[tuple[object, ...], str],
 ) -> BundleQuery:
     """The query's record with the names of its tensors, residuals and scales."""
     paths = {path: names[_identity(tensor)] for path, tensor in state.items()}
-    stored = {key: StoredTensor(own.dtype, paths.pop(f"{key}.{SCALE}", None)) for key, own in narrow.items()}
+    stored = {key: StoredTensor(own.width, paths.pop(f"{key}.{SCALE}", None)) for key, own in narrow.items()}
     residuals = {
         layer: ResidualTensors(
             rank=module.residual_a.shape[0],

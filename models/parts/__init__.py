@@ -1,1 +1,1 @@
-"""What a model can be made of besides its own layers: residuals, factors, narrow weights, measured norms."""
+"""What a model can be made of besides its own layers: residuals, factors, weights in fewer bits, measured norms."""

@@ -1,8 +1,8 @@
-"""Weights stored narrow, and widened to float32 where they are used: int8 with a scale per output channel, or float16.
+"""Widths of weights: stored in fewer bits and widened to float32 where used, int8 with scales per channel, or float16.
 
 int8 is symmetric: a channel's weights are code * scale, codes -127 to 127 and scale = largest magnitude / 127, so that
-no weight moves by more than half a scale (Krishnamoorthi 2018, section 3.1.2, per channel). Narrowing is a function of
-the weight alone: what shares one weight shares one narrow tensor and one scale.
+no weight moves by more than half a scale (Krishnamoorthi 2018, section 3.1.2, per channel). Packing is a function of
+the weight alone: what shares one weight shares one packed tensor and one scale.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-NarrowDtype = Literal["fp16", "int8"]
+Width = Literal["fp16", "int8"]
 WIDE = torch.float32
 STORED: dict[str, torch.dtype] = {"fp16": torch.float16, "int8": torch.int8}
 FP32 = "fp32"
@@ -29,14 +29,14 @@ LEAST_ROW = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Narrow:
+class Packed:
     """A tensor as it is stored: int8 with `scale` f32 (out,), or float16 without; `out` is its first dimension."""
 
     tensor: Tensor
     scale: Tensor | None = None
 
     @property
-    def dtype(self) -> NarrowDtype:
+    def width(self) -> Width:
         """How it is stored."""
         return "fp16" if self.scale is None else "int8"
 
@@ -45,10 +45,10 @@ class Narrow:
         return widen(self.tensor, self.scale, torch.empty(self.tensor.shape, device=self.tensor.device))
 
 
-def narrowed(weight: Tensor, dtype: NarrowDtype) -> Narrow:
+def packed(weight: Tensor, width: Width) -> Packed:
     """A float32 weight (out, ...) as it is stored; ValueError where it holds what that cannot hold."""
     weight = weight.detach()
-    if dtype == "fp16":
+    if width == "fp16":
         stored, scale = weight.half(), None
         sound = stored
     else:
@@ -58,8 +58,8 @@ def narrowed(weight: Tensor, dtype: NarrowDtype) -> Narrow:
         codes = (rows / scale[:, None]).round().clamp(-MOST, MOST)
         stored = codes.to(torch.int8).view(weight.shape)
     if not bool(torch.isfinite(sound).all()):
-        raise ValueError(f"a weight that is not finite, or too large for {dtype}")
-    return Narrow(stored.contiguous(), scale)
+        raise ValueError(f"a weight that is not finite, or too large for {width}")
+    return Packed(stored.contiguous(), scale)
 
 
 def widen(stored: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def widen(stored: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
     return out if scale is None else out.mul_(scale.view(-1, *(1,) * (stored.ndim - 1)))
 
 
-def choices(key: str, shape: Sequence[int], weights: str, head: bool = False) -> tuple[NarrowDtype, ...]:
+def choices(key: str, shape: Sequence[int], weights: str, head: bool = False) -> tuple[Width, ...]:
     """How a state dict's float32 tensor may be stored when `weights` ("fp16" or "int8") is asked for, narrowest first.
 
     Empty for what stays wide: norms, biases, statistics and small tensors. A head, a residual and a layer whose

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import merger.beyond.proposing as proposing_module
 import merger.beyond.risk as beyond_start_module
 import merger.beyond.search as beyond_module
 import merger.methods.wide as wide_module
@@ -226,7 +227,7 @@ def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     monkeypatch.setattr(wide_module, "choose_start", _given)
     monkeypatch.setattr(beyond_module, "MOST_TRIES", 1)
     if kind == "two_stage":  # each candidate costs a run of large models: only the heaviest
-        monkeypatch.setattr(beyond_module, "LEAST_SAVING", 0.05)
+        monkeypatch.setattr(proposing_module, "LEAST_SAVING", 0.05)
         monkeypatch.setattr(beyond_start_module, "FRAMES", 2)
         monkeypatch.setattr(beyond_start_module, "INPUT_FRAMES", 4)
     out = tmp_path / "b.gemel"

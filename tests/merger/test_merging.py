@@ -32,7 +32,7 @@ from tests.merger.tiny import data_of, weights_of, write_random_weights, write_w
 FACTORIES = ["tests.merger.tiny:tiny_net"]
 
 
-def test_gemel_saves_bytes_and_every_query_keeps_its_target(workload: Workload, tmp_path: Path) -> None:
+def test_the_papers_search_saves_bytes_and_every_query_keeps_its_target(workload: Workload, tmp_path: Path) -> None:
     events: list[tuple[str, dict]] = []
     report = merge(
         workload, tmp_path / "b.safetensors", "gemel", options=QUICK,

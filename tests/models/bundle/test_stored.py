@@ -13,17 +13,17 @@ from models.bundle import Bundle, open_bundle, verify_bundle
 from models.bundle.container import parse_header
 from models.errors import BundleError
 from models.parts.residual import ResidualConv2d
-from models.parts.widths import Narrow, narrowed
+from models.parts.widths import Packed, packed
 
 SCALE, KEY = "conv.weight.scale", "conv.weight"
 
 
-def narrow_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Narrow]]:
+def narrow_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Packed]]:
     """The shared convolution as int8, the depthwise one and the residual as float16."""
-    shared = narrowed(models["north"].get_parameter(KEY), "int8")
-    depthwise = narrowed(models["north"].get_parameter("depthwise.weight"), "fp16")
-    residual = narrowed(models["gate"].get_parameter("conv.residual_a"), "fp16")
-    other = narrowed(models["gate"].get_parameter("conv.residual_b"), "fp16")
+    shared = packed(models["north"].get_parameter(KEY), "int8")
+    depthwise = packed(models["north"].get_parameter("depthwise.weight"), "fp16")
+    residual = packed(models["gate"].get_parameter("conv.residual_a"), "fp16")
+    other = packed(models["gate"].get_parameter("conv.residual_b"), "fp16")
     return {
         "north": {KEY: shared, "depthwise.weight": depthwise},
         "south": {KEY: shared, "depthwise.weight": depthwise},
@@ -110,7 +110,7 @@ def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(narrow):
 
 def test_narrow_tensors_must_fit_the_model(tmp_path, tied, writer):
     models, queries = tied()
-    wrong = {"north": {KEY: narrowed(torch.ones(3, 2), "int8")}}
+    wrong = {"north": {KEY: packed(torch.ones(3, 2), "int8")}}
     with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its narrow tensor \(3, 2\)"):
         writer(tmp_path / "b.safetensors", models, queries, narrow=wrong)
     with pytest.raises(ValueError, match=r"no conv\.kernel that could be narrow"):

@@ -1,4 +1,4 @@
-"""Narrowing and widening: no weight moves by more than half a scale, whatever the weights are."""
+"""Packing and widening: no weight moves by more than half a scale, whatever the weights are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.parts.widths import Narrow, choices, narrowed, widen
+from models.parts.widths import Packed, choices, packed, widen
 
 magnitudes = st.sampled_from([0.0, 1e-42, 1e-20, 1e-3, 1.0, 300.0, 1e20, 3e38])
 
@@ -25,37 +25,37 @@ def weights(draw: st.DrawFn) -> Tensor:
 
 @given(weights())
 def test_no_weight_moves_by_more_than_half_a_scale_of_its_channel(weight: Tensor) -> None:
-    narrow = narrowed(weight, "int8")
-    assert narrow.dtype == "int8" and narrow.tensor.dtype == torch.int8 and narrow.tensor.shape == weight.shape
-    assert narrow.scale is not None and narrow.scale.shape == weight.shape[:1] and bool((narrow.scale > 0).all())
-    moved = (narrow.wide() - weight).reshape(len(weight), -1).abs().double()
-    assert bool((moved <= 0.5 * narrow.scale.double()[:, None] * (1 + 1e-4)).all())
-    assert int(narrow.tensor.abs().max()) <= 127
+    one = packed(weight, "int8")
+    assert one.width == "int8" and one.tensor.dtype == torch.int8 and one.tensor.shape == weight.shape
+    assert one.scale is not None and one.scale.shape == weight.shape[:1] and bool((one.scale > 0).all())
+    moved = (one.wide() - weight).reshape(len(weight), -1).abs().double()
+    assert bool((moved <= 0.5 * one.scale.double()[:, None] * (1 + 1e-4)).all())
+    assert int(one.tensor.abs().max()) <= 127
 
 
 @given(weights())
 def test_widening_twice_or_into_used_memory_gives_the_same_bits(weight: Tensor) -> None:
-    narrow = narrowed(weight, "int8")
+    one = packed(weight, "int8")
     scratch = torch.full(weight.shape, float("nan"))
-    assert widen(narrow.tensor, narrow.scale, scratch) is scratch
-    assert torch.equal(scratch, narrow.wide())
-    assert narrow.scale is not None
-    by_hand = narrow.tensor.float() * narrow.scale.view(-1, *(1,) * (weight.ndim - 1))
+    assert widen(one.tensor, one.scale, scratch) is scratch
+    assert torch.equal(scratch, one.wide())
+    assert one.scale is not None
+    by_hand = one.tensor.float() * one.scale.view(-1, *(1,) * (weight.ndim - 1))
     assert torch.equal(scratch, by_hand)
 
 
 def test_what_int8_can_hold_comes_back_exactly() -> None:
     codes = torch.tensor([[127.0, -3.0, 0.0], [-127.0, 64.0, 1.0]])
-    assert torch.equal(narrowed(codes * 0.5, "int8").wide(), codes * 0.5)
-    assert torch.equal(narrowed(torch.zeros(2, 3), "int8").wide(), torch.zeros(2, 3))
+    assert torch.equal(packed(codes * 0.5, "int8").wide(), codes * 0.5)
+    assert torch.equal(packed(torch.zeros(2, 3), "int8").wide(), torch.zeros(2, 3))
 
 
 def test_float16_keeps_eleven_bits_and_has_no_scale() -> None:
     weight = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    narrow = narrowed(weight, "fp16")
-    assert (narrow.dtype, narrow.scale) == ("fp16", None)
-    assert torch.equal(narrow.wide(), weight.half().float())
-    assert bool(((narrow.wide() - weight).abs() <= weight.abs() * 2**-11 + 2**-25).all())
+    one = packed(weight, "fp16")
+    assert (one.width, one.scale) == ("fp16", None)
+    assert torch.equal(one.wide(), weight.half().float())
+    assert bool(((one.wide() - weight).abs() <= weight.abs() * 2**-11 + 2**-25).all())
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_float16_keeps_eleven_bits_and_has_no_scale() -> None:
 )
 def test_what_cannot_be_held_is_refused(value: float, dtype: str) -> None:
     with pytest.raises(ValueError, match="not finite, or too large"):
-        narrowed(torch.tensor([[1.0, value]]), dtype)  # type: ignore[arg-type]
+        packed(torch.tensor([[1.0, value]]), dtype)  # type: ignore[arg-type]
 
 
 def test_a_memory_layout_is_not_kept() -> None:
     weight = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last)
     for dtype in ("int8", "fp16"):
-        narrow = narrowed(weight, dtype)  # type: ignore[arg-type]
-        assert narrow.tensor.is_contiguous()
-        assert torch.equal(narrow.wide(), narrowed(weight.contiguous(), dtype).wide())  # type: ignore[arg-type]
+        one = packed(weight, dtype)  # type: ignore[arg-type]
+        assert one.tensor.is_contiguous()
+        assert torch.equal(one.wide(), packed(weight.contiguous(), dtype).wide())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_weights_become_narrow_and_what_is_small_or_sensitive_does_not(key, shap
 
 def test_equal_weights_become_equal_tensors() -> None:
     weight = torch.randn(6, 20)
-    one, other = narrowed(weight, "int8"), narrowed(weight.clone(), "int8")
-    assert isinstance(one, Narrow) and one.scale is not None and other.scale is not None
+    one, other = packed(weight, "int8"), packed(weight.clone(), "int8")
+    assert isinstance(one, Packed) and one.scale is not None and other.scale is not None
     assert torch.equal(one.tensor, other.tensor) and torch.equal(one.scale, other.scale)

@@ -30,7 +30,7 @@ from models import zoo
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
-from models.parts.widths import Narrow, choices, narrowed
+from models.parts.widths import Packed, choices, packed
 from tests.edge_runtime.engines.eager.test_widening import ATTENDING, attending
 from tests.edge_runtime.tiny import Kept, picture
 
@@ -70,12 +70,12 @@ def asked(query_id: str, model: str) -> BundleQuery:
     )
 
 
-def narrow_of(model: nn.Module) -> dict[str, Narrow]:
+def narrow_of(model: nn.Module) -> dict[str, Packed]:
     kinds = {key: choices(key, tensor.shape, "int8") for key, tensor in model.state_dict().items()}
-    return {key: narrowed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
+    return {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
 
 
-def write(path: Path, models: dict[str, tuple[str, nn.Module]], narrow: dict[str, dict[str, Narrow]]) -> Bundle:
+def write(path: Path, models: dict[str, tuple[str, nn.Module]], narrow: dict[str, dict[str, Packed]]) -> Bundle:
     write_bundle(
         path,
         {query: model for query, (_, model) in models.items()},

@@ -18,7 +18,7 @@ from edge_runtime.memory.store import Store
 from models.bundle import Bundle, Made, open_bundle, write_bundle
 from models.errors import InputError
 from models.parts.residual import attach
-from models.parts.widths import Narrow, choices, narrowed
+from models.parts.widths import Packed, choices, packed
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import picture
 
@@ -48,12 +48,12 @@ def attending(num_classes: int, input_size: int = 16) -> nn.Module:
     return Attending(num_classes)
 
 
-def narrow_all(model: nn.Module, weights: str) -> dict[str, Narrow]:
+def narrow_all(model: nn.Module, weights: str) -> dict[str, Packed]:
     """Every weight of two dimensions or more, however small."""
     own = {}
     for key, tensor in model.state_dict().items():
         if found := choices(key, (*tensor.shape[:1], 10**6) if tensor.ndim > 1 else tensor.shape, weights):
-            own[key] = narrowed(tensor, found[0])
+            own[key] = packed(tensor, found[0])
     return own
 
 

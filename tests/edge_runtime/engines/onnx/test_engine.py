@@ -22,7 +22,7 @@ from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.low_rank import factorise
 from models.parts.residual import attach
-from models.parts.widths import Narrow, narrowed
+from models.parts.widths import Packed, packed
 from models.tasks import DetectionAnswer
 from tests.edge_runtime.tiny import FACTORY, picture, tiny_bundle, trained_looking
 from tests.edge_runtime.tiny import SIZE as TINY_SIZE
@@ -111,7 +111,7 @@ def bundled(
     path: Path,
     modules: dict[str, nn.Module],
     queries: list[BundleQuery],
-    narrow: dict[str, dict[str, Narrow]] | None = None,
+    narrow: dict[str, dict[str, Packed]] | None = None,
 ) -> Bundle:
     write_bundle(
         path,
@@ -209,7 +209,7 @@ def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, ca
 @pytest.mark.parametrize("weights", ["int8", "fp16"])
 def test_narrow_weights_stay_narrow_and_are_widened_inside_the_graph(tmp_path, cache, weights):
     module, query = trained_looking(1), record(FACTORY, TINY_SIZE)
-    narrow = {key: narrowed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
+    narrow = {key: packed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
     bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": narrow})
     engine = assert_answers_as_torch(bundle, cache)
     dtypes = {str(engine._bound[key][1].dtype) for key in narrow}
@@ -329,7 +329,7 @@ def test_narrow_weights_are_widened_one_at_a_time(tmp_path, cache):
     """Left to itself, ONNX Runtime would widen all of them before it begins: 94 MB here."""
     torch.manual_seed(0)
     module = zoo.build("resnet50", ("car", "bus", "truck"), {}, SIZE)
-    narrow = {key: narrowed(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
+    narrow = {key: packed(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
     largest = max(4 * one.tensor.numel() for one in narrow.values())
     bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")], {"one": narrow})
     engine = OnnxEngine(bundle, "one", cache=cache)

@@ -1,10 +1,10 @@
-"""Narrow storage of what a merge has found: every weight as narrow as all the queries that use it can bear, on val.
+"""The width of every weight of a merge: the fewest bits that all the queries that use it can bear, on val.
 
-At first everything is stored as narrow as was asked for. While a query falls short, some of its weights become wider,
-float16 and after that float32: those first whose narrowing moves the inputs of its heads most per byte that is given
-back, and as few as do (by bisection). A weight that is shared widens for all who share it. Statistics of norms stay as
-they are unless measuring them again brings a query back. What was met with wide weights is met in the end: wide
-weights are the last step.
+At first everything is stored in the fewest bits that were asked for. While a query falls short, some of its weights
+become wider, float16 and after that float32: those first whose rounding moves the inputs of its heads most per byte
+that is given back, and as few as do (by bisection). A weight that is shared widens for all who share it. Statistics of
+norms stay as they are unless measuring them again brings a query back. What was met with wide weights is met in the
+end: wide weights are the last step.
 """
 
 from __future__ import annotations
@@ -20,29 +20,37 @@ from torch import Tensor, nn
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.beyond.narrow_weights import Narrowing, Weight, dtypes_of, store, tied_models, weights_of
 from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching
-from models.parts.widths import STORED, narrowed
+from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
+from models.parts.widths import STORED, packed
 
 KEPT = 0.99
 """A query that misses what is required with wide weights may lose no more than to this part of what it reaches."""
 FRAMES = 16
-"""Train frames of a query on which the error of narrowing a weight is measured: there is a run for each weight."""
+"""Train frames of a query on which the error of rounding a weight is measured: there is a run for each weight."""
+
+ROUNDS = 8
+"""Every query is judged about so often at most: with wide weights, with all in fewer bits, and in a bisection."""
 
 
-def narrow(
+def fit_widths(
     bench: Workbench, merged: Merged, weights: str, required: Mapping[str, float], journal: Journal, bounds: Bounds
 ) -> dict[str, Any]:
-    """The `narrowing` (plain) of what is merged for `weights` "fp16" or "int8", and log `rows`.
+    """The `storage` (plain) of what is merged for `weights` "fp16" or "int8", and log `rows`.
 
     Once the bounds are over, all weights of a query that falls short are widened at once.
     """
     return _Search(bench, merged, required, journal, bounds).run(weights)
 
 
+def most_work(bench: Workbench) -> float:
+    """About what the search takes at most."""
+    return ROUNDS * sum(bench.work.of(query) * len(bench.val[query.id]) for query in bench.queries.values())
+
+
 def needed(target: float, required: float, reached: float) -> float:
-    """The ratio on val that a query must keep when its weights become narrow, from what it reached with wide ones."""
+    """The ratio on val that a query must keep when its weights get fewer bits, from what it reached with wide ones."""
     if reached >= required:
         return required
     kept = KEPT * reached
@@ -76,7 +84,7 @@ class _Search:
             found |= self._judge(weights, sorted(touched - set(again)), need)
             rows.append(self._row(asked_for, weights, found, need, widened))
         norms = {query: one["norms"] for query, one in found.items() if one["norms"]}
-        return {"narrowing": Narrowing(dtypes_of(weights), norms).to_plain(), "rows": rows}
+        return {"storage": Storage(widths_of(weights), norms).to_plain(), "rows": rows}
 
     def _widened(
         self, weights: Sequence[Weight], short: set[str], need: Mapping[str, float]
@@ -85,10 +93,10 @@ class _Search:
 
         When not even all of one width do, all of them are wider, and the next width is tried from there.
         """
-        of_short = [at for at, weight in enumerate(weights) if weight.dtype is not None and weight.used_by(short)]
-        narrowest = {weights[at].dtype for at in of_short}
-        dtype = "int8" if "int8" in narrowest else "fp16"
-        open_ = [at for at in of_short if weights[at].dtype == dtype]
+        of_short = [at for at, weight in enumerate(weights) if weight.width is not None and weight.used_by(short)]
+        present = {weights[at].width for at in of_short}
+        width = "int8" if "int8" in present else "fp16"
+        open_ = [at for at in of_short if weights[at].width == width]
         order = self._most_error_first(weights, open_, short)
 
         def at_once(count: int) -> list[Weight]:
@@ -121,7 +129,7 @@ class _Search:
 
     @torch.no_grad()
     def _errors(self, weights: Sequence[Weight], query: str) -> list[float]:
-        """How far the inputs of a query's heads move when one weight alone is narrow."""
+        """How far the inputs of a query's heads move when one weight alone has fewer bits."""
         bench, errors = self.bench, [0.0] * len(weights)
         model = tied_models(bench, self.merged, [query])[query].eval()
         data, state = bench.train[query], model.state_dict(keep_vars=True)
@@ -132,9 +140,9 @@ class _Search:
         for at, weight in enumerate(weights):
             own = {key: state[key] for name, key in weight.places if name == query}
             kept = {key: tensor.detach().clone() for key, tensor in own.items()}
-            assert weight.dtype is not None
+            assert weight.width is not None
             for key, tensor in own.items():
-                tensor.copy_(narrowed(kept[key], weight.dtype).wide())
+                tensor.copy_(packed(kept[key], weight.width).wide())
             if own:
                 errors[at] = float(feature_loss(self._seen(query, model, frames, paths), wanted))
             for key, tensor in own.items():
@@ -157,9 +165,9 @@ class _Search:
         return found
 
     def _judged(self, weights: Sequence[Weight], query: str, need: float) -> dict[str, Any]:
-        bench, narrowing = self.bench, Narrowing(dtypes_of(weights), {})
+        bench, storage = self.bench, Storage(widths_of(weights), {})
         model = tied_models(bench, self.merged, [query])[query]
-        stored = store({query: model}, narrowing)
+        stored = store({query: model}, storage)
         ratio = bench.ratio(query, model)
         if ratio >= need or not stored:
             return {"ratio": ratio, "norms": None}
@@ -182,9 +190,9 @@ class _Search:
     ) -> dict[str, Any]:
         """A row of the log: how everything is stored now and how the queries do."""
         ratios = {query: one["ratio"] for query, one in found.items()}
-        sizes = {dtype or "fp32": 0 for dtype in (*STORED, None)}
+        sizes = {width or "fp32": 0 for width in (*STORED, None)}
         for weight in weights:
-            sizes[weight.dtype or "fp32"] += weight.nbytes
+            sizes[weight.width or "fp32"] += weight.nbytes
         row = {
             "weights": asked_for, "stored_bytes": sizes, "ratios": ratios,
             "widened": [f"{weight.places[0][0]}: {weight.places[0][1]}" for weight in widened],
@@ -192,5 +200,5 @@ class _Search:
             "norms_again": [query for query, one in found.items() if one["norms"]],
             "work": self.bench.work.total,
         }  # fmt: skip
-        self.bench.progress("narrow", **{key: row[key] for key in ("weights", "stored_bytes", "ratios", "in_the_way")})
+        self.bench.progress("widths", **{key: row[key] for key in ("weights", "stored_bytes", "ratios", "in_the_way")})
         return row

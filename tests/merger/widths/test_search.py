@@ -1,4 +1,4 @@
-"""Merges whose weights are stored narrow: as narrow as every query bears, and what was met stays met."""
+"""Merges whose weights are stored in fewer bits: as few as every query bears, and what was met stays met."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-import merger.beyond.narrowing as narrowing_module
 import merger.journal.checkpoint as checkpoint_module
+import merger.widths.search as search_module
 from merger import MergeOptions, merge
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
-from merger.beyond.narrow_weights import Narrowing, Weight, dtypes_of, residual_bytes, store, tied_models, weights_of
-from merger.beyond.narrowing import narrow, needed
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.steps import Journal
+from merger.widths.search import fit_widths, needed
+from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
 from models.bundle import open_bundle, verify_bundle
 from models.errors import InputError
 from models.frames.data import load_split
 from models.measuring.evaluation import predict, score
-from models.parts.widths import narrowed
+from models.parts.widths import packed
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.tasks import task_of
@@ -51,7 +51,7 @@ def tied(bench: Workbench) -> Merged:
 
 
 @pytest.mark.parametrize(("weights", "part"), [("int8", 0.40), ("fp16", 0.55)])
-def test_a_merge_stores_what_it_shares_narrow_and_every_query_stays_met(
+def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_stays_met(
     workload: Workload, tmp_path: Path, weights: str, part: float
 ) -> None:
     wide = merge(workload, tmp_path / "wide.safetensors", options=QUICK)
@@ -75,7 +75,7 @@ def test_a_merge_stores_what_it_shares_narrow_and_every_query_stays_met(
     assert row["weights"] == weights and row["stored_bytes"][weights] > 0 and set(row["ratios"]) == {"q0", "q1", "q2"}
 
 
-def test_originals_can_be_stored_narrow_without_any_merging(workload: Workload, tmp_path: Path) -> None:
+def test_originals_can_be_stored_in_fewer_bits_without_any_merging(workload: Workload, tmp_path: Path) -> None:
     report = merge(workload, tmp_path / "b.safetensors", "none", options=_with("int8"))
     assert report.met and report.saved_fraction > 0.55
 
@@ -90,11 +90,11 @@ def test_every_weight_stands_once_with_all_its_places(bench: Workbench, tied: Me
     places = [place for weight in weights for place in weight.places]
     assert len(places) == len(set(places))
     last = next(weight for weight in weights if ("q0", LAST) in weight.places)
-    assert {query for query, _ in last.places} == {"q0", "q1", "q2"} and last.dtypes == ("int8", "fp16")
+    assert {query for query, _ in last.places} == {"q0", "q1", "q2"} and last.widths == ("int8", "fp16")
     assert last.nbytes == 64 * 32 * 9 + 64 * 4
     assert (last.wider.nbytes, last.wider.wider.nbytes) == (64 * 32 * 9 * 2, 64 * 32 * 9 * 4)
-    assert last.wider.wider.dtype is None
-    assert all(weight.dtypes == ("fp16",) for weight in weights for _, key in weight.places if key == "head.weight")
+    assert last.wider.wider.width is None
+    assert all(weight.widths == ("fp16",) for weight in weights for _, key in weight.places if key == "head.weight")
     assert "stem.0.weight" not in {key for _, key in places}  # too small to be worth it
 
 
@@ -102,17 +102,17 @@ def test_a_weight_beyond_what_float16_holds_is_int8_or_wide(bench: Workbench, ti
     for state in tied.states.values():
         state[LAST] = state[LAST] * 1e7
     found = {key: weight for weight in weights_of(bench, tied, "int8") for _, key in weight.places}
-    assert found[LAST].dtypes == ("int8",) and found["body.0.weight"].dtypes == ("int8", "fp16")
+    assert found[LAST].widths == ("int8",) and found["body.0.weight"].widths == ("int8", "fp16")
     assert LAST not in {key for weight in weights_of(bench, tied, "fp16") for _, key in weight.places}
 
 
-def test_what_is_tied_is_narrowed_once_and_stays_tied(bench: Workbench, tied: Merged) -> None:
+def test_what_is_tied_is_packed_once_and_stays_tied(bench: Workbench, tied: Merged) -> None:
     models = tied_models(bench, tied, bench.queries)
-    stored = store(models, Narrowing(dtypes_of(weights_of(bench, tied, "int8")), {}))
+    stored = store(models, Storage(widths_of(weights_of(bench, tied, "int8")), {}))
     assert stored["q0"][LAST] is stored["q1"][LAST] is stored["q2"][LAST]
     pointers = {model.get_parameter(LAST).data_ptr() for model in models.values()}
     assert len(pointers) == 1
-    expected = narrowed(tied.states["q0"][LAST], "int8").wide()
+    expected = packed(tied.states["q0"][LAST], "int8").wide()
     assert torch.equal(models["q1"].get_parameter(LAST).detach(), expected)
 
 
@@ -121,9 +121,9 @@ def test_residuals_count_as_they_are_stored(bench: Workbench) -> None:
     merged = Merged(plan, {query: snapshot(model) for query, model in bench.originals.items()})
     models = tied_models(bench, merged, ["q0"])
     wide = residual_bytes(models["q0"], {})
-    stored = store(models, Narrowing(dtypes_of(weights_of(bench, merged, "int8")), {}))
+    stored = store(models, Storage(widths_of(weights_of(bench, merged, "int8")), {}))
     a = 8 * 32 * 9
-    assert stored["q0"]["last.0.residual_a"].dtype == "fp16"
+    assert stored["q0"]["last.0.residual_a"].width == "fp16"
     assert residual_bytes(models["q0"], stored["q0"]) == wide - 2 * a
 
 
@@ -136,29 +136,29 @@ def test_a_query_must_keep_what_is_required_or_nearly_what_it_had(reached: float
 
 
 class _Fake:
-    """Stands in for judging: a query's ratio falls by what each of its narrow weights costs."""
+    """Stands in for judging: a query's ratio falls by what each of its weights of fewer bits costs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> None:
         self.costs, self.judged = costs, 0
-        monkeypatch.setattr(narrowing_module._Search, "_judged", self.judge)
-        monkeypatch.setattr(narrowing_module._Search, "_wide", lambda search, query: 1.0)
+        monkeypatch.setattr(search_module._Search, "_judged", self.judge)
+        monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)
 
     def judge(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         self.judged += 1
         part = {"int8": 1.0, "fp16": 0.1, None: 0.0}
-        own = [(key, weight.dtype) for weight in weights for name, key in weight.places if name == query]
+        own = [(key, weight.width) for weight in weights for name, key in weight.places if name == query]
         return {"ratio": 1 - sum(self.costs.get(f"{query}:{key}", 0.0) * part[dtype] for key, dtype in own),
                 "norms": None}  # fmt: skip
 
 
 @pytest.fixture
 def search(bench: Workbench, tied: Merged) -> Callable[..., tuple[dict, list[dict]]]:
-    """Narrow the tied models; returns how they are stored and the log."""
+    """Store the tied models; returns how they are stored and the log."""
 
     def run(bounds: Bounds | None = None, asked_for: str = "int8") -> tuple[dict, list[dict]]:
         required = dict.fromkeys(bench.queries, 0.975)
-        found = narrow(bench, tied, asked_for, required, Journal(), bounds or Bounds(bench.work))
-        return found["narrowing"]["dtypes"], found["rows"]
+        found = fit_widths(bench, tied, asked_for, required, Journal(), bounds or Bounds(bench.work))
+        return found["storage"]["widths"], found["rows"]
 
     return run
 
@@ -166,15 +166,15 @@ def search(bench: Workbench, tied: Merged) -> Callable[..., tuple[dict, list[dic
 def test_only_what_hurts_becomes_wider_and_for_all_who_share_it(monkeypatch, search) -> None:
     _Fake(monkeypatch, {"q1:last.0.weight": 0.2})
     monkeypatch.setattr(
-        narrowing_module._Search,
+        search_module._Search,
         "_errors",
         lambda self, weights, query: [
             1e9 if any(key == LAST for _, key in weight.places) else 1.0 for weight in weights
         ],
     )
-    dtypes, rows = search()
-    assert [own[LAST] for own in dtypes.values()] == ["fp16"] * 3
-    others = {dtype for own in dtypes.values() for key, dtype in own.items() if key not in (LAST, "head.weight")}
+    widths, rows = search()
+    assert [own[LAST] for own in widths.values()] == ["fp16"] * 3
+    others = {dtype for own in widths.values() for key, dtype in own.items() if key not in (LAST, "head.weight")}
     assert others == {"int8"}
     assert rows[0]["in_the_way"] == ["q1"] and rows[-1]["in_the_way"] == []
     assert rows[-1]["widened"] == ["q0: last.0.weight"]
@@ -183,7 +183,7 @@ def test_only_what_hurts_becomes_wider_and_for_all_who_share_it(monkeypatch, sea
 def test_what_a_weight_does_to_each_query_that_falls_short_is_summed(monkeypatch, search) -> None:
     _Fake(monkeypatch, {f"{query}:last.0.weight": 0.2 for query in ("q0", "q1")})
     monkeypatch.setattr(
-        narrowing_module._Search,
+        search_module._Search,
         "_errors",
         lambda self, weights, query: [
             1e9 if query == "q0" and any(key == LAST for _, key in weight.places) else 1.0 for weight in weights
@@ -195,9 +195,9 @@ def test_what_a_weight_does_to_each_query_that_falls_short_is_summed(monkeypatch
 
 def test_where_float16_is_not_enough_weights_become_float32(monkeypatch, search) -> None:
     _Fake(monkeypatch, {"q1:last.0.weight": 5.0})
-    dtypes, _ = search()
-    assert all(LAST not in own for own in dtypes.values())
-    assert all(own["head.weight"] == "fp16" for query, own in dtypes.items() if query != "q1")
+    widths, _ = search()
+    assert all(LAST not in own for own in widths.values())
+    assert all(own["head.weight"] == "fp16" for query, own in widths.items() if query != "q1")
 
 
 def test_few_judgements_are_needed(monkeypatch, search) -> None:
@@ -208,20 +208,20 @@ def test_few_judgements_are_needed(monkeypatch, search) -> None:
 
 def test_once_the_time_is_over_everything_of_the_query_is_widened_at_once(monkeypatch, bench, search) -> None:
     fake = _Fake(monkeypatch, {"q0:body.0.weight": 0.2})
-    dtypes, _ = search(Bounds(bench.work, most_work=0.0))
-    assert set(dtypes["q0"].values()) == {"fp16"}
+    widths, _ = search(Bounds(bench.work, most_work=0.0))
+    assert set(widths["q0"].values()) == {"fp16"}
     assert fake.judged <= 3 + 1 + 2
 
 
 def test_a_query_that_bears_nothing_ends_with_its_wide_weights(monkeypatch, bench, tied, search) -> None:
     def judged(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
-        narrow = any(weight.dtype and weight.used_by({query}) for weight in weights)
-        return {"ratio": 0.0 if query == "q1" and narrow else 1.0, "norms": None}
+        fewer = any(weight.width and weight.used_by({query}) for weight in weights)
+        return {"ratio": 0.0 if query == "q1" and fewer else 1.0, "norms": None}
 
-    monkeypatch.setattr(narrowing_module._Search, "_judged", judged)
-    monkeypatch.setattr(narrowing_module._Search, "_wide", lambda search, query: 1.0)
-    dtypes, rows = search()
-    assert "q1" not in dtypes and rows[-1]["in_the_way"] == []
+    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)
+    widths, rows = search()
+    assert "q1" not in widths and rows[-1]["in_the_way"] == []
 
 
 def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied: Merged, search) -> None:
@@ -234,25 +234,25 @@ def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied:
         own["stem.1.weight"][0] = own["stem.1.bias"][0] = 0.0
     weights = weights_of(bench, tied, "int8")
     required = dict.fromkeys(bench.queries, 0.0)
-    found = narrowing_module._Search(bench, tied, required, Journal(), Bounds(bench.work))
+    found = search_module._Search(bench, tied, required, Journal(), Bounds(bench.work))
     errors = [sum(of_both) for of_both in zip(*(found._errors(weights, query) for query in ("q0", "q1")), strict=True)]
     worst = weights[max(range(len(weights)), key=lambda at: errors[at])]
     assert ("q0", "body.0.weight") in worst.places
 
 
-def test_an_interrupted_narrowing_resumes_to_the_same_bundle(
+def test_an_interrupted_search_for_widths_resumes_to_the_same_bundle(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
     monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
-    judge = narrowing_module._Search._judged
+    judge = search_module._Search._judged
 
     def strict(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         found = judge(self, weights, query, need)
-        bad = any(weight.dtype == "int8" and weight.used_by({"q1"}) for weight in weights if query == "q1")
+        bad = any(weight.width == "int8" and weight.used_by({"q1"}) for weight in weights if query == "q1")
         return {**found, "ratio": 0.0} if bad else found
 
-    monkeypatch.setattr(narrowing_module._Search, "_judged", strict)
+    monkeypatch.setattr(search_module._Search, "_judged", strict)
     with monkeypatch.context() as patch:
         writes = _kill_after(patch, -1)
         straight = merge(workload, tmp_path / "straight.safetensors", "ceiling", options=_with("int8"))
