@@ -168,7 +168,7 @@ def test_where_weights_lie_alike_engines_change_and_nothing_is_loaded_again(box,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["onnx", "compiled"])
+@pytest.mark.parametrize("name", ["onnx", pytest.param("compiled", marks=pytest.mark.exhaustive)])
 def test_real_engines_are_taken_up_from_torch_and_answer_as_it_does(box, monkeypatch, name):
     kind = engine_named(name)
     why = kind.missing("cpu")
