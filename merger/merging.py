@@ -87,7 +87,7 @@ def merge(
         bench.stages.begin(WRITING)
         records = _records(bench, found.merged, evidence)
         made = Made(workload.name, method, ceiling_bytes(bench.layers))
-        manifest = write_bundle(out, models, records, made, overwrite=begun, narrow=stored)
+        manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
     _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(bench, found, method, options)])
     checkpoint.remove()
     results = tuple(

@@ -157,7 +157,7 @@ def _bundle(folder: Path, name: str, weights: str) -> Any:
                         accuracy_target=0.9)  # fmt: skip
     path = folder / f"{name}-{weights}.safetensors"
     write_bundle(path, {"one": model}, [query], Made("stored", "none", 0),
-                 narrow={"one": narrow_of(None, model, weights)})  # fmt: skip
+                 packed={"one": narrow_of(None, model, weights)})  # fmt: skip
     return open_bundle(path)
 
 

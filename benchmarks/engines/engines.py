@@ -166,9 +166,9 @@ def speed(bundle: Bundle, names: Sequence[str], rounds: int, batch: int = 1) -> 
             difference[name] = float((engines["first"].forward(frames) - bare(frames)).abs().max())
         for kind, query in kinds.items():
             cases[name, kind] = lambda engine=engines[query]: engine.forward(frames)
-    narrow = TorchEngine(bundle, "first", precision="bf16")
-    arenas.append(resident(bundle, {"first": narrow}))
-    cases["torch, precision bf16", "plain"] = lambda: narrow.forward(frames)
+    bf16 = TorchEngine(bundle, "first", precision="bf16")
+    arenas.append(resident(bundle, {"first": bf16}))
+    cases["torch, precision bf16", "plain"] = lambda: bf16.forward(frames)
     wall, cpu = interleaved(cases, rounds)
     rows = []
     for case, times in wall.items():

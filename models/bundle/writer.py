@@ -53,26 +53,25 @@ def write_bundle(
     made: Made,
     *,
     overwrite: bool = False,
-    narrow: Mapping[str, Mapping[str, Packed]] | None = None,
+    packed: Mapping[str, Mapping[str, Packed]] | None = None,
 ) -> Manifest:
-    """Write the models of a workload as one bundle and return its manifest; with `narrow` tensors of format 2.
+    """Write the models of a workload as one bundle and return its manifest; with `packed` tensors of format 2.
 
     `models` holds each query's module, tied and with residuals attached; what is shared is found by content.
     `queries` are records without tensors (`BundleQuery.of`), in the order they shall have. The bytes before and after
-    are counted here. `narrow` maps queries and state dict keys to
-    what is stored there in place of the model's tensor; what shares a weight should have the same one. Raises
-    InputError, with nothing written, when the path exists or cannot be written or the disk is full, and ValueError
+    are counted here. `packed` maps queries and state dict keys to what is stored there in place of the model's tensor;
+    what shares a weight should have the same one. Raises InputError, with nothing written, when the path exists or cannot be written or the disk is full, and ValueError
     when models and queries don't fit together.
     """
     path = check_output(path, overwrite)
-    narrow = narrow or {}
+    packed = packed or {}
     if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(models):
         raise ValueError(f"models {sorted(models)} and queries {[query.id for query in queries]} differ")
-    states = {query.id: _as_stored(models[query.id].state_dict(), narrow.get(query.id, {})) for query in queries}
+    states = {query.id: _as_stored(models[query.id].state_dict(), packed.get(query.id, {})) for query in queries}
     stand_ins = _stand_ins(tensor for state in states.values() for tensor in state.values())
     tensors = {stand_ins[_identity(tensor)]: tensor for state in states.values() for tensor in state.values()}
     records = [
-        _bind(query, models[query.id], states[query.id], narrow.get(query.id, {}), stand_ins) for query in queries
+        _bind(query, models[query.id], states[query.id], packed.get(query.id, {}), stand_ins) for query in queries
     ]
     sizes = [(name, CODES[tensors[name].dtype], tuple(tensors[name].shape), tensors[name].nbytes)
              for name in load_order(records)]  # fmt: skip
@@ -182,18 +181,18 @@ def _name_of(tensor: Tensor) -> str:
     return tensor_name(CODES[tensor.dtype], tensor.shape, raw_bytes(tensor))
 
 
-def _as_stored(state: Mapping[str, Tensor], narrow: Mapping[str, Packed]) -> dict[str, Tensor]:
-    """The state with narrow tensors in the places of wide ones and their scales beside them."""
+def _as_stored(state: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> dict[str, Tensor]:
+    """The state with packed tensors in the places of wide ones and their scales beside them."""
     stored: dict[str, Tensor] = {}
     for key, tensor in state.items():
-        own = narrow.get(key)
+        own = packed.get(key)
         stored[key] = tensor if own is None else own.tensor
         if stored[key].shape != tensor.shape:
-            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its narrow tensor {tuple(stored[key].shape)}")
+            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its packed tensor {tuple(stored[key].shape)}")
         if own is not None and own.scale is not None:
             stored[f"{key}.{SCALE}"] = own.scale
-    if unknown := narrow.keys() - state.keys():
-        raise ValueError(f"the model has no {sorted(unknown)[0]} that could be narrow")
+    if unknown := packed.keys() - state.keys():
+        raise ValueError(f"the model has no {sorted(unknown)[0]} that could be packed")
     return stored
 
 
@@ -216,12 +215,12 @@ def _bind(
     query: BundleQuery,
     model: nn.Module,
     state: Mapping[str, Tensor],
-    narrow: Mapping[str, Packed],
+    packed: Mapping[str, Packed],
     names: Mapping[tuple[object, ...], str],
 ) -> BundleQuery:
     """The query's record with the names of its tensors, residuals and scales."""
     paths = {path: names[_identity(tensor)] for path, tensor in state.items()}
-    stored = {key: StoredTensor(own.width, paths.pop(f"{key}.{SCALE}", None)) for key, own in narrow.items()}
+    stored = {key: StoredTensor(own.width, paths.pop(f"{key}.{SCALE}", None)) for key, own in packed.items()}
     residuals = {
         layer: ResidualTensors(
             rank=module.residual_a.shape[0],

@@ -97,7 +97,7 @@ def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned
             preprocess=zoo.preprocess_of("resnet18", 32),
         )
         path = tmp_path / f"{weights}.safetensors"
-        write_bundle(path, {"one": model}, [query], Made("narrow", "none", 0), narrow={"one": narrow})
+        write_bundle(path, {"one": model}, [query], Made("narrow", "none", 0), packed={"one": narrow})
         bundle = open_bundle(path)
         modelled = costs_for(PROFILES["jetson-nano"], bundle).queries["one"]
         profiled = profile_bundle(path, "cpu", rounds=1, engine="torch").profile.queries["one"].batches

@@ -30,7 +30,7 @@ def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(
     narrow = {key: packed(tensor, own[0]) for key, tensor in original.state_dict().items()
               if weights != "fp32" and (own := choices(key, tensor.shape, weights))}  # fmt: skip
     assert bool(narrow) == (weights != "fp32")
-    manifest = writer(path, {"north": original}, [record], narrow={"north": narrow})
+    manifest = writer(path, {"north": original}, [record], packed={"north": narrow})
     plain = zoo.build("mobilenet_v3_small", ("car", "none")).state_dict().values()
     assert manifest.bytes.before == sum(tensor.nbytes for tensor in plain) and verify_bundle(path) == []
     original.load_state_dict({key: one.wide() for key, one in narrow.items()}, strict=False)

@@ -35,7 +35,7 @@ def narrow_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Packed]]:
 def narrow(tmp_path, tied, writer) -> Bundle:
     """The sample with narrow tensors."""
     models, queries = tied()
-    writer(tmp_path / "n.safetensors", models, queries, narrow=narrow_of(models))
+    writer(tmp_path / "n.safetensors", models, queries, packed=narrow_of(models))
     return open_bundle(tmp_path / "n.safetensors")
 
 
@@ -111,10 +111,10 @@ def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(narrow):
 def test_narrow_tensors_must_fit_the_model(tmp_path, tied, writer):
     models, queries = tied()
     wrong = {"north": {KEY: packed(torch.ones(3, 2), "int8")}}
-    with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its narrow tensor \(3, 2\)"):
-        writer(tmp_path / "b.safetensors", models, queries, narrow=wrong)
-    with pytest.raises(ValueError, match=r"no conv\.kernel that could be narrow"):
-        writer(tmp_path / "b.safetensors", models, queries, narrow={"north": {"conv.kernel": wrong["north"][KEY]}})
+    with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its packed tensor \(3, 2\)"):
+        writer(tmp_path / "b.safetensors", models, queries, packed=wrong)
+    with pytest.raises(ValueError, match=r"no conv\.kernel that could be packed"):
+        writer(tmp_path / "b.safetensors", models, queries, packed={"north": {"conv.kernel": wrong["north"][KEY]}})
     assert list(tmp_path.iterdir()) == []
 
 

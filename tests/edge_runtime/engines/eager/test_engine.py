@@ -167,10 +167,10 @@ def test_a_narrower_precision_answers_nearly_the_same_and_keeps_no_copy_of_the_w
     arena.change((), bundle.names_in_order("gate"))
     engine = make_engine("torch", bundle, "gate", precision=precision)
     engine.bind(arena.tensor)
-    wanted, narrow = reference(bundle, "gate", picture(1)), engine.outputs([picture(1)]).float()
-    assert not torch.equal(narrow, wanted) and (narrow - wanted).abs().max() < 0.02 * wanted.abs().max()
+    wanted, lower = reference(bundle, "gate", picture(1)), engine.outputs([picture(1)]).float()
+    assert not torch.equal(lower, wanted) and (lower - wanted).abs().max() < 0.02 * wanted.abs().max()
     weight = arena.tensor(bundle.query("gate").state()["3.weight"])
     weight.mul_(1.5)
-    assert not torch.equal(engine.outputs([picture(1)]).float(), narrow)
+    assert not torch.equal(engine.outputs([picture(1)]).float(), lower)
     answer = engine.run([picture(1)])[0]
     assert not isinstance(answer, DetectionAnswer) and answer.label in ("a", "b", "c")

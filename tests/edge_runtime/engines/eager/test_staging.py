@@ -81,7 +81,7 @@ def write(path: Path, models: dict[str, tuple[str, nn.Module]], narrow: dict[str
         {query: model for query, (_, model) in models.items()},
         [asked(query, name) for query, (name, _) in models.items()],
         Made("streaming", "wide", 0),
-        narrow=narrow,
+        packed=narrow,
     )
     return open_bundle(path, [ATTENDING])
 

@@ -68,7 +68,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
     queries = [tiny.query("gate", "left"), tiny.query("yard", "right"), tiny.query("hall", "left", model=ATTENDING)]
     narrow = {name: narrow_all(model, request.param) for name, model in models.items()}
     path = tmp_path / "n.safetensors"
-    write_bundle(path, models, queries, Made("tiny", "wide", 0), narrow=narrow)
+    write_bundle(path, models, queries, Made("tiny", "wide", 0), packed=narrow)
     return open_bundle(path, [tiny.FACTORY, ATTENDING])
 
 

@@ -118,7 +118,7 @@ def bundled(
         {name: module.eval() for name, module in modules.items()},
         queries,
         Made("w", "none", 0),
-        narrow=narrow,
+        packed=narrow,
     )
     return open_bundle(path, [query.model for query in queries if ":" in query.model])
 
