@@ -14,7 +14,7 @@ demo: $(STAMP)  ## the whole road on rendered clips, within 4 CPU-minutes; ends 
 test: $(STAMP)  ## the tests, two at a time, within 8 minutes on 2 cores; PYTEST_ARGS="tests/models -k fold" for some of them
 	$(PYTEST) -m 'not exhaustive' $(PYTEST_ARGS)
 
-test-all: $(STAMP)  ## those and the exhaustive ones: every model of the zoo, every schedule, other processors
+test-all: $(STAMP)  ## those and the exhaustive ones: every model of the zoo, large detectors, fewer instructions
 	$(PYTEST) $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## form, style and types
