@@ -45,7 +45,8 @@ class Queue:
             size = (len(tried) + 1) // 2
         else:
             first, *others = self.ladders
-            rest = ((first[1:],) if len(first) > 1 else ()) + tuple(others)
+            larger = first[1:]
+            rest = (larger, *others) if larger else tuple(others)
         if rest and rest[0][0].alone != tried[0].alone:
             size = len(rest)  # what was refused says nothing of weights that are shared
         return Queue(rest, size)

@@ -60,8 +60,8 @@ def write_bundle(
     `models` holds each query's module, tied and with residuals attached; what is shared is found by content.
     `queries` are records without tensors (`BundleQuery.of`), in the order they shall have. The bytes before and after
     are counted here. `packed` maps queries and state dict keys to what is stored there in place of the model's tensor;
-    what shares a weight should have the same one. Raises InputError, with nothing written, when the path exists or cannot be written or the disk is full, and ValueError
-    when models and queries don't fit together.
+    what shares a weight should have the same one. Raises InputError, with nothing written, when the path exists or
+    cannot be written or the disk is full, and ValueError when models and queries don't fit together.
     """
     path = check_output(path, overwrite)
     packed = packed or {}
