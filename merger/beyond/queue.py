@@ -38,7 +38,7 @@ class Queue:
 
     def after(self, tried: Ladder, accepted: bool) -> Queue:
         """What is left once `next` was tried."""
-        rest, size = self.ladders, self.size
+        rest, size, alone = self.ladders, self.size, tried[0].alone
         if accepted:
             rest, size = self.ladders[len(tried) :], 2 * len(tried)
         elif len(tried) > 1:
@@ -47,7 +47,7 @@ class Queue:
             first, *others = self.ladders
             larger = first[1:]
             rest = (larger, *others) if larger else tuple(others)
-        if rest and rest[0][0].alone != tried[0].alone:
+        if rest and rest[0][0].alone != alone:
             size = len(rest)  # what was refused says nothing of weights that are shared
         return Queue(rest, size)
 
