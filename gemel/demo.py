@@ -15,6 +15,7 @@ from edge_runtime.schedule.settings import memory_settings
 from gemel.evaluation.evaluating import REPORT_HTML, evaluate
 from gemel.evaluation.summary import evaluation_text, verdict_text
 from gemel.looking.box import box_text
+from gemel.planning.conditions import DEMO_DEVICE
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.text import duration, finite, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
@@ -95,7 +96,7 @@ class Demo:
         ])  # fmt: skip
 
 
-def run_demo(out: str | Path, device: str = "jetson-nano", seed: int = 0, progress: Progress = silent) -> Demo:
+def run_demo(out: str | Path, device: str = DEMO_DEVICE, seed: int = 0, progress: Progress = silent) -> Demo:
     """Render clips, train originals, merge them, run the box for some seconds, evaluate and report, all in `out`.
 
     A demo that was interrupted goes on after its last finished step. Raises InputError when `out` holds something

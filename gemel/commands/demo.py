@@ -7,15 +7,14 @@ from typing import Any
 
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
-
-DEVICE = "jetson-nano"  # four small models do not press anything larger
+from gemel.planning.conditions import DEMO_DEVICE
 
 
 def register(commands: Any) -> None:
     """Its grammar."""
     made = grammar.command(commands, "demo", "the whole road on rendered camera clips: train, merge, run, report", demo)
     made.add_argument("--out", default="gemel-demo", metavar="DIR", help="where everything goes (default gemel-demo)")
-    grammar.device(made, DEVICE)
+    grammar.device(made, DEMO_DEVICE)
     grammar.seed(made)
 
 
@@ -25,5 +24,5 @@ def demo(args: argparse.Namespace) -> Outcome:
     from gemel.progress import shown_on
 
     with shown_on() as progress:
-        result = run_demo(args.out, args.device or DEVICE, args.seed, progress)
+        result = run_demo(args.out, args.device or DEMO_DEVICE, args.seed, progress)
     return Outcome(result.to_json(), result.to_text(), DONE if result.met else FELL_SHORT)

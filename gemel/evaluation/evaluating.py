@@ -18,6 +18,7 @@ from gemel.evaluation.arms import MERGED, ORIGINALS, Streamed, Tested, stream_ar
 from gemel.evaluation.caveats import caveats
 from gemel.evaluation.streaming import Footage, frame_interval_s
 from gemel.looking.footprint import bytes_of, resident_bytes, shared_of
+from gemel.planning.conditions import DEFAULT_DEVICE
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.report.frames import examples
 from gemel.report.page import render
@@ -58,7 +59,7 @@ def evaluate(
     bundle: str | Path,
     workload: str | Path,
     out_dir: str | Path,
-    profile: str = "orin-nano-8gb",
+    profile: str = DEFAULT_DEVICE,
     seeds: int = 3,
     progress: Progress = silent,
     memory: str = LEAST,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 DEFAULT_DEVICE = "orin-nano-8gb"
 """The profile that every command takes unless it is told another."""
+DEMO_DEVICE = "jetson-nano"
+"""The demo's instead: its few small models press nothing larger."""
 MEASURED = "measured"
 """Names the costs in BUNDLE.profile.json instead of a profile."""
 EVERY_DEVICE = "all"

@@ -14,7 +14,7 @@ from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.rehearsal.measured import MeasuredProfile, QueryProfile, ascending, machine_of, write_profile
 from edge_runtime.schedule.costs import BATCHES, BatchCost
 from gemel.text import size, table
-from merger.journal.progress import Progress, silent
+from merger.journal.progress import Progress, Stages, silent
 from models.bundle import open_bundle
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge_runtime.memory.arena import Arena
 
 ROUNDS = 5
+MAKING, MEASURING = "make the engines", "measure each query's loads and runs"
 FRAME_PIXELS = (1280, 720)
 
 
@@ -84,7 +85,9 @@ def profile_bundle(
 
     check_engine(engine, "gemel profile", "--engine")
 
-    opened = open_bundle(bundle, factories, Path.cwd())
+    opened, stages = open_bundle(bundle, factories, Path.cwd()), Stages(progress)
+    stages.announce([MAKING, MEASURING])
+    stages.begin(MAKING)
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
     engines, store = engines_for(opened, engine, Wish(chosen)), Store.of_bundle(opened)
@@ -94,9 +97,9 @@ def profile_bundle(
     arena = Arena(store, capacity, chosen, layouts=layouts)
     queries: dict[str, QueryProfile] = {}
     loads: list[tuple[int, float]] = []
+    stages.begin(MEASURING, len(opened.queries))
     try:
         for query in opened.queries:
-            progress("profile", query=query.id)
             needed = opened.names_in_order(query.id)
             found = _loads(arena, needed, rounds)
             loads += found
@@ -106,6 +109,7 @@ def profile_bundle(
             one.bind(arena.tensor)
             queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
             one.unbind()
+            stages.add()
     finally:
         arena.close()
     moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)

@@ -12,7 +12,7 @@ import torch
 from edge_runtime.rehearsal.measured import foreign, read_profile
 from edge_runtime.rehearsal.profiles import PROFILES, costs_for
 from gemel.cli import main
-from gemel.planning.conditions import Conditions
+from gemel.planning.conditions import DEFAULT_DEVICE, Conditions
 from gemel.planning.profiling import profile_bundle
 from gemel.planning.subject import subject_of
 from models import zoo
@@ -120,3 +120,14 @@ def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned
 def test_a_bundle_that_is_none_is_refused(tmp_path):
     with pytest.raises(InputError):
         profile_bundle(tmp_path / "absent.safetensors")
+
+
+def test_a_box_on_paper_is_this_machine_where_it_was_measured_and_else_the_one_default(tmp_path):
+    torch.set_num_threads(1)
+    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
+    own = (FACTORY,)
+    assert subject_of(bundle.path, Conditions("all", factories=own)).device == DEFAULT_DEVICE
+    profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch")
+    measured = subject_of(bundle.path, Conditions("all", factories=own))
+    assert measured.device == "measured" and not measured.modelled and "(cpu)" in measured.named()
+    assert subject_of(bundle.path, Conditions("all", "t4", factories=own)).device == "t4"
