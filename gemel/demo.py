@@ -44,8 +44,8 @@ THREADS = 1
 on how many cores there are."""
 BOX_S = 6.0
 BOX_MEMORY = "50%"
-RENDER, TRAIN, MERGE = "render the camera clips", "train the originals", "merge them"
-RUN, EVALUATE = f"run the box for {BOX_S:.0f} s", "evaluate"
+RENDER, TRAIN, MERGE = "rendering the camera clips", "training the originals", "merging them"
+RUN, EVALUATE = f"running the box for {BOX_S:.0f} s", "evaluating"
 IDENTITY, MERGED, BUNDLE, BOX, RESULTS = "demo.json", "merge.json", "sample.safetensors", "box.yaml", "results.jsonl"
 
 
@@ -116,11 +116,17 @@ def _walked(out: Path, device: str, seed: int, progress: Progress, started: floa
     stages.begin(RENDER, 1.0)
     path = out / "workload.yaml"
     workload = load_workload(path if path.exists() else write_sample(out, seed, told=stages.reach))
+
+    def trained(event: str, **fields: Any) -> None:
+        progress(event, **fields)
+        if event == "epoch":
+            stages.add(1 / fields["epochs"])
+
     for task, options in TRAINING.items():
-        stages.begin(f"{TRAIN} ({task})")
         waiting = [q.id for q in workload.queries if q.task == task and q.weights and not q.weights.exists()]
+        stages.begin(f"{TRAIN} ({task})", len(waiting))
         if waiting:
-            train_originals(workload, waiting, seed, progress, options)
+            train_originals(workload, waiting, seed, trained, options)
     stages.begin(MERGE)
     merged = _merged(workload, out, seed, progress)
     stages.begin(RUN)

@@ -39,7 +39,7 @@ from models.zoo import build_query
 
 LEAST = "min"
 MEMORY = (LEAST, "50%", "75%")
-JUDGING, STREAMING, WRITING = "judge each query on test", "play the streams", "write the report"
+JUDGING, STREAMING, WRITING = "judging each query on test", "playing the streams", "writing the report"
 REPORT_JSON, REPORT_HTML = "report.json", "report.html"
 
 

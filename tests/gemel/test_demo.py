@@ -37,7 +37,7 @@ def test_the_demo_walks_the_whole_road_and_keeps_its_promised_keys(quick, tmp_pa
         assert row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values()) > 0
     assert (out / "results.jsonl").exists()
     steps = written.err.splitlines()
-    assert "render the camera clips, train the originals (classification)," in steps[0]
+    assert "rendering the camera clips, training the originals (classification)," in steps[0]
     assert not [line for line in steps if re.match(r"^(\[ *[\d.]+ s\] )?\w+: \w+ [^;]+; \w+ ", line)]
     assert json.loads((out / "report.json").read_text())["asked"]["memory"] == demo.BOX_MEMORY
 

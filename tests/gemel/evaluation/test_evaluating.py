@@ -116,7 +116,7 @@ def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(
     assert document["asked"] == {"memory": "512MiB", "memory_bytes": 512 * 2**20}
     assert {row["memory"] for row in document["streaming"]} == {"min", "50%", "75%", "512MiB"}
     assert "judged with 512.0 MiB" in (tmp_path / "report.html").read_text()
-    assert told[0] == ("stages", {"names": ["judge each query on test", "play the streams", "write the report"]})
+    assert told[0] == ("stages", {"names": ["judging each query on test", "playing the streams", "writing the report"]})
 
 
 def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path):
