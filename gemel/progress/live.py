@@ -66,7 +66,7 @@ class Live:
         ]
         if standing.done is not None:
             filled = round(BAR_CELLS * standing.done)
-            rows.append(Text(f"{'━' * filled}{'╌' * (BAR_CELLS - filled)} {standing.part()}"))
+            rows.append(Text(f"{'━' * filled}{'╌' * (BAR_CELLS - filled)} {standing.part(now)}"))
         grid = Table.grid(padding=(0, 2))
         grid.add_row("elapsed", duration(now - self._started))
         if self._last:

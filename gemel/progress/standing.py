@@ -33,7 +33,7 @@ class Standing:
         self.levels: list[Level] = []
         self.began = now
         self.done: float | None = None
-        self.seconds_left: float | None = None
+        self.ends: float | None = None
 
     def hear(self, event: str, fields: Mapping[str, Any], now: float) -> None:
         """Take note of an event; others than the three change nothing."""
@@ -41,9 +41,10 @@ class Standing:
             self._announced([str(name) for name in fields["names"]])
         elif event == "stage":
             self._begun(str(fields["name"]))
-            self.began, self.done, self.seconds_left = now, None, None
+            self.began, self.done, self.ends = now, None, None
         elif event == "part":
-            self.done, self.seconds_left = fields["done"], fields.get("seconds_left")
+            left = fields.get("seconds_left")
+            self.done, self.ends = fields["done"], None if left is None else now + left
 
     def _announced(self, names: list[str]) -> None:
         for place, level in enumerate(self.levels):
@@ -85,14 +86,21 @@ class Standing:
             return f"still at work, for {duration(now - self.began)} now"
         if self.done is None:
             return f"still at '{stage}', for {duration(now - self.began)} now"
-        return f"still at '{stage}': {self.part()}"
+        return f"still at '{stage}': {self.part(now)}"
 
-    def part(self) -> str:
-        """How much of the stage at work is done, and how long the rest takes; empty where nobody knows."""
+    def part(self, now: float) -> str:
+        """How much of the stage at work is done, and how long the rest takes; empty where nobody knows.
+
+        Where that time is over and nothing more was told, how long it has taken.
+        """
         if self.done is None:
             return ""
-        left = "" if self.seconds_left is None else f", about {duration(max(1.0, self.seconds_left))} left"
-        return f"{percent(self.done, 0)} done{left}"
+        done = f"{percent(self.done, 0)} done"
+        if self.ends is None:
+            return done
+        if self.ends < now:
+            return f"{done}, after {duration(now - self.began)}"
+        return f"{done}, about {duration(max(1.0, self.ends - now))} left"
 
 
 def marks(level: Level) -> Sequence[tuple[str, str]]:

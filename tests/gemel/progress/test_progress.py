@@ -150,7 +150,10 @@ def test_no_ten_seconds_pass_in_silence(lines):
         tell.beat()
     said = [float(line[1:8]) for line in out.getvalue().splitlines()]
     assert all(later - earlier < 10 for earlier, later in zip(said, [*said[1:], 120.0]))
-    assert "still at 'train all together': 40 % done, about 50 s left" in out.getvalue()
+    assert "still at 'train all together': 40 % done, about 48 s left" in out.getvalue()
+    assert "still at 'train all together': 40 % done, after 1 min" in out.getvalue(), (
+        "what is over is not still to come"
+    )
     assert "still at 'train all together', for 8 s now" in out.getvalue()
 
 
