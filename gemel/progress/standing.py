@@ -15,10 +15,14 @@ from gemel.text import duration, percent
 
 @dataclass
 class Level:
-    """The stages of one piece of work; `at` is the place of the one at work, None before the first."""
+    """The stages of one piece of work; `at` is the place of the one at work, None before the first.
+
+    Stages that were not `said_before` are those that began so far.
+    """
 
     names: list[str]
     at: int | None = None
+    said_before: bool = True
 
     @property
     def stage(self) -> str | None:
@@ -60,8 +64,8 @@ class Standing:
                 del self.levels[place + 1 :]
                 level.at = level.names.index(name)
                 return
-        if not self.levels:
-            self.levels.append(Level([]))
+        if not self.levels or self.levels[-1].said_before:
+            self.levels.append(Level([], said_before=False))
         self.levels[-1].names.append(name)
         self.levels[-1].at = len(self.levels[-1].names) - 1
 
@@ -75,7 +79,9 @@ class Standing:
     def stage(self) -> str:
         """The stage at work as a sentence, within the outer ones."""
         parts = [
-            f"{level.stage} ({level.at + 1} of {len(level.names)})" for level in self.levels if level.at is not None
+            f"{level.stage} ({level.at + 1} of {len(level.names)})" if level.said_before else f"{level.stage}"
+            for level in self.levels
+            if level.at is not None
         ]
         return ", ".join(parts)
 

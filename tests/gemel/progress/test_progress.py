@@ -140,6 +140,20 @@ def test_work_that_is_done_once_more_is_not_taken_for_a_part_of_itself(lines):
     assert out.getvalue().splitlines()[-1].endswith("] train (2 of 2)")
 
 
+def test_a_stage_that_nobody_announced_is_not_counted_among_those_that_were(lines):
+    tell, _, out = lines
+    tell("stages", names=["merging", "reporting"])
+    tell("stage", name="merging")
+    tell("stage", name="reading")
+    tell("stage", name="judging")
+    tell("stage", name="reporting")
+    assert [line.split("] ")[1] for line in out.getvalue().splitlines()[-3:]] == [
+        "merging (1 of 2), reading",
+        "merging (1 of 2), judging",
+        "reporting (2 of 2)",
+    ]
+
+
 def test_no_ten_seconds_pass_in_silence(lines):
     tell, clock, out = lines
     tell("stage", name="train all together")
