@@ -84,7 +84,7 @@ def merge(
         models = tied_models(bench, found.merged, bench.queries)
         stored = store(models, storage)
         evidence = _measured(bench, models, checkpoint)
-        bench.stages.begin(WRITING)
+        bench.begin(WRITING)
         records = _records(bench, found.merged, evidence)
         made = Made(workload.name, method, ceiling_bytes(bench.layers))
         manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
@@ -132,7 +132,7 @@ def _stages(options: MergeOptions) -> list[str]:
 
 def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
     """What the method comes to."""
-    bench.stages.begin(SEARCHING)
+    bench.begin(SEARCHING)
 
     def search() -> dict[str, Any]:
         merged = METHODS[method](bench, options, checkpoint).to_plain()
@@ -159,7 +159,7 @@ def _stored_as(bench: Workbench, merged: Merged, options: MergeOptions, checkpoi
 
 def _measured(bench: Workbench, models: Mapping[str, nn.Module], checkpoint: Checkpoint) -> dict[str, Evidence]:
     """Query -> its merged model, as it is stored, against its original on test."""
-    bench.stages.begin(MEASURING, 2 * sum(map(len, bench.test.values())))
+    bench.begin(MEASURING, pieces=2 * sum(map(len, bench.test.values())))
     evidence = {}
     for query, model in models.items():
         measure = partial(_measure, bench, query, model)

@@ -59,7 +59,7 @@ class Workbench(Stock):
         self.references = OnDemand(self.queries, self._reference) if references is None else references
 
     def begin(self, stage: str, *, work: float | None = None, pieces: float | None = None) -> None:
-        """The next stage of a method, of so much `work` (image passes x FLOPs) or of so many `pieces` at most.
+        """The next stage of a merge, of so much `work` (image passes x FLOPs) or of so many `pieces` at most.
 
         How much of the work is done is told as it is counted, of pieces by `stages.add` or `stages.reach`.
         """
@@ -69,9 +69,9 @@ class Workbench(Stock):
 
     def open(self) -> None:
         """Load and judge everything now, in two stages, so that bad input is found before any work."""
-        self.stages.begin(READING, self.pieces)
+        self.begin(READING, pieces=self.pieces)
         self.load(self.stages.reach)
-        self.stages.begin(JUDGING, sum(map(len, self.val.values())))
+        self.begin(JUDGING, pieces=sum(map(len, self.val.values())))
         list(self.references.values())
 
     def models(
