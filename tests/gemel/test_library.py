@@ -83,7 +83,7 @@ def test_three_lines_write_it_as_onnx(bundle, tmp_path):
     session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
     model = gemel.open_bundle(bundle).build("a")
     batch = model.preprocess(np.full((48, 64, 3), 90, np.uint8))  # type: ignore[operator]
-    (logits,) = session.run(None, {"frames": batch.numpy()})
+    logits = np.asarray(session.run(None, {"frames": batch.numpy()})[0])
     assert np.allclose(logits, model(batch).detach().numpy(), atol=1e-4)
 
 
