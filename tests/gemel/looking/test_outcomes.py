@@ -93,11 +93,11 @@ def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way
     lines = [line for line in text.splitlines() if " partly " in line or " refused " in line]
     assert len(lines) == 2 and lines[0].split()[0] == "3" and "a, b, without c" in lines[0]
     assert all("c: 90.0 % of 97.5 % after residuals of rank 16" in line for line in lines)
-    assert "300 B" in lines[0] and "40 B" in lines[0]
+    assert "300 bytes" in lines[0] and "40 bytes" in lines[0]
     assert "4 sets of layers were to be shared; trying them took 4e+09 of work" in text
     assert "b (0.975 required): waits after the start, private parts alone 0.950, residuals of rank 4 0.980" in text
     assert "c (0.975 required): leaves" in text
-    assert "past the ceiling, inside: 1 tries gained 0 B; in the way: a" in text
+    assert "past the ceiling, inside: 1 tries gained 0 bytes; in the way: a" in text
     assert "stored int8: 1 weights wider; in the way: b" in text
 
 
