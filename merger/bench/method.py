@@ -25,7 +25,7 @@ class MergeOptions:
     target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
     the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
-    `wide` go past the ceiling (merger.beyond.search). `weights` fp16 or int8: how narrow they are stored at most
+    `wide` go past the ceiling (merger.beyond.search). `weights` fp16 or int8: the fewest bits they are stored in
     (merger.widths.search). `resources` say how long it takes, not what comes out.
     """
 

@@ -44,9 +44,9 @@ def account(
 ) -> list[dict[str, Any]]:
     """A row for every set, in the order given.
 
-    `size` are the bytes of the layers' weights, factors among them, `residual` those of residuals, both in float32: how
-    narrow they are stored in the end is not looked at. `kept` are the members that share one weight (or its factors)
-    under the plan, `saved_bytes` what that saves, residuals not taken off.
+    `size` are the bytes of the layers' weights, factors among them, `residual` those of residuals, both in float32: the
+    width in which they are stored in the end is not looked at. `kept` are the members that share one weight (or its
+    factors) under the plan, `saved_bytes` what that saves, residuals not taken off.
     """
     where = {member: index for index, members in enumerate(plan.shared) for member in members}
     rows = []

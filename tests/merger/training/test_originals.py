@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 import merger.training.originals as originals_module
 from merger import train_originals
 from merger.bench.merged import State, snapshot
+from merger.training.loop import Training
 from models.errors import InputError
 from models.workload import Query, Workload, load_workload
 from tests.merger.conftest import ORIGINALS
@@ -55,9 +55,9 @@ def test_val_says_when_to_stop_and_not_which_state_is_kept(
     ends: list[State] = []
     cycle, judged = originals_module._cycle, iter([0.7, 0.9, *([0.95] if gains else [0.8]), 0.6, 0.5])
 
-    def noted(query: Query, model: nn.Module, *rest: Any) -> None:
-        cycle(query, model, *rest)
-        ends.append(snapshot(model))
+    def noted(query: Query, training: Training, *rest: Any) -> None:
+        cycle(query, training, *rest)
+        ends.append(snapshot(training.models[query.id]))
 
     monkeypatch.setattr(originals_module, "_cycle", noted)
     monkeypatch.setattr(originals_module, "_judge", lambda *_: (next(judged), 0.0))
