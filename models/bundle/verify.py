@@ -47,16 +47,19 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
 
 
 def unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
-    """Which queries' architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
+    """Which models' architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
     try:
         _, manifest = parse(map_file(Path(path)))
     except (BundleError, Fault):
         return []
+    asking: dict[str, list[str]] = {}
+    for query in manifest.queries:
+        if ":" in query.model and query.model not in factories:
+            asking.setdefault(query.model, []).append(query.id)
     return [
-        f"query {query.id}: the code of '{query.model}' was not run, so whether its tensors fit it is not checked; "
-        f"allow it with --factory {query.model}"
-        for query in manifest.queries
-        if ":" in query.model and query.model not in factories
+        f"{'query' if len(queries) == 1 else 'queries'} {', '.join(queries)}: the code of '{model}' was not run, so "
+        f"whether the tensors fit it is not checked; allow it with --factory {model}"
+        for model, queries in asking.items()
     ]
 
 

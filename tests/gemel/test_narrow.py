@@ -47,10 +47,17 @@ def test_what_is_resident_is_what_is_stored(bundle):
     assert resident_bytes(opened) == opened.manifest.bytes.after == sum(stored_of(opened).values())
 
 
-def test_verify_finds_it_sound_but_for_the_model_of_ones_own(bundle, capsys):
-    assert main(["bundle", "verify", str(bundle), "--json"]) == 1
-    problems = json.loads(capsys.readouterr().out)["problems"]
-    assert len(problems) == 2 and all("is not in the zoo" in problem for problem in problems)
+def test_verify_finds_it_sound_and_says_that_the_model_of_ones_own_was_not_run(bundle, tmp_path, capsys):
+    assert main(["bundle", "verify", str(bundle), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] and found["problems"] == [] and len(found["unchecked"]) == 1
+    assert found["unchecked"][0].startswith(f"queries q0, q1: the code of '{FACTORY}' was not run")
+    config = tmp_path / "box.yaml"
+    cameras = "cameras: {gate: {source: gate.mp4}}"
+    config.write_text(f"bundle: {bundle}\nbudget: 1GiB\n{cameras}\nfactories: ['{FACTORY}']\n")
+    for allowing in (["--factory", FACTORY], ["--config", str(config)]):
+        assert main(["bundle", "verify", str(bundle), *allowing]) == 0
+        assert capsys.readouterr().out == f"{bundle}: sound\n"
 
 
 def test_an_exported_model_has_the_widened_weights(bundle, tmp_path, capsys):
