@@ -94,7 +94,7 @@ class Sprints:
 
     def most_work(self) -> float:
         """About what all sprints take at most, and the trials of rates before them."""
-        epochs = (sum(SPRINTS) + SPRINTS[1]) * self.recipe.epochs
+        epochs = sum((*SPRINTS, *SPRINTS[1:2])) * self.recipe.epochs
         flops = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=max(1, round(epochs))))
         return min(flops, self.bounds.work_left)
 
