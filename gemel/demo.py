@@ -32,12 +32,12 @@ TRAINING = {
     "detection": TrainOptions(rate=2e-3, passes=1040, batch=8, max_cycles=1),
 }
 MERGING = MergeOptions(
-    Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=64),
+    Recipe(rate=5e-4, epochs=4, batch=8, frames_per_epoch=128),
     choose_rate=False,
     margin=0.6,
     min_saving=0.02,
     precision="fp32",  # which is faster would be measured, and the outcome be another on another day
-    max_work=4e12,  # the start, one sprint, and some help for single queries
+    max_work=6e12,  # the start, one sprint, and some help for single queries
 )
 THREADS = 1
 """Of these small models' training: more of them wait for each other as long as they work, and the outcome would depend
@@ -116,17 +116,11 @@ def _walked(out: Path, device: str, seed: int, progress: Progress, started: floa
     stages.begin(RENDER, 1.0)
     path = out / "workload.yaml"
     workload = load_workload(path if path.exists() else write_sample(out, seed, told=stages.reach))
-
-    def trained(event: str, **fields: Any) -> None:
-        progress(event, **fields)
-        if event == "epoch":
-            stages.add(1 / fields["epochs"])
-
     for task, options in TRAINING.items():
         waiting = [q.id for q in workload.queries if q.task == task and q.weights and not q.weights.exists()]
-        stages.begin(f"{TRAIN} ({task})", len(waiting))
+        stages.begin(f"{TRAIN} ({task})")
         if waiting:
-            train_originals(workload, waiting, seed, trained, options)
+            train_originals(workload, waiting, seed, progress, options)
     stages.begin(MERGE)
     merged = _merged(workload, out, seed, progress)
     stages.begin(RUN)
