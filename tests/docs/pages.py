@@ -26,8 +26,3 @@ def lines_of_code(page: Path) -> list[str]:
     rest = FENCED.sub("", text)
     inline = [" ".join(piece.split()) for piece in INLINE.findall(rest)]
     return [*fenced, *inline, *INDENTED.findall(rest)]
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
-    return re.findall(rf"```{language}[^\n]*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)

@@ -35,7 +35,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dic
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         for language, file, content in BLOCKS:
-            if file is not None and file != "":
+            if file:
                 (folder / file).write_text(content)
                 if file == "make_up.py":
                     exec(compile(content, file, "exec"), {"__name__": "__main__"})
