@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from edge_runtime import daemon
-from edge_runtime.engines.arranging import layouts_for, occupying, resident
+from edge_runtime.engines.arranging import arranged, layouts_for, occupying, resident
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory import onednn
@@ -22,6 +21,7 @@ from edge_runtime.memory.onednn import MOST_PADDING, Blocked, Convolution, block
 from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs, QueryCost, all_bytes
+from edge_runtime.serving.device import arena_bytes
 from tests.edge_runtime.engines.sharing_bundle import SIZE, sharing_bundle
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
@@ -192,7 +192,7 @@ def test_a_weight_that_anything_but_a_convolution_reads_is_not_blocked(bundle, m
     assert isinstance(layouts_for(engines.values(), kinds, Order.BLOCKED)[weight], ChannelsLast)
 
 
-def test_the_box_counts_the_padding_and_does_without_blocks_where_it_does_not_fit(bundle, tmp_path, monkeypatch):
+def test_the_box_counts_the_padding_and_does_without_blocks_where_it_does_not_fit(bundle, monkeypatch):
     monkeypatch.setattr(Blocked, "nbytes", property(lambda layout: layout.taken + 4096))  # some processors need none
     engines = engines_of(bundle)
     names = {name for query in engines for name in bundle.names_in_order(query)}
@@ -202,19 +202,15 @@ def test_the_box_counts_the_padding_and_does_without_blocks_where_it_does_not_fi
     assert costs.moved_bytes(names) == grown.moved_bytes(names)
     assert all_bytes(costs) < all_bytes(grown) < 1.04 * all_bytes(costs)
 
-    class Config:
-        path, device, budget_bytes = tmp_path / "box.yaml", "cpu", all_bytes(grown)
-
-    arena, found = daemon._allocate(Config, bundle, costs, engines)  # type: ignore[arg-type]
-    assert all_bytes(found) == all_bytes(grown)
-    arena.change((), sorted(names))
-    assert any(arena.tensor(name).is_mkldnn for name in names)
-    assert arena.residency.resident_bytes == found.resident_bytes(names)
-    Config.budget_bytes -= 1
-    arena, found = daemon._allocate(Config, bundle, costs, engines)  # type: ignore[arg-type]
-    assert all_bytes(found) == all_bytes(costs)
-    arena.change((), sorted(names))
-    assert not any(arena.tensor(name).is_mkldnn for name in names)
+    for budget_bytes, fits in ((all_bytes(grown), True), (all_bytes(grown) - 1, False)):
+        store = Store.of_bundle(bundle)
+        layouts, found = arranged(engines.values(), store.kinds, costs, budget_bytes)
+        assert all_bytes(found) == all_bytes(grown if fits else costs)
+        arena = Arena(store, arena_bytes(found, budget_bytes), "cpu", budget_bytes, layouts=layouts)
+        arena.change((), sorted(names))
+        assert any(arena.tensor(name).is_mkldnn for name in names) == fits
+        assert arena.residency.resident_bytes == found.resident_bytes(names)
+        arena.close()
 
 
 def test_where_torch_cannot_take_an_address_weights_lie_channels_last(bundle, monkeypatch):

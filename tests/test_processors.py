@@ -1,0 +1,31 @@
+"""What computes holds on processors with fewer instructions too, as far as those can be taken from this one.
+
+oneDNN chooses among its variants by this setting once, when it is loaded: so each setting is a process. What is run so
+is what asks oneDNN how weights are to lie.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("tests/edge_runtime/memory/test_onednn.py",)
+NO_AVX512 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+NO_AVX = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fewer", [NO_AVX512, NO_AVX], ids=["no-avx512", "no-avx"])
+def test_what_computes_holds_with_fewer_instructions(repository: Path, fewer: dict[str, str]) -> None:
+    missing = [folder for folder in FOLDERS if not (repository / folder).exists()]
+    assert not missing
+    # the tests of a worker of xdist are not to take themselves for more workers
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not exhaustive", *FOLDERS]
+    done = subprocess.run(command, cwd=repository, env=inherited | fewer, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
