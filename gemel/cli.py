@@ -16,7 +16,7 @@ from typing import NoReturn, TextIO
 from gemel.commands import bundle, demo, doctor, evaluate, inspect, merge, plan, run, train
 from gemel.commands.outcome import BAD_INPUT, INTERRUPTED
 from gemel.text import finite
-from models.errors import GemelError
+from models.errors import GemelError, one_line
 
 FAMILIES = (demo, inspect, train, merge, bundle, run, evaluate, plan, doctor)
 
@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
     """Argparse, but a usage error is one line, as every other error here."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; see '{self.prog} --help'\n")
+        self.exit(BAD_INPUT, f"{self.prog}: {one_line(message)}; see '{self.prog} --help'\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,10 +38,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _print(text: str, out: TextIO) -> None:
+    lines = "\n".join(map(one_line, text.split("\n")))
     try:
-        print(text, file=out, flush=True)
+        print(_writable(lines, out), file=out, flush=True)
     except BrokenPipeError:  # the reader (head, less) has seen enough: not an error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+
+
+def _writable(text: str, out: TextIO) -> str:
+    """The text with what this terminal or file cannot take told by its escape."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(fault: object, exit_code: int) -> int:
-    print("gemel: " + " ".join(str(fault).split()), file=sys.stderr)
+    print(_writable(f"gemel: {one_line(fault)}", sys.stderr), file=sys.stderr)
     return exit_code
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from models.errors import one_line
 from models.sizes import size_text
 
 size = size_text
@@ -33,8 +34,8 @@ def duration(seconds: float) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in plain text; a column of numbers (as its first row shows) stands to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    """A table in plain text, a line for each row; a column of numbers (as its first row shows) stands to the right."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(headers), *cells]) for column in range(len(headers))]
     right = [bool(cells) and cells[0][column][:1] in "0123456789-+" for column in range(len(headers))]
 

@@ -5,6 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def one_line(text: object) -> str:
+    """A text as it may be shown: what would end, hide or turn a line is told by its escape (\\n, \\x1b, \\u202e).
+
+    That holds of controls, of marks of direction, of separators but the space, and of halves of characters, so that
+    nothing which came from a file can forge a line.
+    """
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
+
+
 class GemelError(Exception):
     """An error whose text is meant for the user; the command line prints it and exits with `exit_code`."""
 
@@ -12,12 +24,12 @@ class GemelError(Exception):
 
 
 class InputError(GemelError):
-    """Bad input: which file, which key, what is wrong, what to do."""
+    """Bad input: which file, which key, what is wrong, what to do; its text is one line, whatever these hold."""
 
     def __init__(self, where: str | Path, fault: str, remedy: str = "", key: str = "") -> None:
         self.where, self.fault, self.remedy, self.key = str(where), fault, remedy, key
         parts = [self.where, key] if key else [self.where]
-        super().__init__(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else ""))
+        super().__init__(one_line(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else "")))
 
 
 class BundleError(InputError):

@@ -9,6 +9,7 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
 from gemel.text import size
+from models.errors import one_line
 
 
 def register(commands: Any) -> None:
@@ -60,7 +61,7 @@ def verify(args: argparse.Namespace) -> Outcome:
         factories, folder = [*factories, *config.factories], config.path.resolve().parent
     problems = verify_bundle(args.bundle, factories, folder)
     left = unchecked(args.bundle, factories)
-    said = [f"{args.bundle}: {line}" for line in (*(problems or ["sound"]), *left)]
+    said = [one_line(f"{args.bundle}: {line}") for line in (*(problems or ["sound"]), *left)]
     result = {"ok": not problems, "problems": problems, "unchecked": left}
     return Outcome(result, "\n".join(said), FELL_SHORT if problems else DONE)
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from gemel.commands import grammar
 from gemel.commands.outcome import Outcome
-from models.errors import InputError
+from models.errors import InputError, one_line
+from models.files.bounded import read_bounded
+
+MOST_PICTURE_BYTES = 2**24
 
 
 def register(commands: Any) -> None:
@@ -40,17 +46,30 @@ def inspect(args: argparse.Namespace) -> Outcome:
 
     inspection = inspect_workload(load_workload(args.workload), args.signature, args.weights)
     for line in inspection.warnings:
-        print(f"warning: {line}", file=sys.stderr)
+        print(one_line(f"warning: {line}"), file=sys.stderr)
     return Outcome(inspection.to_json(), inspection.to_text())
 
 
 def _zoo(args: argparse.Namespace) -> Outcome:
     from gemel.looking.zoo_matrix import zoo_matrix
-    from models.files.atomic import check_output, writing
+    from models.files.atomic import writing
 
-    picture = check_output(args.picture, overwrite=True) if args.picture else None
+    picture = _picture(args.picture) if args.picture else None
     matrix = zoo_matrix(args.signature)
     if picture is not None:
         with writing(picture, overwrite=True) as file:
             file.write(matrix.to_svg().encode())
     return Outcome(matrix.to_json(), matrix.to_text())
+
+
+def _picture(path: str) -> Path:
+    """Where the picture may go: over another picture, and over nothing else."""
+    from models.files.atomic import check_output
+
+    picture = check_output(path, overwrite=True)
+    if os.path.lexists(picture):
+        with contextlib.suppress(InputError):
+            if read_bounded(picture, MOST_PICTURE_BYTES, "").startswith(b"<svg"):
+                return picture
+        raise InputError(picture, "exists already and is no such picture", "move it away, or choose another path")
+    return picture

@@ -10,6 +10,7 @@ from typing import Any
 
 from gemel.text import number, percent, size, table
 from models.bundle import Bundle
+from models.errors import one_line
 from models.parts.low_rank import FACTORS
 from models.sharing.layers import weight_key
 
@@ -84,7 +85,7 @@ class Account:
         if self.narrow:
             widened = sum(len(row["widened"]) for row in self.narrow)
             parts.append(f"stored {self.narrow[-1]['weights']}: {widened} weights wider" + _in_whose_way(self.narrow))
-        return "\n".join(parts)
+        return "\n".join([parts[0], *map(one_line, parts[1:])])
 
 
 def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from gemel.looking.footprint import bytes_of, shared_of
 from gemel.looking.outcomes import Account
 from gemel.text import number, percent, size, table
 from models.bundle import Bundle, BundleQuery
+from models.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Shown:
         return "\n".join([
             table(headers, rows),
             "",
-            f"{manifest.workload}, method {manifest.method}: {size(counts['before'])} became {size(counts['after'])}, "
+            one_line(f"{manifest.workload}, method {manifest.method}")
+            + f": {size(counts['before'])} became {size(counts['after'])}, "
             f"{percent(counts['saved_fraction'])} saved (ceiling {percent(counts['ceiling_fraction'])})",
             "stored as " + ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in counts["stored"].items()),
             "",

@@ -15,6 +15,7 @@ from edge_runtime.schedule.costs import Costs
 from gemel.planning.conditions import STANDARD, Conditions
 from gemel.planning.subject import Subject, subject_of
 from gemel.text import percent, size, table
+from models.errors import one_line
 
 DURATION_S = 60.0
 # A query that brings this share of its frames in time is not called limited: the first frames find nothing loaded.
@@ -81,8 +82,8 @@ class Planned:
         return "\n".join([
             table(headers, rows),
             "",
-            f"{self.subject.named()}, policy {self.policy}: {percent(self.in_time, 0)} of all frames in time, "
-            f"{percent(self.in_time_if_all_fits, 0)} if all weights fitted; {swapped}, at most "
+            f"{one_line(self.subject.named())}, policy {self.policy}: {percent(self.in_time, 0)} of all frames "
+            f"in time, {percent(self.in_time_if_all_fits, 0)} if all weights fitted; {swapped}, at most "
             f"{size(self.resident_bytes)} of weights at a time",
             f"with no loads at all, runs would take {percent(self.subject.asked_load, 0)} of the device's time at best",
             self.subject.needs(),
@@ -116,8 +117,8 @@ class Compared:
         return "\n".join([
             table(headers, rows),
             "",
-            f"{subject.source} ({subject.sharing}) with {size(subject.memory_bytes)} (virtual clock, modelled), policy "
-            f"{first.policy}",
+            f"{one_line(subject.source)} ({subject.sharing}) with {size(subject.memory_bytes)} (virtual clock, "
+            f"modelled), policy {first.policy}",
             subject.needs(),
         ])  # fmt: skip
 

@@ -12,6 +12,7 @@ from edge_runtime.rehearsal.simulator import Simulation, simulate
 from gemel.planning.conditions import STANDARD, Conditions
 from gemel.planning.subject import Subject, subject_of
 from gemel.text import percent, size, table
+from models.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Simulated:
         return "\n".join([
             table(("query", "received", "processed", "share", "late", "dropped", "because of", "age p95"), rows),
             "",
-            f"{self.subject.named()}, policy {self.policy}: {size(self.simulation.bytes_moved)} moved in "
+            f"{one_line(self.subject.named())}, policy {self.policy}: {size(self.simulation.bytes_moved)} moved in "
             f"{self.simulation.swaps} loads over {self.duration_s:g} s",
             self.subject.needs(),
         ])  # fmt: skip
@@ -99,4 +100,6 @@ def replayed_text(found: Replayed) -> str:
         f"({percent(found.agreement)}); predicted from the costs known at the start, processed frames are off by "
         f"{percent(found.error)} of those received (mean over queries)",
     ]
-    return "\n".join(said + ([f"first difference: {found.first_difference}"] if found.first_difference else []))
+    return "\n".join(
+        said + ([one_line(f"first difference: {found.first_difference}")] if found.first_difference else [])
+    )

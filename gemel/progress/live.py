@@ -34,7 +34,7 @@ class Live:
         if event in ("stages", "stage", "part"):
             return
         if event == "warning":
-            self.live.console.print(sentence(event, fields), style="yellow", highlight=False)
+            self.live.console.print(sentence(event, fields), style="yellow", highlight=False, markup=False)
             return
         self._last = sentence(event, fields)
         self._note_scores(event, fields)

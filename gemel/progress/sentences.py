@@ -10,12 +10,17 @@ from typing import Any
 
 from gemel.progress.words import about, listed, metric, told, worst
 from gemel.text import duration, number, percent, size
+from models.errors import one_line
 
 Fields = Mapping[str, Any]
 
 
 def sentence(event: str, fields: Fields) -> str:
-    """What is told of an event, without a full stop."""
+    """What is told of an event, in one line, without a full stop."""
+    return one_line(_sentence(event, fields))
+
+
+def _sentence(event: str, fields: Fields) -> str:
     known = SENTENCES.get(event)
     if known is not None:
         try:

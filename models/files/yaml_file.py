@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from models.errors import InputError
+from models.files.bounded import read_bounded
+from models.files.bounded_yaml import Fault, parsed
 
+MOST_BYTES = 2**20
+MOST_TOLD = 80
+"""Characters of a value or a key that a fault repeats."""
 Keys = TypeVar("Keys", bound=BaseModel)
 
 
@@ -20,12 +24,11 @@ def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
 
     Raises InputError for a file that cannot be read, is not YAML or no mapping, or does not fit the schema.
     """
+    data = read_bounded(path, MOST_BYTES, f"give an existing {kind}")
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", f"give an existing {kind}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(path, f"is not YAML: {_said(error)}", "mend the file") from error
+        document = parsed(data)
+    except Fault as fault:
+        raise InputError(path, f"is not YAML: {fault.text}", "mend the file") from fault
     if not isinstance(document, dict):
         raise InputError(path, "is not a mapping", f"start with {start}")
     return checked(path, document, schema)
@@ -42,26 +45,17 @@ def checked(path: Path, value: Any, schema: type[Keys], at: str = "") -> Keys:
         raise _first_fault(path, error, value, schema, f"{at}." if at else "") from error
 
 
-def _said(error: Exception) -> str:
-    """What is wrong and where in the file, counted from 1; PyYAML calls the file `<unicode string>`."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return " ".join(str(error).split())
-    parts = [getattr(error, "context", None), getattr(error, "problem", None)]
-    what = ", ".join(part for part in parts if part)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
-
-
 def _first_fault(path: Path, error: ValidationError, document: Any, schema: type[BaseModel], prefix: str) -> InputError:
     """The first fault pydantic found, as one line with a remedy."""
     # A misspelt key is both unknown and missing; name the misspelling.
-    fault = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    fault = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "invalid_key"))
     key = prefix + _key_of(fault["loc"], document)
     if fault["type"] == "extra_forbidden":
-        return InputError(path, "unknown key", _nearest(str(fault["loc"][-1]), _keys_at(schema, fault["loc"])), key)
+        nearest = _nearest(_clipped(str(fault["loc"][-1])), _keys_at(schema, fault["loc"]))
+        return InputError(path, "unknown key", nearest, key)
     if fault["type"] == "missing":
         return InputError(path, "this key is missing", "add it", key)
-    given = "" if isinstance(fault["input"], dict | list) else f" (given: {fault['input']!r})"
+    given = "" if isinstance(fault["input"], dict | list) else f" (given: {_clipped(repr(fault['input']))})"
     said = fault["msg"].removeprefix("Value error, ")
     return InputError(path, f"{said[0].lower()}{said[1:]}{given}", "correct the value", key)
 
@@ -92,11 +86,16 @@ def _key_of(location: Sequence[int | str], document: Any) -> str:
     """`queries[2].roi (bridge-cars)`: where the fault is, and which query that is."""
     text, node, owner = "", document, ""
     for step in location:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+        name = _clipped(str(step))
+        text += f"[{name}]" if isinstance(step, int) else f".{name}" if text else name
         try:
             node = node[step]  # type: ignore[index]
         except (KeyError, IndexError, TypeError):
             node = None
         if isinstance(node, dict) and isinstance(node.get("id"), str):
-            owner = f" ({node['id']})"
+            owner = f" ({_clipped(node['id'])})"
     return text + owner
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
