@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.config import load_config
+from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.equipping import equip
 from edge_runtime.fitting import fit
 from edge_runtime.opening import open_box
+from edge_runtime.rehearsal.measured import profile_path
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
+from models.files.apart import check_apart
 from models.files.atomic import writing
 
 LEDGER_FILE = "ledger.json"
@@ -38,6 +40,7 @@ def run(
     `stream: true` not even with its layers streamed.
     """
     config = load_config(config_path)
+    _check_apart(config)
     fitted = fit(open_box(config))
     if check:
         return {"ok": True, **fitted.to_json()}
@@ -50,6 +53,15 @@ def run(
         summary["stopped_by"] = reasons[0] if reasons else summary["stopped_by"]
     _tell(summary, config.spool)
     return summary
+
+
+def _check_apart(config: BoxConfig) -> None:
+    """Refuse a trace, a sink's file (its `path`, where it has one) or a ledger that is what the box reads."""
+    sinks = [(f"sinks[{index}].path", getattr(sink, "path", None)) for index, sink in enumerate(config.sinks)]
+    ledger = None if config.spool is None else config.spool / LEDGER_FILE
+    cameras = [(f"the source of camera {name}", one.source) for name, one in config.cameras.items()]
+    read = [("the config", config.path), ("the bundle", config.bundle), ("its profile", profile_path(config.bundle))]
+    check_apart([("trace", config.trace), *sinks, ("spool", ledger)], [*read, *cameras], config.path)
 
 
 def _tell(summary: Mapping[str, Any], spool: Path | None) -> None:

@@ -33,6 +33,7 @@ from merger.widths.storing import Storage, residual_bytes, store, tied_models
 from merger.workers.jobs import using
 from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.errors import InputError
+from models.files.apart import check_apart
 from models.files.atomic import writing
 from models.measuring.evaluation import Evidence
 from models.parts.low_rank import KEY as LOW_RANK
@@ -40,7 +41,7 @@ from models.parts.widths import FP32
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
 from models.weights.reading import fingerprint
-from models.workload import Query, Workload
+from models.workload import Query, Workload, inputs_of
 
 LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
@@ -110,6 +111,8 @@ class _Found:
 
 def _check(workload: Workload, out: Path, method: str, options: MergeOptions, begun: bool) -> None:
     """Raise InputError for what can be seen before anything is loaded."""
+    written = [("--out", out), *(("--out", _beside(out, suffix)) for suffix in (LOG_SUFFIX, WORK_SUFFIX))]
+    check_apart(written, inputs_of(workload))
     check_output(out, overwrite=begun)
     check_output(_beside(out, LOG_SUFFIX), overwrite=True)
     if method not in METHODS:

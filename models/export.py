@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from models.detector import Detector, OneStage
 from models.errors import InputError
+from models.files.apart import check_apart
 from models.files.atomic import check_output, writing
 from models.quiet import quiet
 from models.tasks.detection import LEAST_SCORE
@@ -102,6 +103,7 @@ def export_query(bundle: Bundle, query_id: str, path: str | Path, batch: Batch |
 
     Raises InputError for an unknown query and as `export_onnx` does.
     """
+    check_apart([("--out", path)], [("the bundle", bundle.path)])
     check_output(path)
     query = bundle.query(query_id)
     module = bundle.build(query_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -138,6 +139,19 @@ def load_workload(path: str | Path) -> Workload:
                 path, f"no camera '{query.camera}'", f"use one of: {known}", f"queries[{index}].camera ({query.id})"
             )
     return Workload(keys.name, keys.accuracy_target, cameras, queries, path.resolve())
+
+
+def inputs_of(workload: Workload) -> Iterator[tuple[str, Path]]:
+    """What merging and judging a workload read, in words, and where it lies; weights and data need not exist."""
+    yield "the workload", workload.path
+    for query in workload.queries:
+        for said, weights in (("the weights", query.weights), ("the first weights", query.init)):
+            if isinstance(weights, Path):
+                yield f"{said} of {query.id}", weights
+        if query.data is not None:
+            splits = [query.data / split for split in ("train", "val", "test") if (query.data / split).is_dir()]
+            files = [query.data] if query.data.is_file() else []
+            yield from ((f"the data of {query.id}", part) for part in splits + files)
 
 
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:

@@ -26,6 +26,7 @@ from gemel.text import finite, size
 from merger.journal.progress import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.errors import InputError
+from models.files.apart import check_apart
 from models.files.atomic import writing
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
@@ -34,7 +35,7 @@ from models.sharing.layers import state_bytes
 from models.tasks import task_of
 from models.tasks.average_precision import mean_average_precision
 from models.weights.reading import load_weights
-from models.workload import Query, Workload, load_workload
+from models.workload import Query, Workload, inputs_of, load_workload
 from models.zoo import build_query
 
 LEAST = "min"
@@ -74,6 +75,8 @@ def evaluate(
     out_dir = Path(out_dir)
     device = profile_named(profile)
     opened, load = _belonging(bundle, workload)
+    written = [("--out", out_dir / name) for name in (REPORT_JSON, REPORT_HTML)]
+    check_apart(written, [("the bundle", opened.path), *inputs_of(load)])
     _writable(out_dir)
     apart = costs_apart(device, load.queries)
     budgets = _budgets(memory, apart)

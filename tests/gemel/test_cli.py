@@ -128,7 +128,11 @@ def test_merging_without_weights_or_onto_a_file_that_exists_is_refused(workload,
     assert main(["merge", str(workload), "-o", str(tmp_path / "b.safetensors")]) == 2
     assert "weights" in capsys.readouterr().err.splitlines()[-1], "after the stage that it came up in"
     assert main(["merge", str(workload), "-o", str(workload)]) == 2
+    assert "--out: is the workload" in one_line(capsys.readouterr().err)
+    (tmp_path / "kept").write_text("")
+    assert main(["merge", str(workload), "-o", str(tmp_path / "kept")]) == 2
     assert "exists already" in one_line(capsys.readouterr().err)
+    (tmp_path / "kept").unlink()
     assert main(["merge", str(workload), "-o", str(tmp_path / "absent" / "b.safetensors")]) == 2
     assert "no directory" in one_line(capsys.readouterr().err)
     assert main(["merge", str(workload), "-o", str(tmp_path / "b.safetensors"), "--method", "magic"]) == 2

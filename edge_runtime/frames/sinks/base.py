@@ -22,7 +22,7 @@ class Sink(Protocol):
 
 
 class SinkConfig(Protocol):
-    """One sink of a box config, its paths absolute."""
+    """One sink of a box config, its paths absolute; where it writes a file, its attribute `path` says which."""
 
     def open(self) -> Sink:
         """The sink, ready for records; InputError, in one line, when it cannot be."""
