@@ -12,9 +12,11 @@ When there is no room for a new file, the merge ends with one line, and the last
 from __future__ import annotations
 
 import json
+import os
 import pickle
-import shutil
+import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,19 @@ import torch
 from merger.journal.steps import Journal
 from models.errors import InputError
 from models.files.atomic import writing
+from models.files.bounded import read_bounded
 
 STATE = "state.pt"
+MARK = "gemel-merge"
+"""The file that says that a folder is a merge's own: nobody else's is written to, or removed."""
+SAID = b"gemel: the work of an interrupted merge; `gemel merge --resume` goes on with it\n"
 FORMAT = 4
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 
 
 class Checkpoint(Journal):
-    """A folder beside the bundle with the file described above.
+    """A folder beside the bundle with the file described above, and a mark; InputError for a folder without one.
 
     `identity` tells one merge from another (workload, method, seed, options); a folder of another one is refused, and
     so is an existing one unless `resume`. `log` are the rows of the merge's log so far, `accepted` what was saved after
@@ -47,8 +53,10 @@ class Checkpoint(Journal):
         self.accepted: Any = None
         self._settled_rows = 0
         self._writing_s = 0.0
+        if os.path.lexists(folder):
+            _check_own(folder)
         path = folder / STATE
-        if path.exists():
+        if os.path.lexists(path):
             if not resume:
                 raise InputError(folder, "holds an interrupted merge", "give --resume to go on, or remove the folder")
             self._open(path)
@@ -85,9 +93,13 @@ class Checkpoint(Journal):
         }  # fmt: skip
         path = self.folder / STATE
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.path.lexists(self.folder):
+                _make(self.folder)
+            _check_own(self.folder)
             with writing(path, overwrite=True) as file:
                 torch.save(content, file)
+        except _Foreign:
+            raise
         except (InputError, OSError, RuntimeError) as error:
             what = error.fault if isinstance(error, InputError) else f"cannot be written: {error}"
             remedy = "free some space on this disk and go on with --resume from the checkpoint before"
@@ -96,12 +108,25 @@ class Checkpoint(Journal):
         self._writing_s = self._stored - started
 
     def remove(self) -> None:
-        """The merge is done; the folder is needed no longer."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """The merge is done: its files are needed no longer, nor is the folder if nobody put anything else there."""
+        if not os.path.lexists(self.folder):
+            return
+        _check_own(self.folder)
+        self._remove_torn()
+        for name in (STATE, MARK):
+            with suppress(OSError):
+                (self.folder / name).unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _remove_torn(self) -> None:
+        """What a kill left while the file was written."""
+        for torn in self.folder.glob(f".{STATE}.*.tmp"):
+            with suppress(OSError):
+                torn.unlink()
 
     def _open(self, path: Path) -> None:
-        for torn in self.folder.glob(f".{STATE}.*.tmp"):  # a kill while the file was written
-            torn.unlink(missing_ok=True)
+        self._remove_torn()
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
             if content["format"] != FORMAT:
@@ -120,3 +145,34 @@ class Checkpoint(Journal):
             raise InputError(
                 path, f"belongs to another merge ({', '.join(changed)} differ)", "remove the folder, or merge as before"
             )
+
+
+class _Foreign(InputError):
+    """A folder that no merge made."""
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder that bears no mark."""
+    fault = _Foreign(folder, "was not made by a merge", "move it away, or choose another path for the bundle")
+    if folder.is_symlink() or (folder / MARK).is_symlink():
+        raise fault
+    try:
+        said = read_bounded(folder / MARK, len(SAID), "")
+    except InputError as error:
+        raise fault from error
+    if said != SAID:
+        raise fault
+
+
+def _make(folder: Path) -> None:
+    """Make the folder with its mark: it has its name once it is whole, whatever ends the merge meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    making = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
+    making.mkdir()
+    try:
+        (making / MARK).write_bytes(SAID)
+        making.rename(folder)
+    except BaseException:
+        (making / MARK).unlink(missing_ok=True)
+        making.rmdir()
+        raise

@@ -17,7 +17,7 @@ import torch
 import merger.journal.checkpoint as checkpoint_module
 import merger.merging as merging_module
 from merger import MergeOptions, merge
-from merger.journal.checkpoint import STATE, Checkpoint
+from merger.journal.checkpoint import MARK, STATE, Checkpoint
 from merger.start.choosing import Start
 from models.bundle import open_bundle
 from models.errors import InputError
@@ -187,7 +187,7 @@ def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(
         merge(workload, out, "gemel", options=QUICK)
     assert "No space left on device; free some space on this disk and go on with --resume" in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert [path.name for path in Path(f"{out}.work").iterdir()] == [STATE]
+    assert {path.name for path in Path(f"{out}.work").iterdir()} == {MARK, STATE}
     assert merge(workload, out, "gemel", resume=True, options=QUICK).met
 
 
@@ -202,24 +202,25 @@ def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
             checkpoint.write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert list((tmp_path / "work").iterdir()) == []
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [MARK]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no checkpoint", None], ids=["empty", "text", "cut"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes | None) -> None:
-    checkpoint = Checkpoint(tmp_path, {"seed": 0}, resume=False)
+    folder = tmp_path / "work"
+    checkpoint = Checkpoint(folder, {"seed": 0}, resume=False)
     checkpoint.write()
-    path = tmp_path / STATE
+    path = folder / STATE
     path.write_bytes(path.read_bytes()[:500] if damage is None else damage)
     with pytest.raises(InputError, match=r"state\.pt: is no checkpoint: .*; remove the folder and start again"):
-        Checkpoint(tmp_path, {"seed": 0}, resume=True)
+        Checkpoint(folder, {"seed": 0}, resume=True)
 
 
 def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
     class Meter:
         total = 0.0
 
-    checkpoint = Checkpoint(tmp_path, {}, resume=False)
+    checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
     checkpoint.meter = meter = Meter()
 
     def work() -> dict:
@@ -229,7 +230,7 @@ def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
     first = checkpoint.step("a", work)
     checkpoint.part("loop")["history"] = [1.0]
     checkpoint.write()
-    again = Checkpoint(tmp_path, {}, resume=True)
+    again = Checkpoint(tmp_path / "work", {}, resume=True)
     again.meter = Meter()
     second = again.step("a", lambda: pytest.fail("done already"))
     assert second["found"][:2] == first["found"][:2] and torch.equal(second["found"][2], first["found"][2])
