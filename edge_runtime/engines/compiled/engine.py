@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache, Kept
-from edge_runtime.engines.compiled.making import SUFFIX, compile_package, package_key
+from edge_runtime.engines.compiled.making import SUFFIX, compile_package, compiling_in, package_key
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from models.bundle import Bundle
@@ -71,9 +71,10 @@ class CompiledEngine(FrameEngine):
             raise EngineError(why)
         self._cache = self._cache or EngineCache()
         key = package_key(self.query, self.model, self.device)
-        self._kept = self._cache.fetch(
-            key, SUFFIX, lambda path: compile_package(self._bundle, self.query, self.device, path)
-        )
+        with compiling_in(self._cache.compilers()):
+            self._kept = self._cache.fetch(
+                key, SUFFIX, lambda path: compile_package(self._bundle, self.query, self.device, path)
+            )
         self._workspace_bytes = None
 
     def ready(self) -> bool:

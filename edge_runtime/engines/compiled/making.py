@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from models.bundle import Bundle, BundleQuery
 from models.quiet import quiet
 
 SUFFIX = ".pt2"
+INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 FORMAT = 2
 """Counted up when packages are made differently, so that older ones are made anew."""
 TOLERANCE = 1e-3
@@ -54,6 +57,20 @@ class _Flat(nn.Module):
 def package_key(query: BundleQuery, model: nn.Module, device: torch.device) -> dict[str, Any]:
     """The key of the package that serves this query."""
     return {"engine": "compiled", "format": FORMAT, **key_of(query, model, device)}
+
+
+@contextmanager
+def compiling_in(folder: Path) -> Iterator[None]:
+    """Let Inductor keep what it makes, and loads again as code, in this folder: its own default is open to guesses."""
+    before = os.environ.get(INDUCTOR_FOLDER)
+    os.environ[INDUCTOR_FOLDER] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[INDUCTOR_FOLDER]
+        else:
+            os.environ[INDUCTOR_FOLDER] = before
 
 
 def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, path: Path) -> Mapping[str, Any]:
