@@ -32,6 +32,17 @@ MARK = "gemel-merge"
 """The file that says that a folder is a merge's own: nobody else's is written to, or removed."""
 SAID = b"gemel: the work of an interrupted merge; `gemel merge --resume` goes on with it\n"
 FORMAT = 4
+FAULTS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+)
+"""What reading a file that is no checkpoint, or a damaged one, comes to."""
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 
@@ -109,9 +120,10 @@ class Checkpoint(Journal):
 
     def remove(self) -> None:
         """The merge is done: its files are needed no longer, nor is the folder if nobody put anything else there."""
-        if not os.path.lexists(self.folder):
+        try:
+            _check_own(self.folder)
+        except _Foreign:  # nothing was stored, or somebody put another folder there meanwhile
             return
-        _check_own(self.folder)
         self._remove_torn()
         for name in (STATE, MARK):
             with suppress(OSError):
@@ -128,15 +140,17 @@ class Checkpoint(Journal):
     def _open(self, path: Path) -> None:
         self._remove_torn()
         try:
+            if path.is_symlink() or not path.is_file():
+                raise ValueError("no regular file")
             content = torch.load(path, map_location="cpu", weights_only=True)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
-            identity = content["identity"]
+            identity = dict(content["identity"])
             self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
             self.rate, self.log = content["rate"], list(content["log"])
             self.accepted = content["accepted"]
             self.load_state_dict(content["journal"])
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        except FAULTS as error:
             fault = f"is no checkpoint: {' '.join(str(error).split())[:120]}"
             raise InputError(path, fault, "remove the folder and start again") from error
         self._settled_rows = len(self.log)

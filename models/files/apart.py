@@ -22,8 +22,10 @@ def check_apart(outputs: Named, inputs: Named, where: str | Path = "") -> None:
     """
     taken = [(name, _File.at(path)) for name, path in inputs if path is not None]
     for key, path in outputs:
-        mine = None if path is None else _File.at(path)
-        if mine is None or mine.is_special():  # /dev/null and pipes hold nothing that could be lost
+        if path is None:
+            continue
+        mine = _File.at(path)
+        if mine.is_special():  # /dev/null and pipes hold nothing that could be lost
             continue
         for name, other in taken:
             if mine.is_same(other) or other.holds(mine):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from gemel.cli import main
 from merger.journal.checkpoint import MARK, SAID, STATE, Checkpoint
@@ -82,9 +84,9 @@ def test_a_folder_that_somebody_made_meanwhile_is_not_written_to(tmp_path: Path)
     checkpoint = Checkpoint(folder, {}, resume=False)
     _of_files(folder)
     before = _seen(tmp_path)
-    for act in (checkpoint.write, checkpoint.remove):
-        with pytest.raises(InputError, match="was not made by a merge"):
-            act()
+    with pytest.raises(InputError, match="was not made by a merge"):
+        checkpoint.write()
+    checkpoint.remove()
     assert _seen(tmp_path) == before
 
 
@@ -104,3 +106,24 @@ def test_a_merges_folder_goes_when_it_is_done(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out.work").iterdir()} == {MARK, STATE}
     checkpoint.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage", [], {}, {"format": 4}, {"format": [4]}, "text", 3, {"format": 4, "identity": 3}, "fifo", "link"],
+    ids=str,
+)
+def test_a_state_that_is_none_is_one_line(tmp_path: Path, content) -> None:
+    folder = tmp_path / "out.work"
+    Checkpoint(folder, {}, resume=False).write()
+    path = folder / STATE
+    if content in ("fifo", "link"):
+        path.unlink()
+        os.mkfifo(path) if content == "fifo" else path.symlink_to("/dev/zero")
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(InputError) as refused:
+        Checkpoint(folder, {}, resume=True)
+    assert str(refused.value).startswith(f"{path}: is no checkpoint: ") and str(refused.value).isprintable()
