@@ -9,6 +9,14 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, INTERRUPTED, Outcome
 from gemel.text import size
+from models.errors import one_line
+
+
+class OneLine(logging.Formatter):
+    """Each record in a line, whatever stands in it; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
 
 
 def register(commands: Any) -> None:
@@ -26,7 +34,8 @@ def run(args: argparse.Namespace) -> Outcome:
 
     shown = logging.StreamHandler()
     shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, handlers=[shown])
+    shown.setFormatter(OneLine("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[shown])
     summary = run_box(args.config, check=args.check)
     if args.check:
         return Outcome(summary, f"{args.config}: {_sound(summary)}", aside=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import struct
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from gemel import cli
 from gemel.commands.outcome import Outcome
+from gemel.commands.run import OneLine
 from gemel.looking.outcomes import Account
 from gemel.progress.lines import Lines
 from gemel.progress.sentences import sentence
@@ -75,6 +77,8 @@ def test_errors_tables_and_sentences_are_lines(given: str, shown: str) -> None:
     assert str(InputError(given, given, given, given)) == f"{shown}: {shown}: {shown}; {shown}"
     assert table(("a",), [(given,)]).split("\n")[-1] == shown
     assert shown in sentence("warning", {"text": given}) and shown in sentence("unknown", {"what": given})
+    record = logging.LogRecord("gemel.run", logging.INFO, "", 0, "camera %s", (given,), None)
+    assert OneLine("%(message)s").format(record) == f"camera {shown}"
     out = io.StringIO()
     Lines(out)("warning", text=given)
     assert out.getvalue().count("\n") == 1 and shown in out.getvalue()
@@ -88,7 +92,7 @@ def test_a_log_of_a_merge_forges_no_line(given: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8", "latin-1"])
-def test_a_result_can_be_shown_wherever_it_goes(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+def test_a_result_can_be_shown_wherever_it_goes(encoding: str) -> None:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
     cli._print("caf\xe9 \udc80\n\x1b[31m\u202e", out)
