@@ -37,6 +37,9 @@ OPTIONS = {
     "freezing": False,
     # Else vectors of up to 8 values, such as the bias of a head of few classes, would be written into the code.
     "always_keep_tensor_constants": True,
+    # Headers compiled before lie where anybody could have put them, whatever folder Inductor is given.
+    "cpp_cache_precompile_headers": False,
+    "aot_inductor.precompile_headers": False,
 }
 
 
