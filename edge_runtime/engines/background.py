@@ -93,13 +93,12 @@ class Background:
         return None if code == 0 else said[-1] if said else f"its process ended with {code}"
 
     def stop(self) -> None:
-        """End the process and all that it started; returns when they are gone."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        """End the process and all that it started; what does not end by itself is killed."""
+        for number in (signal.SIGTERM, signal.SIGKILL):  # the second also for what outlives the process itself
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE_S)
-                return
 
 
 def main(errand: Errand) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,21 @@ def test_the_first_result_comes_before_measuring_ends_and_results_after_the_swit
     assert "measuring" not in caplog.text
 
 
+MOST_S = 30.0
+
+
+def gone(group: int) -> bool:
+    """Whether a group of processes is no more; what was killed is still listed until the system has cleared it away."""
+    ends = time.monotonic() + MOST_S
+    while time.monotonic() < ends:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_a_box_that_stops_first_ends_what_is_measured(box, monkeypatch, caplog):
     only(monkeypatch, torch=Slow, quick=Quick)
     monkeypatch.setenv(AFTER, str(box / "never"))
@@ -154,8 +170,7 @@ def test_a_box_that_stops_first_ends_what_is_measured(box, monkeypatch, caplog):
     summary = served(box, "ended", cameras=cameras)
     assert summary["stopped_by"] == "cameras ended" and summary["balanced"]
     assert "the box stops before its engines were measured" in caplog.text
-    with pytest.raises(ProcessLookupError):
-        os.killpg(begun[0]._process.pid, 0)
+    assert gone(begun[0]._process.pid)
 
 
 def test_where_weights_lie_alike_engines_change_and_nothing_is_loaded_again(box, monkeypatch, caplog):
