@@ -1,7 +1,7 @@
 """What computes holds on processors with fewer instructions too, as far as those can be taken from this one.
 
-oneDNN chooses among its variants by this setting once, when it is loaded: so each setting is a process. What is run so
-is what asks oneDNN how weights are to lie.
+oneDNN and torch choose among their variants by these settings once, when they are loaded: so each setting is a process.
+What is run so is what asks oneDNN how weights are to lie, and what compares or trains by numbers that round otherwise.
 """
 
 from __future__ import annotations
@@ -13,9 +13,20 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("tests/edge_runtime/memory/test_onednn.py",)
-NO_AVX512 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-NO_AVX = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
+FOLDERS = (
+    "tests/edge_runtime/memory",
+    "tests/edge_runtime/engines/eager",
+    "tests/edge_runtime/engines/test_sharing.py",
+    "tests/merger/training",
+    "tests/merger/start",
+    "tests/merger/mending",
+    "tests/merger/bench",
+    "tests/models/zoo",
+    "tests/models/parts",
+    "tests/models/sharing",
+)
+NO_AVX512 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+NO_AVX = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
 
 
 @pytest.mark.exhaustive
