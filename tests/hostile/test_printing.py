@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ HARM = {
 each = pytest.mark.parametrize(("given", "shown"), HARM.values(), ids=HARM)
 
 
-def _bundle(path: Path, header: dict[str, object]) -> None:
+def _bundle(path: Path, header: Mapping[str, object]) -> None:
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text)
 
