@@ -15,6 +15,8 @@ from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, Node, ScalarNode
 from yaml.reader import ReaderError
 
+from models.files.bounded import Fault
+
 MOST_DEPTH = 50
 MOST_VALUES = 50_000
 """Of a whole document, those that aliases repeat counted each time."""
@@ -22,14 +24,6 @@ MOST_CHARACTERS = 100
 """Of a value that is no text: a number, a date, a truth."""
 MOST_TOLD = 200
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
-
-
-class Fault(Exception):
-    """Why a text is no document, and where if that is known: line and column from 1."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
 
 
 def parsed(data: bytes) -> Any:

@@ -1,22 +1,15 @@
-"""YAML files people write, read against a schema; the first fault becomes one line naming file and key."""
+"""YAML files people write, read against a schema."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
-
-from pydantic import BaseModel, ValidationError
 
 from models.errors import InputError
-from models.files.bounded import read_bounded
-from models.files.bounded_yaml import Fault, parsed
+from models.files.bounded import Fault, read_bounded
+from models.files.bounded_yaml import parsed
+from models.files.schema import Keys, checked
 
 MOST_BYTES = 2**20
-MOST_TOLD = 80
-"""Characters of a value or a key that a fault repeats."""
-Keys = TypeVar("Keys", bound=BaseModel)
 
 
 def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
@@ -32,70 +25,3 @@ def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
     if not isinstance(document, dict):
         raise InputError(path, "is not a mapping", f"start with {start}")
     return checked(path, document, schema)
-
-
-def checked(path: Path, value: Any, schema: type[Keys], at: str = "") -> Keys:
-    """A value of the file as an instance of `schema`; `at` is the key that it stands under, if any.
-
-    Raises InputError where it does not fit.
-    """
-    try:
-        return schema.model_validate(value)
-    except ValidationError as error:
-        raise _first_fault(path, error, value, schema, f"{at}." if at else "") from error
-
-
-def _first_fault(path: Path, error: ValidationError, document: Any, schema: type[BaseModel], prefix: str) -> InputError:
-    """The first fault pydantic found, as one line with a remedy."""
-    # A misspelt key is both unknown and missing; name the misspelling.
-    fault = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "invalid_key"))
-    key = prefix + _key_of(fault["loc"], document)
-    if fault["type"] == "extra_forbidden":
-        nearest = _nearest(_clipped(str(fault["loc"][-1])), _keys_at(schema, fault["loc"]))
-        return InputError(path, "unknown key", nearest, key)
-    if fault["type"] == "missing":
-        return InputError(path, "this key is missing", "add it", key)
-    given = "" if isinstance(fault["input"], dict | list) else f" (given: {_clipped(repr(fault['input']))})"
-    said = fault["msg"].removeprefix("Value error, ")
-    return InputError(path, f"{said[0].lower()}{said[1:]}{given}", "correct the value", key)
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    """The remedy for a key that is none."""
-    near = difflib.get_close_matches(key.lower(), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"remove it; the keys here are {', '.join(known)}"
-
-
-def _keys_at(schema: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The keys that may stand where the last step of a location does."""
-    for step in location[:-1]:
-        if isinstance(step, str) and step in schema.model_fields:
-            schema = next(_models_in(schema.model_fields[step].annotation), schema)
-    return list(schema.model_fields)
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The schemas in a type such as dict[str, Camera] or list[Query] | None."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
-
-
-def _key_of(location: Sequence[int | str], document: Any) -> str:
-    """`queries[2].roi (bridge-cars)`: where the fault is, and which query that is."""
-    text, node, owner = "", document, ""
-    for step in location:
-        name = _clipped(str(step))
-        text += f"[{name}]" if isinstance(step, int) else f".{name}" if text else name
-        try:
-            node = node[step]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError):
-            node = None
-        if isinstance(node, dict) and isinstance(node.get("id"), str):
-            owner = f" ({_clipped(node['id'])})"
-    return text + owner
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_runtime.frames.sinks.base import SinkConfig, SinkKeys
 from models.errors import InputError
-from models.files.yaml_file import checked
+from models.files.schema import checked
 
 SINKS: dict[str, tuple[str, str]] = {"jsonl": ("edge_runtime.frames.sinks.jsonl", "JsonLinesKeys")}
 """Kind -> module, and the class of its keys."""
