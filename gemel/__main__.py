@@ -1,11 +1,13 @@
 """`python -m gemel`."""
 
+import contextlib
 import os
 import sys
 
-if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
-    # The current folder comes last: a models.py there is somebody's own, and no package of ours.
-    sys.path.append(sys.path.pop(0))
+with contextlib.suppress(OSError):  # a current folder that was removed
+    if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
+        # It comes last: a models.py there is somebody's own, and no package of ours.
+        sys.path.append(sys.path.pop(0))
 
 import gemel
 from gemel.cli import main

@@ -15,8 +15,9 @@ from typing import NoReturn, TextIO
 
 from gemel.commands import bundle, demo, doctor, evaluate, inspect, merge, plan, run, train
 from gemel.commands.outcome import BAD_INPUT, INTERRUPTED
+from gemel.interrupts import Interrupts
 from gemel.text import finite
-from models.errors import GemelError, one_line
+from models.errors import GemelError, is_interrupt, one_line
 
 FAMILIES = (demo, inspect, train, merge, bundle, run, evaluate, plan, doctor)
 
@@ -37,12 +38,84 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print(text: str, out: TextIO) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is returned, usage errors and --help leave through SystemExit.
+
+    Without `argv` the process is this command's: interrupts are its own until the end.
+    """
+    interrupts = Interrupts()
+    interrupts.begin()
+    try:
+        return _answer(argv, interrupts)
+    except BaseException as error:
+        if not (interrupts.came or is_interrupt(error)):
+            raise
+        interrupts.hold()
+        return _interrupted(interrupts)
+    finally:
+        if argv is not None:
+            interrupts.end()
+
+
+def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
+    """Do what is asked; what was wrong with that is told, an interrupt comes through."""
+    out = sys.stdout
+    try:
+        args = build_parser().parse_args(argv)
+        # A library that prints must not spoil the one JSON object.
+        aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
+        with aside:
+            outcome = args.does(args)
+        text = json.dumps(finite(outcome.result), allow_nan=False) if args.json else outcome.text
+        _print(text, sys.stderr if outcome.aside and not args.json else out)
+        return outcome.exit_code
+    except (GemelError, OSError) as error:
+        if interrupts.came or is_interrupt(error):
+            raise
+        return _complain(error if isinstance(error, GemelError) else _named(error), BAD_INPUT)
+
+
+def _interrupted(interrupts: Interrupts) -> int:
+    """Tell it, once what was under way is gone: as a rule that is done, unless a second interrupt came between."""
+    if atomic := sys.modules.get("models.files.atomic"):  # nothing was written by a command that did not import it
+        atomic.remove_torn()
+    code = _complain("interrupted", INTERRUPTED)
+    interrupts.told()
+    return code
+
+
+def _named(error: OSError) -> str:
+    """What the system refused, and of what."""
+    reason = error.strerror or error
+    if error.filename:
+        return f"{os.fsdecode(error.filename)}: {reason}"
+    try:
+        os.getcwd()
+    except OSError as gone:
+        return f"the current folder: {gone.strerror}; change to one that exists"
+    return str(reason)
+
+
+def _print(text: str, out: TextIO | None) -> None:
+    if out is None:  # whoever started this process has closed it
+        return
     lines = "\n".join(map(one_line, text.split("\n")))
     try:
         print(_writable(lines, out), file=out, flush=True)
     except BrokenPipeError:  # the reader (head, less) has seen enough: not an error of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        _give_up(out)
+    except OSError as error:
+        _give_up(out)
+        name = "standard error" if out is sys.stderr else "standard output"
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", name) from error
+
+
+def _give_up(out: TextIO) -> None:
+    """Let what is left of this output go nowhere, Python's own writing at the end of the process included."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, out.fileno())
+        os.close(nowhere)
 
 
 def _writable(text: str, out: TextIO) -> str:
@@ -51,31 +124,9 @@ def _writable(text: str, out: TextIO) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is returned, usage errors and --help leave through SystemExit."""
-    out = sys.stdout
-    try:
-        args = build_parser().parse_args(argv)
-        # A library that prints must not spoil the one JSON object.
-        aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
-        with aside:
-            outcome = args.does(args)
-        if args.json:
-            _print(json.dumps(finite(outcome.result), allow_nan=False), out)
-        else:
-            _print(outcome.text, sys.stderr if outcome.aside else out)
-        return outcome.exit_code
-    except GemelError as error:
-        return _complain(error, error.exit_code)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", BAD_INPUT)
-    except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
-
-
 def _complain(fault: object, exit_code: int) -> int:
-    print(_writable(f"gemel: {one_line(fault)}", sys.stderr), file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told that nobody can be told
+        _print(f"gemel: {fault}", sys.stderr)
     return exit_code
 
 

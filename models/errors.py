@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 
@@ -17,6 +18,21 @@ def one_line(text: object) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is an interrupt, or what a library made of one."""
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        if isinstance(one, KeyboardInterrupt):
+            return True
+        seen.add(id(one))
+        left += [one.__cause__, one.__context__]
+    return False
+
+
 class GemelError(Exception):
     """An error whose text is meant for the user; the command line prints it and exits with `exit_code`."""
 
@@ -24,9 +40,14 @@ class GemelError(Exception):
 
 
 class InputError(GemelError):
-    """Bad input: which file, which key, what is wrong, what to do; its text is one line, whatever these hold."""
+    """Bad input: which file, which key, what is wrong, what to do; its text is one line, whatever these hold.
+
+    Made while an interrupt is being handled, or what a library made of one, it is none: KeyboardInterrupt is raised.
+    """
 
     def __init__(self, where: str | Path, fault: str, remedy: str = "", key: str = "") -> None:
+        if is_interrupt(sys.exception()):
+            raise KeyboardInterrupt
         self.where, self.fault, self.remedy, self.key = str(where), fault, remedy, key
         parts = [self.where, key] if key else [self.where]
         super().__init__(one_line(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else "")))

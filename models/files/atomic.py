@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from models.errors import InputError
+from models.errors import InputError, is_interrupt
 
 _REMEDIES = {
     errno.ENOSPC: "free some space, or choose another disk",
@@ -20,6 +21,8 @@ _REMEDIES = {
     errno.EACCES: "choose a directory that can be written",
 }
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
+MOST_NAME_BYTES = 255
+"""Of a file on the file systems there are."""
 
 
 def check_output(path: str | Path, overwrite: bool = False) -> Path:
@@ -29,6 +32,8 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
     `overwrite`: when it is a directory).
     """
     path = Path(path)
+    if "\0" in str(path):
+        raise InputError(path, "a path holds no NUL", "choose another path")
     parent = path.parent
     if not parent.is_dir():
         raise InputError(path, f"there is no directory {parent}", "create it, or choose another path")
@@ -41,30 +46,84 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
     return path
 
 
+def cannot_be_written(path: str | Path, error: OSError, key: str = "") -> InputError:
+    """What the system refused while `path` was written, told of it."""
+    return InputError(
+        path, f"cannot be written: {error.strerror or error}", _REMEDIES.get(error.errno or 0, "check the disk"), key
+    )
+
+
+@contextlib.contextmanager
+def told_of(path: str | Path, key: str = "") -> Iterator[None]:
+    """What the system refuses in this block is an InputError of `path`, unless it names another file itself."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_be_written(error.filename or path, error, key) from error
+
+
 @contextlib.contextmanager
 def writing(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     """Yield a file that becomes `path` when the block ends well, and vanishes when it does not.
 
     The bytes are on the disk before the name appears. Any failure, an interruption included, leaves `path` as
     it was and removes the temporary file. Raises InputError for a full disk and everything else that stops a
-    write.
+    write, and KeyboardInterrupt for an interrupt, whatever the library that wrote has made of them.
     """
     path = check_output(path, overwrite)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f".{_within(path.name)}.{secrets.token_hex(6)}.tmp")
+    _under_way.add(temporary)
+    raw = None
     try:
-        with open(temporary, "xb") as file:
+        raw = _Remembering(str(temporary), "xb")
+        with io.BufferedWriter(raw) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         _publish(temporary, path, overwrite)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            remedy = _REMEDIES.get(error.errno or 0, "check the disk")
-            raise InputError(path, f"cannot be written: {error.strerror or error}", remedy) from error
+        _remove(temporary)
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
+        refused = raw.refused if raw is not None and raw.refused is not None else error
+        if isinstance(refused, OSError) and refused.filename in (None, str(temporary)):
+            raise cannot_be_written(path, refused) from error
         raise
+    _under_way.discard(temporary)
     _sync_directory(path.parent)
+
+
+_under_way: set[Path] = set()
+
+
+def remove_torn() -> None:
+    """Remove what an interrupt has left of files under way, where a second one came before the first was dealt with."""
+    for temporary in list(_under_way):
+        _remove(temporary)
+
+
+def _remove(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
+    _under_way.discard(temporary)
+
+
+class _Remembering(io.FileIO):
+    """A file that remembers why it could not be written; libraries make errors of their own of that."""
+
+    refused: OSError | None = None
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.refused = error
+            raise
+
+
+def _within(name: str) -> str:
+    """As much of a name as leaves room for what makes it a temporary one."""
+    return os.fsdecode(os.fsencode(name)[: MOST_NAME_BYTES - len(b"..123456789012.tmp")])
 
 
 def _publish(temporary: Path, path: Path, overwrite: bool) -> None:
