@@ -1,0 +1,151 @@
+"""A small valid file of every kind that a command reads, made once: what hostile cases damage.
+
+In the folder: `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastestdet), its `data/`, `weights/`
+(a.safetensors, b.pt, d.safetensors) and the clip `gate.mp4`; the bundle `b.safetensors` with `.log.jsonl` and
+`.profile.json`; an interrupted merge of `merge.yaml` (a and b alone) to `half.safetensors`, whose state lies in
+`half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `yolo.yaml`, whose one
+query reads the darknet file `yolo.weights`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+import yaml
+
+from edge_runtime.daemon import run
+from gemel.planning.profiling import profile_bundle
+from merger import MergeOptions, Recipe, merge
+from merger.merging import MEASURING
+from models.weights.reading import save_weights
+from models.workload import load_workload
+from models.zoo import build
+
+CLASSES = ["empty", "busy"]
+CLASSIFIER = {"task": "classification", "classes": CLASSES, "model": "cifar_resnet20", "input_size": 32}
+DETECTOR = {"task": "detection", "classes": ["car"], "model": "fastestdet", "input_size": 64}
+YOLO = {"task": "detection", "classes": ["car"], "model": "yolov3_tiny", "input_size": 64}
+DETECTED = [{"id": "d", **DETECTOR, "weights": "weights/d.safetensors", "data": "data/d"}]
+CLASSIFIED = [
+    {"id": "a", **CLASSIFIER, "weights": "weights/a.safetensors", "data": "data/a"},
+    {"id": "b", **CLASSIFIER, "weights": "weights/b.pt", "data": "data/b"},
+]
+BUNDLE, HALF, DARKNET = "b.safetensors", "half.safetensors", "yolo.weights"
+OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), choose_rate=False, precision="fp32")
+RESUME = (
+    "merge", "merge.yaml", "-o", HALF, "--resume", "--epochs", 1, "--frames-per-epoch", 4, "--batch", 2,
+    "--rate", 1e-3, "--precision", "fp32",
+)  # fmt: skip
+"""The command that goes on with the interrupted merge."""
+FRAMES = 4
+
+
+def write_house(folder: Path) -> None:
+    """All of it, in an empty folder."""
+    _write_data(folder)
+    _write_clip(folder / "gate.mp4")
+    _write_workload(folder / "workload.yaml", [*CLASSIFIED, *DETECTED])
+    _write_workload(folder / "merge.yaml", CLASSIFIED)
+    _write_workload(folder / "yolo.yaml", [{"id": "y", **YOLO, "weights": DARKNET, "data": "data/d"}])
+    _write_weights(folder)
+    _write_darknet(folder / DARKNET)
+    _write_box(folder)
+    merge(load_workload(folder / "workload.yaml"), folder / BUNDLE, options=OPTIONS)
+    _write_half_a_merge(folder)
+    profile_bundle(folder / BUNDLE, "cpu", rounds=1, engine="torch")
+    run(folder / "box.yaml")
+    (folder / "results.jsonl").unlink()
+
+
+def copy_house(house: Path, folder: Path) -> None:
+    """A copy of its own for a case to damage. The large file is linked: write another in its place."""
+    shutil.copytree(house, folder, dirs_exist_ok=True, copy_function=_copy)
+
+
+def _copy(source: str, target: str) -> None:
+    os.link(source, target) if source.endswith(DARKNET) else shutil.copyfile(source, target)
+
+
+def _write_half_a_merge(folder: Path) -> None:
+    """Interrupted when all was accepted, before the bundle was written."""
+
+    def interrupt(event: str, **said: object) -> None:
+        if said.get("name") == MEASURING or (event == "stage" and MEASURING in map(str, said.values())):
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        merge(load_workload(folder / "merge.yaml"), folder / HALF, progress=interrupt, options=OPTIONS)
+
+
+def _write_box(folder: Path) -> None:
+    (folder / "box.yaml").write_text(yaml.safe_dump({
+        "bundle": BUNDLE, "budget": "64MiB", "device": "cpu", "engine": "torch", "trace": "trace.jsonl",
+        "cameras": {"gate": {"source": "gate.mp4", "fps": 5}}, "sinks": [{"kind": "jsonl", "path": "results.jsonl"}],
+    }, sort_keys=False))  # fmt: skip
+
+
+def _write_darknet(path: Path) -> None:
+    """A header, and nothing but zeros."""
+    model = build(YOLO["model"], YOLO["classes"], {}, YOLO["input_size"], YOLO["task"])
+    count = sum(tensor.numel() for tensor in model.state_dict().values() if tensor.is_floating_point())
+    with path.open("wb") as file:
+        file.write(struct.pack("<3iq", 0, 2, 5, 0))
+        file.truncate(file.tell() + 4 * count)
+
+
+def _write_workload(path: Path, queries: list[dict[str, object]]) -> None:
+    cameras = {"gate": {"source": "gate.mp4", "fps": 5}}
+    queries = [{**query, "camera": "gate", "accuracy_target": 0.1, "sla_ms": 10_000} for query in queries]
+    path.write_text(yaml.safe_dump({"name": "house", "cameras": cameras, "queries": queries}, sort_keys=False))
+
+
+def _write_data(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    for split in ("train", "val", "test"):
+        for query in "ab":
+            for label in CLASSES:
+                for index in range(FRAMES):
+                    _write_image(folder / "data" / query / split / label / f"u{index}__{index}{label}.png", random)
+        root = folder / "data" / "d" / split
+        for index in range(FRAMES):
+            _write_image(root / "images" / f"u{index}__{index}.jpg", random)
+        (root / "annotations.json").write_text(json.dumps({
+            "images": [{"id": i, "file_name": f"u{i}__{i}.jpg", "width": 48, "height": 32} for i in range(FRAMES)],
+            "annotations": [
+                {"id": i, "image_id": i, "category_id": 1, "bbox": [4, 4, 20, 16], "area": 320, "iscrowd": 0}
+                for i in range(FRAMES)
+            ],
+            "categories": [{"id": 1, "name": "car"}],
+        }))  # fmt: skip
+
+
+def _write_image(path: Path, random: np.random.Generator) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cv2.imwrite(str(path), cv2.resize(random.integers(0, 256, (4, 6, 3), np.uint8), (48, 32)))
+
+
+def _write_clip(path: Path) -> None:
+    random, writer = (
+        np.random.default_rng(1),
+        cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 5.0, (48, 32)),
+    )
+    for _ in range(5):
+        writer.write(cv2.resize(random.integers(0, 256, (4, 6, 3), np.uint8), (48, 32)))
+    writer.release()
+
+
+def _write_weights(folder: Path) -> None:
+    (folder / "weights").mkdir()
+    for seed, query in enumerate((*CLASSIFIED, *DETECTED)):
+        torch.manual_seed(seed)
+        state = build(query["model"], query["classes"], {}, query["input_size"], query["task"]).state_dict()
+        path = folder / str(query["weights"])
+        torch.save(state, path) if path.suffix == ".pt" else save_weights(path, state)
