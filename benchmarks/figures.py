@@ -49,7 +49,7 @@ def merges(chosen: Sequence[Cell], averaged: Sequence[Cell], recorded: Mapping[s
     both = [cell for cell in own if cell.arm in (OURS, THEIRS)] + [
         cell for cell in averaged if cell.workload == "cifar"
     ]
-    narrow = [cell for cell in chosen if cell.label != cell.arm]
+    others_of_ours = [cell for cell in chosen if cell.label != cell.arm]
     said, heads, rows = recorded["junction"]
     if tuple(heads) != ARMS:
         raise ValueError("junction.json: other heads than the table it stands in")
@@ -57,7 +57,7 @@ def merges(chosen: Sequence[Cell], averaged: Sequence[Cell], recorded: Mapping[s
     return {
         "merge": (f"{_said(averaged)}; junction: {said}", ARMS, [*_by_name(averaged, arm_rows), *rows]),
         "merge-others": (_said(others), ARMS, _by_name(others, arm_rows)),
-        "merge-beyond": (_said(narrow), ARMS, _by_name(narrow, arm_rows)),
+        "merge-beyond": (_said(others_of_ours), ARMS, _by_name(others_of_ours, arm_rows)),
         "merge-work": (_said(both), WORKS, _by_name(both, work_rows)),
         "merge-targets": (_said(searched), ("arm", *(f"{target:g}" for target in at)), target_rows(searched, at)),
     }

@@ -23,7 +23,7 @@ class BoxConfig:
     """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` a name of ENGINES or auto.
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
-    With `stream` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
+    With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
     schedule; `trace` is the file to record what it saw and decided, None for no record.
     """
 
@@ -39,7 +39,7 @@ class BoxConfig:
     policy: str
     trace: Path | None
     precision: str
-    stream: bool
+    overflow: bool
 
 
 class _Strict(BaseModel):
@@ -71,7 +71,7 @@ class _BoxKeys(_Strict):
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
     trace: str | None = None
-    stream: bool = False
+    overflow: bool = False
 
 
 def load_config(path: str | Path) -> BoxConfig:
@@ -104,7 +104,7 @@ def load_config(path: str | Path) -> BoxConfig:
         policy_named(keys.policy, str(path), "policy").name,
         None if keys.trace is None else root / keys.trace,
         keys.precision,
-        keys.stream,
+        keys.overflow,
     )
 
 

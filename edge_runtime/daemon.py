@@ -37,7 +37,7 @@ def run(
     `SPOOL/ledger.json`. With `check` everything is validated, cameras and the fit included, nothing runs, and the
     summary says what would. Raises InputError (one line: file, key, fault, remedy) before anything is allocated
     when the config, the bundle or a camera is faulty or when a query does not fit the budget even alone, or with
-    `stream: true` not even with its layers streamed.
+    `overflow: true` not even with an overflow.
     """
     config = load_config(config_path)
     _check_apart(config)

@@ -81,7 +81,7 @@ def equip(fitted: FittedBox) -> EquippedBox:
     config, bundle = fitted.box.config, fitted.box.bundle
     wish = Wish(config.device, config.precision, fitted.stays, fitted.within.tensors)
     for query, nbytes in fitted.within.run_bytes.items():
-        log.info("query %s streams: %s are copied in every run", query, size_text(nbytes))
+        log.info("query %s overflows: %s are copied in every run", query, size_text(nbytes))
     if config.engine != AUTO:
         engines = engines_for(bundle, config.engine, wish)
         return _equipped(fitted.on(engines), engines)

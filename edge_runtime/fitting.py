@@ -40,7 +40,7 @@ class FittedBox:
     """A box whose queries fit its budget with these `engines`, unbound as they are.
 
     `whole` are the costs with every weight resident, `within` those in which the budget is kept, where queries may
-    stream; `profile` is what was measured here, if anything.
+    overflow; `profile` is what was measured here, if anything.
     """
 
     box: OpenBox
@@ -56,35 +56,35 @@ class FittedBox:
         return all_bytes(self.policy.view(self.within.costs)) <= self.box.config.budget_bytes
 
     def on(self, engines: Mapping[str, FrameEngine]) -> FittedBox:
-        """The same box with other engines; those of queries that stream stay.
+        """The same box with other engines; those of queries that overflow stay.
 
         Raises InputError where one needs more than the budget leaves it.
         """
-        streamed, box = self.within.tensors, self.box
-        mixed = {**engines, **{query: self.engines[query] for query in streamed}}
+        overflow, box = self.within.tensors, self.box
+        mixed = {**engines, **{query: self.engines[query] for query in overflow}}
         whole, within = _costs_of(box, mixed, self.profile)
-        for query in within.tensors.keys() - streamed.keys():
+        for query in within.tensors.keys() - overflow.keys():
             fault = f"query '{query}' fits the budget on engine {FALLBACK}, not on {engines[query].name}"
             raise InputError(box.config.path, fault, f"use engine {FALLBACK}", "engine")
         return FittedBox(box, self.policy, mixed, self.profile, whole, within)
 
     def to_json(self) -> dict[str, Any]:
-        """What is known before the start: what is needed, whether all of it can stay resident, and what streams."""
+        """What is known before the start: what is needed, whether all of it can stay resident, and what overflows."""
         costs, config, bundle = self.policy.view(self.whole), self.box.config, self.box.bundle
         return {
             "bundle": str(bundle.path), "digest": bundle.digest, "device": config.device, "engine": config.engine,
             "budget_bytes": config.budget_bytes, "weights_bytes": costs.resident_bytes(costs.tensor_bytes.keys()),
             "workspace_bytes": max(cost.workspace_bytes for cost in costs.queries.values()),
             "damaged": self.box.damaged, "fits": all_bytes(costs) <= config.budget_bytes,
-            "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)), "streamed_bytes": self.within.run_bytes,
+            "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)), "overflow_bytes": self.within.run_bytes,
         }  # fmt: skip
 
 
 def fit(box: OpenBox) -> FittedBox:
     """What the box's queries cost on the engine that runs everything: preparing others may take minutes.
 
-    Raises InputError, which says how much is needed, where a query does not fit the budget even alone: streaming, if
-    the config allows that.
+    Raises InputError, which says how much is needed, where a query does not fit the budget even alone: with an
+    overflow, if the config allows that.
     """
     config, bundle = box.config, box.bundle
     policy = policy_named(config.policy, str(config.path), "policy")
@@ -129,12 +129,12 @@ def _costs_of(
 
 def _refuse_too_large(config: BoxConfig, whole: Costs, within: Overflow) -> None:
     budget = exact_text(config.budget_bytes)
-    if within.lacking and config.stream:
+    if within.lacking and config.overflow:
         query, needed = max(within.lacking.items(), key=lambda one: one[1])
-        fault = f"query '{query}' alone needs {exact_text(needed)} with its layers streamed, the budget is {budget}"
+        fault = f"query '{query}' alone needs {exact_text(needed)} even with an overflow, the budget is {budget}"
         raise InputError(config.path, fault, f"give at least {exact_text(needed)}", "budget")
     too_large = {*within.lacking, *within.tensors}
-    if not too_large or config.stream:
+    if not too_large or config.overflow:
         return
     query = max(too_large, key=whole.alone_bytes)
     needed, workspace = whole.alone_bytes(query), whole.queries[query].workspace_bytes
@@ -144,9 +144,9 @@ def _refuse_too_large(config: BoxConfig, whole: Costs, within: Overflow) -> None
     )
     least = within.lacking.get(query)
     remedy = (
-        f"give at least {exact_text(least)} with `stream: true`"
+        f"give at least {exact_text(least)} with `overflow: true`"
         if least is not None
-        else f"set `stream: true`: it copies {size_text(within.run_bytes[query])} in every run then"
+        else f"set `overflow: true`: it copies {size_text(within.run_bytes[query])} in every run then"
     )
     raise InputError(config.path, fault, f"give at least {exact_text(needed)}, or {remedy}", "budget")
 

@@ -24,7 +24,7 @@ from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import JUDGING, READING, Workbench
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import account
+from merger.journal.outcomes import outcomes_of
 from merger.journal.progress import Progress, silent
 from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
@@ -201,7 +201,7 @@ def _accounted(bench: Workbench, found: _Found, method: str, options: MergeOptio
     factors = layers_of_all([bench.asked(query, plan) for query in plan.low_rank])
     size = {(layer.query, layer.path): layer.bytes for layer in (*bench.layers, *factors)}
     trials = TRIALS[method](bench, options, found.log, found.work)
-    return account(trials, plan, size, bytes_of_residuals(bench, plan))
+    return outcomes_of(trials, plan, size, bytes_of_residuals(bench, plan))
 
 
 def _write_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -36,7 +36,7 @@ INPUT = "frames"
 BATCH_AXIS = "batch"
 DYNAMIC = "dynamic"
 SCALE = ".scale"
-"""Ends the name of the input that holds a narrow weight's scale."""
+"""Ends the name of the input that holds a packed weight's scale."""
 Batch = int | Literal["dynamic"]
 Shape = tuple[int | str, ...]
 _PREFIX = "network."
@@ -140,11 +140,11 @@ def _read(text: str) -> Any:
 
 
 def graph_without_weights(
-    module: nn.Module, input_size: int, batch: Batch | None = None, narrow: Mapping[str, str] | None = None
+    module: nn.Module, input_size: int, batch: Batch | None = None, stored: Mapping[str, str] | None = None
 ) -> bytes:
     """A model as `export_onnx` would write it, but with every tensor of its state dict an input of the graph.
 
-    Each such input has its state_dict key, and no byte of a weight is read. What `narrow` names is stored as "int8",
+    Each such input has its state_dict key, and no byte of a weight is read. What `stored` names lies packed as "int8",
     with an input `KEY.scale` f32 (out,) beside it, or as "fp16"; it is widened inside. Raises InputError as
     `export_onnx` does.
     """
@@ -153,12 +153,12 @@ def graph_without_weights(
     _tidy(model)
     state = module.state_dict().keys()
     for value in [value for key, value in model.graph.initializers.items() if key in state]:
-        _make_input(model.graph, value, (narrow or {}).get(str(value.name)))
+        _make_input(model.graph, value, (stored or {}).get(str(value.name)))
     return _checked(model, where).SerializeToString()
 
 
-def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, narrow: str | None) -> None:
-    """Turn an initialiser into an input; where it is stored narrow, the graph widens it right before its first use."""
+def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, width: str | None) -> None:
+    """Turn an initialiser into an input; where it is packed, the graph widens it right before its first use."""
     import onnx_ir as ir
 
     name, tensor = str(value.name), value.const_value
@@ -167,15 +167,15 @@ def _make_input(graph: onnx_ir.Graph, value: onnx_ir.Value, narrow: str | None) 
     shape = ir.Shape(sizes)
     del graph.initializers[name]
     value.const_value, value.shape, value.dtype = None, shape, tensor.dtype
-    if narrow is None:
+    if width is None:
         graph.inputs.append(value)
         return
-    dtype = ir.DataType.INT8 if narrow == "int8" else ir.DataType.FLOAT16
+    dtype = ir.DataType.INT8 if width == "int8" else ir.DataType.FLOAT16
     stored = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
     graph.inputs.append(stored)
     first, after = _first_use(graph, value)
     late, nodes = _late(stored, sizes, after) if after is not None else (stored, [])
-    if narrow == "int8":
+    if width == "int8":
         scale = ir.Value(name=name + SCALE, shape=ir.Shape(sizes[:1]), type=ir.TensorType(tensor.dtype))
         graph.inputs.append(scale)
         nodes.append(ir.node("DequantizeLinear", [late, scale], {"axis": 0}))

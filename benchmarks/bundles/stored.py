@@ -1,4 +1,4 @@
-"""What storing weights narrow loses and what running them costs.
+"""What storing weights packed loses and what running them costs.
 
 Usage: python -m benchmarks.bundles.stored accuracy WORKLOAD.yaml ... | speed [MODEL ...]
        | memory [MODEL ...] [--json FILE]
@@ -76,8 +76,8 @@ def _shown(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def narrow_of(query: Query | None, model: nn.Module, weights: str) -> dict[str, Packed]:
-    """What a merge would store narrow of this model, with nothing widened again."""
+def packed_of(query: Query | None, model: nn.Module, weights: str) -> dict[str, Packed]:
+    """What a merge would store packed of this model, with nothing widened again."""
     state = model.state_dict()
     heads = {weight_key(state, row.path) for row in layers_of(query) if row.head} if query is not None else set()
     found = {}
@@ -114,15 +114,15 @@ def _accuracy(query: Query) -> dict[str, Any]:
                            "reached": reached}  # fmt: skip
     row |= {"MB": sum(tensor.nbytes for tensor in model.state_dict().values()) / 1e6}
     for weights in WEIGHTS:
-        trial, narrow = copy.deepcopy(model), narrow_of(query, model, weights)
-        trial.load_state_dict({key: one.wide() for key, one in narrow.items()}, strict=False)
-        if narrow:
-            saved = sum(one.tensor.numel() * 4 - one.tensor.nbytes - _nbytes(one.scale) for one in narrow.values())
+        trial, stored = copy.deepcopy(model), packed_of(query, model, weights)
+        trial.load_state_dict({key: one.wide() for key, one in stored.items()}, strict=False)
+        if stored:
+            saved = sum(one.tensor.numel() * 4 - one.tensor.nbytes - _nbytes(one.scale) for one in stored.values())
             row |= {f"{weights} MB": row["MB"] - saved / 1e6, weights: scored(trial) / reached}
         calibrate_norms(trial, (prepare.normalise(train.batch(chosen[at : at + BATCH])) for at in
                                 range(0, len(chosen), BATCH)))  # fmt: skip
         row[f"{weights}, norms again"] = scored(trial) / reached
-    row |= dict(zip(("error", "clipped error"), _errors(model, narrow_of(query, model, "int8")), strict=True))
+    row |= dict(zip(("error", "clipped error"), _errors(model, packed_of(query, model, "int8")), strict=True))
     return row
 
 
@@ -130,10 +130,10 @@ def _nbytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def _errors(model: nn.Module, narrow: dict[str, Packed]) -> tuple[float, float]:
+def _errors(model: nn.Module, stored: dict[str, Packed]) -> tuple[float, float]:
     """The size of what int8 changes over that of the weights: as it is stored, and with the best clipping."""
     ours = best = whole = 0.0
-    for key, one in narrow.items():
+    for key, one in stored.items():
         if one.width == "int8":
             rows = model.state_dict()[key].reshape(len(one.tensor), -1)
             ours += float((one.wide().reshape(rows.shape) - rows).square().sum())
@@ -157,7 +157,7 @@ def _bundle(folder: Path, name: str, weights: str) -> Any:
                         accuracy_target=0.9)  # fmt: skip
     path = folder / f"{name}-{weights}.safetensors"
     write_bundle(path, {"one": model}, [query], Made("stored", "none", 0),
-                 packed={"one": narrow_of(None, model, weights)})  # fmt: skip
+                 packed={"one": packed_of(None, model, weights)})  # fmt: skip
     return open_bundle(path)
 
 

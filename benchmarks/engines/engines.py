@@ -1,6 +1,6 @@
 """Times the engines against the original run bare, and weighs four queries that share against one, per engine.
 
-Usage: python -m benchmarks.engines.engines speed|memory|streamed|families|convolutions
+Usage: python -m benchmarks.engines.engines speed|memory|overflow|families|convolutions
        [--engines NAME ...] [--model NAME]
        [--rounds N] [--batch N] [--json FILE]
 
@@ -11,8 +11,8 @@ round; ratios of medians, by the wall's clock and by the processor's, which says
 things too.
 `memory`: processes that hold four queries sharing all but norms and heads, one of them, and none, each measured in a
 process of its own after it has run: private bytes (USS), and those of them that no file stands behind.
-`streamed`: one query in a half, a quarter, an eighth of its weights, the rest copied in every run, over the same
-unstreamed: milliseconds of a run, and what a process of its own holds more once it has run.
+`overflow`: one query in a half, a quarter, an eighth of its weights, the rest copied in every run, over the same
+all resident: milliseconds of a run, and what a process of its own holds more once it has run.
 `families`: every family of the zoo at the smallest frame it takes, engines torch and compiled against the plain module:
 the largest difference of any output tensor in shares of its largest value, and what compiling took. Slow: a minute per
 family.
@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from benchmarks.engines.convolutions import convolutions
-from benchmarks.engines.streamed import streamed
+from benchmarks.engines.overflow import overflow
 from benchmarks.engines.zoo import FAMILIES, families
 from benchmarks.machine import held_bytes, machine
 from edge_runtime.engines.arranging import resident
@@ -56,7 +56,7 @@ MIB = 2**20
 def main() -> None:
     """Measure what was asked for; print a table and one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "memory", "streamed", "families", "convolutions", "weigh"))
+    parser.add_argument("what", choices=("speed", "memory", "overflow", "families", "convolutions", "weigh"))
     parser.add_argument("--engines", nargs="*", help="default: all that can run here; of `families` torch and compiled")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="only these, for `families`")
@@ -81,8 +81,8 @@ def main() -> None:
             rows = memory(made_bundle(path, options.model, residuals=False).path, engines)
         elif options.what == "convolutions":
             rows = convolutions(options.rounds)
-        elif options.what == "streamed":
-            rows = streamed(made_bundle(path, options.model, residuals=False, names=QUERIES[:1]), options.rounds)
+        elif options.what == "overflow":
+            rows = overflow(made_bundle(path, options.model, residuals=False, names=QUERIES[:1]), options.rounds)
         else:
             rows = [row for name in engines for row in families(Path(folder), options.families, name, options.kept)]
     show(rows)

@@ -52,8 +52,8 @@ class Cell:
     def label(self) -> str:
         """The arm, and what was asked of it beyond the ceiling."""
         options = self.asked["options"]
-        narrow = options["weights"] if options["weights"] != FP32 else ""
-        return ", ".join(filter(None, (self.arm, "beyond" if options["beyond"] else "", narrow)))
+        fewer = options["weights"] if options["weights"] != FP32 else ""
+        return ", ".join(filter(None, (self.arm, "beyond" if options["beyond"] else "", fewer)))
 
     @property
     def saved_bytes(self) -> int:

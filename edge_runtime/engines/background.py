@@ -40,7 +40,7 @@ class Errand:
     folder: str | None
     device: str
     stays: bool
-    streamed: list[str]
+    overflow: list[str]
     threads: int
     engines: dict[str, list[str]]
 
@@ -54,7 +54,7 @@ class Errand:
             folder,
             wish.device,
             wish.stays,
-            list(wish.streamed),
+            list(wish.overflow),
             torch.get_num_threads(),
             kinds,
         )
@@ -118,8 +118,8 @@ def main(errand: Errand) -> None:
     ENGINES.update({name: (module, kind) for name, (module, kind) in errand.engines.items()})
     folder = None if errand.folder is None else Path(errand.folder)
     bundle = open_bundle(errand.bundle, errand.factories, folder)
-    nothing: dict[str, Any] = dict.fromkeys(errand.streamed, ())
-    engines_for(bundle, AUTO, Wish(errand.device, stays=errand.stays, streamed=nothing))
+    nothing: dict[str, Any] = dict.fromkeys(errand.overflow, ())
+    engines_for(bundle, AUTO, Wish(errand.device, stays=errand.stays, overflow=nothing))
 
 
 def _end_with_parent() -> None:

@@ -49,7 +49,7 @@ class FrameEngine(ABC):
     starts_early: bool = False
     orders: frozenset[Order] = frozenset({Order.STORED})
     """The orders in which it takes the weights of convolutions; one engine of a class may take fewer."""
-    runs_narrow: ClassVar[bool] = False
+    runs_packed: ClassVar[bool] = False
     """Whether tensors that are stored as int8 or float16 stay so in the arena and are used from there."""
 
     automatic: ClassVar[bool] = True
@@ -58,7 +58,7 @@ class FrameEngine(ABC):
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
         self.query = bundle.query(query_id)
         self.device = torch.device(device)
-        self._check_narrow(bundle)
+        self._check_packed(bundle)
         self.model = bundle.build(query_id, "meta")
         self._task = task_of(self.query.task)
         self._workspace_bytes: int | None = None
@@ -71,7 +71,7 @@ class FrameEngine(ABC):
         return self._workspace_bytes
 
     @property
-    def streamed_bytes(self) -> int:
+    def overflow_bytes(self) -> int:
         """The bytes that runs have copied from the bundle so far; only the engine `torch` can do that."""
         return 0
 
@@ -139,9 +139,9 @@ class FrameEngine(ABC):
         least = self.query.min_score or self.query.threshold or 0.0
         return [self._uncrop(answer) for answer in self.decode(self.outputs(frames), sizes, least)]
 
-    def _check_narrow(self, bundle: Bundle) -> None:
+    def _check_packed(self, bundle: Bundle) -> None:
         """Raise InputError for weights that this engine cannot take as they are stored."""
-        if self.query.stored and not self.runs_narrow:
+        if self.query.stored and not self.runs_packed:
             dtypes = " and ".join(sorted({own.dtype for own in self.query.stored.values()}))
             fault = f"query {self.query.id} has weights stored as {dtypes}, which engine {self.name} cannot run"
             raise InputError(bundle.path, fault, "take engine torch or onnx, or merge with --weights fp32")

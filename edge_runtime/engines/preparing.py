@@ -21,18 +21,18 @@ log = logging.getLogger("gemel.run")
 class Wish:
     """What engines are asked for: on which device, in which precision (`PRECISIONS` of the engine torch).
 
-    `stays` says that weights are loaded once (`candidates`); `streamed` names tensors of queries that stream. Both
+    `stays` says that weights are loaded once (`candidates`); `overflow` names tensors of queries that overflow. Both
     those queries and all where the precision is not fp32 are for the engine torch alone.
     """
 
     device: str = "cpu"
     precision: str = FULL
     stays: bool = True
-    streamed: Mapping[str, Collection[str]] = field(default_factory=dict)
+    overflow: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def free(self, bundle: Bundle) -> list[str]:
         """The queries that any engine may run."""
-        return [query.id for query in bundle.queries if self.precision == FULL and query.id not in self.streamed]
+        return [query.id for query in bundle.queries if self.precision == FULL and query.id not in self.overflow]
 
 
 def engines_for(bundle: Bundle, wanted: str, wish: Wish | None = None) -> dict[str, FrameEngine]:
@@ -45,8 +45,8 @@ def engines_for(bundle: Bundle, wanted: str, wish: Wish | None = None) -> dict[s
     wish = wish or Wish()
     free = wish.free(bundle)
     if wanted not in (AUTO, FALLBACK):
-        for query in wish.streamed:
-            log.warning("engine %s cannot stream the weights of query %s; engine %s does", wanted, query, FALLBACK)
+        for query in wish.overflow:
+            log.warning("engine %s cannot run query %s with an overflow; engine %s does", wanted, query, FALLBACK)
     choice = fastest(bundle, wish.device, wish.stays, free) if wanted == AUTO else Choice(dict.fromkeys(free, wanted))
     return prepared(bundle, choice.engines, wish)
 
@@ -84,7 +84,7 @@ def prepared(
             query.id,
             wish.device,
             precision=wish.precision,
-            streamed=wish.streamed.get(query.id, ()),
+            overflow=wish.overflow.get(query.id, ()),
         )
         for query in bundle.queries
     }

@@ -182,11 +182,11 @@ def _on_paper(bundle: Bundle, query: BundleQuery) -> _OnPaper:
 
     model = bundle.build(query.id, "meta")
     shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in model.state_dict().items())
-    narrow = tuple((path, own.dtype) for path, own in query.stored.items())
-    key = (query.task, query.model, query.input_size, shapes, narrow)
+    packed = tuple((path, own.dtype) for path, own in query.stored.items())
+    key = (query.task, query.model, query.input_size, shapes, packed)
     if key not in _COUNTED:
         leaves = sum(not any(module.children()) for module in model.modules())
-        scratch = scratch_bytes(layers_on_paper(bundle, query)) if narrow else 0
+        scratch = scratch_bytes(layers_on_paper(bundle, query)) if packed else 0
         size = query.input_size
         _COUNTED[key] = _OnPaper(flops(model, size), workspace_bytes(model, size), scratch, leaves)
     return _COUNTED[key]

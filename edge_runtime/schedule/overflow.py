@@ -1,7 +1,7 @@
 """Overflow: of a query too large for the budget, what fits stays in memory; the rest is copied anew in every run.
 
-A layer's weights that are not used from where they lie (narrow ones are widened, others stream) take their turns in one
-scratch buffer, which is part of the workspace. Plain numbers here; `engines/staging.py` moves the bytes.
+A layer's weights that are not used from where they lie (packed ones are widened, others overflow) take their turns in
+one scratch buffer, which is part of the workspace. Plain numbers here; `engines/staging.py` moves the bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ LEAST_BYTES = 4096
 @dataclass(frozen=True, slots=True)
 class Part:
     """A tensor as a layer uses it, its place in the state dict, and the bytes of scratch it takes: while it is
-    resident (what it is widened to; 0 where it is used as it lies), and while it streams.
+    resident (what it is widened to; 0 where it is used as it lies), and while it overflows.
     """
 
     key: str
     tensor: str
     kept_bytes: int
-    streamed_bytes: int
+    overflow_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Overflow:
-    """Costs within a budget, and of each query that streams: the tensors that do, and the bytes they are in a run.
+    """Costs within a budget, and of each query that overflows: the tensors that do, and the bytes they are in a run.
 
     `lacking` are the queries that do not fit even so, with the least budget they need.
     """
@@ -58,28 +58,28 @@ class Overflow:
 LayersOf = Callable[[str], Sequence[Layer]]
 
 
-def part_bytes(part: Part, streamed: Collection[str]) -> int:
+def part_bytes(part: Part, overflow: Collection[str]) -> int:
     """The scratch of one tensor."""
-    return part.streamed_bytes if part.tensor in streamed else part.kept_bytes
+    return part.overflow_bytes if part.tensor in overflow else part.kept_bytes
 
 
-def spans(layers: Sequence[Layer], streamed: Collection[str] = ()) -> list[tuple[int, int]]:
+def spans(layers: Sequence[Layer], overflow: Collection[str] = ()) -> list[tuple[int, int]]:
     """Where each layer's scratch begins and ends: behind that of the layers around it."""
-    sizes = [sum(part_bytes(part, streamed) for part in layer.parts) for layer in layers]
+    sizes = [sum(part_bytes(part, overflow) for part in layer.parts) for layer in layers]
     begins = [sum(sizes[index] for index in layer.outer) for layer in layers]
     return [(begin, begin + size) for begin, size in zip(begins, sizes)]
 
 
-def scratch_bytes(layers: Sequence[Layer], streamed: Collection[str] = ()) -> int:
+def scratch_bytes(layers: Sequence[Layer], overflow: Collection[str] = ()) -> int:
     """The most scratch in use at once."""
-    return max((end for _, end in spans(layers, streamed)), default=0)
+    return max((end for _, end in spans(layers, overflow)), default=0)
 
 
 def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflow:
-    """The costs with every query that needs more than the budget alone streaming what it cannot keep.
+    """The costs with every query that needs more than the budget alone keeping what it can, the rest overflowing.
 
-    Such a query needs fewer tensors and more workspace, and each run takes its streamed bytes at the rate of copying
-    longer. What others need too is kept first, then what would be copied most often in a run, then what is largest.
+    Such a query needs fewer tensors and more workspace, and each run takes longer: its overflow at the rate of copying.
+    What others need too is kept first, then what would be copied most often in a run, then what is largest.
     `layers_of` gives a query's layers and is asked for these queries alone; its workspace in `costs` holds the scratch
     of what is widened.
     """
@@ -93,13 +93,13 @@ def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflo
         if (least := _alone_bytes(costs, cost, layers, times.keys())) > budget_bytes:
             lacking[query] = least
             continue
-        streamed = set(times)
+        overflow = set(times)
         for name in sorted(times, key=lambda one: (-(users[one] > 1), -times[one], -costs.tensor_bytes[one])):
-            if _alone_bytes(costs, cost, layers, streamed - {name}) <= budget_bytes:
-                streamed.remove(name)
-        tensors[query] = frozenset(streamed)
-        run_bytes[query] = sum(times[name] * costs.tensor_bytes[name] for name in streamed)
-        queries[query] = _streamed(costs, cost, layers, streamed, run_bytes[query])
+            if _alone_bytes(costs, cost, layers, overflow - {name}) <= budget_bytes:
+                overflow.remove(name)
+        tensors[query] = frozenset(overflow)
+        run_bytes[query] = sum(times[name] * costs.tensor_bytes[name] for name in overflow)
+        queries[query] = _overflowing(costs, cost, layers, overflow, run_bytes[query])
     needed = {name for cost in queries.values() for name in cost.tensors}
     sizes, footprints = (
         {name: held for name, held in of.items() if name in needed} for of in (costs.tensor_bytes, costs.footprints)
@@ -109,7 +109,7 @@ def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflo
 
 
 def _times(layers: Sequence[Layer], costs: Costs) -> Counter[str]:
-    """How often a run would copy each tensor that may stream."""
+    """How often a run would copy each tensor that may overflow."""
     times: Counter[str] = Counter()
     for layer in layers:
         for part in layer.parts:
@@ -118,25 +118,25 @@ def _times(layers: Sequence[Layer], costs: Costs) -> Counter[str]:
     return times
 
 
-def _workspace(workspace_bytes: int, layers: Sequence[Layer], streamed: Collection[str]) -> int:
-    return workspace_bytes - scratch_bytes(layers) + scratch_bytes(layers, streamed)
+def _workspace(workspace_bytes: int, layers: Sequence[Layer], overflow: Collection[str]) -> int:
+    return workspace_bytes - scratch_bytes(layers) + scratch_bytes(layers, overflow)
 
 
-def _alone_bytes(costs: Costs, cost: QueryCost, layers: Sequence[Layer], streamed: Collection[str]) -> int:
-    kept = [name for name in cost.tensors if name not in streamed]
-    return costs.resident_bytes(kept) + _workspace(cost.workspace_bytes, layers, streamed)
+def _alone_bytes(costs: Costs, cost: QueryCost, layers: Sequence[Layer], overflow: Collection[str]) -> int:
+    kept = [name for name in cost.tensors if name not in overflow]
+    return costs.resident_bytes(kept) + _workspace(cost.workspace_bytes, layers, overflow)
 
 
-def _streamed(
-    costs: Costs, cost: QueryCost, layers: Sequence[Layer], streamed: Collection[str], nbytes: int
+def _overflowing(
+    costs: Costs, cost: QueryCost, layers: Sequence[Layer], overflow: Collection[str], nbytes: int
 ) -> QueryCost:
     first, *larger = (
         BatchCost(
             count,
             cost.run_of(count) + nbytes / costs.copy_bytes_per_s,
-            _workspace(cost.workspace_of(count), layers, streamed),
+            _workspace(cost.workspace_of(count), layers, overflow),
         )
         for count in (1, *(batch.count for batch in cost.larger))
     )
-    kept = tuple(name for name in cost.tensors if name not in streamed)
+    kept = tuple(name for name in cost.tensors if name not in overflow)
     return QueryCost(kept, first.run_s, first.workspace_bytes, cost.sla_s, tuple(larger))

@@ -48,7 +48,7 @@ def serve(box: EquippedBox, sinks: Sequence[Sink], stopping: threading.Event, se
         trace = closing.enter_context(contextlib.closing(TraceWriter(config.trace))) if config.trace else None
         executor, scene = _executor(box, arena, sinks, trace)
         executor.warm_up(opened.frames)
-        warm_up, streamed = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}, _streamed(box)
+        warm_up, overflowed = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}, _overflowed(box)
         switching = Switching(box)
         closing.callback(switching.stop)
         switching.start()
@@ -70,7 +70,7 @@ def serve(box: EquippedBox, sinks: Sequence[Sink], stopping: threading.Event, se
         "stopped_by": stopped_by,
         "bytes_moved": arena.bytes_moved - warm_up["bytes_moved"] - again.bytes_moved,
         "swaps": arena.swaps - warm_up["swaps"] - again.swaps,
-        "bytes_streamed": _streamed(again.box) - streamed,
+        "bytes_overflowed": _overflowed(again.box) - overflowed,
         "warm_up": {"bytes_moved": warm_up["bytes_moved"] + again.bytes_moved, "swaps": warm_up["swaps"] + again.swaps},
         "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
         "max_resident_bytes": arena.max_resident_bytes, "max_used_bytes": executor.device.max_used_bytes,
@@ -163,8 +163,8 @@ def _loop(
     return ASKED
 
 
-def _streamed(box: EquippedBox) -> int:
-    return sum(engine.streamed_bytes for engine in box.engines.values())
+def _overflowed(box: EquippedBox) -> int:
+    return sum(engine.overflow_bytes for engine in box.engines.values())
 
 
 def _private_bytes() -> int | None:

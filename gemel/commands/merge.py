@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
     made.add_argument(
         "--weights",
         choices=("fp32", "fp16", "int8"),
-        help="how narrow weights are stored and resident at most, as far as every query bears it (default fp32)",
+        help="the fewest bits in which weights are stored and resident, as far as every query bears it (default fp32)",
     )
     _bounds(made)
     grammar.seed(made)

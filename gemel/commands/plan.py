@@ -40,14 +40,14 @@ def _conditions(made: argparse.ArgumentParser, or_all: str = "") -> None:
     policies = "schedule: ours, gemel or time-sharing (default ours)"
     made.add_argument("--policy", default="ours", metavar="P", help=policies)
     made.add_argument("--shared", action="store_true", help="a workload's models share all that they could")
-    streams = "a query too large for the memory runs all the same: what cannot stay is copied in every run"
-    made.add_argument("--stream", action="store_true", help=streams)
+    overflow = "a query too large for the memory runs all the same: what does not fit is copied in every run"
+    made.add_argument("--overflow", action="store_true", help=overflow)
     grammar.factories(made)
     grammar.seed(made)
 
 
 def _asked(args: argparse.Namespace) -> Conditions:
-    return Conditions(args.memory, args.device, args.policy, args.shared, args.stream, tuple(args.factory), args.seed)
+    return Conditions(args.memory, args.device, args.policy, args.shared, args.overflow, tuple(args.factory), args.seed)
 
 
 def simulate(args: argparse.Namespace) -> Outcome:

@@ -46,5 +46,5 @@ def run(args: argparse.Namespace) -> Outcome:
 def _sound(summary: dict[str, Any]) -> str:
     fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
     needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
-    streams = [f"; {query} streams {size(count)} in every run" for query, count in summary["streamed_bytes"].items()]
-    return f"sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{''.join(streams)}"
+    copied = [f"; {query} copies {size(count)} in every run" for query, count in summary["overflow_bytes"].items()]
+    return f"sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{''.join(copied)}"

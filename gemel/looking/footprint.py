@@ -69,7 +69,7 @@ def stored_of(bundle: Bundle) -> dict[str, int]:
 
 
 def resident_bytes(bundle: Bundle) -> int:
-    """Bytes of the unique memory behind all queries' models, built side by side; narrow weights as a box holds them."""
+    """Bytes of the unique memory behind all queries' models, built side by side; packed weights as a box holds them."""
     found: dict[int, int] = {}
     for query in bundle.queries:
         model = bundle.build(query.id).state_dict()

@@ -27,9 +27,9 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Account:
-    """The rows of the sets (merger.journal.outcomes), those of the repairs, of what went past the ceiling, of narrow
-    storage.
+class Outcomes:
+    """The rows of the sets (merger.journal.outcomes), those of the repairs, of what went past the ceiling, of the
+    widths.
 
     `note` says why there is no more than what the bundle itself tells; empty where the log was found.
     """
@@ -37,11 +37,11 @@ class Account:
     sets: tuple[Row, ...]
     repairs: tuple[Row, ...] = ()
     beyond: tuple[Row, ...] = ()
-    narrow: tuple[Row, ...] = ()
+    widths: tuple[Row, ...] = ()
     note: str = ""
 
     @classmethod
-    def of(cls, bundle: Bundle) -> Account:
+    def of(cls, bundle: Bundle) -> Outcomes:
         """From the log beside the bundle, if that is its own, else from its manifest."""
         path = Path(f"{bundle.path}{LOG_SUFFIX}")
         if not path.exists():
@@ -58,13 +58,13 @@ class Account:
             return cls(tuple(equal), note=EQUAL)
         repairs = tuple(row for row in log if {"repair", "alone", "waits"} & row.keys())
         beyond = tuple(row for row in log if "beyond" in row)
-        return cls(sets, repairs, beyond, tuple(row for row in log if "weights" in row))
+        return cls(sets, repairs, beyond, tuple(row for row in log if "width" in row))
 
     def to_json(self) -> dict[str, Any]:
         """The keys that `gemel bundle show --json` gets from it."""
         return {
             "sets": list(self.sets), "repairs": list(self.repairs), "beyond": list(self.beyond),
-            "narrow": list(self.narrow), "account": self.note or "log",
+            "widths": list(self.widths), "source": self.note or "log",
         }  # fmt: skip
 
     def to_text(self, every_set: bool = False) -> str:
@@ -82,9 +82,9 @@ class Account:
                     f"past the ceiling, {row['beyond']}: {row['tries']} tries gained {size(row['gained_bytes'])}"
                     + _in_whose_way(one for one in self.beyond if one["beyond"] == row["beyond"])
                 )
-        if self.narrow:
-            widened = sum(len(row["widened"]) for row in self.narrow)
-            parts.append(f"stored {self.narrow[-1]['weights']}: {widened} weights wider" + _in_whose_way(self.narrow))
+        if self.widths:
+            widened = sum(len(row["widened"]) for row in self.widths)
+            parts.append(f"stored {self.widths[-1]['width']}: {widened} weights wider" + _in_whose_way(self.widths))
         return "\n".join([parts[0], *map(one_line, parts[1:])])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemel.looking.footprint import bytes_of, shared_of
-from gemel.looking.outcomes import Account
+from gemel.looking.outcomes import Outcomes
 from gemel.text import number, percent, size, table
 from models.bundle import Bundle, BundleQuery
 from models.errors import one_line
@@ -14,11 +14,11 @@ from models.errors import one_line
 
 @dataclass(frozen=True)
 class Shown:
-    """A bundle, its bytes (gemel.looking.footprint) and the account of its merge."""
+    """A bundle, its bytes (gemel.looking.footprint) and what became of its sets."""
 
     bundle: Bundle
     bytes: dict[str, Any]
-    account: Account
+    outcomes: Outcomes
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `gemel bundle show --json`."""
@@ -36,7 +36,7 @@ class Shown:
                 for query in self.bundle.queries
             ],
             "shared": shared_of(self.bundle),
-            **self.account.to_json(),
+            **self.outcomes.to_json(),
         }  # fmt: skip
 
     def to_text(self, every_set: bool = False) -> str:
@@ -57,7 +57,7 @@ class Shown:
             f"{percent(counts['saved_fraction'])} saved (ceiling {percent(counts['ceiling_fraction'])})",
             "stored as " + ", ".join(f"{dtype} {size(nbytes)}" for dtype, nbytes in counts["stored"].items()),
             "",
-            self.account.to_text(every_set),
+            self.outcomes.to_text(every_set),
             "",
             f"SHA-256 {self.bundle.digest}",
         ])  # fmt: skip
@@ -65,7 +65,7 @@ class Shown:
 
 def shown(bundle: Bundle) -> Shown:
     """Look at a bundle, and at the log beside it."""
-    return Shown(bundle, bytes_of(bundle), Account.of(bundle))
+    return Shown(bundle, bytes_of(bundle), Outcomes.of(bundle))
 
 
 def _precision(query: BundleQuery) -> str | None:

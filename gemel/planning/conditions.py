@@ -19,16 +19,16 @@ class Conditions:
 
     `memory` is a size such as 512MiB, or `min`, `50%`, `75%`, `all` of what the originals need. `device` names a
     profile, or is `measured`: the costs in BUNDLE.profile.json; None is measured where that file lies beside the
-    bundle, else DEFAULT_DEVICE. A workload's models share nothing, or with `shared` all that they could. With `stream`,
-    queries too large for the memory stream. `factories` are the `package.module:factory` models of a bundle that may be
-    imported, from the current folder or Python's path; a workload's own always may.
+    bundle, else DEFAULT_DEVICE. A workload's models share nothing, or with `shared` all that they could. With
+    `overflow`, queries too large for the memory overflow. `factories` are the `package.module:factory` models of a
+    bundle that may be imported, from the current folder or Python's path; a workload's own always may.
     """
 
     memory: str = "min"
     device: str | None = None
     policy: str = "ours"
     shared: bool = False
-    stream: bool = False
+    overflow: bool = False
     factories: tuple[str, ...] = ()
     seed: int = 0
 

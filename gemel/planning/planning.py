@@ -129,8 +129,8 @@ def plan_box(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
     A query is `resident` when its weights stay once they are there (looked at in the second half of a simulated
     minute); `fps` counts results in time, `fps_if_all_fits` those with memory for everything, `drop_fraction` the
     frames that are not in time. `limited_by`: `memory` when more of it would help, `device` when frames are lost even
-    with memory for everything. `fits`: all weights and the largest workspace have room together. A query that streams
-    copies `streamed_bytes` in every run, which leaves `streamed_fps` runs a second at most. Raises InputError for a bad
+    with memory for everything. `fits`: all weights and the largest workspace have room together. A query that overflows
+    copies `overflow_bytes` in every run, which leaves `overflow_fps` runs a second at most. Raises InputError for a bad
     file, device, size or policy.
     """
     chosen, seed = policy_named(conditions.policy), conditions.seed
@@ -138,8 +138,8 @@ def plan_box(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
     fits = subject.all_bytes <= subject.memory_bytes
     played = _played(subject, subject.costs, chosen, subject.memory_bytes, seed)
     roomy = played if fits else _played(subject, subject.whole, chosen, subject.all_bytes, seed)
-    costs, whole, unfit, streamed = subject.costs, subject.whole, subject.unfit(), subject.streamed
-    staying = _staying(played) - streamed.keys()
+    costs, whole, unfit, overflowing = subject.costs, subject.whole, subject.unfit(), subject.overflowing
+    staying = _staying(played) - overflowing.keys()
     queries = []
     for row, best in zip(played.per_query(), roomy.per_query(), strict=True):
         cost, asked = costs.queries[row["id"]], subject.demands[row["id"]].fps
@@ -153,8 +153,8 @@ def plan_box(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
             "drop_fraction": 1 - in_time / row["received"] if row["received"] else 0.0,
             "age_p95_ms": row["age_p95_ms"],
             "alone_bytes": whole.alone_bytes(row["id"]),
-            "streamed_bytes": streamed.get(row["id"], 0),
-            "streamed_fps": 1 / cost.run_s if row["id"] in streamed else None,
+            "overflow_bytes": overflowing.get(row["id"], 0),
+            "overflow_fps": 1 / cost.run_s if row["id"] in overflowing else None,
             "run_ms": 1000 * cost.run_s,
             "sla_ms": 1000 * cost.sla_s,
             "limited_by": [FITS_NOT] if row["id"] in unfit else _limits(whole.queries[row["id"]].run_s > cost.sla_s,
@@ -170,8 +170,8 @@ def plan_everywhere(source: str | Path, conditions: Conditions = STANDARD) -> Co
 
 
 def _weights(row: Mapping[str, Any]) -> str:
-    if row["streamed_bytes"]:
-        return f"streams {size(row['streamed_bytes'])}"
+    if row["overflow_bytes"]:
+        return f"overflow of {size(row['overflow_bytes'])}"
     return "stays" if row["resident"] else "swaps"
 
 

@@ -39,7 +39,7 @@ class Simulated:
                 {
                     **row,
                     "dropped_by": _dropped_by(self.simulation, row["id"]),
-                    "streamed_bytes": self.subject.streamed.get(row["id"], 0),
+                    "overflow_bytes": self.subject.overflowing.get(row["id"], 0),
                 }
                 for row in self.simulation.per_query()
             ],

@@ -31,8 +31,8 @@ ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "merged as far as can 
 class Subject:
     """What is to be simulated: its costs over few names, the budget, what its queries ask for, and on which device.
 
-    `whole` are the costs with every weight resident, `costs` those that are played: with `stream`, queries too large
-    for the memory stream, as `overflow` says. `device_bytes` is all the memory that the device has, None where it was
+    `whole` are the costs with every weight resident, `costs` those that are played: with `overflow`, queries too large
+    for the memory overflow. `device_bytes` is all the memory that the device has, None where it was
     not said; `sharing` says in words what shares weights.
     """
 
@@ -47,7 +47,7 @@ class Subject:
     sharing: str
     whole: Costs
     overflow: Overflow
-    stream: bool
+    overflows: bool
 
     @property
     def all_bytes(self) -> int:
@@ -55,9 +55,9 @@ class Subject:
         return all_bytes(self.whole)
 
     @property
-    def streamed(self) -> Mapping[str, int]:
-        """The queries that stream, and the bytes that each copies in every run."""
-        return self.overflow.run_bytes if self.stream else {}
+    def overflowing(self) -> Mapping[str, int]:
+        """The queries that overflow, and the bytes that each copies in every run."""
+        return self.overflow.run_bytes if self.overflows else {}
 
     @property
     def asked_load(self) -> float:
@@ -70,7 +70,7 @@ class Subject:
 
     def unfit(self) -> dict[str, int]:
         """The queries that the memory is too small for even alone, and the bytes that each needs."""
-        if self.stream:
+        if self.overflows:
             return dict(self.overflow.lacking)
         return {query: self.whole.alone_bytes(query) for query in (*self.overflow.tensors, *self.overflow.lacking)}
 
@@ -90,13 +90,13 @@ class Subject:
             "nothing is swapped"
         ]
         said += [
-            f"{query} streams: {size(nbytes)} are copied in every run, at most "
+            f"{query} overflows: {size(nbytes)} are copied in every run, at most "
             f"{1 / costs.queries[query].run_s:.3g} runs a second"
-            for query, nbytes in self.streamed.items()
+            for query, nbytes in self.overflowing.items()
         ]
         said += [
             f"{query} needs {size(nbytes)} alone: none of its frames run in {size(self.memory_bytes)}"
-            f"{self._if_streamed(query)}"
+            f"{self._if_overflowing(query)}"
             for query, nbytes in self.unfit().items()
         ]
         said += [
@@ -109,14 +109,14 @@ class Subject:
             said.append(f"{self.title} has no more than {size(self.device_bytes)}, for everything on it")
         return "\n".join(said)
 
-    def _if_streamed(self, query: str) -> str:
-        if self.stream:
-            return " with its layers streamed"
+    def _if_overflowing(self, query: str) -> str:
+        if self.overflows:
+            return " even with an overflow"
         copied, least = self.overflow.run_bytes.get(query), self.overflow.lacking.get(query)
         return (
-            f"; with --stream it needs {size(least)}"
+            f"; with --overflow it needs {size(least)}"
             if least is not None
-            else f"; with --stream it runs, copying {size(copied or 0)} in every run"
+            else f"; with --overflow it runs, copying {size(copied or 0)} in every run"
         )
 
     def arrivals(self, duration_s: float, seed: int) -> dict[str, list[float]]:
@@ -148,14 +148,14 @@ def subject_of(source: str | Path, conditions: Conditions) -> Subject:
         device=device,
         title=title,
         modelled=profile.modelled and not measured,
-        costs=condensed(within.costs if conditions.stream else costs),
+        costs=condensed(within.costs if conditions.overflow else costs),
         memory_bytes=nbytes,
         demands={query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries},
         device_bytes=None if measured else profile.memory_bytes,
         sharing=(CEILING if conditions.shared else ORIGINALS) if of_workload else BUNDLE,
         whole=condensed(costs),
         overflow=within,
-        stream=conditions.stream,
+        overflows=conditions.overflow,
     )
 
 

@@ -39,7 +39,7 @@ class Trial:
     tried: bool = True
 
 
-def account(
+def outcomes_of(
     trials: Iterable[Trial], plan: SharingPlan, size: Mapping[Member, int], residual: Mapping[Member, int]
 ) -> list[dict[str, Any]]:
     """A row for every set, in the order given.

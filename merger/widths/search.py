@@ -35,13 +35,13 @@ ROUNDS = 8
 
 
 def fit_widths(
-    bench: Workbench, merged: Merged, weights: str, required: Mapping[str, float], journal: Journal, bounds: Bounds
+    bench: Workbench, merged: Merged, width: str, required: Mapping[str, float], journal: Journal, bounds: Bounds
 ) -> dict[str, Any]:
-    """The `storage` (plain) of what is merged for `weights` "fp16" or "int8", and log `rows`.
+    """The `storage` (plain) of what is merged for the `width` "fp16" or "int8", and log `rows`.
 
     Once the bounds are over, all weights of a query that falls short are widened at once.
     """
-    return _Search(bench, merged, required, journal, bounds).run(weights)
+    return _Search(bench, merged, required, journal, bounds).run(width)
 
 
 def most_work(bench: Workbench) -> float:
@@ -194,11 +194,11 @@ class _Search:
         for weight in weights:
             sizes[weight.width or "fp32"] += weight.nbytes
         row = {
-            "weights": asked_for, "stored_bytes": sizes, "ratios": ratios,
+            "width": asked_for, "stored_bytes": sizes, "ratios": ratios,
             "widened": [f"{weight.places[0][0]}: {weight.places[0][1]}" for weight in widened],
             "in_the_way": [query for query, ratio in ratios.items() if ratio < need[query]],
             "norms_again": [query for query, one in found.items() if one["norms"]],
             "work": self.bench.work.total,
         }  # fmt: skip
-        self.bench.progress("widths", **{key: row[key] for key in ("weights", "stored_bytes", "ratios", "in_the_way")})
+        self.bench.progress("widths", **{key: row[key] for key in ("width", "stored_bytes", "ratios", "in_the_way")})
         return row

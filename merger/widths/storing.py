@@ -39,7 +39,7 @@ class Storage:
 class Weight:
     """A weight that is stored once: the (query, state dict key) places it stands at, and how it may be stored.
 
-    `widths` are narrowest first; `level` is which of them it has, or their number for float32.
+    `widths` begin with the fewest bits; `level` is which of them it has, or their number for float32.
     """
 
     places: tuple[tuple[str, str], ...]

@@ -21,8 +21,8 @@ from models.parts.widths import Width
 if TYPE_CHECKING:
     from models.workload import Query
 
-FORMAT, NARROW_FORMAT = 1, 2
-"""A bundle is of format 2 when it holds tensors that are stored narrow, else of format 1."""
+FORMAT, PACKED_FORMAT = 1, 2
+"""A bundle is of format 2 when it holds tensors that are stored packed, else of format 1."""
 MANIFEST_KEY = "gemel.manifest"
 MAX_BYTES = 1 << 50
 RESIDUAL_A, RESIDUAL_B = "residual_a", "residual_b"
@@ -97,7 +97,7 @@ class BundleQuery:
     does.
 
     `tensors` maps state_dict keys of the plain architecture to tensor names, layer by layer; `residuals` maps
-    layer paths; `stored` maps those state_dict keys whose tensors are narrow. `fps` None means the camera's own.
+    layer paths; `stored` maps those state_dict keys whose tensors are packed. `fps` None means the camera's own.
     `threshold` is the score threshold chosen on val (detection); `trained` None means that no merge trained the model.
     `roi`, `min_score`, `priority`, `threshold`, `stored` and `trained` are ours beyond DESIGN, and optional when read.
     """
@@ -211,7 +211,7 @@ class Manifest:
 
 def format_of(queries: Iterable[BundleQuery]) -> Literal[1, 2]:
     """The format of a bundle of these queries."""
-    return NARROW_FORMAT if any(query.stored for query in queries) else FORMAT
+    return PACKED_FORMAT if any(query.stored for query in queries) else FORMAT
 
 
 def shared_of(queries: tuple[BundleQuery, ...]) -> tuple[Shared, ...]:
@@ -226,16 +226,16 @@ def shared_of(queries: tuple[BundleQuery, ...]) -> tuple[Shared, ...]:
 def parse_manifest(text: str) -> Manifest:
     """Read an untrusted manifest; a type, range or format that does not fit raises Fault, naming the key."""
     document = loads_strict(text, "the manifest")
-    if isinstance(document, dict) and document.get("format") not in (FORMAT, NARROW_FORMAT):
+    if isinstance(document, dict) and document.get("format") not in (FORMAT, PACKED_FORMAT):
         given = str(document.get("format"))[:20]
-        raise Fault(f"unknown format {given!r}; this version reads formats {FORMAT} and {NARROW_FORMAT}")
+        raise Fault(f"unknown format {given!r}; this version reads formats {FORMAT} and {PACKED_FORMAT}")
     try:
         manifest = _MANIFEST.validate_json(text, strict=True)
     except ValidationError as error:
         raise Fault(_first(error)) from None
     if manifest.format != format_of(manifest.queries):
-        narrow = "no tensor is" if manifest.format == NARROW_FORMAT else "tensors are"
-        raise Fault(f"format: {manifest.format}, but {narrow} stored narrow")
+        given = "no tensor is" if manifest.format == PACKED_FORMAT else "tensors are"
+        raise Fault(f"format: {manifest.format}, but {given} stored packed")
     ids = [query.id for query in manifest.queries]
     for index, query in enumerate(manifest.queries):
         _check_query(query, f"queries[{index}] ({query.id})")

@@ -76,7 +76,7 @@ class Bundle:
     def wide_tensor(self, query_id: str, key: str) -> Tensor:
         """The tensor at a state_dict key of a query as its architecture uses it.
 
-        One that is stored narrow is widened: float32 in memory of its own, the same for all who ask while one has it.
+        One that is stored packed is widened: float32 in memory of its own, the same for all who ask while one has it.
         """
         query = self.query(query_id)
         name, own = query.state()[key], query.stored.get(key)
@@ -103,7 +103,7 @@ class Bundle:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
         Its attribute `preprocess` makes of a frame, uint8 RGB (H, W, 3), the batch (1, 3, S, S) that it takes.
-        Tensors that are stored narrow are widened: the model is the reference for whatever runs them as they are. On
+        Tensors that are stored packed are widened: the model is the reference for whatever runs them as they are. On
         the device "meta" it is the architecture alone, and no tensor is read.
         With `copy` the module has its own memory and may be trained. A model that is not in the zoo is
         imported only when its name stands in the bundle's `factories`. Raises BundleError when the tensors

@@ -69,8 +69,8 @@ def widen(stored: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
     return out if scale is None else out.mul_(scale.view(-1, *(1,) * (stored.ndim - 1)))
 
 
-def choices(key: str, shape: Sequence[int], weights: str, head: bool = False) -> tuple[Width, ...]:
-    """How a state dict's float32 tensor may be stored when `weights` ("fp16" or "int8") is asked for, narrowest first.
+def choices(key: str, shape: Sequence[int], width: str, head: bool = False) -> tuple[Width, ...]:
+    """How a state dict's float32 tensor may be stored when `width` ("fp16" or "int8") is asked for, fewest bits first.
 
     Empty for what stays wide: norms, biases, statistics and small tensors. A head, a residual and a layer whose
     channels are short (depthwise) are stored as float16 at least: int8 would hurt most, or save little, there.
@@ -81,4 +81,4 @@ def choices(key: str, shape: Sequence[int], weights: str, head: bool = False) ->
     if len(shape) < 2 or math.prod(shape) * WIDE.itemsize < LEAST_BYTES or not (is_weight or is_residual):
         return ()
     short = math.prod(shape[1:]) < LEAST_ROW
-    return ("fp16",) if weights == "fp16" or head or is_residual or short else ("int8", "fp16")
+    return ("fp16",) if width == "fp16" or head or is_residual or short else ("int8", "fp16")

@@ -35,8 +35,8 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
         ("rtsp://box/1", 5, False),
         ("0", None, False),
     ]
-    assert config.sinks == (JsonLinesConfig(None), JsonLinesConfig(tmp_path / "r")) and not config.stream
-    assert load_config(write_config(tmp_path, stream=True)).stream
+    assert config.sinks == (JsonLinesConfig(None), JsonLinesConfig(tmp_path / "r")) and not config.overflow
+    assert load_config(write_config(tmp_path, overflow=True)).overflow
 
 
 def test_without_sinks_results_go_to_stdout(tmp_path):

@@ -27,7 +27,7 @@ class TorchEngine(FrameEngine):
     """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
 
     The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
-    are stored narrow stay so, and are widened while a run needs them; those named in `streamed` are never bound but
+    are stored packed stay so, and are widened while a run needs them; those named in `overflow` are never bound but
     copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
     `Bundle.build` makes; where weights lie blocked (`edge_runtime.memory.onednn`), within rounding. With `precision`
     "bf16" or "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast
@@ -38,7 +38,7 @@ class TorchEngine(FrameEngine):
     name = "torch"
     starts_early = True
     orders = frozenset(Order)
-    runs_narrow = True
+    runs_packed = True
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class TorchEngine(FrameEngine):
         query_id: str,
         device: str | torch.device = "cpu",
         precision: str = FULL,
-        streamed: Collection[str] = (),
+        overflow: Collection[str] = (),
     ) -> None:
         super().__init__(bundle, query_id, device)
-        self._narrow = PRECISIONS[precision]
-        if self._narrow is None and self.device.type == "cpu":
+        self._cast_to = PRECISIONS[precision]
+        if self._cast_to is None and self.device.type == "cpu":
             takes_blocked(self.model)
         else:
             self.orders -= {Order.BLOCKED}
-        self._staging = Staging(self.model, bundle, self.query, streamed, self.device)
+        self._staging = Staging(self.model, bundle, self.query, overflow, self.device)
         staged = self._staging.keys
         self._slots = [Slot(self.model, path, name) for path, name in self.query.state().items() if path not in staged]
         self._layers = layers_to_wait_for(self.model, self.query.places())
@@ -79,15 +79,17 @@ class TorchEngine(FrameEngine):
         """What the module returns; where its tensors are still arriving, layer by layer as they do."""
         arriving = gated(self._layers, self._wait) if self._wait else nullcontext()
         # Nothing may be kept from run to run: what is cast would be a second copy of the weights.
-        casting = torch.autocast(self.device.type, self._narrow, cache_enabled=False) if self._narrow else nullcontext()
+        casting = (
+            torch.autocast(self.device.type, self._cast_to, cache_enabled=False) if self._cast_to else nullcontext()
+        )
         with arriving, self._staging.scratch(self.device), casting:
             return self.model(batch)
 
     def workspace_of(self, count: int) -> int:
-        """Intermediates, and the scratch for what is widened or streams."""
+        """Intermediates, and the scratch for what is widened or overflows."""
         return super().workspace_of(count) + self._staging.bytes
 
     @property
-    def streamed_bytes(self) -> int:
+    def overflow_bytes(self) -> int:
         """The bytes that runs have copied from the bundle so far."""
-        return self._staging.streamed_bytes
+        return self._staging.overflow_bytes

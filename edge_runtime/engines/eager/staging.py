@@ -1,4 +1,4 @@
-"""What a layer uses from scratch memory: narrow weights, widened there, and weights that stream, copied there.
+"""What a layer uses from scratch memory: packed weights, widened there, and weights that overflow, copied there.
 
 Both happen just before the layer is called, and the memory is another layer's afterwards.
 """
@@ -30,7 +30,7 @@ ALIGNMENT_BYTES = 64
 class _Place:
     """One staged tensor: the place in the module that takes it, `start` bytes into the scratch.
 
-    `stored` is what it is made from, in the arena or, where it `streams`, in the mapped bundle.
+    `stored` is what it is made from, in the arena or, where it `overflows`, in the mapped bundle.
     """
 
     where: dict[str, Any]
@@ -38,8 +38,8 @@ class _Place:
     shape: tuple[int, ...]
     part: Part
     scale: str | None
-    narrow: bool
-    streams: bool
+    packed: bool
+    overflows: bool
     start: int
     stored: Tensor | None = None
     factor: Tensor | None = None
@@ -47,18 +47,18 @@ class _Place:
     @property
     def awaited(self) -> list[str]:
         """The names of what it is made from in the arena."""
-        return [*(() if self.streams else (self.part.tensor,)), *(() if self.scale is None else (self.scale,))]
+        return [*(() if self.overflows else (self.part.tensor,)), *(() if self.scale is None else (self.scale,))]
 
     def fill(self, scratch: Tensor) -> None:
         """Widen or copy it into its place, and let the module use it."""
         stored = self.stored
         assert stored is not None, "bind comes before a run"
-        if not self.narrow:
+        if not self.packed:
             self.where[self.attribute] = _view(scratch, stored, self.start).copy_(stored, non_blocking=True)
             return
         # In the order in which the arena holds it: an engine that asks for channels last gets that.
         wide = scratch.view(WIDE).as_strided(self.shape, stored.stride(), self.start // WIDE.itemsize)
-        if stored.device != scratch.device:  # it crosses narrow, which is what it was stored so for
+        if stored.device != scratch.device:  # it crosses packed, which is what it was stored so for
             behind = self.start + _aligned(math.prod(self.shape) * WIDE.itemsize)
             stored = _view(scratch, stored, behind).copy_(stored, non_blocking=True)
         self.where[self.attribute] = widen(stored, self.factor, wide)
@@ -67,26 +67,26 @@ class _Place:
 class Staging:
     """The tensors of one query's module whose places are empty (on the meta device) between runs.
 
-    These are the narrow ones, and those named in `streamed`, which are read from the bundle in each run.
+    These are the packed ones, and those named in `overflow`, which are read from the bundle in each run.
     `bytes` of scratch are taken for the time of a run: the most that is in use at once. A layer that is called again
-    before another one took its memory is not staged again. `streamed_bytes` counts what has streamed. A run raises
+    before another one took its memory is not staged again. `overflow_bytes` counts what was copied so. A run raises
     OSError when the bundle's file has become shorter.
     """
 
     def __init__(
-        self, model: nn.Module, bundle: Bundle, query: BundleQuery, streamed: Collection[str], device: torch.device
+        self, model: nn.Module, bundle: Bundle, query: BundleQuery, overflow: Collection[str], device: torch.device
     ) -> None:
         layers = (
             layers_of(model, query.input_size, query.state(), query.stored, device.type)
-            if query.stored or streamed
+            if query.stored or overflow
             else ()
         )
-        self.bytes, self._spans = scratch_bytes(layers, streamed), spans(layers, streamed)
-        self.streamed_bytes = 0
+        self.bytes, self._spans = scratch_bytes(layers, overflow), spans(layers, overflow)
+        self.overflow_bytes = 0
         self._mapping = bundle.mapping
         self._all: list[_Place] = []
         for index, layer in enumerate(layers):
-            places = _places(model, bundle, query, layer, self._spans[index][0], streamed)
+            places = _places(model, bundle, query, layer, self._spans[index][0], overflow)
             if places:
                 model.get_submodule(layer.path).register_forward_pre_hook(self._before(index, places))
             self._all += places
@@ -103,7 +103,7 @@ class Staging:
     def bind(self, tensor_of: TensorOf, wait: Wait | None) -> None:
         """As `Bindable.bind`."""
         for place in self._all:
-            if not place.streams:
+            if not place.overflows:
                 place.stored = tensor_of(place.part.tensor)
             place.factor = None if place.scale is None else tensor_of(place.scale)
         self._wait = wait
@@ -112,7 +112,7 @@ class Staging:
         """As `Bindable.unbind`."""
         for place in self._all:
             place.factor = None
-            if not place.streams:
+            if not place.overflows:
                 place.stored = None
 
     @contextmanager
@@ -129,7 +129,7 @@ class Staging:
 
     def _before(self, index: int, places: list[_Place]) -> Callable[..., None]:
         awaited = [name for place in places for name in place.awaited]
-        streamed_bytes = sum(place.stored.nbytes for place in places if place.streams and place.stored is not None)
+        overflow_bytes = sum(place.stored.nbytes for place in places if place.overflows and place.stored is not None)
         begin, end = self._spans[index]
         overlapping = {one for one, (start, stop) in enumerate(self._spans) if start < end and begin < stop}
 
@@ -138,13 +138,13 @@ class Staging:
                 return
             if self._wait is not None:
                 self._wait(awaited)
-            if streamed_bytes:
+            if overflow_bytes:
                 check_length(self._mapping)
             self._there -= overlapping
             for place in places:
                 place.fill(self._scratch)
             self._there.add(index)
-            self.streamed_bytes += streamed_bytes
+            self.overflow_bytes += overflow_bytes
 
         return hook
 
@@ -154,8 +154,8 @@ def layers_of(
 ) -> tuple[Layer, ...]:
     """The tensors of a model on the meta device, by the module that is called nearest above their use.
 
-    `names` are content names by state dict key, `stored` says which are narrow; where these stream to a `device` other
-    than the CPU, they take scratch as they are stored, too. Some modules read the weights of their children without
+    `names` are content names by state dict key, `stored` says which are packed; where these overflow to a `device`
+    other than the CPU, they take scratch as they are stored, too. Some modules read the weights of their children without
     calling them (attention does): these are the parent's. A module's memory is in use until it returns.
     """
     calls = _calls(model, input_size)
@@ -186,20 +186,20 @@ def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, devi
     nbytes = _aligned(tensor.nbytes)
     if stored is None:
         return Part(key, name, 0, nbytes)
-    narrow = 0 if device == "cpu" else _aligned(tensor.numel() * STORED[stored.dtype].itemsize)
-    return Part(key, name, nbytes, nbytes + narrow)
+    packed = 0 if device == "cpu" else _aligned(tensor.numel() * STORED[stored.dtype].itemsize)
+    return Part(key, name, nbytes, nbytes + packed)
 
 
 def _places(
-    model: nn.Module, bundle: Bundle, query: BundleQuery, layer: Layer, begin: int, streamed: Collection[str]
+    model: nn.Module, bundle: Bundle, query: BundleQuery, layer: Layer, begin: int, overflow: Collection[str]
 ) -> list[_Place]:
     places = []
     for part in layer.parts:
-        if size := part_bytes(part, streamed):
+        if size := part_bytes(part, overflow):
             path, _, attribute = part.key.rpartition(".")
             module = model.get_submodule(path)
             where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
-            own, streams = query.stored.get(part.key), part.tensor in streamed
+            own, overflows = query.stored.get(part.key), part.tensor in overflow
             places.append(
                 _Place(
                     where,
@@ -208,9 +208,9 @@ def _places(
                     part,
                     own.scale if own else None,
                     own is not None,
-                    streams,
+                    overflows,
                     begin,
-                    bundle.tensor(part.tensor) if streams else None,
+                    bundle.tensor(part.tensor) if overflows else None,
                 )
             )
             begin += size

@@ -31,7 +31,7 @@ class OnnxEngine(FrameEngine):
     """
 
     name = "onnx"
-    runs_narrow = True
+    runs_packed = True
     providers: ClassVar[Mapping[str, str]] = {"cpu": CPU, "cuda": CUDA}
     """By device."""
 

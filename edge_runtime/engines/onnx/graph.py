@@ -42,14 +42,14 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
     from models.export import graph_without_weights
 
     model = _placeholders(bundle.build(query.id, "meta"))
-    narrow = {key: own.dtype for key, own in query.stored.items()}
+    stored = {key: own.dtype for key, own in query.stored.items()}
     dynamic = not isinstance(model, Detector) or isinstance(model, OneStage)
     try:
-        graph = graph_without_weights(model, query.input_size, "dynamic" if dynamic else 1, narrow)
+        graph = graph_without_weights(model, query.input_size, "dynamic" if dynamic else 1, stored)
     except InputError as error:
         if not dynamic:
             raise EngineError(f"it cannot be exported: {error.fault}") from error
-        graph, dynamic = _for_one_frame(model, query, narrow), False
+        graph, dynamic = _for_one_frame(model, query, stored), False
     path.write_bytes(graph)
     runtime = session_of(path, CPU, torch.device("cpu")).runtime
     batches = MEASURED if dynamic else MEASURED[:1]
@@ -57,12 +57,12 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
     return {"model": query.model, "batch": "dynamic" if dynamic else 1, "workspace": workspace}
 
 
-def _for_one_frame(model: nn.Module, query: BundleQuery, narrow: Mapping[str, str]) -> bytes:
+def _for_one_frame(model: nn.Module, query: BundleQuery, stored: Mapping[str, str]) -> bytes:
     """The graph of a model of a user's own whose forward fixes the batch."""
     from models.export import graph_without_weights
 
     try:
-        return graph_without_weights(model, query.input_size, 1, narrow)
+        return graph_without_weights(model, query.input_size, 1, stored)
     except InputError as error:
         raise EngineError(f"it cannot be exported: {error.fault}") from error
 

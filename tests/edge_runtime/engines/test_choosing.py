@@ -105,18 +105,18 @@ def test_an_engine_that_cannot_run_a_query_gives_way_to_torch_in_one_line(bundle
     assert caplog.text.count("preparing engine quick for") == 3, "said before it begins"
 
 
-def test_what_streams_runs_on_torch_and_the_engine_asked_for_says_that_it_cannot(bundle, monkeypatch, caplog):
-    streamed = {"gate": frozenset(bundle.names_in_order("gate"))}
-    engines = engines_for(bundle, "quick", Wish(streamed=streamed))
+def test_what_overflows_runs_on_torch_and_the_engine_asked_for_says_that_it_cannot(bundle, monkeypatch, caplog):
+    overflow = {"gate": frozenset(bundle.names_in_order("gate"))}
+    engines = engines_for(bundle, "quick", Wish(overflow=overflow))
     assert {query: engine.name for query, engine in engines.items()} == {
         "gate": "torch",
         "yard": "torch",
         "road": "quick",
     }
-    assert caplog.text.count("engine quick cannot stream the weights of query gate; engine torch does") == 1
+    assert caplog.text.count("engine quick cannot run query gate with an overflow; engine torch does") == 1
     monkeypatch.setattr(timing, "measured", lambda *_: {"torch": 9.0, "quick": 2.0})
     monkeypatch.setattr(Quick, "prepare", lambda _: None)
-    engines = engines_for(bundle, "auto", Wish(streamed=streamed))
+    engines = engines_for(bundle, "auto", Wish(overflow=overflow))
     assert [engine.name for engine in engines.values()] == ["torch", "quick", "quick"]
 
 

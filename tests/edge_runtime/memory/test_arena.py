@@ -157,7 +157,7 @@ def test_what_could_not_be_read_is_not_resident_and_is_read_again():
     assert arena.bytes_moved == 1024 and torch.equal(arena.tensor("b"), tensors["b"])
 
 
-def test_a_load_that_failed_while_it_was_streamed_is_begun_anew():
+def test_a_load_that_failed_while_it_was_arriving_is_begun_anew():
     arena, mover = slow_arena(stored({"a": 128, "b": 128}), 4 * KIB)
     arena.start("ab")
     mover.fail("the disk is gone")

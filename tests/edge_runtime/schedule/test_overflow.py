@@ -21,10 +21,10 @@ def aligned(nbytes: int) -> int:
 
 @st.composite
 def boxes(draw: st.DrawFn) -> tuple[Costs, dict[str, tuple[Layer, ...]], int]:
-    """Costs of up to three queries over common tensors, some of them narrow, their layers, and a budget."""
+    """Costs of up to three queries over common tensors, some of them packed, their layers, and a budget."""
     count = draw(st.integers(2, 12))
     sizes = {f"t{index}": draw(st.integers(1, 200_000)) for index in range(count)}
-    narrow = {name for name in sizes if draw(st.booleans())}
+    widened = {name for name in sizes if draw(st.booleans())}
     layers, queries = {}, {}
     for query in ("a", "b", "c")[: draw(st.integers(1, 3))]:
         own = draw(st.lists(st.sampled_from(sorted(sizes)), min_size=1, unique=True))
@@ -32,8 +32,8 @@ def boxes(draw: st.DrawFn) -> tuple[Costs, dict[str, tuple[Layer, ...]], int]:
             Part(
                 name,
                 name,
-                4 * aligned(sizes[name]) if name in narrow else 0,
-                (4 if name in narrow else 1) * aligned(sizes[name]),
+                4 * aligned(sizes[name]) if name in widened else 0,
+                (4 if name in widened else 1) * aligned(sizes[name]),
             )
             for name in own
         ]
@@ -51,7 +51,7 @@ def boxes(draw: st.DrawFn) -> tuple[Costs, dict[str, tuple[Layer, ...]], int]:
 
 
 @given(boxes())
-def test_what_streams_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(box):
+def test_what_overflows_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(box):
     costs, layers, budget = box
     asked = []
     found = overflow_of(costs, budget, lambda query: asked.append(query) or layers[query])
@@ -70,31 +70,31 @@ def test_what_streams_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(bo
 
 
 @given(boxes())
-def test_a_run_takes_the_streamed_bytes_longer_and_the_scratch_more(box):
+def test_a_run_takes_the_overflow_bytes_longer_and_the_scratch_more(box):
     costs, layers, budget = box
     found = overflow_of(costs, budget, layers.__getitem__)
-    for query, streamed in found.tensors.items():
+    for query, overflow in found.tensors.items():
         before, after, own = costs.queries[query], found.costs.queries[query], layers[query]
         nbytes = sum(
             layer.times * costs.tensor_bytes[part.tensor]
             for layer in own
             for part in layer.parts
-            if part.tensor in streamed
+            if part.tensor in overflow
         )
         assert found.run_bytes[query] == nbytes
-        more = scratch_bytes(own, streamed) - scratch_bytes(own)
+        more = scratch_bytes(own, overflow) - scratch_bytes(own)
         for count in (1, 2):
             assert after.run_of(count) == pytest.approx(before.run_of(count) + nbytes / RATE)
             assert after.workspace_of(count) == before.workspace_of(count) + more
 
 
 @given(boxes())
-def test_no_tensor_streams_that_could_stay_beside_the_others_and_a_refusal_says_what_suffices(box):
+def test_no_tensor_overflows_that_could_stay_beside_the_others_and_a_refusal_says_what_suffices(box):
     costs, layers, budget = box
     found = overflow_of(costs, budget, layers.__getitem__)
-    for query, streamed in found.tensors.items():
-        for name in streamed:
-            fewer = streamed - {name}
+    for query, overflow in found.tensors.items():
+        for name in overflow:
+            fewer = overflow - {name}
             workspace = (
                 costs.queries[query].workspace_bytes
                 - scratch_bytes(layers[query])

@@ -252,7 +252,7 @@ def test_without_room_beside_the_present_run_nothing_is_prefetched():
     assert box.executor.device.max_used_bytes <= box.executor.device.budget_bytes
 
 
-def test_real_engines_answer_alike_streamed_prefetched_or_whole(tmp_path):
+def test_real_engines_answer_alike_as_they_arrive_prefetched_or_whole(tmp_path):
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     store = Store.of_bundle(bundle)

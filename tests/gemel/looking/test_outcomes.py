@@ -13,7 +13,7 @@ import torch
 import merger.journal.outcomes
 import merger.merging
 from gemel.cli import main
-from gemel.looking.outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, OUTCOMES, UNREADABLE, Account
+from gemel.looking.outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, OUTCOMES, UNREADABLE, Outcomes
 from gemel.looking.showing import shown
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.parts.residual import attach
@@ -70,7 +70,7 @@ LOG = [
     {"query": "c", "repair": "leaves", "required": 0.975, "work": 3e9},
     {"beyond": "inside", "try": 1, "accepted": False, "in_the_way": ["a"], "gained_bytes": 0, "work": 3e9},
     {"beyond": "inside", "tries": 1, "gained_bytes": 0, "work": 3e9, "work_spent": 1e9},
-    {"weights": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "work": 4e9},
+    {"width": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "work": 4e9},
     *SETS,
 ]
 
@@ -89,7 +89,7 @@ def logged(bundle: Bundle):
 
 def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way(bundle: Bundle, logged) -> None:
     logged(LOG)
-    text = Account.of(bundle).to_text()
+    text = Outcomes.of(bundle).to_text()
     lines = [line for line in text.splitlines() if " partly " in line or " refused " in line]
     assert len(lines) == 2 and lines[0].split()[0] == "3" and "a, b, without c" in lines[0]
     assert all("c: 90.0 % of 97.5 % after residuals of rank 16" in line for line in lines)
@@ -103,20 +103,20 @@ def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way
 
 def test_every_set_has_a_line_on_demand(bundle: Bundle, logged) -> None:
     logged(LOG)
-    text = Account.of(bundle).to_text(every_set=True)
+    text = Outcomes.of(bundle).to_text(every_set=True)
     assert all(sum(f" {path} " in line for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
 
 
 def test_many_sets_and_queries_stay_readable(bundle: Bundle, logged) -> None:
     many = [[f"query{at:02d}", "fc"] for at in range(40)]
     logged([{**SETS[3], "set": many} for _ in range(40)])
-    text = Account.of(bundle).to_text()
+    text = Outcomes.of(bundle).to_text()
     assert len(text.splitlines()) < 6 and "query03 and 36 more" in text
     assert max(map(len, text.splitlines())) < 160
 
 
 def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
-    found = Account.of(bundle)
+    found = Outcomes.of(bundle)
     assert found.note == NO_LOG and NO_LOG in found.to_text()
     assert sorted(row["set"][0][1] for row in found.sets) == sorted(SHARED)
     assert {row["outcome"] for row in found.sets} == {"kept", "repaired"}
@@ -139,21 +139,21 @@ def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
 )
 def test_the_log_of_another_merge_is_not_believed(bundle: Bundle, logged, rows: list[dict[str, Any]]) -> None:
     logged(rows)
-    assert Account.of(bundle).note == OTHER_LOG and len(Account.of(bundle).sets) == len(SHARED)
+    assert Outcomes.of(bundle).note == OTHER_LOG and len(Outcomes.of(bundle).sets) == len(SHARED)
 
 
 @pytest.mark.parametrize("text", ["half a r", '{"set": 1}\n', "[1]\n", "\xff\n"], ids=["cut", "keys", "list", "bytes"])
 def test_a_damaged_log_is_passed_over(bundle: Bundle, logged, text: str) -> None:
     logged([])
     Path(f"{bundle.path}{LOG_SUFFIX}").write_bytes(text.encode("latin-1"))
-    assert Account.of(bundle).note == UNREADABLE
+    assert Outcomes.of(bundle).note == UNREADABLE
 
 
 def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, logged, capsys) -> None:
     logged(LOG)
     assert main(["bundle", "show", str(bundle.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["sets"] == SETS and found["account"] == "log" and len(found["repairs"]) == 4
+    assert found["sets"] == SETS and found["source"] == "log" and len(found["repairs"]) == 4
     assert [query["precision"] for query in found["queries"]] == ["bf16", None, None]
     assert main(["bundle", "show", str(bundle.path), "--sets"]) == 0
     text = capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, lo
 
 def test_what_is_equal_by_chance_is_said_to_be_so(bundle: Bundle, logged) -> None:
     logged([])
-    found = Account.of(bundle)
+    found = Outcomes.of(bundle)
     assert found.note == EQUAL and len(found.sets) == len(SHARED) and EQUAL in found.to_text()
 
 

@@ -107,28 +107,28 @@ def test_a_query_the_memory_is_too_small_for_is_named_with_what_it_needs(workloa
     assert dropped[2]["dropped_by"] == {"memory": dropped[2]["received"]} and not dropped[0]["dropped_by"]
 
 
-def test_what_is_too_large_streams_when_asked_and_the_plan_says_how_much_and_how_fast(workload, capsys):
+def test_what_is_too_large_overflows_when_asked_and_the_plan_says_how_much_and_how_fast(workload, capsys):
     words = ("plan", workload, "--memory", "60MB")
     before = answer(capsys, *words)["queries"]
-    assert all(query["streamed_bytes"] == 0 and query["streamed_fps"] is None for query in before)
-    found = answer(capsys, *words, "--stream")
+    assert all(query["overflow_bytes"] == 0 and query["overflow_fps"] is None for query in before)
+    found = answer(capsys, *words, "--overflow")
     *others, c = found["queries"]
     assert not found["fits"] and not c["resident"] and c["fps"] > 0 and c["limited_by"] != ["does not fit"]
-    assert all(query["streamed_bytes"] == 0 for query in others)
+    assert all(query["overflow_bytes"] == 0 for query in others)
     # What does not stay beside the scratch of the largest layer is copied.
-    assert c["alone_bytes"] - 60e6 < c["streamed_bytes"] < c["alone_bytes"] - 60e6 + 2 * 512 * 512 * 9 * 4
-    copied_s = c["streamed_bytes"] / PROFILES["orin-nano-8gb"].copy_bytes_per_s
+    assert c["alone_bytes"] - 60e6 < c["overflow_bytes"] < c["alone_bytes"] - 60e6 + 2 * 512 * 512 * 9 * 4
+    copied_s = c["overflow_bytes"] / PROFILES["orin-nano-8gb"].copy_bytes_per_s
     assert c["run_ms"] == pytest.approx(before[2]["run_ms"] + 1000 * copied_s)
-    assert c["streamed_fps"] == pytest.approx(1000 / c["run_ms"])
+    assert c["overflow_fps"] == pytest.approx(1000 / c["run_ms"])
     assert main([*map(str, words)]) == 0
-    assert f"with --stream it runs, copying {size(c['streamed_bytes'])} in every run" in capsys.readouterr().out
-    assert main([*map(str, words), "--stream"]) == 0
+    assert f"with --overflow it runs, copying {size(c['overflow_bytes'])} in every run" in capsys.readouterr().out
+    assert main([*map(str, words), "--overflow"]) == 0
     said = capsys.readouterr().out
-    assert f"c streams: {size(c['streamed_bytes'])} are copied in every run, at most" in said
-    assert f"streams {size(c['streamed_bytes'])}" in said.splitlines()[4]
-    played = answer(capsys, "simulate", *words[1:], "--stream")["queries"][2]
-    assert played["processed"] > 0 and played["streamed_bytes"] == c["streamed_bytes"]
-    none = answer(capsys, *words[:3], "5MB", "--stream")["queries"]
+    assert f"c overflows: {size(c['overflow_bytes'])} are copied in every run, at most" in said
+    assert f"overflow of {size(c['overflow_bytes'])}" in said.splitlines()[4]
+    played = answer(capsys, "simulate", *words[1:], "--overflow")["queries"][2]
+    assert played["processed"] > 0 and played["overflow_bytes"] == c["overflow_bytes"]
+    none = answer(capsys, *words[:3], "5MB", "--overflow")["queries"]
     assert all(query["limited_by"] == ["does not fit"] for query in none)
 
 

@@ -79,7 +79,7 @@ def test_a_model_of_ones_own_may_lie_in_the_current_folder(tmp_path, monkeypatch
     assert (tmp_path / "gate.onnx").exists() and (tmp_path / "own.safetensors.profile.json").exists()
 
 
-def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned(tmp_path):
+def test_the_scratch_of_packed_weights_is_in_the_workspace_however_it_is_learned(tmp_path):
     torch.set_num_threads(1)
     sizes = {}
     for weights in ("fp32", "int8"):
@@ -87,7 +87,7 @@ def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned
         kinds = {
             key: choices(key, tensor.shape, weights) for key, tensor in model.state_dict().items() if weights != "fp32"
         }
-        narrow = {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
+        stored = {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
         query = tiny.query(
             "one",
             "left",
@@ -97,7 +97,7 @@ def test_the_scratch_of_narrow_weights_is_in_the_workspace_however_it_is_learned
             preprocess=zoo.preprocess_of("resnet18", 32),
         )
         path = tmp_path / f"{weights}.safetensors"
-        write_bundle(path, {"one": model}, [query], Made("narrow", "none", 0), packed={"one": narrow})
+        write_bundle(path, {"one": model}, [query], Made("packed", "none", 0), packed={"one": stored})
         bundle = open_bundle(path)
         modelled = costs_for(PROFILES["jetson-nano"], bundle).queries["one"]
         profiled = profile_bundle(path, "cpu", rounds=1, engine="torch").profile.queries["one"].batches

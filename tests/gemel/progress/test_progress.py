@@ -49,7 +49,7 @@ SHAPES = {
         {"kind": "inside", "tries": 3, "gained_bytes": 1000},
         {"kind": "inside", "accepted": False, "gained_bytes": 0, "ratios": {"gate": 0.9}},
     ],
-    "widths": [{"weights": "int8", "stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["gate"]}],
+    "widths": [{"width": "int8", "stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["gate"]}],
     "prefix": [{"query": "gate", "prefix": 4, "layers": 20, "ratio": 0.98}],
     "attempt": [
         {"query": "gate", "prefix": 4, "ratio": 0.98, "held": True},

@@ -71,8 +71,8 @@ def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_stays_met(
         answers = predict(bundle.build(result.id), query, test)
         assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
     rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
-    row = next(row for row in rows if "weights" in row)
-    assert row["weights"] == weights and row["stored_bytes"][weights] > 0 and set(row["ratios"]) == {"q0", "q1", "q2"}
+    row = next(row for row in rows if "width" in row)
+    assert row["width"] == weights and row["stored_bytes"][weights] > 0 and set(row["ratios"]) == {"q0", "q1", "q2"}
 
 
 def test_originals_can_be_stored_in_fewer_bits_without_any_merging(workload: Workload, tmp_path: Path) -> None:

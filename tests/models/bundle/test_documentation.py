@@ -27,13 +27,13 @@ def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(
         nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
     path = tmp_path / "one.safetensors"
     record = replace(sample.queries[0], model="mobilenet_v3_small", model_args=ranks, residuals={})
-    narrow = {key: packed(tensor, own[0]) for key, tensor in original.state_dict().items()
+    stored = {key: packed(tensor, own[0]) for key, tensor in original.state_dict().items()
               if weights != "fp32" and (own := choices(key, tensor.shape, weights))}  # fmt: skip
-    assert bool(narrow) == (weights != "fp32")
-    manifest = writer(path, {"north": original}, [record], packed={"north": narrow})
+    assert bool(stored) == (weights != "fp32")
+    manifest = writer(path, {"north": original}, [record], packed={"north": stored})
     plain = zoo.build("mobilenet_v3_small", ("car", "none")).state_dict().values()
     assert manifest.bytes.before == sum(tensor.nbytes for tensor in plain) and verify_bundle(path) == []
-    original.load_state_dict({key: one.wide() for key, one in narrow.items()}, strict=False)
+    original.load_state_dict({key: one.wide() for key, one in stored.items()}, strict=False)
 
     page = (repository / "docs" / "bundle.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Bundles of format 2: tensors stored narrow, once however many share them, and every lie about them refused."""
+"""Bundles of format 2: tensors stored packed, once however many share them, and every lie about them refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.parts.widths import Packed, packed
 SCALE, KEY = "conv.weight.scale", "conv.weight"
 
 
-def narrow_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Packed]]:
+def packed_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Packed]]:
     """The shared convolution as int8, the depthwise one and the residual as float16."""
     shared = packed(models["north"].get_parameter(KEY), "int8")
     depthwise = packed(models["north"].get_parameter("depthwise.weight"), "fp16")
@@ -32,54 +32,54 @@ def narrow_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Packed]]:
 
 
 @pytest.fixture
-def narrow(tmp_path, tied, writer) -> Bundle:
-    """The sample with narrow tensors."""
+def small(tmp_path, tied, writer) -> Bundle:
+    """The sample with packed tensors."""
     models, queries = tied()
-    writer(tmp_path / "n.safetensors", models, queries, packed=narrow_of(models))
+    writer(tmp_path / "n.safetensors", models, queries, packed=packed_of(models))
     return open_bundle(tmp_path / "n.safetensors")
 
 
-def test_a_narrow_bundle_is_sound_and_of_format_2(narrow, sample):
-    assert verify_bundle(narrow.path) == []
-    assert (narrow.manifest.format, sample.manifest.format) == (2, 1)
-    assert narrow.query("north").stored[KEY].dtype == "int8"
-    assert narrow.query("gate").stored["conv.residual_a"].dtype == "fp16"
+def test_a_packed_bundle_is_sound_and_of_format_2(small, sample):
+    assert verify_bundle(small.path) == []
+    assert (small.manifest.format, sample.manifest.format) == (2, 1)
+    assert small.query("north").stored[KEY].dtype == "int8"
+    assert small.query("gate").stored["conv.residual_a"].dtype == "fp16"
 
 
-def test_a_bundle_without_narrow_tensors_says_nothing_of_them(sample):
+def test_a_bundle_without_packed_tensors_says_nothing_of_them(sample):
     assert "stored" not in parse_header(sample.path.read_bytes()).metadata["gemel.manifest"]
 
 
-def test_a_shared_tensor_and_its_scale_are_stored_once(narrow):
-    names = {query.places()[KEY] for query in narrow.queries}
-    scales = {query.places()[SCALE] for query in narrow.queries}
+def test_a_shared_tensor_and_its_scale_are_stored_once(small):
+    names = {query.places()[KEY] for query in small.queries}
+    scales = {query.places()[SCALE] for query in small.queries}
     assert len(names) == len(scales) == 1
-    shared = {one.tensor: one.members for one in narrow.manifest.shared}
-    everyone = [query.id for query in narrow.queries]
+    shared = {one.tensor: one.members for one in small.manifest.shared}
+    everyone = [query.id for query in small.queries]
     assert shared[names.pop()] == tuple((query, KEY) for query in everyone)
     assert shared[scales.pop()] == tuple((query, SCALE) for query in everyone)
 
 
-def test_bytes_before_are_the_originals_and_after_those_stored(narrow, sample):
-    assert narrow.manifest.bytes.before == sample.manifest.bytes.before
-    assert narrow.manifest.bytes.ceiling == sample.manifest.bytes.ceiling
-    sizes = {name: narrow.nbytes(name) for query in narrow.queries for name in query.places().values()}
-    assert narrow.manifest.bytes.after == sum(sizes.values())
-    places = narrow.query("north").places()
-    assert narrow.nbytes(places[KEY]) == 8 * 3 * 3 * 3 and narrow.nbytes(places[SCALE]) == 8 * 4
-    assert narrow.nbytes(places["depthwise.weight"]) == 8 * 9 * 2
+def test_bytes_before_are_the_originals_and_after_those_stored(small, sample):
+    assert small.manifest.bytes.before == sample.manifest.bytes.before
+    assert small.manifest.bytes.ceiling == sample.manifest.bytes.ceiling
+    sizes = {name: small.nbytes(name) for query in small.queries for name in query.places().values()}
+    assert small.manifest.bytes.after == sum(sizes.values())
+    places = small.query("north").places()
+    assert small.nbytes(places[KEY]) == 8 * 3 * 3 * 3 and small.nbytes(places[SCALE]) == 8 * 4
+    assert small.nbytes(places["depthwise.weight"]) == 8 * 9 * 2
 
 
-def test_a_load_brings_the_scales(narrow):
-    for query in narrow.queries:
-        assert query.places()[SCALE] in narrow.names_in_order(query.id)
+def test_a_load_brings_the_scales(small):
+    for query in small.queries:
+        assert query.places()[SCALE] in small.names_in_order(query.id)
 
 
-def test_a_built_model_computes_with_the_widened_tensors(narrow, tied):
+def test_a_built_model_computes_with_the_widened_tensors(small, tied):
     models, _ = tied()
-    expected = narrow_of(models)
-    for query in narrow.queries:
-        built = narrow.build(query.id)
+    expected = packed_of(models)
+    for query in small.queries:
+        built = small.build(query.id)
         for key, one in expected[query.id].items():
             assert torch.equal(built.state_dict()[key], one.wide())
         with torch.no_grad():
@@ -87,28 +87,28 @@ def test_a_built_model_computes_with_the_widened_tensors(narrow, tied):
                 models[query.id].get_parameter(key).copy_(one.wide())
         frames = torch.randn(2, 3, 16, 16)
         assert torch.equal(built(frames), models[query.id](frames))
-    assert isinstance(narrow.build("gate").get_submodule("conv"), ResidualConv2d)
+    assert isinstance(small.build("gate").get_submodule("conv"), ResidualConv2d)
 
 
-def test_models_built_side_by_side_share_the_widened_tensor(narrow):
-    built = [narrow.build(query.id) for query in narrow.queries]
+def test_models_built_side_by_side_share_the_widened_tensor(small):
+    built = [small.build(query.id) for query in small.queries]
     assert len({model.get_parameter(KEY).data_ptr() for model in built}) == 1
-    copy = narrow.build("north", copy=True)
+    copy = small.build("north", copy=True)
     assert copy.get_parameter(KEY).data_ptr() != built[0].get_parameter(KEY).data_ptr()
 
 
-def test_the_architecture_alone_reads_no_tensor(narrow):
-    model = narrow.build("gate", "meta")
+def test_the_architecture_alone_reads_no_tensor(small):
+    model = small.build("gate", "meta")
     assert all(tensor.is_meta and tensor.dtype == torch.float32 for tensor in model.parameters())
     assert model.get_parameter("conv.residual_a").shape == (2, 3, 3, 3)
 
 
-def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(narrow):
-    document = json.loads(parse_header(narrow.path.read_bytes()).metadata["gemel.manifest"])
+def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(small):
+    document = json.loads(parse_header(small.path.read_bytes()).metadata["gemel.manifest"])
     assert document["format"] == 2
 
 
-def test_narrow_tensors_must_fit_the_model(tmp_path, tied, writer):
+def test_packed_tensors_must_fit_the_model(tmp_path, tied, writer):
     models, queries = tied()
     wrong = {"north": {KEY: packed(torch.ones(3, 2), "int8")}}
     with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its packed tensor \(3, 2\)"):
@@ -140,51 +140,51 @@ LIES = {
     ),
     "a wide tensor": (lambda m: stored(m).update({"fc.weight": {"dtype": "fp16", "scale": None}}), "of dtype F32"),
     "int8 called fp16": (lambda m: stored(m)[KEY].update(dtype="fp16", scale=None), "of dtype I8"),
-    "not said to be narrow": (lambda m: stored(m).pop("depthwise.weight"), "dtype torch.float16|F16"),
-    "format 1": (lambda m: m.update(format=1), "format: 1, but tensors are stored narrow"),
+    "not said to be packed": (lambda m: stored(m).pop("depthwise.weight"), "dtype torch.float16|F16"),
+    "format 1": (lambda m: m.update(format=1), "format: 1, but tensors are stored packed"),
     "stored as a list": (lambda m: m["queries"][0].update(stored=[]), "queries[0].stored"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_about_narrow_tensors_is_refused(narrow, rewrite, lie):
+def test_a_lie_about_packed_tensors_is_refused(small, rewrite, lie):
     edit, reason = LIES[lie]
-    rewrite(narrow.path, lambda manifest, data, types: edit(manifest) and None)
-    problems = verify_bundle(narrow.path)
+    rewrite(small.path, lambda manifest, data, types: edit(manifest) and None)
+    problems = verify_bundle(small.path)
     assert any(part in problem for problem in problems for part in reason.split("|")), problems
     assert all("\n" not in problem for problem in problems)
     with pytest.raises(BundleError):
-        open_bundle(narrow.path).build("north")
+        open_bundle(small.path).build("north")
 
 
 @pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0, float("inf"), 3e38])
-def test_a_scale_that_cannot_be_is_refused_when_opened(narrow, rewrite, value):
-    name = narrow.query("north").places()[SCALE]
+def test_a_scale_that_cannot_be_is_refused_when_opened(small, rewrite, value):
+    name = small.query("north").places()[SCALE]
 
     def spoil(manifest, data, types):
         data[name] = struct.pack("<f", value) + data[name][4:]
 
-    rewrite(narrow.path, spoil)
+    rewrite(small.path, spoil)
     reason = "query north: the scale of conv.weight is not above zero and finite in every channel"
-    assert reason in verify_bundle(narrow.path)
+    assert reason in verify_bundle(small.path)
     with pytest.raises(BundleError, match="is not above zero and finite"):
-        open_bundle(narrow.path)
+        open_bundle(small.path)
 
 
-def test_a_scale_of_another_shape_is_refused(narrow, rewrite):
-    name = narrow.query("north").places()[SCALE]
+def test_a_scale_of_another_shape_is_refused(small, rewrite):
+    name = small.query("north").places()[SCALE]
 
     def shorten(manifest, data, types):
         data[name], types[name] = data[name][:16], ("F32", (4,))
 
-    rewrite(narrow.path, shorten)
-    assert any("has a scale F32 (4,) for a tensor of shape (8, 3, 3, 3)" in one for one in verify_bundle(narrow.path))
+    rewrite(small.path, shorten)
+    assert any("has a scale F32 (4,) for a tensor of shape (8, 3, 3, 3)" in one for one in verify_bundle(small.path))
 
 
-def test_a_flipped_bit_in_a_narrow_tensor_is_found(narrow):
-    content = bytearray(narrow.path.read_bytes())
-    entry = narrow.header.entries[narrow.query("north").places()[KEY]]
-    content[narrow.header.data_start + entry.begin] ^= 1
-    damaged = narrow.path.with_name("damaged.safetensors")
+def test_a_flipped_bit_in_a_packed_tensor_is_found(small):
+    content = bytearray(small.path.read_bytes())
+    entry = small.header.entries[small.query("north").places()[KEY]]
+    content[small.header.data_start + entry.begin] ^= 1
+    damaged = small.path.with_name("damaged.safetensors")
     damaged.write_bytes(content)
     assert any("its bytes do not match its name" in problem for problem in verify_bundle(damaged))

@@ -119,7 +119,7 @@ LIES = {
     "absurd bytes": (lambda m: m["bytes"].update(before=1 << 60), "bytes.before"),
     "negative bytes": (lambda m: m["bytes"].update(after=-1), "bytes.after"),
     "format": (lambda m: m.update(format=3), "unknown format '3'; this version reads formats 1 and 2"),
-    "format of another bundle": (lambda m: m.update(format=2), "format: 2, but no tensor is stored narrow"),
+    "format of another bundle": (lambda m: m.update(format=2), "format: 2, but no tensor is stored packed"),
     "no format": (lambda m: m.pop("format"), "unknown format 'None'"),
     "no queries": (lambda m: m.update(queries=[]), "queries"),
     "duplicate ids": (lambda m: m["queries"][1].update(id="north"), "'north' stands twice"),

@@ -89,7 +89,7 @@ def test_a_memory_layout_is_not_kept() -> None:
         ("fc.bias", (4096,), False, ()),
     ],
 )
-def test_weights_become_narrow_and_what_is_small_or_sensitive_does_not(key, shape, head, expected) -> None:
+def test_weights_get_fewer_bits_and_what_is_small_or_sensitive_does_not(key, shape, head, expected) -> None:
     assert choices(key, shape, "int8", head) == expected
     assert choices(key, shape, "fp16", head) == expected[-1:]
 

@@ -162,7 +162,7 @@ def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_p
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_narrower_precision_answers_nearly_the_same_and_keeps_no_copy_of_the_weights(bundle, precision):
+def test_a_lower_precision_answers_nearly_the_same_and_keeps_no_copy_of_the_weights(bundle, precision):
     arena = Arena(Store.of_bundle(bundle), 2**20)
     arena.change((), bundle.names_in_order("gate"))
     engine = make_engine("torch", bundle, "gate", precision=precision)

@@ -1,4 +1,4 @@
-"""Queries that stream: the same bits as unstreamed ones, out of less memory, and nobody else's harm."""
+"""Queries that overflow: the same bits as resident ones, out of less memory, and nobody else's harm."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def asked(query_id: str, model: str) -> BundleQuery:
     )
 
 
-def narrow_of(model: nn.Module) -> dict[str, Packed]:
+def packed_of(model: nn.Module) -> dict[str, Packed]:
     kinds = {key: choices(key, tensor.shape, "int8") for key, tensor in model.state_dict().items()}
     return {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
 
 
-def write(path: Path, models: dict[str, tuple[str, nn.Module]], narrow: dict[str, dict[str, Packed]]) -> Bundle:
+def write(path: Path, models: dict[str, tuple[str, nn.Module]], stored: dict[str, dict[str, Packed]]) -> Bundle:
     write_bundle(
         path,
         {query: model for query, (_, model) in models.items()},
         [asked(query, name) for query, (name, _) in models.items()],
         Made("streaming", "wide", 0),
-        packed=narrow,
+        packed=stored,
     )
     return open_bundle(path, [ATTENDING])
 
@@ -110,7 +110,7 @@ def least_of(bundle: Bundle, query: str) -> int:
 
 
 def bound(bundle: Bundle, query: str, found: Overflow) -> tuple[TorchEngine, Arena]:
-    engine = TorchEngine(bundle, query, streamed=found.tensors[query])
+    engine = TorchEngine(bundle, query, overflow=found.tensors[query])
     assert engine.workspace_bytes == found.costs.queries[query].workspace_bytes, "counted before anything is bound"
     kept = found.costs.queries[query].tensors
     arena = Arena(Store.of_bundle(bundle), found.costs.resident_bytes(kept))
@@ -138,7 +138,7 @@ def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(k
         for path in ("layer2.0.conv1", "layer4.1.conv2"):
             nn.init.normal_(attach(model.get_submodule(path), 8).residual_b, std=1e-2)
     bundle = write(
-        tmp_path / "b.safetensors", {"one": (name, model)}, {"one": narrow_of(model)} if how == "int8" else {}
+        tmp_path / "b.safetensors", {"one": (name, model)}, {"one": packed_of(model)} if how == "int8" else {}
     )
     frames, least = [picture(1), picture(2)], least_of(bundle, "one")
     whole = costs_of(bundle)
@@ -153,7 +153,7 @@ def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(k
         for _ in range(2):
             got = tree_leaves(engine.outputs(frames))
             assert len(got) == len(wanted) and all(map(torch.equal, got, wanted))
-        assert engine.streamed_bytes == 2 * found.run_bytes["one"]
+        assert engine.overflow_bytes == 2 * found.run_bytes["one"]
         assert arena.bytes_moved == bundle.manifest.bytes.after - sum(map(bundle.nbytes, found.tensors["one"]))
         assert engine.workspace_bytes + arena.residency.resident_bytes <= budget
         unbound_state = engine.model.state_dict()
@@ -161,7 +161,7 @@ def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(k
         assert staged and all(unbound_state[key].is_meta for key in staged), "nothing is held between runs"
 
 
-def test_what_torch_allocates_in_a_run_is_the_scratch_and_no_copy_of_all_that_streams(tmp_path: Path) -> None:
+def test_what_torch_allocates_in_a_run_is_the_scratch_and_no_copy_of_all_that_overflows(tmp_path: Path) -> None:
     bundle = write(tmp_path / "b.safetensors", {"one": ("resnet18", filled("resnet18"))}, {})
     found = within(bundle, least_of(bundle, "one"))
     engine, _ = bound(bundle, "one", found)
@@ -170,7 +170,7 @@ def test_what_torch_allocates_in_a_run_is_the_scratch_and_no_copy_of_all_that_st
         engine.forward(frame)
         seen = peak_bytes(lambda: engine.forward(frame), torch.device("cpu"))
     largest = 512 * 512 * 9 * 4
-    # The largest layer in scratch and, inside its kernel, reordered; a fifth of all that streams.
+    # The largest layer in scratch and, inside its kernel, reordered; a fifth of all that overflows.
     assert largest < seen < 2.5 * largest < found.run_bytes["one"] / 1.8
 
 
@@ -206,8 +206,8 @@ def two(tmp_path: Path) -> Bundle:
         for key, tensor in small.state_dict().items():
             if key.startswith(("layer3", "layer4", "fc")) and tensor.is_floating_point():
                 tensor.mul_(0.5)
-    narrow = {"small": {key: one for key, one in narrow_of(small).items() if key.startswith(("layer3", "layer4"))}}
-    return write(tmp_path / "two.safetensors", {"big": ("resnet18", big), "small": ("resnet18", small)}, narrow)
+    stored = {"small": {key: one for key, one in packed_of(small).items() if key.startswith(("layer3", "layer4"))}}
+    return write(tmp_path / "two.safetensors", {"big": ("resnet18", big), "small": ("resnet18", small)}, stored)
 
 
 class Watched(TorchEngine):
@@ -227,7 +227,7 @@ def test_beside_another_query_the_budget_is_never_passed_and_both_answer_as_alon
     budget = costs.alone_bytes("small") + 2**20
     found = within(two, budget)
     assert list(found.tensors) == ["big"] and all_bytes(found.costs) > budget, "they take turns"
-    engines = {query: Watched(two, query, streamed=found.tensors.get(query, ())) for query in ("big", "small")}
+    engines = {query: Watched(two, query, overflow=found.tensors.get(query, ())) for query in ("big", "small")}
     arena = Arena(Store.of_bundle(two), arena_bytes(found.costs, budget), budget_bytes=budget)
     for engine in engines.values():
         engine.arena, engine.used = arena, []
@@ -255,7 +255,7 @@ def test_beside_another_query_the_budget_is_never_passed_and_both_answer_as_alon
         assert record["score"] == pytest.approx(float(scores.max()), rel=1e-5)
 
 
-def test_a_file_that_becomes_shorter_fails_the_run_that_streams_and_ends_nothing(two: Bundle) -> None:
+def test_a_file_that_becomes_shorter_fails_the_run_that_overflows_and_ends_nothing(two: Bundle) -> None:
     found = within(two, least_of(two, "big"))
     engine, _ = bound(two, "big", found)
     small = TorchEngine(two, "small")
@@ -271,9 +271,9 @@ def test_a_file_that_becomes_shorter_fails_the_run_that_streams_and_ends_nothing
         Arena(Store.of_bundle(two), 2**27).change((), two.names_in_order("small"))
 
 
-def test_narrow_weights_that_stream_to_a_card_take_scratch_as_they_are_stored_too(tmp_path: Path) -> None:
+def test_packed_weights_that_overflow_to_a_card_take_scratch_as_they_are_stored_too(tmp_path: Path) -> None:
     model = filled("resnet18")
-    bundle = write(tmp_path / "b.safetensors", {"one": ("resnet18", model)}, {"one": narrow_of(model)})
+    bundle = write(tmp_path / "b.safetensors", {"one": ("resnet18", model)}, {"one": packed_of(model)})
     plain, own = bundle.build("one", "meta"), bundle.query("one")
     here, card = (
         next(
@@ -285,5 +285,5 @@ def test_narrow_weights_that_stream_to_a_card_take_scratch_as_they_are_stored_to
         for device in ("cpu", "cuda")
     )
     nbytes = 512 * 512 * 9
-    assert (here.kept_bytes, here.streamed_bytes) == (4 * nbytes, 4 * nbytes)
-    assert (card.kept_bytes, card.streamed_bytes) == (4 * nbytes, 5 * nbytes)
+    assert (here.kept_bytes, here.overflow_bytes) == (4 * nbytes, 4 * nbytes)
+    assert (card.kept_bytes, card.overflow_bytes) == (4 * nbytes, 5 * nbytes)

@@ -1,4 +1,4 @@
-"""Weights stored narrow stay narrow in the arena, and the torch engine computes with what they are widened to."""
+"""Weights stored packed stay packed in the arena, and the torch engine computes with what they are widened to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def attending(num_classes: int, input_size: int = 16) -> nn.Module:
     return Attending(num_classes)
 
 
-def narrow_all(model: nn.Module, weights: str) -> dict[str, Packed]:
+def packed_all(model: nn.Module, weights: str) -> dict[str, Packed]:
     """Every weight of two dimensions or more, however small."""
     own = {}
     for key, tensor in model.state_dict().items():
@@ -66,9 +66,9 @@ def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
     models["yard"].get_submodule("3").weight = models["gate"].get_submodule("3").weight
     attach(models["yard"].get_submodule("3"), rank=2).residual_b.data.fill_(0.1)
     queries = [tiny.query("gate", "left"), tiny.query("yard", "right"), tiny.query("hall", "left", model=ATTENDING)]
-    narrow = {name: narrow_all(model, request.param) for name, model in models.items()}
+    stored = {name: packed_all(model, request.param) for name, model in models.items()}
     path = tmp_path / "n.safetensors"
-    write_bundle(path, models, queries, Made("tiny", "wide", 0), packed=narrow)
+    write_bundle(path, models, queries, Made("tiny", "wide", 0), packed=stored)
     return open_bundle(path, [tiny.FACTORY, ATTENDING])
 
 
@@ -136,8 +136,8 @@ def test_between_runs_nothing_is_held_that_was_widened(bundle: Bundle) -> None:
     for query in ("gate", "yard", "hall"):
         engine = bound(bundle, arena_of(bundle), query)
         engine.outputs([picture(1)])
-        narrow = bundle.query(query).stored
-        assert narrow and all(engine.model.state_dict()[key].is_meta for key in narrow)
+        stored = bundle.query(query).stored
+        assert stored and all(engine.model.state_dict()[key].is_meta for key in stored)
         engine.unbind()
         assert all(tensor.is_meta for tensor in engine.model.state_dict().values())
 
@@ -158,7 +158,7 @@ def test_the_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bun
         assert 4 * max(layers) <= scratch <= 4 * (max(layers) + 64)
     attention, mix, own = 64 * 192 + 64 * 64, 64 * 64, 4 * 64
     hall = TorchEngine(bundle, "hall")
-    # Attention reads its child's weights, and the module around all of it has a narrow weight of its own.
+    # Attention reads its child's weights, and the module around all of it has a packed weight of its own.
     assert hall.workspace_bytes - plain(hall, 1) == 4 * (own + max(attention, mix))
 
 
@@ -190,16 +190,16 @@ def test_a_run_waits_for_the_scale_and_the_tensor_of_a_layer_before_it_widens_th
     assert set(waited) == set(names)
 
 
-def test_a_query_without_narrow_tensors_takes_no_scratch(tmp_path: Path) -> None:
+def test_a_query_without_packed_tensors_takes_no_scratch(tmp_path: Path) -> None:
     plain = tiny.tiny_bundle(tmp_path / "tiny.safetensors")
     engine = TorchEngine(plain, "gate")
     assert engine.workspace_bytes == FrameEngine.workspace_of(engine, 1)
 
 
-def test_an_engine_that_cannot_run_narrow_weights_says_so_in_one_line(bundle: Bundle) -> None:
+def test_an_engine_that_cannot_run_packed_weights_says_so_in_one_line(bundle: Bundle) -> None:
     class Wide(TorchEngine):
         name = "wide"
-        runs_narrow = False
+        runs_packed = False
 
     with pytest.raises(InputError, match=r"query gate has weights stored as .*, which engine wide cannot run; take"):
         Wide(bundle, "gate")

@@ -111,14 +111,14 @@ def bundled(
     path: Path,
     modules: dict[str, nn.Module],
     queries: list[BundleQuery],
-    narrow: dict[str, dict[str, Packed]] | None = None,
+    stored: dict[str, dict[str, Packed]] | None = None,
 ) -> Bundle:
     write_bundle(
         path,
         {name: module.eval() for name, module in modules.items()},
         queries,
         Made("w", "none", 0),
-        packed=narrow,
+        packed=stored,
     )
     return open_bundle(path, [query.model for query in queries if ":" in query.model])
 
@@ -207,12 +207,12 @@ def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, ca
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp16"])
-def test_narrow_weights_stay_narrow_and_are_widened_inside_the_graph(tmp_path, cache, weights):
+def test_packed_weights_stay_packed_and_are_widened_inside_the_graph(tmp_path, cache, weights):
     module, query = trained_looking(1), record(FACTORY, TINY_SIZE)
-    narrow = {key: packed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
-    bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": narrow})
+    stored = {key: packed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
+    bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": stored})
     engine = assert_answers_as_torch(bundle, cache)
-    dtypes = {str(engine._bound[key][1].dtype) for key in narrow}
+    dtypes = {str(engine._bound[key][1].dtype) for key in stored}
     assert dtypes == {"torch.int8" if weights == "int8" else "torch.float16"}
 
 
@@ -325,13 +325,13 @@ def test_the_workspace_is_measured_and_grows_with_the_batch(tmp_path, cache):
     assert engine.workspace_of(1) <= engine.workspace_of(4) <= engine.workspace_of(8)
 
 
-def test_narrow_weights_are_widened_one_at_a_time(tmp_path, cache):
+def test_packed_weights_are_widened_one_at_a_time(tmp_path, cache):
     """Left to itself, ONNX Runtime would widen all of them before it begins: 94 MB here."""
     torch.manual_seed(0)
     module = zoo.build("resnet50", ("car", "bus", "truck"), {}, SIZE)
-    narrow = {key: packed(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
-    largest = max(4 * one.tensor.numel() for one in narrow.values())
-    bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")], {"one": narrow})
+    stored = {key: packed(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
+    largest = max(4 * one.tensor.numel() for one in stored.values())
+    bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")], {"one": stored})
     engine = OnnxEngine(bundle, "one", cache=cache)
     engine.prepare()
     assert largest <= engine.workspace_of(1) < 4 * largest

@@ -19,7 +19,7 @@ FACTORY = "tests.merger.tiny:tiny_net"
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     """The originals of two tiny queries, random, stored as int8."""
-    folder = tmp_path_factory.mktemp("narrow")
+    folder = tmp_path_factory.mktemp("widths")
     path = write_workload(folder, queries=2, frames=12)
     write_random_weights(path)
     out = folder / "b.safetensors"

@@ -1,4 +1,4 @@
-"""A query that streams against the same one resident: what a run takes, what the process holds."""
+"""A query that overflows against the same one resident: what a run takes, what the process holds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SHARES = (1.0, 0.5, 0.25, 0.125)
 MIB = 2**20
 
 
-def streamed(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
-    """A row per share: resident and streamed MiB, ms by both clocks over those unstreamed, MiB a process holds more."""
+def overflow(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
+    """A row per share: MiB resident and copied in a run, ms by both clocks over all resident, MiB a process holds more."""
     size = bundle.queries[0].input_size
     frame = torch.rand(1, 3, size, size).contiguous(memory_format=torch.channels_last)
     cases = {share: _bound(bundle, share) for share in SHARES}
@@ -44,7 +44,7 @@ def streamed(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
                 if index >= 2:
                     busy[share].append(1000 * (time.process_time() - spent))
                     wall[share].append(1000 * (time.perf_counter() - start))
-                assert torch.equal(got, wanted), "what streams answers otherwise"
+                assert torch.equal(got, wanted), "what overflows answers otherwise"
     none = _held(bundle.path, 0.0)
     rows = []
     for share, (engine, arena, found) in cases.items():
@@ -54,7 +54,7 @@ def streamed(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
             {
                 "share": share,
                 "resident_mib": round(arena.residency.resident_bytes / MIB, 1),
-                "streamed_mib": round(nbytes / MIB, 1),
+                "overflow_mib": round(nbytes / MIB, 1),
                 "workspace_mib": round(engine.workspace_bytes / MIB, 1),
                 "ms": round(median(wall[share]), 1),
                 "ratio": round(median(wall[share]) / median(wall[1.0]), 3),
@@ -81,7 +81,7 @@ def held(path: Path, share: float) -> dict[str, int]:
 
 
 def _held(path: Path, share: float) -> dict[str, int]:
-    command = [sys.executable, "-m", "benchmarks.engines.streamed", str(path), str(share)]
+    command = [sys.executable, "-m", "benchmarks.engines.overflow", str(path), str(share)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
@@ -93,8 +93,8 @@ def _bound(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overflow]:
     budget = costs.queries[query.id].workspace_bytes + int(share * costs.weights_bytes(query.id))
     layers = layers_of(whole.model, query.input_size, query.state(), query.stored, "cpu")
     found = overflow_of(costs, budget, lambda _: layers)
-    assert not found.lacking, f"it cannot stream in {budget} bytes: {found.lacking}"
-    engine = TorchEngine(bundle, query.id, streamed=found.tensors.get(query.id, ()))
+    assert not found.lacking, f"it does not run in {budget} bytes: {found.lacking}"
+    engine = TorchEngine(bundle, query.id, overflow=found.tensors.get(query.id, ()))
     kept: Sequence[str] = found.costs.queries[query.id].tensors
     assert engine.workspace_bytes + found.costs.weights_bytes(query.id) <= budget
     arena = Arena(Store.of_bundle(bundle), found.costs.resident_bytes(kept))

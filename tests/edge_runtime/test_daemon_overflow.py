@@ -1,4 +1,4 @@
-"""A box whose budget is below its largest query: refused with what it needs, or streamed when the config asks."""
+"""A box whose budget is below its largest query: refused with what it needs, or run when the config asks."""
 
 from __future__ import annotations
 
@@ -46,33 +46,33 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "tiny.safetensors",
         {"big": big, "gate": trained_looking(1)},
         [query, tiny_query("gate", "left")],
-        Made("streaming", "none", 0),
+        Made("overflow", "none", 0),
     )
     return folder
 
 
-def test_without_stream_the_budget_is_refused_and_the_remedy_names_it(box: Path) -> None:
+def test_without_overflow_the_budget_is_refused_and_the_remedy_names_it(box: Path) -> None:
     path = write_config(box, cameras=CAMERAS, budget="15MB")
     needs = (
         r"query 'big' alone needs (.* MiB \(.* bytes\)), 42.\d MiB of weights and .* of workspace, "
-        r"the budget is 14.3 MiB \(15,000,000 bytes\); give at least \1, or set `stream: true`"
+        r"the budget is 14.3 MiB \(15,000,000 bytes\); give at least \1, or set `overflow: true`"
     )
     with pytest.raises(InputError, match=needs):
         run(path)
 
 
-def test_with_stream_it_runs_within_the_budget_and_answers_as_the_whole_model_does(box: Path) -> None:
-    sinks = [{"kind": "jsonl", "path": "streamed.jsonl"}]
-    config = write_config(box, cameras=CAMERAS, budget="15MB", stream=True, engine="auto", sinks=sinks)
+def test_with_overflow_it_runs_within_the_budget_and_answers_as_the_whole_model_does(box: Path) -> None:
+    sinks = [{"kind": "jsonl", "path": "overflow.jsonl"}]
+    config = write_config(box, cameras=CAMERAS, budget="15MB", overflow=True, engine="auto", sinks=sinks)
     checked = run(config, check=True)
-    assert list(checked["streamed_bytes"]) == ["big"] and not checked["fits"]
-    assert 30e6 < checked["streamed_bytes"]["big"] < 40e6 < checked["least_budget_bytes"]
+    assert list(checked["overflow_bytes"]) == ["big"] and not checked["fits"]
+    assert 30e6 < checked["overflow_bytes"]["big"] < 40e6 < checked["least_budget_bytes"]
     summary = run(config)
     assert summary["balanced"] and summary["engines"]["big"] == "torch" and summary["max_used_bytes"] <= 15_000_000
-    records = [json.loads(line) for line in (box / "streamed.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (box / "overflow.jsonl").read_text().splitlines()]
     big = [record for record in records if record["query"] == "big"]
     assert big and {record["query"] for record in records} == {"big", "gate"}
-    runs, rest = divmod(summary["bytes_streamed"], checked["streamed_bytes"]["big"])
+    runs, rest = divmod(summary["bytes_overflowed"], checked["overflow_bytes"]["big"])
     assert not rest and 1 <= runs <= len(big)
     bundle, frames = open_bundle(box / "tiny.safetensors"), frames_of(box / "left.mp4")
     prepare, model = bundle.query("big").preprocess, bundle.build("big")
@@ -84,33 +84,33 @@ def test_with_stream_it_runs_within_the_budget_and_answers_as_the_whole_model_do
         assert record["score"] == pytest.approx(float(scores.max()), rel=1e-5)
 
 
-def test_a_budget_too_small_even_for_streaming_says_how_much_that_takes(box: Path) -> None:
-    with pytest.raises(InputError, match=r"give at least \d.* bytes\) with `stream: true`"):
+def test_a_budget_too_small_even_with_overflow_says_how_much_that_takes(box: Path) -> None:
+    with pytest.raises(InputError, match=r"give at least \d.* bytes\) with `overflow: true`"):
         run(write_config(box, cameras=CAMERAS, budget="2MB"))
-    path = write_config(box, cameras=CAMERAS, budget="2MB", stream=True)
-    with pytest.raises(InputError, match=r"alone needs \d.* bytes\) with its layers streamed") as refused:
+    path = write_config(box, cameras=CAMERAS, budget="2MB", overflow=True)
+    with pytest.raises(InputError, match=r"alone needs \d.* bytes\) even with an overflow") as refused:
         run(path)
     said = str(refused.value).rpartition("at least ")[2]
     least = int(said.rpartition("(")[2].removesuffix(" bytes)").replace(",", ""))
-    assert run(write_config(box, cameras=CAMERAS, budget=least, stream=True), check=True)["ok"]
+    assert run(write_config(box, cameras=CAMERAS, budget=least, overflow=True), check=True)["ok"]
     with pytest.raises(InputError, match=f"give at least {re.escape(said)}"):
-        run(write_config(box, cameras=CAMERAS, budget=least - 1, stream=True), check=True)
+        run(write_config(box, cameras=CAMERAS, budget=least - 1, overflow=True), check=True)
 
 
-def test_time_sharing_streams_too(box: Path) -> None:
-    summary = run(write_config(box, cameras=CAMERAS, budget="15MB", stream=True, policy="time-sharing"))
-    assert summary["balanced"] and summary["max_used_bytes"] <= 15_000_000 and summary["bytes_streamed"] > 0
+def test_time_sharing_overflows_too(box: Path) -> None:
+    summary = run(write_config(box, cameras=CAMERAS, budget="15MB", overflow=True, policy="time-sharing"))
+    assert summary["balanced"] and summary["max_used_bytes"] <= 15_000_000 and summary["bytes_overflowed"] > 0
     assert all(account["processed"] and not account["failed"] for account in summary["ledger"])
 
 
-def test_a_query_that_streams_from_damaged_bytes_is_out_and_the_others_run(box: Path, tmp_path: Path) -> None:
+def test_a_query_that_overflows_from_damaged_bytes_is_out_and_the_others_run(box: Path, tmp_path: Path) -> None:
     bundle = open_bundle(box / "tiny.safetensors")
     largest = max(bundle.names_in_order("big"), key=bundle.nbytes)
     damage(
         bundle.path, tmp_path / "tiny.safetensors", [bundle.header.data_start + bundle.header.entries[largest].begin]
     )
     cameras = {"left": {"source": str(box / "left.mp4")}}
-    summary = run(write_config(tmp_path, cameras=cameras, budget="15MB", stream=True))
+    summary = run(write_config(tmp_path, cameras=cameras, budget="15MB", overflow=True))
     big, gate = summary["ledger"]
     assert big["failed"] == big["received"] > 0 and gate["processed"] and not gate["failed"]
     assert "content hash" in summary["queries"][0]["last_failure"]
