@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 def overflow(bundle: Bundle, rounds: int) -> list[dict[str, Any]]:
-    """A row per share: MiB resident and copied in a run, ms by both clocks over all resident, MiB a process holds more."""
+    """A row per share: MiB resident and copied in a run, ms by both clocks over all resident, MiB a process holds."""
     size = bundle.queries[0].input_size
     frame = torch.rand(1, 3, size, size).contiguous(memory_format=torch.channels_last)
     cases = {share: _bound(bundle, share) for share in SHARES}

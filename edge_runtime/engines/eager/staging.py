@@ -155,8 +155,8 @@ def layers_of(
     """The tensors of a model on the meta device, by the module that is called nearest above their use.
 
     `names` are content names by state dict key, `stored` says which are packed; where these overflow to a `device`
-    other than the CPU, they take scratch as they are stored, too. Some modules read the weights of their children without
-    calling them (attention does): these are the parent's. A module's memory is in use until it returns.
+    other than the CPU, they take scratch as they are stored, too. Some modules read the weights of their children
+    without calling them (attention does): these are the parent's. A module's memory is in use until it returns.
     """
     calls = _calls(model, input_size)
     called, grouped = set(calls), dict[str, list[Part]]()
