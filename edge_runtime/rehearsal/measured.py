@@ -7,16 +7,23 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
 from models.bundle import Bundle
 from models.errors import InputError
 from models.files.atomic import writing
+from models.files.json_file import read_json
+from models.files.schema import Exact, checked
 
 FORMAT = 1
 SUFFIX = ".profile.json"
+MOST_COUNT = 1024
+"""Frames of a batch, far above any that is measured."""
 REMEDY = "run `gemel profile BUNDLE` here"
 
 
@@ -39,6 +46,37 @@ class MeasuredProfile:
     copy_bytes_per_s: float
     load_latency_s: float
     queries: Mapping[str, QueryProfile]
+
+
+_Text = Annotated[str, Field(max_length=500)]
+_Seconds = Annotated[float, Field(ge=0, le=86_400)]
+
+
+class _BatchKeys(Exact):
+    count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
+    run_s: Annotated[float, Field(ge=1e-9, le=86_400)]
+    workspace_bytes: Annotated[int, Field(ge=0, le=2**50)]
+
+
+class _QueryKeys(Exact):
+    load_s: _Seconds
+    batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MOST_COUNT)]
+
+
+class _MachineKeys(Exact, extra="allow"):
+    __pydantic_extra__: dict[str, _Text | int | None]
+    name: _Text
+
+
+class _ProfileKeys(Exact):
+    profile: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
+    digest: _Text
+    machine: _MachineKeys
+    device: Literal["cpu", "cuda"]
+    engine: _Text
+    copy_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)]
+    load_latency_s: _Seconds
+    queries: Annotated[dict[_Text, _QueryKeys], Field(min_length=1)]
 
 
 def machine_of(device: str) -> dict[str, Any]:
@@ -76,25 +114,28 @@ def write_profile(bundle: str | Path, profile: MeasuredProfile) -> Path:
 def read_profile(bundle: Bundle) -> MeasuredProfile:
     """The profile beside a bundle; InputError, in one line, when there is none or it is of another bundle."""
     path = profile_path(bundle.path)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(path, "the costs of this bundle were never measured", REMEDY) from None
-    except (OSError, ValueError) as error:
-        raise InputError(path, f"cannot be read: {error}", REMEDY) from error
-    try:
-        if document.pop("profile") != FORMAT:
-            raise InputError(path, f"is no profile of format {FORMAT}", REMEDY)
-        queries = {
-            query: QueryProfile(one["load_s"], tuple(BatchCost(**batch) for batch in one["batches"]))
-            for query, one in document.pop("queries").items()
-        }
-        profile = MeasuredProfile(**document, queries=queries)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(path, f"is no profile: {error}", REMEDY) from error
-    if profile.digest != bundle.digest or set(queries) != {query.id for query in bundle.queries}:
+    if not path.exists():
+        raise InputError(path, "the costs of this bundle were never measured", REMEDY)
+    found = checked(path, read_json(path, REMEDY), _ProfileKeys, remedy=REMEDY)
+    queries = {
+        query: QueryProfile(one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches))
+        for query, one in found.queries.items()
+    }
+    for query, one in queries.items():
+        counts = [batch.count for batch in one.batches]
+        if counts[0] != 1 or any(a >= b for a, b in pairwise(counts)):
+            raise InputError(path, "their counts do not ascend from 1", REMEDY, f"queries.{query}.batches")
+    if found.digest != bundle.digest or set(queries) != {query.id for query in bundle.queries}:
         raise InputError(path, "was measured with another bundle of this name", REMEDY)
-    return profile
+    return MeasuredProfile(
+        found.digest,
+        found.machine.model_dump(),
+        found.device,
+        found.engine,
+        found.copy_bytes_per_s,
+        found.load_latency_s,
+        queries,
+    )
 
 
 def foreign(profile: MeasuredProfile, device: str) -> str | None:

@@ -10,9 +10,9 @@ from typing import Any
 from edge_runtime.frames.ledger import DEADLINE, Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.policies import policy_named
+from edge_runtime.rehearsal.recorded import Arrival, Head, Step, costs_of, numbered, read_trace
 from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.rehearsal.trace import costs_of, numbered, read_trace
-from edge_runtime.schedule import Decision, Demand, Situation
+from edge_runtime.schedule import Decision, Demand, Policy, Situation
 from edge_runtime.schedule.estimates import Estimates
 
 
@@ -60,11 +60,12 @@ def replay(path: str | Path) -> Replayed:
 
     Raises InputError for a file that is no trace.
     """
-    head, *lines = read_trace(path)
-    box = _Box(head)
+    head, lines = read_trace(path)
+    policy = policy_named(head.policy, f"{path}: line 1", "policy")
+    box = _Box(head, policy)
     for line in lines:
-        if "frame" in line:
-            box.arrive(*line["frame"])
+        if isinstance(line, Arrival):
+            box.arrive(*line.frame)
         else:
             box.step(line)
     arrivals = {query: sorted(times) for query, times in box.arrivals.items()}
@@ -72,8 +73,8 @@ def replay(path: str | Path) -> Replayed:
     free = simulate(
         costs_of(head),
         {query: [at - start for at in times] for query, times in arrivals.items()},
-        head["budget_bytes"],
-        policy_named(head["policy"]),
+        head.budget_bytes,
+        policy,
         box.demands,
     )
     predicted = {row["id"]: row["processed"] for row in free.per_query()}
@@ -84,19 +85,19 @@ def replay(path: str | Path) -> Replayed:
 class _Box:
     """The recorded box: its queue and its beliefs follow the replayed decisions, its clock and memory the record."""
 
-    def __init__(self, head: Mapping[str, Any]) -> None:
+    def __init__(self, head: Head, policy: Policy) -> None:
         costs = costs_of(head)
-        self.policy = policy_named(head["policy"])
-        self.demands = {query: Demand(**demand) for query, demand in head["demands"].items()}
+        self.policy = policy
+        self.demands = {query: Demand(demand.fps, demand.urgency) for query, demand in head.demands.items()}
         self.estimates = Estimates(
-            costs, {query: one["best_s"] for query, one in head["queries"].items() if one["best_s"] is not None}
+            costs, {query: one.best_s for query, one in head.queries.items() if one.best_s is not None}
         )
-        self.budget_bytes = head["budget_bytes"]
+        self.budget_bytes = head.budget_bytes
         self.plan = self.policy.plan(costs, self.demands, self.budget_bytes)
         self.mailboxes = Mailboxes(costs.queries, Ledger(costs.queries))
         self.arrivals: dict[str, list[float]] = {query: [] for query in costs.queries}
         self.processed = dict.fromkeys(costs.queries, 0)
-        self.resident = set(numbered(head["resident"]))
+        self.resident = set(numbered(head.resident))
         self.recall: Any = None
         self.late_news: list[tuple[str, float, float]] = []
         self.decisions = self.same = 0
@@ -106,23 +107,23 @@ class _Box:
         self.arrivals[query].append(captured_at)
         self.late_news.append((query, captured_at, at))
 
-    def step(self, line: Mapping[str, Any]) -> None:
-        self._deliver(line["at"])
-        if line["budget_bytes"] != self.budget_bytes:
-            self.budget_bytes = line["budget_bytes"]
+    def step(self, line: Step) -> None:
+        self._deliver(line.at)
+        if line.budget_bytes != self.budget_bytes:
+            self.budget_bytes = line.budget_bytes
             self.plan = self.policy.plan(self.estimates.costs, self.demands, self.budget_bytes)
-        appeared, vanished = line["resident"]
+        appeared, vanished = line.resident
         self.resident = (self.resident | set(numbered(appeared))) - set(numbered(vanished))
         resident = frozenset(self.resident)
         costs = self.estimates.costs
         decision = self.policy.decide(
             Situation(
-                line["at"],
+                line.at,
                 self.mailboxes.pending(),
                 resident,
                 costs.resident_bytes(resident),
                 self.recall,
-                line["urgency"],
+                line.urgency,
             ),
             costs,
             self.plan,
@@ -138,13 +139,13 @@ class _Box:
         for query, captured_at, _ in known:
             self.mailboxes.put(query, Frame(0, captured_at))
 
-    def _compare(self, line: Mapping[str, Any], decision: Decision) -> None:
+    def _compare(self, line: Step, decision: Decision) -> None:
         recorded = (
-            line["turn"],
-            line["count"],
-            set(numbered(line["load"])),
-            set(numbered(line["evict"])),
-            [tuple(one) for one in line["drop"]],
+            line.turn,
+            line.count,
+            set(numbered(line.load)),
+            set(numbered(line.evict)),
+            list(line.drop),
         )
         replayed = (decision.turn, decision.count, set(decision.load), set(decision.evict), list(decision.drop))
         if recorded[0] is None and replayed[0] is None and not recorded[4] and not replayed[4]:
@@ -152,9 +153,9 @@ class _Box:
         self.decisions += 1
         self.same += recorded == replayed
         if recorded != replayed and self.first_difference is None:
-            self.first_difference = f"at {line['at']:.6f}: recorded {_short(recorded)}, replayed {_short(replayed)}"
+            self.first_difference = f"at {line.at:.6f}: recorded {_short(recorded)}, replayed {_short(replayed)}"
 
-    def _carry_out(self, line: Mapping[str, Any], decision: Decision) -> None:
+    def _carry_out(self, line: Step, decision: Decision) -> None:
         for query, captured_at, reason in decision.drop:
             self.mailboxes.drop(query, captured_at, reason)
             if reason == DEADLINE:
@@ -162,14 +163,14 @@ class _Box:
         self.resident = (self.resident - set(decision.evict)) | set(decision.load)
         if decision.turn is not None:
             self.mailboxes.take(decision.turn, decision.count)
-        query = line["turn"]
+        query = line.turn
         if query is None:
             return
-        if line["load_s"] is not None:
-            self.estimates.loaded(query, line["moved_bytes"], line["load_s"])
-        if line["run_s"] is not None:
-            self.estimates.ran(query, line["count"], line["run_s"])
-        self.processed[query] += line["count"]
+        if line.load_s is not None:
+            self.estimates.loaded(query, line.moved_bytes, line.load_s)
+        if line.run_s is not None:
+            self.estimates.ran(query, line.count, line.run_s)
+        self.processed[query] += line.count
 
 
 def _short(decision: Sequence[Any]) -> str:

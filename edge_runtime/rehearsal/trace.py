@@ -1,4 +1,4 @@
-"""Traces: what a box saw, decided and measured, as JSON lines that the simulator can replay.
+"""Traces: what a box saw, decided and measured, as JSON lines that can be replayed (`edge_runtime.rehearsal.recorded`).
 
 The first line holds the costs known at the start and all that the schedule was planned from. After it come, in the
 order in which they happened, `{"frame": [query, captured_at, at]}` for every frame that arrived, and one object per
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from edge_runtime.schedule import Decision, Demand, Situation
-from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from edge_runtime.schedule.costs import Costs
 from models.errors import InputError
 
 FORMAT = 1
@@ -100,43 +100,3 @@ def _open(path: Path) -> TextIO:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
         raise InputError(path, f"cannot be written: {error.strerror}", "choose another path", "trace") from error
-
-
-def costs_of(head: Mapping[str, Any]) -> Costs:
-    """The costs in a trace's first line; tensors are named by their numbers (`numbered`)."""
-    queries = {}
-    for query, one in head["queries"].items():
-        larger = tuple(BatchCost(**batch) for batch in one["larger"])
-        queries[query] = QueryCost(numbered(one["tensors"]), one["run_s"], one["workspace_bytes"], one["sla_s"], larger)
-    sizes = {numbered([number])[0]: pair for number, pair in enumerate(head["tensors"])}
-    return Costs(
-        queries,
-        {name: pair[0] for name, pair in sizes.items()},
-        head["copy_bytes_per_s"],
-        head["load_latency_s"],
-        {name: pair[1] for name, pair in sizes.items()},
-    )
-
-
-def numbered(numbers: Iterable[int]) -> tuple[str, ...]:
-    """Names for numbered tensors, which sort as the numbers do."""
-    return tuple(f"{number:06}" for number in numbers)
-
-
-def read_trace(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a trace, the first one first; InputError for a file that is none. A torn last line is left out."""
-    try:
-        texts = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(path, f"cannot be read: {error}", "give the file that `trace:` named") from error
-    lines = []
-    for number, text in enumerate(texts, 1):
-        try:
-            lines.append(json.loads(text))
-        except ValueError as error:
-            if number == len(texts):
-                break
-            raise InputError(path, f"line {number} is not JSON", "record the trace again") from error
-    if not lines or not isinstance(lines[0], dict) or lines[0].get("trace") != FORMAT:
-        raise InputError(path, f"is no trace of format {FORMAT}", "give the file that `trace:` named")
-    return lines

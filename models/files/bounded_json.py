@@ -29,9 +29,7 @@ def parsed(data: bytes, most_values: int = MOST_VALUES) -> Any:
     except UnicodeDecodeError as error:
         raise Fault(_at(data[: error.start].decode(), "this byte is no UTF-8")) from error
     try:
-        document = json.loads(
-            text, object_pairs_hook=_mapping, parse_int=_integer, parse_float=_finite, parse_constant=_constant
-        )
+        document = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise Fault(_at(text[: error.pos], error.msg)) from error
     if "\\u" in text and not all(map(_is_whole, _texts(document))):
@@ -103,3 +101,8 @@ def _at(before: str, what: str) -> str:
 
 def _clipped(text: str) -> str:
     return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_mapping, parse_int=_integer, parse_float=_finite, parse_constant=_constant
+)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from models.errors import InputError
 
@@ -16,18 +16,30 @@ MOST_TOLD = 80
 Keys = TypeVar("Keys", bound=BaseModel)
 
 
-def checked(path: Path, value: Any, schema: type[Keys], at: str = "") -> Keys:
-    """A value of the file as an instance of `schema`; `at` is the key that it stands under, if any.
+class Exact(BaseModel):
+    """Of a file that a program writes: no key that it does not know, no value taken for another kind, finite numbers.
 
-    Raises InputError where it does not fit.
+    Lists stand for tuples, as JSON has none.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+def checked(path: str | Path, value: Any, schema: type[Keys], at: str = "", remedy: str = "") -> Keys:
+    """A value of a file as an instance of `schema`; `path` may name a line too, `at` is the key that it stands under.
+
+    Raises InputError where it does not fit; `remedy` is what to do then, for a file that nobody writes by hand.
     """
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise _first_fault(path, error, value, schema, f"{at}." if at else "") from error
+        fault = _first_fault(path, error, value, schema, f"{at}." if at else "")
+        raise InputError(path, fault.fault, remedy or fault.remedy, fault.key) from error
 
 
-def _first_fault(path: Path, error: ValidationError, document: Any, schema: type[BaseModel], prefix: str) -> InputError:
+def _first_fault(
+    path: str | Path, error: ValidationError, document: Any, schema: type[BaseModel], prefix: str
+) -> InputError:
     """The first fault pydantic found, as one line with a remedy."""
     # A misspelt key is both unknown and missing; name the misspelling.
     fault = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "invalid_key"))

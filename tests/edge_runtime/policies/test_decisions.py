@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from edge_runtime.policies import POLICIES
+from edge_runtime.rehearsal.recorded import Head, costs_of
 from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.rehearsal.trace import costs_of
 from edge_runtime.schedule import Decision, Demand, Plan, Policy, Situation
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.settings import memory_settings
@@ -56,7 +56,10 @@ def cases() -> Iterator[tuple[str, str, str]]:
 def found(workload: str, budget: str, policy: str) -> dict[str, Any]:
     """What a policy decides on frames at each query's rate, whose phases follow from its place in the list."""
     head = json.loads(FILE.read_text())["workloads"][workload]
-    costs, settings = costs_of(head), memory_settings(costs_of(head))
+    queries = {query: {**one, "best_s": None} for query, one in head["queries"].items()}
+    started = {"trace": 1, "policy": policy, "budget_bytes": 0, "resident": []}
+    costs = costs_of(Head.model_validate({**head, **started, "queries": queries}))
+    settings = memory_settings(costs)
     budgets = {**settings, "0.8 min": settings["min"] * 8 // 10}
     demands = {query: Demand(**demand) for query, demand in head["demands"].items()}
     arrivals = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from edge_runtime.daemon import run
+from edge_runtime.rehearsal.recorded import costs_of, read_trace
 from edge_runtime.rehearsal.replay import replay
-from edge_runtime.rehearsal.trace import costs_of, read_trace
 from edge_runtime.schedule.costs import Costs, QueryCost
 from edge_runtime.schedule.pieces import pieces_of
 from models.errors import InputError
@@ -60,7 +60,7 @@ def test_a_replay_notices_decisions_that_are_not_those_of_the_schedule(box):
 
 def test_a_trace_holds_the_costs_over_numbered_pieces_in_the_order_of_their_names(box):
     recorded(box, "ours", "costs.trace")
-    head, *_ = read_trace(box / "costs.trace")
+    head, _ = read_trace(box / "costs.trace")
     costs, bundle = costs_of(head), tiny_bundle(box / "again.safetensors")
     queries = {query.id: QueryCost(bundle.names_in_order(query.id), 0.0, 0, 1.0) for query in bundle.queries}
     sizes = {name: bundle.nbytes(name) for cost in queries.values() for name in cost.tensors}
