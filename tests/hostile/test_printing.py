@@ -19,6 +19,7 @@ from gemel.progress.lines import Lines
 from gemel.progress.sentences import sentence
 from gemel.text import table
 from models.errors import InputError, one_line
+from tests.hostile.harness import refused, tried
 
 HARM = {
     "newline": ("x\n/path: sound", "x\\n/path: sound"),
@@ -41,9 +42,7 @@ def _bundle(path: Path, header: Mapping[str, object]) -> None:
 
 
 @each
-def test_a_key_of_a_bundle_forges_no_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, shown: str
-) -> None:
+def test_a_key_of_a_bundle_forges_no_line(tmp_path: Path, given: str, shown: str) -> None:
     path = tmp_path / "b.safetensors"
     for header in (
         {given: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
@@ -52,23 +51,17 @@ def test_a_key_of_a_bundle_forges_no_line(
         {"x": {"dtype": given, "shape": [0], "data_offsets": [0, 0]}},
     ):
         _bundle(path, header)
-        assert cli.main(["bundle", "verify", str(path)]) == 1
-        said = capsys.readouterr().out
-        assert said.count("\n") == 1 and said.startswith(f"{path}: ") and said[:-1].isprintable()
-        assert cli.main(["bundle", "show", str(path)]) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and said[:-1].isprintable()
+        seen = tried(["bundle", "verify", path], tmp_path).held()
+        assert seen.code == 1 and seen.err == "" and seen.out.count("\n") == 1
+        assert seen.out.startswith(f"{path}: ") and seen.out[:-1].isprintable()
+        refused(["bundle", "show", path], tmp_path)
 
 
 @each
-def test_a_key_of_a_workload_forges_no_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, shown: str
-) -> None:
+def test_a_key_of_a_workload_forges_no_line(tmp_path: Path, given: str, shown: str) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(json.dumps({"name": "one", "cameras": {}, "queries": [], given: 1}))
-    assert cli.main(["inspect", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said[:-1].isprintable() and said.startswith(f"gemel: {path}: ")
+    said = refused(["inspect", path], tmp_path, path)
     assert shown in said or "half a character" in said
 
 

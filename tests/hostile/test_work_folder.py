@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemel.cli import main
 from merger.journal.checkpoint import MARK, SAID, STATE, Checkpoint
 from models.errors import InputError
+from tests.hostile.harness import refused, snapshot
 
 WORKLOAD = """
 name: one
@@ -55,39 +55,30 @@ def _file(folder: Path) -> None:
     folder.write_bytes(b"mine")
 
 
-def _seen(root: Path) -> dict[str, bytes | None]:
-    return {str(path): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
-
-
 @pytest.mark.parametrize("resume", [[], ["--resume"]], ids=["merge", "resume"])
 @pytest.mark.parametrize(
     "make",
     [Path.mkdir, _of_files, _with_another_state, _with_another_mark, _with_a_long_mark, _with_a_linked_mark,
      _behind_a_link, _file],
 )  # fmt: skip
-def test_a_folder_that_no_merge_made_is_refused_and_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], make, resume: list[str]
-) -> None:
+def test_a_folder_that_no_merge_made_is_refused_and_stays(tmp_path: Path, make, resume: list[str]) -> None:
     workload = tmp_path / "w.yaml"
     workload.write_text(WORKLOAD)
     make(tmp_path / "out.work")
-    before = _seen(tmp_path)
-    assert main(["merge", str(workload), "-o", str(tmp_path / "out"), *resume]) == 2
-    shown = capsys.readouterr()
     said = "was not made by a merge; move it away, or choose another path for the bundle"
-    assert shown.err == f"gemel: {tmp_path / 'out.work'}: {said}\n" and shown.out == ""
-    assert _seen(tmp_path) == before
+    line = refused(["merge", workload, "-o", tmp_path / "out", *resume], tmp_path)
+    assert line == f"gemel: {tmp_path / 'out.work'}: {said}"
 
 
 def test_a_folder_that_somebody_made_meanwhile_is_not_written_to(tmp_path: Path) -> None:
     folder = tmp_path / "out.work"
     checkpoint = Checkpoint(folder, {}, resume=False)
     _of_files(folder)
-    before = _seen(tmp_path)
+    before = snapshot(tmp_path)
     with pytest.raises(InputError, match="was not made by a merge"):
         checkpoint.write()
     checkpoint.remove()
-    assert _seen(tmp_path) == before
+    assert snapshot(tmp_path) == before
 
 
 def test_files_that_somebody_put_into_a_merges_folder_stay(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemel.cli import main
+from tests.hostile.harness import refused, tried
 
 WORKLOAD = """
 name: one
@@ -75,32 +75,19 @@ NO_VALUES = {
 }
 
 
-def line_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a refused command says."""
-    assert main(command) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.count("\n") == 1 and shown.err.endswith("\n")
-    return shown.err.rstrip("\n")
-
-
 @pytest.mark.parametrize("text", NO_DOCUMENTS.values(), ids=NO_DOCUMENTS)
-def test_what_is_no_document_within_the_bounds_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | bytes
-) -> None:
+def test_what_is_no_document_within_the_bounds_is_one_line(tmp_path: Path, text: str | bytes) -> None:
     path = tmp_path / "file.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    said = line_of(["inspect", str(path)], capsys)
+    said = refused(["inspect", path], tmp_path)
     assert said.startswith(f"gemel: {path}: is not YAML: line ") and len(said) < 600, said
-    assert [path.name for path in tmp_path.iterdir()] == ["file.yaml"]
 
 
 @pytest.mark.parametrize("value", NO_VALUES.values(), ids=NO_VALUES)
-def test_a_value_that_is_none_of_its_kind_is_told_with_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
-) -> None:
+def test_a_value_that_is_none_of_its_kind_is_told_with_its_place(tmp_path: Path, value: str) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(WORKLOAD.replace("VALUE", value))
-    said = line_of(["inspect", str(path)], capsys)
+    said = refused(["inspect", path], tmp_path)
     assert said.startswith(f"gemel: {path}: is not YAML: line 5, column ") and len(said) < 600, said
 
 
@@ -116,20 +103,17 @@ def test_a_value_that_is_none_of_its_kind_is_told_with_its_place(
     ],
 )
 def test_what_does_not_fit_is_told_in_a_line_of_bearable_length(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], expected: str
+    tmp_path: Path, change: tuple[str, str], expected: str
 ) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(WORKLOAD.replace(", extra: VALUE", "").replace(*change))
-    said = line_of(["inspect", str(path)], capsys)
+    said = refused(["inspect", path], tmp_path)
     assert said.startswith(f"gemel: {path}: ") and expected in said and len(said) < 600, said
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["run", "--check"], ["merge", "-o", "out"]], ids=" ".join)
 @pytest.mark.parametrize("kind", ["fifo", "zero", "directory", "endless", "large", "missing"])
-def test_what_is_no_file_of_bearable_size_is_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str], kind: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_no_file_of_bearable_size_is_not_read(tmp_path: Path, command: list[str], kind: str) -> None:
     path = tmp_path / kind
     if kind == "fifo":
         os.mkfifo(path)
@@ -142,16 +126,15 @@ def test_what_is_no_file_of_bearable_size_is_not_read(
     elif kind == "large":
         with path.open("wb") as file:
             file.truncate(10_000 * MEBIBYTE)
-    said = line_of([*command, str(path)], capsys)
+    said = refused([*command, path], tmp_path)
     assert said.startswith(f"gemel: {path}: ") and "; " in said
-    assert not (tmp_path / "out").exists()
 
 
-def test_a_path_with_a_nul_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert line_of(["inspect", "a\0b"], capsys).startswith("gemel: a\\x00b: cannot be read")
+def test_a_path_with_a_nul_is_one_line(tmp_path: Path) -> None:
+    assert refused(["inspect", "a\0b"], tmp_path).startswith("gemel: a\\x00b: cannot be read")
 
 
-def test_aliases_within_the_bounds_stay_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aliases_within_the_bounds_stay_allowed(tmp_path: Path) -> None:
     path = tmp_path / "w.yaml"
     first = "{id: a, camera: gate, task: classification, classes: [x, y], model: cifar_resnet20, input_size: 32}"
     query = "{id: ID, camera: gate, <<: *same}"
@@ -159,5 +142,5 @@ def test_aliases_within_the_bounds_stay_allowed(tmp_path: Path, capsys: pytest.C
         f"name: one\ncameras: {{gate: {{source: gate.mp4}}}}\nqueries:\n  - &same {first}\n"
         + "".join(f"  - {query.replace('ID', one)}\n" for one in "bcd")
     )
-    assert main(["inspect", str(path), "--json"]) == 0
-    assert '"d"' in capsys.readouterr().out
+    seen = tried(["inspect", path, "--json"], tmp_path).held()
+    assert seen.code == 0 and '"d"' in seen.out
