@@ -16,6 +16,7 @@ from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
 from models.errors import InputError
 from models.files.yaml_file import read_yaml
+from models.frames.video import is_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +139,4 @@ def _device(path: Path, device: str) -> str:
 
 def _source(root: Path, source: str | int) -> str:
     text = str(source)
-    return text if "://" in text or text.isdigit() else str(root / text)
+    return str(root / text) if is_path(text) else text

@@ -11,7 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from models.errors import InputError
 from models.files.yaml_file import read_yaml
-from models.frames.preprocess import Roi
+from models.frames.preprocess import FURTHEST_PIXEL, Roi
+from models.frames.video import is_path
 from models.weights.published import PREFIX, Published, find_published
 from models.zoo import check_name
 
@@ -164,12 +165,12 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
         remedy = "name at least two, for instance [empty, busy]"
         raise InputError(path, "classification needs two classes or more", remedy, f"{where}.classes ({given.id})")
     roi = given.roi
-    if roi is not None and not (0 <= roi[0] < roi[2] and 0 <= roi[1] < roi[3]):
-        fault = f"{list(roi)} is empty or negative"
+    if roi is not None and not (0 <= roi[0] < roi[2] < FURTHEST_PIXEL and 0 <= roi[1] < roi[3] < FURTHEST_PIXEL):
+        fault = f"{list(roi)} is empty or negative, or lies beyond {FURTHEST_PIXEL:,.0f} pixels"
         raise InputError(path, fault, "give [x0, y0, x1, y1]", f"{where}.roi ({given.id})")
 
     def resolve(value: str | None) -> Path | None:
-        return None if value is None else (root / value).resolve()
+        return None if value is None else _absolute(root / value)
 
     def resolve_weights(name: str, value: str | None) -> Path | Published | None:
         if value is None or not value.startswith(PREFIX):
@@ -186,8 +187,16 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     )  # fmt: skip
 
 
+def _absolute(path: Path) -> Path:
+    """The path with its links followed; as it is where they lead nowhere."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.absolute()
+
+
 def _resolve_source(root: Path, source: str) -> str:
-    return source if "://" in source or source.isdigit() else str((root / source).resolve())
+    return str(_absolute(root / source)) if is_path(source) else source
 
 
 def _check_unique(path: Path, ids: list[str]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from models.errors import InputError
+from models.frames.pictures import pictures_in, read_picture
+from models.frames.video import Video, is_path, without_secret
 
 if TYPE_CHECKING:
     import numpy as np
-
-IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png"))
 
 
 class Source(Protocol):
@@ -39,31 +40,22 @@ class Source(Protocol):
 class VideoSource:
     """A video file, a URL (rtsp://, http://) or a device index, decoded by OpenCV. A lost stream is its end."""
 
-    def __init__(self, source: str, where: str, key: str) -> None:
-        import cv2
-
-        self.live = "://" in source or source.isdigit()
+    def __init__(self, source: str) -> None:
+        self.live = not is_path(source)
         self.skipped = 0
-        if not self.live and not Path(source).is_file():
-            raise InputError(where, f"there is no {source}", "give an existing video file or folder of images", key)
-        self._capture = cv2.VideoCapture(int(source) if source.isdigit() else source)
-        rate = self._capture.get(cv2.CAP_PROP_FPS) if self._capture.isOpened() else 0.0
-        self.fps = rate if 0 < rate < 1000 else None
+        self._video = Video(source)
+        self.fps = self._video.fps
 
     def advance(self) -> bool:
-        return self._capture.grab()
+        return self._video.advance()
 
     def image(self) -> np.ndarray | None:
-        import cv2
-
-        decoded, image = self._capture.retrieve()
-        if not decoded:
-            self.skipped += 1
-            return None
-        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        image = self._video.image()
+        self.skipped += image is None
+        return image
 
     def close(self) -> None:
-        self._capture.release()
+        self._video.close()
 
 
 class FolderSource:
@@ -73,8 +65,10 @@ class FolderSource:
     fps: float | None = None
 
     def __init__(self, folder: Path) -> None:
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-        self._paths: Iterator[Path] = iter(paths)
+        found = pictures_in(folder)
+        if not found:
+            raise InputError(folder, "has no .jpg or .png files", "give a folder of frames")
+        self._paths: Iterator[Path] = iter(found)
         self._path: Path | None = None
         self.skipped = 0
 
@@ -83,25 +77,25 @@ class FolderSource:
         return self._path is not None
 
     def image(self) -> np.ndarray | None:
-        import cv2
-
-        image = cv2.imread(str(self._path), cv2.IMREAD_COLOR)
-        if image is None:
+        assert self._path is not None
+        try:
+            return read_picture(self._path)
+        except InputError:
             self.skipped += 1
             return None
-        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
     def close(self) -> None:
         self._path = None
 
 
 def open_source(source: str, where: str = "camera", key: str = "") -> Source:
-    """Open a source at its first frame; InputError when a path does not exist or holds no image files."""
-    if "://" in source or source.isdigit() or not Path(source).is_dir():
-        return VideoSource(source, where, key)
-    if not any(path.suffix.lower() in IMAGE_SUFFIXES for path in Path(source).iterdir()):
-        raise InputError(where, f"the folder {source} has no .jpg or .png files", "give a folder of frames", key)
-    return FolderSource(Path(source))
+    """Open a source at its first frame; InputError for one that is no video, folder of frames, stream or device."""
+    if is_path(source) and not os.path.exists(source):
+        raise InputError(where, f"there is no {source}", "give an existing video file or folder of images", key)
+    try:
+        return FolderSource(Path(source)) if is_path(source) and os.path.isdir(source) else VideoSource(source)
+    except InputError as error:
+        raise InputError(where, f"{error.where} {error.fault}", error.remedy, key) from error
 
 
 def probe(source: str, where: str = "camera", key: str = "") -> np.ndarray:
@@ -116,12 +110,5 @@ def probe(source: str, where: str = "camera", key: str = "") -> np.ndarray:
         opened.close()
     if opened.live:
         remedy = "check that it is reachable from here, and the user and password if it has any"
-        raise InputError(where, f"no frame comes from {_without_secret(source)}", remedy, key)
+        raise InputError(where, f"no frame comes from {without_secret(source)}", remedy, key)
     raise InputError(where, f"{source} has no frame that can be decoded", "give a video or folder with frames", key)
-
-
-def _without_secret(source: str) -> str:
-    """The URL with user and password left out."""
-    scheme, separator, rest = source.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}" if separator else source

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from models.errors import InputError
 from models.frames.data import SPLITS, load_split
+from models.frames.video import is_path
 from models.weights.published import Published
 from models.weights.reading import check_weights
 from models.workload import Query, Workload
 from models.zoo import build_query
-
-REMOTE = "://"
 
 
 def missing(workload: Workload) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def missing(workload: Workload) -> tuple[str, ...]:
 
 def _cameras(workload: Workload) -> Iterator[InputError]:
     for camera in workload.cameras.values():
-        if REMOTE not in camera.source and not camera.source.isdigit() and not Path(camera.source).exists():
+        if is_path(camera.source) and not os.path.exists(camera.source):
             key = f"cameras.{camera.id}.source"
             yield InputError(workload.path, f"{camera.source} does not exist", "correct the path", key)
 

@@ -50,7 +50,7 @@ def lines_bounded(path: Path, most_bytes: int, most_line_bytes: int, remedy: str
 def opened(path: Path, remedy: str) -> Iterator[BinaryIO]:
     """A regular file, open for reading; InputError for every other, and for what goes wrong while it is read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _descriptor(path, remedy)
         with open(descriptor, "rb") as file:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
@@ -59,5 +59,10 @@ def opened(path: Path, remedy: str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise InputError(path, f"cannot be read: {error.strerror}", remedy) from error
+
+
+def _descriptor(path: Path, remedy: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a NUL or half a character in the path
         raise InputError(path, f"cannot be read: {error}", remedy) from error

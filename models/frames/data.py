@@ -6,24 +6,32 @@ bootstrap resamples. Without `__` a split counts as ten contiguous blocks, one f
 
 from __future__ import annotations
 
-import json
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import cv2
 import numpy as np
 
 from models.errors import InputError
+from models.frames.coco import read_coco
+from models.frames.pictures import pictures_in, read_picture
 from models.frames.preprocess import crop
-from models.tasks import Boxes, Truth
+from models.frames.video import Video
+from models.sizes import size_text
+from models.tasks import Truth
 from models.workload import Query
 
 SPLITS = ("train", "val", "test")
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 BLOCKS = 10
 TRAIN_END, VAL_END = 0.6, 0.8
 JPEG_QUALITY = 95
+DEFAULT_FPS = 25.0
+MOST_VIDEO_BYTES = 2**32
+"""Of a video's frames as they are kept."""
+LEADING_DIGITS = re.compile("[0-9]{1,15}")
 
 
 class Frames(Sequence[np.ndarray]):
@@ -60,9 +68,9 @@ def load_split(query: Query, name: str) -> Split:
     """The frames of one split; InputError names the query, the path and what is missing."""
     if query.data is None:
         raise InputError(query.id, "has no data", "add `data:` with labelled or unlabelled frames", "data")
-    if not query.data.exists():
+    if not os.path.exists(query.data):
         raise InputError(query.data, f"does not exist (query {query.id})", "correct `data:`", "data")
-    if query.data.is_file() or not any((query.data / split).is_dir() for split in SPLITS):
+    if not any((query.data / split).is_dir() for split in SPLITS):
         return _unlabelled(query, name)
     folder = query.data / name
     if not folder.is_dir():
@@ -73,21 +81,10 @@ def load_split(query: Query, name: str) -> Split:
     return split
 
 
-def read_image(path: Path) -> np.ndarray:
-    """uint8 RGB (H, W, 3); InputError when the file does not decode."""
-    try:
-        image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
-    except (OSError, cv2.error):
-        image = None
-    if image is None:
-        raise InputError(path, "is not an image that decodes", "replace or remove it")
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-
-
 def _classified(query: Query, folder: Path, name: str) -> Split:
     found: list[tuple[Path, str]] = []
     for label in query.classes:
-        files = _images(folder / label)
+        files = pictures_in(_inside(query, folder, label))
         if not files:
             remedy = "add frames of it, or take it out of `classes`"
             raise InputError(folder / label, f"no frames of class '{label}' (query {query.id})", remedy, "data")
@@ -97,32 +94,17 @@ def _classified(query: Query, folder: Path, name: str) -> Split:
     return _split(name, paths, tuple(label for _, label in found))
 
 
+def _inside(query: Query, folder: Path, label: str) -> Path:
+    """The folder of a class; InputError for a name that leads elsewhere."""
+    if PurePosixPath(label).name != label:
+        fault = f"the class '{label}' is no name of a folder (query {query.id})"
+        raise InputError(query.file or folder, fault, "call it otherwise", "classes")
+    return folder / label
+
+
 def _annotated(query: Query, folder: Path, name: str) -> Split:
-    path = folder / "annotations.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        categories = {int(entry["id"]): str(entry["name"]) for entry in document["categories"]}
-        images = sorted(document["images"], key=lambda image: Path(image["file_name"]).stem)
-        rows: dict[int, list[tuple[str, tuple[float, float, float, float]]]] = {int(i["id"]): [] for i in images}
-        for entry in document["annotations"]:
-            x, y, width, height = (float(value) for value in entry["bbox"])
-            label = categories[int(entry["category_id"])]
-            if label in query.classes:
-                rows[int(entry["image_id"])].append((label, (x, y, x + width, y + height)))
-        paths = [folder / "images" / image["file_name"] for image in images]
-    except OSError as error:
-        raise InputError(path, f"cannot be read (query {query.id})", "add COCO annotations", "data") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(path, f"is not COCO: {error!r} (query {query.id})", "correct the annotations") from error
-    missing = [label for label in query.classes if label not in categories.values()]
-    if missing:
-        remedy = f"it has: {', '.join(categories.values())}"
-        raise InputError(path, f"no category '{missing[0]}' (query {query.id})", remedy, "classes")
-    truths = tuple(
-        Boxes(tuple(label for label, _ in found), tuple(box for _, box in found))
-        for found in (rows[int(image["id"])] for image in images)
-    )
-    return _split(name, paths, truths)
+    rows = read_coco(folder / "annotations.json", query.classes, query.id)
+    return _split(name, [folder / "images" / image for image, _ in rows], tuple(boxes for _, boxes in rows))
 
 
 def _split(name: str, paths: list[Path], truths: tuple[Truth, ...] | None) -> Split:
@@ -131,40 +113,27 @@ def _split(name: str, paths: list[Path], truths: tuple[Truth, ...] | None) -> Sp
 
 
 def _reader(path: Path) -> Callable[[], np.ndarray]:
-    return lambda: read_image(path)
+    return lambda: read_picture(path)
 
 
 def _units_and_times(stems: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Clip or track, and seconds into it, of each file stem in order."""
     if stems and all("__" in stem for stem in stems):
         pairs = [stem.split("__", 1) for stem in stems]
-        digits = ["".join(_leading_digits(rest)) for _, rest in pairs]
+        digits = [LEADING_DIGITS.match(rest) for _, rest in pairs]
         if all(digits):
-            return tuple(unit for unit, _ in pairs), tuple(int(text) / 1000 for text in digits)
+            return tuple(unit for unit, _ in pairs), tuple(int(found[0]) / 1000 for found in digits if found)
     blocks = min(BLOCKS, len(stems))
     return tuple(f"block-{index * blocks // len(stems)}" for index in range(len(stems))), tuple(
         float(index) for index in range(len(stems))
     )
 
 
-def _leading_digits(text: str) -> Iterator[str]:
-    for character in text:
-        if not character.isdigit():
-            return
-        yield character
-
-
-def _images(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-
-
 def _unlabelled(query: Query, name: str) -> Split:
     """A video or a folder of frames, cut 60 / 20 / 20 in time; the query's roi applies."""
     assert query.data is not None
     if query.data.is_dir():
-        paths = _images(query.data)
+        paths = pictures_in(query.data)
         if not paths:
             remedy = f"give the splits {', '.join(SPLITS)}, or a folder of frames"
             raise InputError(query.data, f"has neither splits nor frames (query {query.id})", remedy, "data")
@@ -179,33 +148,50 @@ def _unlabelled(query: Query, name: str) -> Split:
     chosen = slice(round(start * len(loaders)), round(end * len(loaders)))
     if not loaders[chosen]:
         raise InputError(query.data, f"too few frames for the split '{name}' (query {query.id})", "add footage", "data")
-    cropped = [(lambda load=load: crop(load(), query.roi)) for load in loaders[chosen]]
+    cropped = [(lambda load=load: _cropped(query, load())) for load in loaders[chosen]]
     return Split(name, Frames(cropped), None, units[chosen], times_s[chosen])
+
+
+def _cropped(query: Query, frame: np.ndarray) -> np.ndarray:
+    part = crop(frame, query.roi)
+    if not part.size:
+        height, width = frame.shape[:2]
+        fault = f"has a frame of {width} x {height} pixels, in which nothing lies at the roi of query {query.id}"
+        raise InputError(query.data or query.id, fault, "correct `roi`, or take that frame out", "data")
+    return part
 
 
 def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.ndarray]], tuple[float, ...]]:
     """All frames of a video thinned to `fps`, held as JPEG so that an hour fits in memory."""
-    video = cv2.VideoCapture(str(path))
-    own_fps = video.get(cv2.CAP_PROP_FPS) or 25.0
+    video = Video(str(path))
+    own_fps = video.fps or DEFAULT_FPS
     step = 1.0 if fps is None else max(1.0, own_fps / fps)
     encoded: list[np.ndarray] = []
     times_s: list[float] = []
-    index = 0
-    while True:
-        decoded, frame = video.read()
-        if not decoded:
-            break
-        if index >= len(encoded) * step:
-            encoded.append(cv2.imencode(".jpg", frame, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1])
-            times_s.append(index / own_fps)
-        index += 1
-    video.release()
+    index = total = 0
+    try:
+        while video.advance():
+            if index >= len(encoded) * step and (frame := video.image()) is not None:
+                encoded.append(_encoded(frame))
+                times_s.append(index / own_fps)
+                total += encoded[-1].nbytes
+                if total > MOST_VIDEO_BYTES:
+                    fault = f"its frames take more than {size_text(MOST_VIDEO_BYTES)}"
+                    raise InputError(path, fault, "cut it, or set a lower `fps`", "data")
+            index += 1
+    finally:
+        video.close()
     if not encoded:
         raise InputError(path, "is not a video with frames", "give a video that decodes", "data")
-    return [lambda data=data: _decode(data) for data in encoded], tuple(times_s)
+    return [lambda data=data: _decoded(data) for data in encoded], tuple(times_s)
 
 
-def _decode(encoded: np.ndarray) -> np.ndarray:
+def _encoded(frame: np.ndarray) -> np.ndarray:
+    turned = cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
+    return cv2.imencode(".jpg", turned, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
+
+
+def _decoded(encoded: np.ndarray) -> np.ndarray:
     image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
     assert image is not None
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

@@ -16,6 +16,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Roi = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the frame."""
+FURTHEST_PIXEL = 1e6
+"""Where nothing lies that is spoken of: no frame is so wide."""
 
 
 def crop(frame: np.ndarray, roi: Roi | None) -> np.ndarray:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from models.errors import InputError
+from models.files.bounded import Fault, opened
 
 VALUE_BYTES = 4
 VERSION_BYTES = 12
@@ -59,40 +61,47 @@ def read_darknet(path: Path, module: nn.Module, key: str = "weights") -> dict[st
     if not isinstance(module, Darknet):
         fault = f"darknet's weights do not fit {type(module).__name__}"
         raise InputError(path, fault, "use them with yolov3 or yolov3_tiny", key)
-    values = _values(path, key)
     layers = module.darknet_layers()
     slots = [_slots(module, layer) for layer in layers]
     ends = list(accumulate(map(_count, slots)))
-    if len(values) in ends:
-        return _cut(values, slots[: ends.index(len(values)) + 1])
-    if width := _width_of_outputs(module, layers, len(values)):
-        return _cut(values, [_slots(module, layer, width) for layer in layers])
-    if len(values) > ends[-1]:
-        fault = f"holds {len(values):,} values, {len(values) - ends[-1]:,} more than {type(module).__name__} takes"
+    try:
+        with opened(path, "check the path") as file:
+            count = _counted(file)
+            if count in ends:
+                return _cut(_read(file, count), slots[: ends.index(count) + 1])
+            if width := _width_of_outputs(module, layers, count):
+                return _cut(_read(file, count), [_slots(module, layer, width) for layer in layers])
+    except Fault as fault:
+        raise InputError(path, fault.text, "copy or download it again, or give the file darknet wrote", key) from fault
+    except InputError as error:
+        raise InputError(path, error.fault, error.remedy, key) from error
+    if count > ends[-1]:
+        fault = f"holds {count:,} values, {count - ends[-1]:,} more than {type(module).__name__} takes"
         raise InputError(path, fault, "give weights of this architecture", key)
-    torn = next(layer for layer, end in zip(layers, ends, strict=True) if end > len(values))
-    missing = f"{ends[-1] - len(values):,} of {ends[-1]:,} values of {type(module).__name__} are missing"
+    torn = next(layer for layer, end in zip(layers, ends, strict=True) if end > count)
+    missing = f"{ends[-1] - count:,} of {ends[-1]:,} values of {type(module).__name__} are missing"
     fault = f"is cut short within {torn.conv}: {missing}"
     raise InputError(path, fault, "copy or download it again, or give weights of this architecture", key)
 
 
-def _values(path: Path, key: str) -> np.ndarray:
-    """Everything behind the header, float32."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(VERSION_BYTES)
-            major, minor, _ = struct.unpack("<3i", head) if len(head) == VERSION_BYTES else (-1, -1, -1)
-            if not (0 <= major < LARGEST_VERSION and 0 <= minor < LARGEST_VERSION):
-                raise InputError(path, "is no darknet weights file", "give the .weights file darknet wrote", key)
-            # From version 0.2 on, the count of images seen in training has eight bytes instead of four.
-            file.seek(8 if major * 10 + minor >= 2 else 4, 1)
-            content = bytearray(file.read())
-    except OSError as error:
-        raise InputError(path, f"cannot be read: {error.strerror}", "check the path", key) from error
-    if torn := len(content) % VALUE_BYTES:
-        fault = f"is cut short: it ends with {torn} of a value's {VALUE_BYTES} bytes"
-        raise InputError(path, fault, "copy or download it again", key)
-    return np.frombuffer(content, dtype="<f4")
+def _counted(file: BinaryIO) -> int:
+    """How many values follow the header, at whose end the file stands afterwards."""
+    head = file.read(VERSION_BYTES)
+    major, minor, _ = struct.unpack("<3i", head) if len(head) == VERSION_BYTES else (-1, -1, -1)
+    if not (0 <= major < LARGEST_VERSION and 0 <= minor < LARGEST_VERSION):
+        raise Fault("is no darknet weights file")
+    # From version 0.2 on, the count of images seen in training has eight bytes instead of four.
+    start = VERSION_BYTES + (8 if major * 10 + minor >= 2 else 4)
+    size = file.seek(0, io.SEEK_END) - start
+    file.seek(start)
+    if torn := size % VALUE_BYTES:
+        raise Fault(f"is cut short: it ends with {torn} of a value's {VALUE_BYTES} bytes")
+    return size // VALUE_BYTES
+
+
+def _read(file: BinaryIO, count: int) -> np.ndarray:
+    """So many values, float32; ValueError where the file has become shorter meanwhile."""
+    return np.frombuffer(bytearray(file.read(count * VALUE_BYTES)), dtype="<f4", count=count)
 
 
 def _slots(module: nn.Module, layer: DarknetLayer, width: int | None = None) -> list[_Slot]:

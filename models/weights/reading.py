@@ -4,9 +4,9 @@ all.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import pickle
-import warnings
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from models.bundle.container import CODES, encode_header, place, raw_bytes
 from models.errors import InputError
 from models.files.atomic import writing
+from models.files.bounded import Fault, opened
+from models.files.bounded_json import parsed
 from models.weights.darknet import read_darknet
 from models.weights.fit import check_fit, current_names, without_extras
+from models.weights.pickled import read_pickled
 from models.weights.published import Published, fetch
 from models.zoo import check_input
 
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
 Source = Path | Published
 PICKLE_SUFFIXES = (".pt", ".pth", ".th")
 DARKNET_SUFFIX = ".weights"
+SAFETENSORS_SUFFIX = ".safetensors"
+MOST_HEADER_BYTES = 2**22
+"""Some 40,000 tensors."""
+MOST_TOLD = 200
+PART_BYTES = 2**20
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the state dict in a checkpoint."""
 CLASSES = "gemel.classes"
@@ -63,7 +71,7 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     state = without_extras(query.model, current_names(module, state), own)
     check_fit(query, key, own, state)
     _check_classes(query, key)
-    _check_finite(query.weights, key, state)
+    _check_values(query.weights, key, state, own)
     check_input(query, module)
     return state
 
@@ -84,16 +92,22 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
     if not any(tensor.ndim >= 2 for tensor in chosen.values()):
         fault = f"none of its {len(given)} tensors fits {type(module).__name__} by name and shape"
         raise InputError(str(source), fault, "give weights of the same backbone", key)
-    _check_finite(source, key, chosen)
+    _check_values(source, key, chosen, module.state_dict())
     module.load_state_dict(chosen, strict=False)
     return tuple(chosen)
 
 
 def fingerprint(weights: Source | None) -> bytes:
-    """What changes when the weights do: the file's bytes, or the published file's name; empty where there are none."""
+    """What changes when the weights do: the digest of the file, or the published one's name; empty without any."""
     if isinstance(weights, Published):
         return weights.file_name.encode()
-    return weights.read_bytes() if weights is not None and weights.exists() else b""
+    if weights is None or not os.path.exists(weights):
+        return b""
+    digest = hashlib.sha256()
+    with opened(weights, "give the path of a weights file") as file:
+        while part := file.read(PART_BYTES):
+            digest.update(part)
+    return digest.digest()
 
 
 def save_weights(
@@ -121,17 +135,18 @@ def read_state(source: str | Source, key: str = "weights", module: nn.Module | N
     taken off; darknet's .weights, which holds no names, so that `module` has to give them. Raises InputError.
     """
     path = fetch(source, key) if isinstance(source, Published) else Path(source)
-    if not path.is_file():
+    suffix = path.suffix
+    if suffix not in (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES) and (suffix != DARKNET_SUFFIX or module is None):
+        known = ", ".join((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES, DARKNET_SUFFIX))
+        raise InputError(path, f"'{suffix}' files are not read", f"give one of {known}", key)
+    if not os.path.exists(path):
         raise InputError(path, "does not exist", "give the path of a weights file, or train one first", key)
-    if path.suffix == ".safetensors":
+    if suffix == SAFETENSORS_SUFFIX:
         content: Any = _read_safetensors(path, key)
-    elif path.suffix in PICKLE_SUFFIXES:
-        content = _read_pickle(path, key)
-    elif path.suffix == DARKNET_SUFFIX and module is not None:
+    elif suffix == DARKNET_SUFFIX and module is not None:
         content = read_darknet(path, module, key)
     else:
-        known = ", ".join((".safetensors", *PICKLE_SUFFIXES, DARKNET_SUFFIX))
-        raise InputError(path, f"'{path.suffix}' files are not read", f"give one of {known}", key)
+        content = read_pickled(path, key)
     state = _plain_state(path, key, content)
     if all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
@@ -139,29 +154,21 @@ def read_state(source: str | Source, key: str = "weights", module: nn.Module | N
 
 
 def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
+    remedy = "copy or export it again"
     try:
+        with opened(path, remedy) as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > MOST_HEADER_BYTES:
+                raise Fault(f"its header claims {length} bytes, more than {MOST_HEADER_BYTES}")
+            header = parsed(file.read(length))
+        if not isinstance(header, dict):
+            raise Fault("its header is no mapping")
         return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
+    except InputError as error:
+        raise InputError(path, error.fault, remedy, key) from error
+    except (Fault, SafetensorError, OSError, ValueError, KeyError) as error:
         fault = f"is truncated or no safetensors file ({_one_line(error)})"
-        raise InputError(path, fault, "copy or export it again", key) from error
-
-
-def _read_pickle(path: Path, key: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Detected pickle protocol")
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Unsupported" not in str(error) and "GLOBAL" not in str(error):
-            raise _unreadable(path, key) from error
-        fault = "is not a plain state dict: reading it would run code"
-        raise InputError(path, fault, "save model.state_dict() alone, best as .safetensors", key) from error
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise _unreadable(path, key) from error
-
-
-def _unreadable(path: Path, key: str) -> InputError:
-    return InputError(path, "is truncated or no PyTorch file", "copy or save it again", key)
+        raise InputError(path, fault, remedy, key) from error
 
 
 def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
@@ -176,32 +183,51 @@ def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
         raise InputError(path, f"holds a {type(content).__name__}, not a plain state dict", remedy, key)
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            fault = f"is not a plain state dict: {str(name)[:80]!r} is a {type(value).__name__}"
-            raise InputError(path, fault, remedy, key)
-        if value.layout != torch.strided or value.is_quantized:
-            raise InputError(path, f"{name} is a sparse or quantised tensor", "save it in plain float32", key)
+            said = f"'{_clipped(name)}'" if isinstance(name, str) else f"what stands under a {type(name).__name__}"
+            raise InputError(path, f"is not a plain state dict: {said} is a {type(value).__name__}", remedy, key)
+        if not _is_plain(value):
+            kind = "sparse" if value.layout != torch.strided else "quantised" if value.is_quantized else value.dtype
+            where = "" if value.device.type == "cpu" else f" on the device {value.device}"
+            fault = f"{_clipped(name)} is no plain tensor but {kind}{where}"
+            raise InputError(path, fault, "save it in plain float32", key)
     if not content:
         raise InputError(path, "holds no tensors", remedy, key)
     return dict(content)
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether these are numbers in memory, of a kind that layers have."""
+    held = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+    return held and not tensor.is_quantized and tensor.dtype in CODES
+
+
 def _check_classes(query: Query, key: str) -> None:
     """Raise InputError for weights that name other classes than the query, or in another order."""
-    if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
+    if not isinstance(query.weights, Path) or query.weights.suffix != SAFETENSORS_SUFFIX:
         return
     with safe_open(query.weights, "pt") as file:
         named = (file.metadata() or {}).get(CLASSES)
     if named is None or named == json.dumps(list(query.classes)):
         return
-    fault = f"was trained for the classes {named[:200]}, in this order, and the query asks for {list(query.classes)}"
+    asked = _clipped(str(list(query.classes)))
+    fault = f"was trained for the classes {_clipped(named)}, in this order, and the query asks for {asked}"
     remedy = "list in `classes` those of the weights, or give them as `init:` and train"
     raise InputError(query.weights, fault, remedy, key)
 
 
-def _check_finite(source: Source, key: str, state: Mapping[str, Tensor]) -> None:
+def _check_values(source: Source, key: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise InputError for values that the module's own tensors could not hold, or that are none."""
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        floats = own[name].is_floating_point()
+        if floats and not tensor.is_floating_point():
+            fault = f"{name} holds {_dtype(tensor)} and should hold {_dtype(own[name])}"
+            raise InputError(str(source), fault, "save it in plain float32", key)
+        if floats and not bool(torch.isfinite(tensor.to(own[name].dtype)).all()):
             raise InputError(str(source), f"{name} holds NaN or infinite values", "train or export it again", key)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _bare(name: str) -> str:
@@ -209,6 +235,10 @@ def _bare(name: str) -> str:
     while prefix := next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""):
         name = name.removeprefix(prefix)
     return name
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
 
 
 def _one_line(error: Exception) -> str:

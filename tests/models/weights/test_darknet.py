@@ -83,7 +83,10 @@ BAD = {
     "cut after the header": (lambda p: cut(p, 0), "is cut short within first: 155 of 155 values"),
     "cut within a value": (lambda p: cut(p, 154, 3), "is cut short: it ends with 3 of a value's 4 bytes"),
     "too long": (lambda p: cut(p, 158), "holds 158 values, 3 more than Net takes; give weights of this architecture"),
-    "text": (lambda p: p.write_text("[net]\nwidth=416\n"), "is no darknet weights file; give the .weights file"),
+    "text": (
+        lambda p: p.write_text("[net]\nwidth=416\n"),
+        "is no darknet weights file; copy or download it again, or give the file darknet wrote",
+    ),
     "pytorch": (lambda p: torch.save({"a": torch.zeros(3)}, p), "is no darknet weights file"),
     "negative version": (lambda p: write(p, np.zeros(155), (0, -2, 0)), "is no darknet weights file"),
     "empty": (lambda p: p.touch(), "is no darknet weights file"),

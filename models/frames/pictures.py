@@ -1,0 +1,71 @@
+"""Pictures that somebody else made: JPEG and PNG alone, held against bounds before they are decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.errors import InputError
+from models.files.bounded import read_bounded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+SUFFIXES = frozenset((".jpg", ".jpeg", ".png"))
+MOST_BYTES = 2**26
+MOST_PIXELS = 2**25
+"""Of a picture or a video's frame: a little more than 7680 x 4320."""
+FORMATS = ("JPEG", "PNG")
+ORIENTATION = 0x0112
+"""The tag by which a camera tells how it was held (EXIF 2.32, section 4.6.4)."""
+TURNS = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
+REMEDY = "replace or remove it"
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The files of a folder that their names call pictures, in the order of these; empty where there is no folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """uint8 RGB (H, W, 3), upright; transparency is left out, and 16 bits become 8.
+
+    Raises InputError for a file that is no whole JPEG or PNG, larger than MOST_BYTES or of more than MOST_PIXELS.
+    """
+    from PIL import Image
+
+    data = read_bounded(path, MOST_BYTES, REMEDY)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height <= MOST_PIXELS:
+                    image.load()
+                    return _pixels(image)
+    except Exception as error:  # a damaged picture can fail in any way
+        raise InputError(path, "is not an image that decodes: no JPEG or PNG, or damaged", REMEDY) from error
+    fault = f"has {width} x {height} pixels, more than {MOST_PIXELS:,}"
+    raise InputError(path, fault, "make it smaller, or remove it")
+
+
+def _pixels(image: Image) -> np.ndarray:
+    """Pixels of a decoded picture, turned as its EXIF data ask."""
+    import numpy as np
+    from PIL.Image import Transpose, fromarray
+
+    if image.mode.startswith("I"):  # 16 bits of grey
+        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    with contextlib.suppress(Exception):  # garbage where these data should be leaves the picture as it is
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        image = image if turn is None else image.transpose(Transpose[turn])
+    return np.array(image.convert("RGB"))
