@@ -51,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not (interrupts.came or is_interrupt(error)):
             raise
         interrupts.hold()
-        return _interrupted(interrupts)
+        code = _interrupted()
+        if argv is None:
+            interrupts.leave()
+        return code
     finally:
         if argv is not None:
             interrupts.end()
@@ -75,13 +78,11 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         return _complain(error if isinstance(error, GemelError) else _named(error), BAD_INPUT)
 
 
-def _interrupted(interrupts: Interrupts) -> int:
+def _interrupted() -> int:
     """Tell it, once what was under way is gone: as a rule that is done, unless a second interrupt came between."""
-    if atomic := sys.modules.get("models.files.atomic"):  # nothing was written by a command that did not import it
+    if atomic := sys.modules.get("models.files.atomic"):  # a command that did not import it has written nothing
         atomic.remove_torn()
-    code = _complain("interrupted", INTERRUPTED)
-    interrupts.told()
-    return code
+    return _complain("interrupted", INTERRUPTED)
 
 
 def _named(error: OSError) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
+import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from gemel.commands.outcome import INTERRUPTED
 
@@ -32,9 +35,16 @@ class Interrupts:
                 self._before[number] = before
                 signal.signal(number, self._interrupt)
 
-    def told(self) -> None:
-        """The first has been dealt with and told: whatever hangs now, a further one ends the process."""
+    def leave(self) -> NoReturn:
+        """End the process, all having been told; whatever hangs at that, a further interrupt ends it at once.
+
+        Python's own end would wait for threads, and takes no notice of these signals while it ends.
+        """
         self._all(lambda *_: os._exit(INTERRUPTED))
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it any more
+            sys.stdout.flush()
+        os._exit(INTERRUPTED)
 
     def hold(self) -> None:
         """Let none come between while the first is dealt with."""
