@@ -7,17 +7,19 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.equipping import equip
 from edge_runtime.fitting import fit
+from edge_runtime.frames.sinks.base import Sink
 from edge_runtime.opening import open_box
 from edge_runtime.rehearsal.measured import profile_path
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
+from models.errors import InputError
 from models.files.apart import check_apart
 from models.files.atomic import writing
 
@@ -34,7 +36,7 @@ def run(
 
     The summary holds the ledger per query, the bytes moved and swaps while serving (those of the warm-up apart),
     the most bytes resident and used, and why the box stopped; it is also logged and written to
-    `SPOOL/ledger.json`. With `check` everything is validated, cameras and the fit included, nothing runs, and the
+    `SPOOL/ledger.json`. What could not be written by then, as on a full disk, is in `unwritten`, a line each. With `check` everything is validated, cameras and the fit included, nothing runs, and the
     summary says what would. Raises InputError (one line: file, key, fault, remedy) before anything is allocated
     when the config, the bundle or a camera is faulty or when a query does not fit the budget even alone, or with
     `overflow: true` not even with an overflow.
@@ -48,7 +50,7 @@ def run(
     stopping = stop or threading.Event()
     with contextlib.ExitStack() as closing:
         reasons = closing.enter_context(signals(stopping))
-        sinks = [closing.enter_context(contextlib.closing(sink.open())) for sink in config.sinks]
+        sinks = [closing.enter_context(_closing(sink.open())) for sink in config.sinks]
         summary = serve(equipped, sinks, stopping, seconds)
         summary["stopped_by"] = reasons[0] if reasons else summary["stopped_by"]
     _tell(summary, config.spool)
@@ -64,8 +66,26 @@ def _check_apart(config: BoxConfig) -> None:
     check_apart([("trace", config.trace), *sinks, ("spool", ledger)], [*read, *cameras], config.path)
 
 
-def _tell(summary: Mapping[str, Any], spool: Path | None) -> None:
+@contextlib.contextmanager
+def _closing(sink: Sink) -> Iterator[Sink]:
+    """A sink that is closed at the end; what comes of that is told, since the summary is still to come."""
+    try:
+        yield sink
+    finally:
+        try:
+            sink.close()
+        except (InputError, OSError) as error:
+            log.error("%s", error)
+
+
+def _tell(summary: dict[str, Any], spool: Path | None) -> None:
+    """Log the summary and write it; that it could not be written is added to it, since somebody may still read it."""
     log.info("ledger: %s", json.dumps(summary))
-    if spool is not None:
+    if spool is None:
+        return
+    try:
         with writing(spool / LEDGER_FILE, overwrite=True) as file:
             file.write(json.dumps(summary, indent=2).encode())
+    except InputError as error:
+        log.error("%s", error)
+        summary["unwritten"].append(str(error))

@@ -64,18 +64,28 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
     """Do what is asked; what was wrong with that is told, an interrupt comes through."""
     out = sys.stdout
     try:
-        args = build_parser().parse_args(argv)
+        args = _parsed(argv, out)
         # A library that prints must not spoil the one JSON object.
         aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
         with aside:
             outcome = args.does(args)
         text = json.dumps(finite(outcome.result), allow_nan=False) if args.json else outcome.text
-        _print(text, sys.stderr if outcome.aside and not args.json else out)
+        _print("" if outcome.aside and not args.json else text, out)
+        if outcome.aside and not args.json:
+            _print(text, sys.stderr)
         return outcome.exit_code
     except (GemelError, OSError) as error:
         if interrupts.came or is_interrupt(error):
             raise
         return _complain(error if isinstance(error, GemelError) else _named(error), BAD_INPUT)
+
+
+def _parsed(argv: Sequence[str] | None, out: TextIO | None) -> argparse.Namespace:
+    try:
+        return build_parser().parse_args(argv)
+    except SystemExit:  # with help, which may not have come through yet
+        _print("", out)
+        raise
 
 
 def _interrupted() -> int:
@@ -102,7 +112,7 @@ def _print(text: str, out: TextIO | None) -> None:
         return
     lines = "\n".join(map(one_line, text.split("\n")))
     try:
-        print(_writable(lines, out), file=out, flush=True)
+        print(_writable(lines, out), end="\n" if text else "", file=out, flush=True)
     except BrokenPipeError:  # the reader (head, less) has seen enough: not an error of ours
         _give_up(out)
     except OSError as error:

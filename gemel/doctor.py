@@ -70,7 +70,7 @@ def diagnose(folder: str | Path | None = None, copy_bytes: int = COPY_BYTES,
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = Path(folder or tempfile.gettempdir())
+    where = Path(folder or _temporary())
     copies: list[float] = []
     reads: list[float] = []
     copy = _copier(device, copy_bytes)
@@ -86,6 +86,14 @@ def diagnose(folder: str | Path | None = None, copy_bytes: int = COPY_BYTES,
                          "written", "--folder") from error  # fmt: skip
     return Diagnosis(device, machine_of(device), median(copies) / GIGA, median(reads) / GIGA, dropped, str(where),
                      tuple(_engines(device)))  # fmt: skip
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:
+        tried = "no folder for temporary files can be written"
+        raise InputError("TMPDIR", tried, "set it to a folder that can be, or give --folder") from error
 
 
 def _seconds(action: Callable[[], object]) -> float:

@@ -68,7 +68,7 @@ class Background:
 
     def __init__(self, bundle: Bundle, wish: Wish) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed in `wait`)
-        command = [sys.executable, "-m", __name__, json.dumps(asdict(Errand.of(bundle, wish)))]
+        command = [sys.executable, "-P", "-m", __name__, json.dumps(asdict(Errand.of(bundle, wish)))]
         # A group of its own, so that all its compilers can be ended; not a session, whose threads the system may
         # schedule as if their priority were that of any other session's.
         self._process = subprocess.Popen(

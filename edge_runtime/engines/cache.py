@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import InputError
-from models.files.atomic import writing
+from models.files.atomic import told_of, writing
 
 PRIVATE = 0o700
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -68,7 +68,7 @@ class EngineCache:
         if found is not None:
             return found
         path = self._path(key, suffix)
-        with self._alone(path):
+        with told_of(self.folder), self._alone(path):
             found = self.find(key, suffix)
             if found is not None:
                 return found

@@ -11,25 +11,31 @@ own clock.
 from __future__ import annotations
 
 import json
-import threading
+import logging
 from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from edge_runtime.schedule import Decision, Demand, Situation
 from edge_runtime.schedule.costs import Costs
 from models.errors import InputError
+from models.files.lines import Lines
 
 FORMAT = 1
 
+log = logging.getLogger("gemel.run")
+
 
 class TraceWriter:
-    """Writes a trace as it happens; frames may be told from any thread."""
+    """Writes a trace as it happens; frames may be told from any thread.
+
+    A trace that cannot be written any more, as on a full disk, ends there: `refused` says why, and the box goes on.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = _open(Path(path))
-        self._lock = threading.Lock()
+        self._lines = Lines(Path(path), fresh=True, key="trace")
+        self.refused: str | None = None
         self._numbers: dict[str, int] = {}
         self._resident: set[str] = set()
 
@@ -82,21 +88,18 @@ class TraceWriter:
         })  # fmt: skip
 
     def close(self) -> None:
-        with self._lock:
-            self._file.close()
+        try:
+            self._lines.close()
+        except InputError as error:
+            log.error("%s", error)
 
     def _of(self, names: Any) -> list[int]:
         return [self._numbers[name] for name in names]
 
     def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line, separators=(",", ":"))
-        with self._lock:
-            if not self._file.closed:
-                self._file.write(text + "\n")
-
-
-def _open(path: Path) -> TextIO:
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise InputError(path, f"cannot be written: {error.strerror}", "choose another path", "trace") from error
+        try:
+            self._lines.add(json.dumps(line, separators=(",", ":")))
+        except InputError as error:
+            self.refused = str(error)
+            log.error("the trace ends here: %s", error)
+            self.close()

@@ -6,12 +6,15 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 
+from typing import Any
+
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import record_of
 from edge_runtime.frames.sinks.base import Sink
 from edge_runtime.rehearsal.simulator import age_p95_ms
 from models.bundle import BundleQuery
+from models.errors import GemelError, one_line
 from models.tasks import Answer
 
 AGES_KEPT = 10_000
@@ -38,7 +41,19 @@ class Publisher:
         self.failures: dict[str, str] = dict(damaged or {})
         self._out = set(self.failures)
         self._sinks, self._queries, self._digest = sinks, queries, digest
+        self._refused: dict[int, Exception] = {}
+        self._left: set[int] = set()
         self._ages = {query: deque[float](maxlen=AGES_KEPT) for query in queries}
+
+    @property
+    def unheard(self) -> bool:
+        """Whether there is no sink left that anybody reads."""
+        return bool(self._left) and len(self._left) == len(self._sinks)
+
+    @property
+    def unwritten(self) -> list[str]:
+        """Why sinks did not take the last results, one line each."""
+        return [_said(error) for error in self._refused.values()]
 
     @property
     def out(self) -> Set[str]:
@@ -46,17 +61,36 @@ class Publisher:
         return self._out
 
     def publish(self, query: str, frames: Sequence[Frame], answers: Sequence[Answer], finished_at: float) -> None:
-        """One record per frame to every sink, then the frames count as processed; what a sink raises comes through."""
+        """One record per frame to every sink, then the frames count as processed; what a sink raises comes through, once
+        all were tried. One that nobody reads any more (BrokenPipeError) is left out from then on.
+        """
         records = [
             record_of(self._queries[query], frame, answer, finished_at, self._digest)
             for frame, answer in zip(frames, answers, strict=True)
         ]
-        for record in records:
-            for sink in self._sinks:
-                sink.write(record)
+        self._deliver(records)
         for frame, record in zip(frames, records, strict=True):
             self.ledger.processed(query, late=record["late"])
             self._ages[query].append(finished_at - frame.captured_at)
+
+    def _deliver(self, records: Sequence[dict[str, Any]]) -> None:
+        """Try every sink, whatever the others do; then raise what the first of them did."""
+        first = None
+        for index, sink in enumerate(self._sinks):
+            if index in self._left:
+                continue
+            try:
+                for record in records:
+                    sink.write(record)
+                self._refused.pop(index, None)
+            except BrokenPipeError:
+                log.warning("nobody reads sinks[%d] any more: it is left out", index)
+                self._left.add(index)
+            except Exception as error:
+                self._refused[index] = error
+                first = first or error
+        if first is not None:
+            raise first
 
     def failed(self, query: str, frames: Sequence[Frame], error: Exception | None = None) -> None:
         """These frames have no answer; the `error` is told unless it is known."""
@@ -78,7 +112,7 @@ class Publisher:
 
     def tell(self, query: str, error: Exception) -> None:
         """Remember why a query failed; say it once."""
-        text = f"{type(error).__name__}: {error}"
+        text = _said(error)
         if self.failures.get(query) != text:
             log.error("query %s failed on a frame: %s", query, text)
         self.failures[query] = text
@@ -86,3 +120,7 @@ class Publisher:
     def age_p95_ms(self, query: str) -> float | None:
         """The 95th percentile of the ages of a query's results; None without any."""
         return age_p95_ms(self._ages[query])
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, GemelError) else one_line(f"{type(error).__name__}: {error}")

@@ -31,6 +31,7 @@ from models.sizes import exact_text
 IDLE_S = 0.1
 CAMERA_PATIENCE_S = 2.0
 CAMERAS_ENDED, ASKED, TIME_OVER = "cameras ended", "asked to stop", "its time was over"
+UNHEARD = "nobody reads its results"
 
 log = logging.getLogger("gemel.run")
 
@@ -39,7 +40,7 @@ def serve(box: EquippedBox, sinks: Sequence[Sink], stopping: threading.Event, se
     """Serve until the cameras have ended and nothing waits, `stopping` is set, or so many seconds are over.
 
     Returns what was done, as JSON values: the ledger, bytes moved and swaps while serving (those of warm-ups apart),
-    the most bytes resident and used, and why it stopped. Raises InputError where the device lacks the memory.
+    the most bytes resident and used, what could not be written (`unwritten`, a line each), and why it stopped. Raises InputError where the device lacks the memory.
     """
     opened, overhead = box.fitted.box, _private_bytes()
     config, bundle = opened.config, opened.bundle
@@ -76,6 +77,7 @@ def serve(box: EquippedBox, sinks: Sequence[Sink], stopping: threading.Event, se
         "max_resident_bytes": arena.max_resident_bytes, "max_used_bytes": executor.device.max_used_bytes,
         "overhead_bytes": overhead, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
         "queries": executor.to_json(), "cameras": [camera.to_json() for camera in cameras],
+        "unwritten": [*executor.publisher.unwritten, *([trace.refused] if trace and trace.refused else [])],
         "balanced": ledger.balanced, "ledger": ledger.to_json(),
     }  # fmt: skip
 
@@ -153,6 +155,8 @@ def _loop(
     while not stopping.is_set():
         if time.monotonic() >= ends:
             return TIME_OVER
+        if executor.publisher.unheard:
+            return UNHEARD
         switching.take_up(executor)
         over = not any(camera.alive for camera in cameras)
         if executor.step():

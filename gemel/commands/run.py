@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from gemel.commands import grammar
-from gemel.commands.outcome import DONE, INTERRUPTED, Outcome
+from gemel.commands.outcome import BAD_INPUT, DONE, INTERRUPTED, Outcome
 from gemel.text import size
 from models.errors import one_line
 
@@ -39,8 +39,9 @@ def run(args: argparse.Namespace) -> Outcome:
     summary = run_box(args.config, check=args.check)
     if args.check:
         return Outcome(summary, f"{args.config}: {_sound(summary)}", aside=True)
-    interrupted = summary["stopped_by"] == "SIGINT"
-    return Outcome(summary, box_text(summary), INTERRUPTED if interrupted else DONE, aside=True)
+    text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in summary["unwritten"])])
+    code = INTERRUPTED if summary["stopped_by"] == "SIGINT" else BAD_INPUT if summary["unwritten"] else DONE
+    return Outcome(summary, text, code, aside=True)
 
 
 def _sound(summary: dict[str, Any]) -> str:

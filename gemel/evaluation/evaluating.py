@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from merger.journal.progress import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.errors import InputError
 from models.files.apart import check_apart
-from models.files.atomic import writing
+from models.files.atomic import told_of, writing
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
 from models.measuring.evaluation import Evidence, compare, predict, truths_of
@@ -96,12 +97,22 @@ def evaluate(
     asked = {"memory": memory, "memory_bytes": budgets[memory]}
     document = finite({**_document(opened, judged, streamed, device, list(range(seeds))), "asked": asked})
     pictures = [picture for one in judged for picture in one.pictures]
-    out_dir.mkdir(parents=True, exist_ok=True)
     page = render(document, pictures)
-    for name, text in ((REPORT_JSON, json.dumps(document, indent=1, allow_nan=False)), (REPORT_HTML, page)):
-        with writing(out_dir / name, overwrite=True) as file:
-            file.write(text.encode("utf-8"))
+    _write(out_dir, json.dumps(document, indent=1, allow_nan=False), page)
     return document
+
+
+def _write(out_dir: Path, document: str, page: str) -> None:
+    """Both files, or neither where there is no room; a name that is no UTF-8 stands there by its escape."""
+    with told_of(out_dir, "--out"):
+        out_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        writing(out_dir / REPORT_JSON, overwrite=True) as first,
+        writing(out_dir / REPORT_HTML, overwrite=True) as second,
+    ):
+        for file, text in ((first, document), (second, page)):
+            file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()
 
 
 def _budgets(memory: str, apart: Costs) -> dict[str, int]:
@@ -134,12 +145,8 @@ def _writable(out_dir: Path) -> None:
     if out_dir.exists() and not out_dir.is_dir():
         raise InputError(out_dir, "exists and is no folder", "give a folder", "--out")
     nearest = next(folder for folder in (out_dir, *out_dir.resolve().parents) if folder.is_dir())
-    probe = nearest / ".gemel-writable"
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(out_dir, f"cannot be written: {error.strerror}", "choose another folder", "--out") from error
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(out_dir, f"{nearest} cannot be written", "choose another folder", "--out")
 
 
 def _judge(query: Query, bundle: Bundle) -> _Judged:

@@ -6,10 +6,12 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from edge_runtime.frames.sinks.base import SinkKeys
 from models.errors import InputError
+from models.files.atomic import cannot_be_written
+from models.files.lines import Lines
 
 STDOUT = "-"
 
@@ -30,26 +32,39 @@ class JsonLinesConfig:
     path: Path | None
 
     def open(self) -> JsonLines:
-        return JsonLines(self.path)
+        return JsonLines(_Stdout() if self.path is None else Lines(self.path))
 
 
 class JsonLines:
-    """Appends each record as one line of JSON to a file, or to stdout where the path is None."""
+    """Adds each record as one line of JSON to a file or to stdout."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        try:
-            self._file: TextIO = sys.stdout if path is None else open(path, "a", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            remedy = "give a path in a directory that exists and can be written"
-            raise InputError(str(path), f"cannot be written: {error.strerror}", remedy) from error
+    def __init__(self, lines: Lines | _Stdout) -> None:
+        self._lines = lines
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one line and hand it to the operating system. OSError when that fails, as on a full disk."""
-        self._file.write(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
-        self._file.flush()
+        """Write one line and hand it to the operating system. InputError when that fails, as on a full disk."""
+        self._lines.add(json.dumps(record, allow_nan=False, separators=(",", ":")))
 
     def close(self) -> None:
         """Close the file; stdout stays open."""
-        if self._path is not None:
-            self._file.close()
+        self._lines.close()
+
+
+class _Stdout:
+    """Lines for whoever reads what this process writes."""
+
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise InputError("standard output", "is closed", "give the sink a `path`")
+        self._out = sys.stdout
+
+    def add(self, line: str) -> None:
+        try:
+            self._out.write(line + "\n")
+            self._out.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise cannot_be_written("standard output", error) from error
+
+    def close(self) -> None: ...

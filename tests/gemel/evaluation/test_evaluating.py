@@ -1,6 +1,8 @@
 """`gemel eval`: the keys of its report, equal bytes for both arms, and a ledger that adds up."""
 
+import errno
 import json
+import os
 import random
 import re
 
@@ -126,16 +128,25 @@ def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path)
 
 
 def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypatch, evaluated):
-    import gemel.evaluation.evaluating
+    import models.files.atomic
 
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "report.html").write_text("older")
-    monkeypatch.setattr(gemel.evaluation.evaluating, "render", lambda *_: "\ud800")
-    with pytest.raises(UnicodeEncodeError):
+    written = []
+
+    class Full(models.files.atomic._Remembering):
+        def write(self, data, /):
+            written.append(self.name)
+            if len(written) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    monkeypatch.setattr(models.files.atomic, "_Remembering", Full)
+    with pytest.raises(InputError, match=r"report\.html: cannot be written: No space left on device; free some space"):
         evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, seeds=1)
+    assert [path.name for path in folder.iterdir()] == ["report.html"]
     assert (folder / "report.html").read_text() == "older"
-    assert not list(folder.glob(".*"))
 
 
 def test_simulate_takes_a_bundle_or_its_workload_and_agrees_on_the_memory(tiny, capsys):
