@@ -35,11 +35,11 @@ def run(
     comes; returns the summary.
 
     The summary holds the ledger per query, the bytes moved and swaps while serving (those of the warm-up apart),
-    the most bytes resident and used, and why the box stopped; it is also logged and written to
-    `SPOOL/ledger.json`. What could not be written by then, as on a full disk, is in `unwritten`, a line each. With `check` everything is validated, cameras and the fit included, nothing runs, and the
-    summary says what would. Raises InputError (one line: file, key, fault, remedy) before anything is allocated
-    when the config, the bundle or a camera is faulty or when a query does not fit the budget even alone, or with
-    `overflow: true` not even with an overflow.
+    the most bytes resident and used, and why the box stopped; it is also logged and written to `SPOOL/ledger.json`.
+    What could not be written by then, as on a full disk, is in `unwritten`, a line each. With `check` everything is
+    validated, cameras and the fit included, nothing runs, and the summary says what would. Raises InputError (one
+    line: file, key, fault, remedy) before anything is allocated when the config, the bundle or a camera is faulty
+    or when a query does not fit the budget even alone, or with `overflow: true` not even with an overflow.
     """
     config = load_config(config_path)
     _check_apart(config)

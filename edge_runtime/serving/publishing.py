@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-
 from typing import Any
 
 from edge_runtime.frames.ledger import Ledger

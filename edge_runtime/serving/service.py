@@ -39,8 +39,9 @@ log = logging.getLogger("gemel.run")
 def serve(box: EquippedBox, sinks: Sequence[Sink], stopping: threading.Event, seconds: float) -> dict[str, Any]:
     """Serve until the cameras have ended and nothing waits, `stopping` is set, or so many seconds are over.
 
-    Returns what was done, as JSON values: the ledger, bytes moved and swaps while serving (those of warm-ups apart),
-    the most bytes resident and used, what could not be written (`unwritten`, a line each), and why it stopped. Raises InputError where the device lacks the memory.
+    Returns what was done, as JSON values: the ledger, bytes moved and swaps while serving (those of warm-ups
+    apart), the most bytes resident and used, what could not be written (`unwritten`, a line each), and why it
+    stopped. Raises InputError where the device lacks the memory.
     """
     opened, overhead = box.fitted.box, _private_bytes()
     config, bundle = opened.config, opened.bundle
