@@ -16,8 +16,8 @@ from models.files.json_file import read_json_lines
 from models.files.schema import Exact, checked
 
 REMEDY = "give the file that `trace:` named"
-MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 2**29, 500_000, 2**23
-"""Of a trace; half a million lines are several hours of a small box."""
+MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 2**29, 300_000, 2**23
+"""Of a trace; so many lines are more than an hour of a small box."""
 MOST_SECONDS = 1e9
 MOST_COUNT = 1024
 

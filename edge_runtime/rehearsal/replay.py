@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +100,15 @@ class _Box:
         self.processed = dict.fromkeys(costs.queries, 0)
         self.resident = set(numbered(head.resident))
         self.recall: Any = None
-        self.late_news: list[tuple[str, float, float]] = []
+        self.late_news: list[tuple[float, int, str, float]] = []  # a heap: told at, in which place, query, captured at
+        self.told = 0
         self.decisions = self.same = 0
         self.first_difference: str | None = None
 
     def arrive(self, query: str, captured_at: float, at: float) -> None:
         self.arrivals[query].append(captured_at)
-        self.late_news.append((query, captured_at, at))
+        heappush(self.late_news, (at, self.told, query, captured_at))
+        self.told += 1
 
     def step(self, line: Step) -> None:
         self._deliver(line.at)
@@ -134,9 +137,8 @@ class _Box:
 
     def _deliver(self, now: float) -> None:
         """Frames told of after a decision may have come before it, and the other way round."""
-        known = [one for one in self.late_news if one[2] <= now]
-        self.late_news = [one for one in self.late_news if one[2] > now]
-        for query, captured_at, _ in known:
+        while self.late_news and self.late_news[0][0] <= now:
+            _, _, query, captured_at = heappop(self.late_news)
             self.mailboxes.put(query, Frame(0, captured_at))
 
     def _compare(self, line: Step, decision: Decision) -> None:

@@ -16,7 +16,7 @@ NO_DOCUMENTS = {
     "nothing": (b"", "line 1, column 1: "),
     "garbage": (b"\x80\x04\x95", "this byte is no UTF-8"),
     "half a byte": (b'{"a":\n "\xc3"}', "line 2, column 3: this byte is no UTF-8"),
-    "a mark of order": (b"\xef\xbb\xbf{}", "BOM"),
+    "a mark of order": (b"\xef\xbb\xbf{}", "line 1, column 1: "),
     "UTF-16": ('{"a": 1}'.encode("utf-16"), "no UTF-8"),
     "torn": (b'{"a": [1, 2', "line 1, column 12: "),
     "more after it": (b"{}\n{}", "line 2, column 1: Extra data"),
