@@ -25,7 +25,8 @@ class BoxConfig:
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
     With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
-    schedule; `trace` is the file to record what it saw and decided, None for no record.
+    schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key` its owner
+    must have signed the bundle.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class BoxConfig:
     sinks: tuple[SinkConfig, ...]
     spool: Path | None
     factories: tuple[str, ...]
+    public_key: Path | None
     policy: str
     trace: Path | None
     precision: str
@@ -67,7 +69,7 @@ class _BoxKeys(_Strict):
     cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: Any = None
-    public_key: Any = None
+    public_key: str | None = None
     spool: str | None = None
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
@@ -102,6 +104,7 @@ def load_config(path: str | Path) -> BoxConfig:
         sinks_of(path, keys.sinks, root),
         spool,
         tuple(keys.factories),
+        None if keys.public_key is None else root / keys.public_key,
         policy_named(keys.policy, str(path), "policy").name,
         None if keys.trace is None else root / keys.trace,
         keys.precision,
@@ -120,9 +123,6 @@ def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
             raise InputError(path, fault, "use auto or opencv", f"cameras.{name}.decoder")
     if keys.http is not None:
         raise InputError(path, "the HTTP service is not built yet", "remove this key", "http")
-    if keys.public_key is not None:
-        fault = "signatures are not checked yet, so this key would promise what nobody does"
-        raise InputError(path, fault, "remove it", "public_key")
 
 
 def _device(path: Path, device: str) -> str:

@@ -62,7 +62,12 @@ def _check_apart(config: BoxConfig) -> None:
     sinks = [(f"sinks[{index}].path", getattr(sink, "path", None)) for index, sink in enumerate(config.sinks)]
     ledger = None if config.spool is None else config.spool / LEDGER_FILE
     cameras = [(f"the source of camera {name}", one.source) for name, one in config.cameras.items()]
-    read = [("the config", config.path), ("the bundle", config.bundle), ("its profile", profile_path(config.bundle))]
+    read = [
+        ("the config", config.path),
+        ("the bundle", config.bundle),
+        ("its profile", profile_path(config.bundle)),
+        ("the public key", config.public_key),
+    ]
     check_apart([("trace", config.trace), *sinks, ("spool", ledger)], [*read, *cameras], config.path)
 
 

@@ -12,6 +12,7 @@ from edge_runtime.frames.sources import probe
 from edge_runtime.memory.soundness import damaged_queries
 from edge_runtime.schedule import Demand
 from models.bundle import Bundle, open_bundle
+from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def open_box(config: BoxConfig) -> OpenBox:
     not show what a query looks at.
     """
     bundle = open_bundle(config.bundle, config.factories, config.path.resolve().parent)
+    if config.public_key is not None:
+        check_signature(bundle, config.public_key)
     damaged = _damaged(config, bundle)
     _check_cameras(config, bundle)
     cameras = {query.camera for query in bundle.queries}

@@ -1,15 +1,16 @@
-"""`gemel bundle`: looks at, checks and exports bundles."""
+"""`gemel bundle`: looks at, checks, exports, ships and signs bundles."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
 from gemel.text import size
-from models.errors import one_line
+from models.errors import BundleError, one_line
 
 
 def register(commands: Any) -> None:
@@ -25,7 +26,10 @@ def register(commands: Any) -> None:
     made = grammar.command(actions, "verify", "rehash every tensor and check every promise of the manifest", verify)
     made.add_argument("bundle", metavar="BUNDLE")
     grammar.factories(made)
-    made.add_argument("--config", metavar="FILE", help="a box config: allow the models of its `factories`")
+    config = "a box config: allow the models of its `factories`, ask for a signature if it has a `public_key`"
+    made.add_argument("--config", metavar="FILE", help=config)
+    signed = "ask for a signature by the owner of this key (PEM or OpenSSH, Ed25519)"
+    made.add_argument("--public-key", metavar="FILE", help=signed)
 
     made = grammar.command(actions, "export", "write one query's model as an ONNX file", export)
     made.add_argument("bundle", metavar="BUNDLE")
@@ -34,6 +38,20 @@ def register(commands: Any) -> None:
     frames = "frames at once (default dynamic; 1 for a two-stage detector, which needs a fixed number)"
     made.add_argument("--batch", type=_batch, metavar="N|dynamic", help=frames)
     grammar.factories(made)
+
+    made = grammar.command(actions, "diff", "write what a box that has one bundle lacks of another", diff)
+    made.add_argument("old", metavar="OLD", help="the bundle that the box has")
+    made.add_argument("new", metavar="NEW", help="the bundle that it is to have")
+    made.add_argument("-o", "--out", metavar="FILE", help="the update to write; left out, its bytes are counted")
+
+    made = grammar.command(actions, "apply", "make the new bundle of the old one and an update, byte by byte", apply)
+    made.add_argument("old", metavar="OLD", help="the bundle that is here")
+    made.add_argument("update", metavar="UPDATE", help="what `gemel bundle diff` wrote")
+    made.add_argument("-o", "--out", required=True, metavar="FILE", help="the bundle to write")
+
+    made = grammar.command(actions, "sign", "sign a bundle, in place", sign)
+    made.add_argument("bundle", metavar="BUNDLE")
+    made.add_argument("--key", required=True, metavar="FILE", help="a private key (PEM or OpenSSH, Ed25519)")
 
 
 def _batch(text: str) -> int | str:
@@ -53,13 +71,14 @@ def verify(args: argparse.Namespace) -> Outcome:
     """Falls short when the bundle is refused."""
     from models.bundle import unchecked, verify_bundle
 
-    factories, folder = args.factory, Path.cwd()
+    factories, folder, keys = args.factory, Path.cwd(), [args.public_key] if args.public_key else []
     if args.config is not None:
         from edge_runtime.config import load_config
 
         config = load_config(args.config)
         factories, folder = [*factories, *config.factories], config.path.resolve().parent
-    problems = verify_bundle(args.bundle, factories, folder)
+        keys += [config.public_key] if config.public_key else []
+    problems = verify_bundle(args.bundle, factories, folder) or _unsigned(args.bundle, keys)
     left = unchecked(args.bundle, factories)
     said = [one_line(f"{args.bundle}: {line}") for line in (*(problems or ["sound"]), *left)]
     result = {"ok": not problems, "problems": problems, "unchecked": left}
@@ -77,3 +96,45 @@ def export(args: argparse.Namespace) -> Outcome:
     )
     text = f"{written.path}: {size(written.nbytes)}, opset {written.opset}; {frames} -> {', '.join(outputs)}"
     return Outcome({"query": args.query, **written.to_json()}, text)
+
+
+def diff(args: argparse.Namespace) -> Outcome:
+    """What to ship to a box."""
+    from models.bundle.shipping import write_update
+
+    made = write_update(args.old, args.new, args.out)
+    counts = f"{size(made.bytes)} in place of {size(made.bundle_bytes)}, {made.tensors} of {made.of_tensors} tensors"
+    result = {"update": args.out, **made.to_json()}
+    return Outcome(result, one_line(f"{args.out or 'an update'}: {counts}"))
+
+
+def apply(args: argparse.Namespace) -> Outcome:
+    """The new bundle."""
+    from models.bundle.shipping import apply_update
+
+    made = apply_update(args.old, args.update, args.out)
+    return Outcome(
+        {"bundle": args.out, **made}, one_line(f"{args.out}: {size(made['bytes'])}, SHA-256 {made['digest']}")
+    )
+
+
+def sign(args: argparse.Namespace) -> Outcome:
+    """The same bundle, signed."""
+    from models.bundle.signing import sign_bundle
+
+    sign_bundle(args.bundle, args.key)
+    return Outcome({"bundle": args.bundle, "signed": True}, one_line(f"{args.bundle}: signed"))
+
+
+def _unsigned(bundle: str, keys: Iterable[str | Path]) -> list[str]:
+    """What is wrong with the signature of a sound bundle, where one is asked for."""
+    from models.bundle import open_bundle
+    from models.bundle.signing import check_signature
+
+    problems = []
+    for key in keys:
+        try:
+            check_signature(open_bundle(bundle), key)
+        except BundleError as error:
+            problems.append(error.fault)
+    return problems

@@ -148,7 +148,13 @@ def parse_header(buffer: Any) -> Header:
         raise Fault(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES}")
     if 8 + length > size:
         raise Fault(f"the file is truncated: {size} bytes, the header alone claims {length}")
-    head = bytes(buffer[: 8 + length])
+    return parse_head(bytes(buffer[: 8 + length]), size - 8 - length)
+
+
+def parse_head(head: bytes, data_bytes: int | None = None) -> Header:
+    """The header alone, length bytes included, of a container with so many bytes of data; None takes what its tensors
+    take. Raises Fault as `parse_header` does.
+    """
     check_seal(head)
     document = loads_strict(head[8:].decode("utf-8", errors="replace"), "the header")
     if not isinstance(document, dict):
@@ -157,8 +163,9 @@ def parse_header(buffer: Any) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise Fault("the header's metadata is not text by name")
     entries = sorted((_entry(name, given) for name, given in document.items()), key=lambda e: (e.begin, e.end))
-    _check_contiguous(entries, size - 8 - length)
-    return Header({entry.name: entry for entry in entries}, metadata, 8 + length)
+    taken = max((entry.end for entry in entries), default=0)
+    _check_contiguous(entries, taken if data_bytes is None else data_bytes)
+    return Header({entry.name: entry for entry in entries}, metadata, len(head))
 
 
 def loads_strict(text: str, what: str) -> Any:

@@ -57,7 +57,7 @@ def test_without_sinks_results_go_to_stdout(tmp_path):
     ({"sinks": [{"kind": "mqtt"}]}, "sinks[0].kind", "'mqtt' are not built yet"),
     ({"sinks": [{"kind": "fax"}]}, "sinks[0].kind", "unknown kind 'fax'"),
     ({"http": {"bind": "127.0.0.1:8080"}}, "http", "not built yet"),
-    ({"public_key": "k.pem"}, "public_key", "not checked yet"),
+    ({"public_key": 7}, "public_key", "string"),
     ({"cameras": {"left": {"source": "x", "decoder": "nvdec"}}}, "cameras.left.decoder", "'nvdec' is not built yet"),
     ({"spool": "nowhere"}, "spool", "there is no directory"),
     ({"factories": ["os.system"]}, "factories[0]", "pattern"),

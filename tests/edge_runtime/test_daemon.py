@@ -14,9 +14,12 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from edge_runtime.daemon import run
 from edge_runtime.engines.eager.engine import TorchEngine
+from models.bundle.signing import sign_bundle
 from models.errors import BundleError, InputError
 from models.sizes import exact_text
 from models.tasks import ClassAnswer, task_of
@@ -174,6 +177,20 @@ def test_a_bundle_in_which_every_query_is_damaged_is_refused(box, tmp_path):
     damage(bundle.path, tmp_path / "tiny.safetensors", sorted(everywhere))
     with pytest.raises(BundleError, match="every query has damaged tensors"):
         run(write_config(tmp_path, cameras=cameras))
+
+
+def test_with_a_public_key_only_what_its_owner_signed_is_served(box, tmp_path):
+    bundle, key = tmp_path / "signed.safetensors", Ed25519PrivateKey.generate()
+    bundle.write_bytes((box / "tiny.safetensors").read_bytes())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (tmp_path / "box-key.pub").write_bytes(public)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (tmp_path / "box-key").write_bytes(private)
+    config = write_config(box, bundle=str(bundle), public_key=str(tmp_path / "box-key.pub"))
+    with pytest.raises(BundleError, match="is not signed"):
+        run(config, check=True)
+    sign_bundle(bundle, tmp_path / "box-key")
+    assert run(config, check=True)["ok"]
 
 
 def test_a_sink_that_cannot_be_written_is_refused(box):

@@ -1,0 +1,110 @@
+"""Signatures of bundles: Ed25519 (RFC 8032) over the header, which names every tensor by its content.
+
+A signed bundle has the metadata key `gemel.signature`, 128 hex digits. Signed is its header as our writer would write
+it with zeros in their place, so that nothing in it can be changed, nor any tensor whose name is checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.bundle.container import DIGEST_KEY, Header, encode_header
+from models.bundle.reader import Bundle, open_bundle
+from models.errors import BundleError, InputError
+from models.files.atomic import writing
+from models.files.bounded import read_bounded
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+SIGNATURE_KEY = "gemel.signature"
+MOST_KEY_BYTES = 16 << 10
+_NONE = "0" * 128
+_CHUNK_BYTES = 16 << 20
+_MADE_BY = "ssh-keygen -t ed25519 -f box-key"
+
+
+def sign_bundle(path: str | Path, key: str | Path) -> None:
+    """Sign a bundle with a private key, in place: it is replaced whole, and who has it open keeps the old one.
+
+    A signature that it has already is replaced. Raises InputError when the key is none or the file cannot be written,
+    BundleError when it is no sound bundle.
+    """
+    signing, bundle = _private(Path(key)), open_bundle(path)
+    signature = signing.sign(_signed_text(bundle.header)).hex()
+    head = encode_header(bundle.header.entries.values(), _metadata(bundle.header, signature))
+    with writing(path, overwrite=True) as file, memoryview(bundle.mapping) as view:
+        file.write(head)
+        for start in range(bundle.header.data_start, len(view), _CHUNK_BYTES):
+            file.write(view[start : start + _CHUNK_BYTES])
+
+
+def is_signed(bundle: Bundle) -> bool:
+    """Whether the bundle bears a signature, of whomever."""
+    return SIGNATURE_KEY in bundle.header.metadata
+
+
+def check_signature(bundle: Bundle, key: str | Path) -> None:
+    """Raise BundleError unless the bundle was signed by the owner of this public key; InputError when it is no key.
+
+    The contents of the tensors are another matter: `verify_bundle` compares them with their names, and so does a box.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    public = _public(Path(key))
+    if not is_signed(bundle):
+        raise BundleError(bundle.path, "is not signed", "sign it with `gemel bundle sign`")
+    try:
+        signature = bytes.fromhex(bundle.header.metadata[SIGNATURE_KEY])
+        public.verify(signature, _signed_text(bundle.header))
+    except (InvalidSignature, ValueError):
+        fault = f"its signature is not by the owner of {key}"
+        raise BundleError(bundle.path, fault, "take a bundle from who owns it, or sign it again") from None
+
+
+def _signed_text(header: Header) -> bytes:
+    return encode_header(header.entries.values(), _metadata(header, _NONE))
+
+
+def _metadata(header: Header, signature: str) -> dict[str, str]:
+    kept = {key: text for key, text in header.metadata.items() if key not in (DIGEST_KEY, SIGNATURE_KEY)}
+    return {SIGNATURE_KEY: signature, **kept}
+
+
+def _private(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives import serialization as kinds
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    remedy = f"make one: {_MADE_BY}"
+    text = read_bounded(path, MOST_KEY_BYTES, remedy)
+    read = kinds.load_ssh_private_key if b"OPENSSH PRIVATE KEY" in text else kinds.load_pem_private_key
+    try:
+        key = read(text, None)
+    except TypeError:
+        raise InputError(path, "this key has a password", "give one without") from None
+    except Exception as error:  # the library raises many kinds
+        raise InputError(path, f"is no private key: {_first_line(error)}", remedy) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InputError(path, "is no Ed25519 key", remedy)
+    return key
+
+
+def _public(path: Path) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives import serialization as kinds
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    remedy = f"give the public part of an Ed25519 key; {_MADE_BY} makes both"
+    text = read_bounded(path, MOST_KEY_BYTES, remedy)
+    read = kinds.load_ssh_public_key if text.startswith(b"ssh-") else kinds.load_pem_public_key
+    try:
+        key = read(text)
+    except Exception as error:  # the library raises many kinds
+        raise InputError(path, f"is no public key: {_first_line(error)}", remedy) from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise InputError(path, "is no Ed25519 key", remedy)
+    return key
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__

@@ -1,0 +1,106 @@
+"""A signature holds for what was signed, by the one who has the key, and for nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization as kinds
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+
+from models.bundle import open_bundle, verify_bundle
+from models.bundle.container import encode_header
+from models.bundle.signing import SIGNATURE_KEY, check_signature, is_signed, sign_bundle
+from models.errors import BundleError, InputError
+
+PEM = (kinds.Encoding.PEM, kinds.PrivateFormat.PKCS8, kinds.Encoding.PEM, kinds.PublicFormat.SubjectPublicKeyInfo)
+SSH = (kinds.Encoding.PEM, kinds.PrivateFormat.OpenSSH, kinds.Encoding.OpenSSH, kinds.PublicFormat.OpenSSH)
+
+
+def keys(folder: Path, name: str = "key", form: tuple = PEM) -> tuple[Path, Path]:
+    """A new private key and its public one, as files."""
+    private, public, made = folder / name, folder / f"{name}.pub", Ed25519PrivateKey.generate()
+    private.write_bytes(made.private_bytes(form[0], form[1], kinds.NoEncryption()))
+    public.write_bytes(made.public_key().public_bytes(form[2], form[3]))
+    return private, public
+
+
+@pytest.mark.parametrize("form", [PEM, SSH], ids=["PEM", "OpenSSH"])
+def test_what_was_signed_is_known_by_the_public_key(sample, tmp_path: Path, form: tuple) -> None:
+    private, public = keys(tmp_path, form=form)
+    tensors = open_bundle(sample.path).header.entries
+    sign_bundle(sample.path, private)
+    signed = open_bundle(sample.path)
+    check_signature(signed, public)
+    assert is_signed(signed) and verify_bundle(sample.path) == [] and signed.header.entries == tensors
+
+
+def test_a_bundle_without_a_signature_is_refused(sample, tmp_path: Path) -> None:
+    assert not is_signed(open_bundle(sample.path))
+    with pytest.raises(BundleError, match="is not signed"):
+        check_signature(open_bundle(sample.path), keys(tmp_path)[1])
+
+
+def test_somebody_elses_signature_is_refused(sample, tmp_path: Path) -> None:
+    sign_bundle(sample.path, keys(tmp_path, "theirs")[0])
+    with pytest.raises(BundleError, match="not by the owner"):
+        check_signature(open_bundle(sample.path), keys(tmp_path, "ours")[1])
+
+
+def test_signing_again_takes_the_place_of_the_signature(sample, tmp_path: Path) -> None:
+    (first, _), (second, public) = keys(tmp_path, "first"), keys(tmp_path, "second")
+    sign_bundle(sample.path, first)
+    size = sample.path.stat().st_size
+    sign_bundle(sample.path, second)
+    check_signature(open_bundle(sample.path), public)
+    assert sample.path.stat().st_size == size
+
+
+@pytest.mark.parametrize("change", ["manifest", "signature", "name", "short"])
+def test_nothing_that_was_signed_can_be_changed(sample, tmp_path: Path, change: str) -> None:
+    """A header that somebody changed and sealed anew is sound in itself; the signature no longer fits it."""
+    private, public = keys(tmp_path)
+    sign_bundle(sample.path, private)
+    bundle = open_bundle(sample.path)
+    metadata, entries = dict(bundle.header.metadata), list(bundle.header.entries.values())
+    del metadata["gemel.digest"]
+    if change == "manifest":
+        metadata["gemel.manifest"] = metadata["gemel.manifest"].replace(
+            '"accuracy_target":0.9', '"accuracy_target":0.8'
+        )
+        assert metadata != bundle.header.metadata
+    elif change == "name":
+        metadata["more"] = "x"
+    else:
+        metadata[SIGNATURE_KEY] = metadata[SIGNATURE_KEY][::-1] if change == "signature" else "no hex"
+    data = sample.path.read_bytes()[bundle.header.data_start :]
+    sample.path.write_bytes(encode_header(entries, metadata) + data)
+    with pytest.raises(BundleError, match="not by the owner"):
+        check_signature(open_bundle(sample.path), public)
+
+
+def test_what_is_no_key_is_one_line(sample, tmp_path: Path) -> None:
+    private, public = keys(tmp_path)
+    rsa = generate_private_key(65537, 2048)
+    (tmp_path / "rsa").write_bytes(rsa.private_bytes(*PEM[:2], kinds.NoEncryption()))
+    (tmp_path / "rsa.pub").write_bytes(rsa.public_key().public_bytes(*PEM[2:]))
+    locked = Ed25519PrivateKey.generate().private_bytes(*PEM[:2], kinds.BestAvailableEncryption(b"secret"))
+    (tmp_path / "locked").write_bytes(locked)
+    (tmp_path / "garbage").write_bytes(b"ssh-\x00\xff")
+    before = sample.path.read_bytes()
+    for key, fault in {
+        public: "no private key", tmp_path / "rsa": "no Ed25519 key", tmp_path / "locked": "has a password",
+        tmp_path / "garbage": "no private key", tmp_path / "none": "cannot be read", tmp_path: "Is a directory",
+    }.items():  # fmt: skip
+        with pytest.raises(InputError, match=fault) as caught:
+            sign_bundle(sample.path, key)
+        assert str(caught.value).startswith(f"{key}: ") and "\n" not in str(caught.value)
+    assert sample.path.read_bytes() == before
+    sign_bundle(sample.path, private)
+    for key, fault in {
+        private: "no public key", tmp_path / "rsa.pub": "no Ed25519 key", tmp_path / "garbage": "no public key",
+        Path("/dev/zero"): "no regular file",
+    }.items():  # fmt: skip
+        with pytest.raises(InputError, match=fault):
+            check_signature(open_bundle(sample.path), key)
