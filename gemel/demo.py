@@ -17,12 +17,13 @@ from gemel.evaluation.summary import evaluation_text, verdict_text
 from gemel.looking.box import box_text
 from gemel.planning.conditions import DEMO_DEVICE
 from gemel.planning.on_paper import costs_apart, profile_named
-from gemel.text import duration, finite, percent
+from gemel.text import duration, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.journal.progress import Progress, Stages, silent
 from merger.workers.jobs import using
 from models.errors import InputError
 from models.files.atomic import writing
+from models.files.json_file import finite
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from models.errors import one_line
 from models.sizes import size_text
@@ -47,16 +45,3 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(headers), line(["-" * width for width in widths]), *(line(row) for row in cells)])
-
-
-def finite(value: Any) -> Any:
-    """`value` with what JSON cannot say (NaN, infinities) turned into null, tuples and sets into lists."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return [finite(item) for item in sorted(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -35,6 +35,7 @@ from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.errors import InputError
 from models.files.apart import check_apart
 from models.files.atomic import writing
+from models.files.json_file import finite
 from models.measuring.evaluation import Evidence
 from models.parts.low_rank import KEY as LOW_RANK
 from models.parts.widths import FP32
@@ -206,7 +207,7 @@ def _accounted(bench: Workbench, found: _Found, method: str, options: MergeOptio
 
 def _write_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with writing(path, overwrite=True) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        file.write("".join(json.dumps(finite(row)) + "\n" for row in rows).encode())
 
 
 @contextmanager

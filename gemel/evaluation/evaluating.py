@@ -23,12 +23,13 @@ from gemel.planning.conditions import DEFAULT_DEVICE
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.report.frames import examples
 from gemel.report.page import render
-from gemel.text import finite, size
+from gemel.text import size
 from merger.journal.progress import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.errors import InputError
 from models.files.apart import check_apart
 from models.files.atomic import told_of, writing
+from models.files.json_file import finite
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
 from models.measuring.evaluation import Evidence, compare, predict, truths_of

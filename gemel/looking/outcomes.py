@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemel.looking.log import OUTCOMES, read_log
 from gemel.text import number, percent, size, table
 from models.bundle import Bundle
-from models.errors import one_line
+from models.errors import InputError, one_line
 from models.parts.low_rank import FACTORS
 from models.sharing.layers import weight_key
 
 LOG_SUFFIX = ".log.jsonl"
-OUTCOMES = ("kept", "repaired", "partly", "refused", "untried")
 NO_LOG = "no log beside the bundle: what was tried and refused is not known, only what is shared"
 OTHER_LOG = "the log beside the bundle is another merge's: only what is shared is known"
 EQUAL = "the merge set out to share nothing: what is shared was equal before"
-UNREADABLE = "the log beside the bundle cannot be read: only what is shared is known"
+UNREADABLE = "only what is shared is known: the log beside the bundle cannot be believed"
 WEIGHT = len(".weight")
 """What follows a layer's path in the key of its weight; `_weight` is as long."""
 NAMED = 4
@@ -47,13 +46,13 @@ class Outcomes:
         if not path.exists():
             return cls(tuple(shared_sets(bundle)), note=NO_LOG)
         try:
-            log = [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-            sets = tuple(row for row in log if "set" in row)
-            tensors = {query.id: query.tensors for query in bundle.queries}
-            if not all(_is_shared(tensors, row["kept"]) for row in sets):
-                return cls(tuple(shared_sets(bundle)), note=OTHER_LOG)
-        except (OSError, ValueError, KeyError, TypeError):
-            return cls(tuple(shared_sets(bundle)), note=UNREADABLE)
+            log = list(read_log(path))
+        except InputError as error:
+            return cls(tuple(shared_sets(bundle)), note=f"{UNREADABLE}: {error}")
+        sets = tuple(row for row in log if "set" in row)
+        tensors = {query.id: query.tensors for query in bundle.queries}
+        if not all(_is_shared(tensors, row["kept"]) for row in sets):
+            return cls(tuple(shared_sets(bundle)), note=OTHER_LOG)
         if not sets and (equal := shared_sets(bundle)):
             return cls(tuple(equal), note=EQUAL)
         repairs = tuple(row for row in log if {"repair", "alone", "waits"} & row.keys())
@@ -76,12 +75,13 @@ class Outcomes:
             spent = sum(row["work"] / row["together"] for row in self.sets)
             parts.append(f"{len(self.sets)} sets of layers were to be shared; trying them took {spent:.3g} of work")
         parts += _repairs(self.repairs)
+        tries: dict[str, list[Row]] = {}
         for row in self.beyond:
-            if "work_spent" in row:
-                parts.append(
-                    f"past the ceiling, {row['beyond']}: {row['tries']} tries gained {size(row['gained_bytes'])}"
-                    + _in_whose_way(one for one in self.beyond if one["beyond"] == row["beyond"])
-                )
+            tries.setdefault(row["beyond"], []).append(row)
+        for kind, rows in tries.items():
+            if "work_spent" in rows[-1]:  # the sum of this kind ends it
+                gained = f"{rows[-1]['tries']} tries gained {size(rows[-1]['gained_bytes'])}"
+                parts.append(f"past the ceiling, {kind}: {gained}{_in_whose_way(rows)}")
         if self.widths:
             widened = sum(len(row["widened"]) for row in self.widths)
             parts.append(f"stored {self.widths[-1]['width']}: {widened} weights wider" + _in_whose_way(self.widths))

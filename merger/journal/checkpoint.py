@@ -6,22 +6,21 @@ replaced whole in one step, every INTERVAL_S seconds of work, so that less than 
 long it is done less often, so that it takes at most a quarter of the time. What it holds besides decides nothing:
 batches, their order and all random numbers are functions of the seed and the number of the step
 (`merger.training.batches`), so a resumed merge gives the same bundle, bit by bit, on the same processor.
-When there is no room for a new file, the merge ends with one line, and the last good file stays for `--resume`.
+A seal (`merger.journal.sealed`) tells what was damaged. When there is no room for a new file, the merge ends with one
+line, and the last good file stays for `--resume`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from merger.journal.sealed import FAULTS, load_sealed, save_sealed
 from merger.journal.steps import Journal
 from models.errors import InputError
 from models.files.atomic import writing
@@ -31,18 +30,7 @@ STATE = "state.pt"
 MARK = "gemel-merge"
 """The file that says that a folder is a merge's own: nobody else's is written to, or removed."""
 SAID = b"gemel: the work of an interrupted merge; `gemel merge --resume` goes on with it\n"
-FORMAT = 4
-FAULTS = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-)
-"""What reading a file that is no checkpoint, or a damaged one, comes to."""
+FORMAT = 5
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 
@@ -108,7 +96,7 @@ class Checkpoint(Journal):
                 _make(self.folder)
             _check_own(self.folder)
             with writing(path, overwrite=True) as file:
-                torch.save(content, file)
+                save_sealed(content, file)
         except _Foreign:
             raise
         except (InputError, OSError, RuntimeError) as error:
@@ -140,9 +128,7 @@ class Checkpoint(Journal):
     def _open(self, path: Path) -> None:
         self._remove_torn()
         try:
-            if path.is_symlink() or not path.is_file():
-                raise ValueError("no regular file")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = load_sealed(path)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
             identity = dict(content["identity"])
@@ -151,7 +137,8 @@ class Checkpoint(Journal):
             self.accepted = content["accepted"]
             self.load_state_dict(content["journal"])
         except FAULTS as error:
-            fault = f"is no checkpoint: {' '.join(str(error).split())[:120]}"
+            said = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())[:120]
+            fault = f"is no checkpoint: {said}"
             raise InputError(path, fault, "remove the folder and start again") from error
         self._settled_rows = len(self.log)
         if identity != self.identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,34 @@ def read_json(path: Path, remedy: str, most_bytes: int = MOST_BYTES, most_values
 
 
 def read_json_lines(
-    path: Path, remedy: str, most_bytes: int = MOST_LINES_BYTES, most_line_bytes: int = MOST_BYTES
+    path: Path, remedy: str, most_bytes: int = MOST_LINES_BYTES, most_line_bytes: int = MOST_BYTES, torn: bool = True
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The mappings that the lines of a file hold, each with its number from 1; InputError as `read_json`.
 
-    What whoever wrote it did not end, a last line without a newline that is no JSON, is left out.
+    What whoever wrote it did not end, a last line without a newline that is no JSON, is left out; without `torn`, of a
+    file that appears whole or not at all, it is a fault like any other.
     """
     for number, line in enumerate(lines_bounded(path, most_bytes, most_line_bytes, remedy), 1):
         try:
             row = _mapping(path, f"line {number} ", line, remedy, MOST_VALUES)
         except InputError:
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") or not torn:
                 raise
             return
         yield number, row
+
+
+def finite(value: Any) -> Any:
+    """`value` with what JSON cannot say (NaN, infinities) turned into null, tuples and sets into lists."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return [finite(item) for item in sorted(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _mapping(path: Path, where: str, data: bytes, remedy: str, most_values: int) -> dict[str, Any]:

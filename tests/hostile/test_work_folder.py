@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from merger.journal.checkpoint import MARK, SAID, STATE, Checkpoint
+from merger.journal.checkpoint import FORMAT, MARK, SAID, STATE, Checkpoint
+from merger.journal.sealed import LENGTH, save_sealed
 from models.errors import InputError
 from tests.hostile.harness import refused, snapshot
+from tests.hostile.test_json import FILES, make_special
 
 WORKLOAD = """
 name: one
@@ -99,22 +102,73 @@ def test_a_merges_folder_goes_when_it_is_done(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"garbage", [], {}, {"format": 4}, {"format": [4]}, "text", 3, {"format": 4, "identity": 3}, "fifo", "link"],
-    ids=str,
-)
-def test_a_state_that_is_none_is_one_line(tmp_path: Path, content) -> None:
-    folder = tmp_path / "out.work"
-    Checkpoint(folder, {}, resume=False).write()
-    path = folder / STATE
-    if content in ("fifo", "link"):
-        path.unlink()
-        os.mkfifo(path) if content == "fifo" else path.symlink_to("/dev/zero")
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
+ACCEPTED = {"members": [["a", "conv1"]], "weights": {"a": torch.ones(2)}}
+CONTENT: dict[str, Any] = {
+    "format": FORMAT, "identity": {}, "rounds": 0, "seconds": 0.0, "work": 0.0, "rate": None, "log": [],
+    "accepted": ACCEPTED, "journal": {"done": {"a": (ACCEPTED, 0.0)}, "parts": {}, "trainings": {}, "meter": 0.0},
+}  # fmt: skip
+OF_TORCH: dict[str, Any] = {
+    "nothing": None, "a text": "text", "a list": [], "a number": 3, "no keys": {}, "another format": {"format": 4},
+    "a tensor": torch.ones(2), "a meta tensor": {**CONTENT, "accepted": torch.ones(2, device="meta")},
+    "a sparse tensor": {**CONTENT, "accepted": torch.ones(2).to_sparse()},
+    **{f"a wrong {key}": {**CONTENT, key: ["x"]} for key in CONTENT},
+    "a wrong journal, deep": {**CONTENT, "journal": {**CONTENT["journal"], "done": {"a": 3}}},
+    "all as it should be, but not by a merge": CONTENT,
+}  # fmt: skip
+OF_BYTES = {"empty": b"", "garbage": b"garbage" * 100, "a pickle that runs": b"cos\nsystem\n(S'touch ran'\ntR."}
+SEALED: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:500],
+    "cut by a byte": lambda data: data[:-1],
+    "a byte more": lambda data: data + b"x",
+    "a byte flipped": lambda data: data[:200] + bytes([data[200] ^ 1]) + data[201:],
+    "a seal of other bytes": lambda data: b"x" + data,
+    "a seal alone": lambda data: data[-LENGTH:],
+    "a seal of nobody": lambda data: data[:-64] + b"x" * 64,
+    "a seal of no UTF-8": lambda data: data[:-64] + b"\xff" * 64,
+}
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A workload, and the folder of its interrupted merge."""
+    (tmp_path / "w.yaml").write_text(WORKLOAD)
+    Checkpoint(tmp_path / "out.work", {}, resume=False).write()
+    return tmp_path / "out.work"
+
+
+def _refused(work: Path) -> str:
+    said = refused(["merge", "w.yaml", "-o", "out", "--resume"], work.parent, f"out.work/{STATE}: is no checkpoint: ")
+    assert said.endswith("; remove the folder and start again")
+    return said
+
+
+@pytest.mark.parametrize("content", [*OF_TORCH, *OF_BYTES])
+def test_a_state_that_no_merge_wrote_is_one_line(work: Path, content: str) -> None:
+    if content in OF_BYTES:
+        (work / STATE).write_bytes(OF_BYTES[content])
     else:
-        torch.save(content, path)
-    with pytest.raises(InputError) as refused:
-        Checkpoint(folder, {}, resume=True)
-    assert str(refused.value).startswith(f"{path}: is no checkpoint: ") and str(refused.value).isprintable()
+        torch.save(OF_TORCH[content], work / STATE)
+    _refused(work)
+
+
+@pytest.mark.parametrize("change", SEALED.values(), ids=SEALED)
+def test_a_state_that_was_changed_is_one_line(work: Path, change: Callable[[bytes], bytes]) -> None:
+    (work / STATE).write_bytes(change((work / STATE).read_bytes()))
+    _refused(work)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "missing"])
+def test_a_state_that_is_no_file_of_bearable_size_is_one_line(work: Path, kind: str) -> None:
+    (work / STATE).unlink()
+    make_special(work / STATE, kind)
+    _refused(work)
+
+
+def test_a_state_of_another_merge_is_told(work: Path) -> None:
+    refused(["merge", "w.yaml", "-o", "out", "--resume"], work.parent, "belongs to another merge (workload, method, ")
+
+
+def test_a_state_that_is_sealed_but_of_another_version_is_told(work: Path) -> None:
+    with (work / STATE).open("wb") as file:
+        save_sealed({**CONTENT, "format": FORMAT + 1}, file)
+    assert f"format {FORMAT + 1}" in _refused(work)
