@@ -1,12 +1,13 @@
-# make demo | test | test-all | lint | real. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
+# make demo | test | test-all | lint | real | fuzz. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= out
+MINUTES ?= 10
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-all lint real venv
+.PHONY: demo test test-all lint real fuzz venv
 
 demo: $(STAMP)  ## the whole road on rendered clips, within 4 CPU-minutes; ends with what to look at
 	$(BIN)/gemel demo --out $(OUT)/demo
@@ -24,6 +25,9 @@ lint: $(STAMP)  ## form, style and types
 
 real: $(STAMP)  ## both real workloads, end to end; can be interrupted and resumed; GEMEL_DATA names the footage
 	$(BIN)/python -m benchmarks.real.real $(REAL_ARGS)
+
+fuzz: $(STAMP)  ## damaged files of every kind for MINUTES on all cores; findings go to out/fuzz; FUZZ_ARGS="--seed 1" repeats
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.mutated.fuzz --minutes $(MINUTES) --out $(OUT)/fuzz $(FUZZ_ARGS)
 
 venv: $(STAMP)
 

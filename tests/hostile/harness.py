@@ -17,6 +17,7 @@ import ctypes
 import functools
 import gc
 import hashlib
+import logging
 import os
 import resource
 import signal
@@ -233,8 +234,10 @@ def _temporary(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_run_alone() -> Iterator[None]:
-    """Warnings and errors of threads go to stderr, as they do without pytest."""
-    kept = threading.excepthook, sys.unraisablehook
+    """Warnings, logs and errors of threads go to stderr, as they do without pytest."""
+    root = logging.getLogger()
+    kept, handlers, level = (threading.excepthook, sys.unraisablehook), root.handlers[:], root.level
+    root.handlers.clear()
     threading.excepthook, sys.unraisablehook = threading.__excepthook__, sys.__unraisablehook__
     try:
         with warnings.catch_warnings():
@@ -247,6 +250,8 @@ def _as_run_alone() -> Iterator[None]:
             yield
     finally:
         threading.excepthook, sys.unraisablehook = kept
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -271,6 +276,7 @@ def _bounded() -> Iterator[None]:
 def _settled_bytes() -> int:
     """Resident now, without what was freed and kept; the peak is counted from here on."""
     gc.collect()
+    gc.freeze()  # what is there now is not looked at again: the next collection takes no time
     with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")

@@ -3,8 +3,8 @@
 In the folder: `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastestdet), its `data/`, `weights/`
 (a.safetensors, b.pt, d.safetensors) and the clip `gate.mp4`; the bundle `b.safetensors` with `.log.jsonl` and
 `.profile.json`; an interrupted merge of `merge.yaml` (a and b alone) to `half.safetensors`, whose state lies in
-`half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `yolo.yaml`, whose one
-query reads the darknet file `yolo.weights`.
+`half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `one.yaml` and
+`detector.yaml` (a and d alone); `yolo.yaml`, whose one query reads the darknet file `yolo.weights`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def write_house(folder: Path) -> None:
     _write_clip(folder / "gate.mp4")
     _write_workload(folder / "workload.yaml", [*CLASSIFIED, *DETECTED])
     _write_workload(folder / "merge.yaml", CLASSIFIED)
+    _write_workload(folder / "one.yaml", CLASSIFIED[:1])
+    _write_workload(folder / "detector.yaml", DETECTED)
     _write_workload(folder / "yolo.yaml", [{"id": "y", **YOLO, "weights": DARKNET, "data": "data/d"}])
     _write_weights(folder)
     _write_darknet(folder / DARKNET)
@@ -67,11 +69,12 @@ def write_house(folder: Path) -> None:
 
 def copy_house(house: Path, folder: Path) -> None:
     """A copy of its own for a case to damage. The large file is linked: write another in its place."""
-    shutil.copytree(house, folder, dirs_exist_ok=True, copy_function=_copy)
+    shutil.copytree(house, folder, dirs_exist_ok=True, copy_function=copy_file)
 
 
-def _copy(source: str, target: str) -> None:
-    os.link(source, target) if source.endswith(DARKNET) else shutil.copyfile(source, target)
+def copy_file(source: str | Path, target: str | Path) -> None:
+    """One of its files."""
+    os.link(source, target) if os.fspath(source).endswith(DARKNET) else shutil.copyfile(source, target)
 
 
 def _write_half_a_merge(folder: Path) -> None:

@@ -1,0 +1,154 @@
+"""Kinds of content: how a valid file becomes a tree of values that can be damaged, and that tree a file again."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import io
+import json
+import os
+import pathlib
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import torch
+import yaml
+
+from models.bundle.container import ALIGNMENT_BYTES, DIGEST_KEY
+from models.bundle.manifest import MANIFEST_KEY
+from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
+
+
+@dataclass(frozen=True)
+class Codec:
+    """`load` makes a tree of a file's bytes, `dump` the bytes of any tree; `values` may stand anywhere in it."""
+
+    load: Callable[[bytes], Any]
+    dump: Callable[[Any], bytes]
+    values: Sequence[Any] = VALUES
+
+    def damaged(self, data: bytes, random: Random) -> bytes:
+        """A damaged file: three in four by its values, the others by its bytes."""
+        if random.random() < 0.25:
+            return damaged_bytes(data, random)
+        return self.dump(damaged_tree(_loaded(self.load, data), random, self.values))
+
+
+@lru_cache(maxsize=4)
+def _loaded(load: Callable[[bytes], Any], data: bytes) -> Any:
+    return load(data)
+
+
+def _dump_json(tree: Any) -> bytes:
+    return json.dumps(tree, default=str).encode()
+
+
+def _load_lines(data: bytes) -> Any:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def _dump_lines(tree: Any) -> bytes:
+    return b"".join(_dump_json(line) + b"\n" for line in tree) if isinstance(tree, list) else _dump_json(tree)
+
+
+def _load_container(data: bytes) -> Any:
+    """The header's JSON, that of the manifest in it too, and the data section, whose tensors are not looked at."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    metadata = header.get("__metadata__", {})
+    if MANIFEST_KEY in metadata:
+        metadata[MANIFEST_KEY] = json.loads(metadata[MANIFEST_KEY])
+        del metadata[DIGEST_KEY]
+    return {"header": header, "data": data[8 + length :]}
+
+
+def _dump_container(tree: Any) -> bytes:
+    header = dict(tree["header"]) if isinstance(tree.get("header"), dict) else tree.get("header")
+    data = tree.get("data") if isinstance(tree.get("data"), bytes) else b""
+    text = _dump_json(header)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def _dump_bundle(tree: Any) -> bytes:
+    """Sealed again, so that what was damaged is found by what checks it and not by the seal."""
+    header = tree.get("header")
+    data = tree.get("data") if isinstance(tree.get("data"), bytes) else b""
+    if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
+        return _dump_container(tree)
+    metadata = dict(header["__metadata__"])
+    if MANIFEST_KEY in metadata and not isinstance(metadata[MANIFEST_KEY], str):
+        metadata[MANIFEST_KEY] = json.dumps(metadata[MANIFEST_KEY])
+    rest = {key: value for key, value in header.items() if key != "__metadata__"}
+    whole = {"__metadata__": {DIGEST_KEY: "0" * 64, **metadata}, **rest}
+    text = json.dumps(whole, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
+    blank = len(text).to_bytes(8, "little") + text
+    return blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode(), 1) + data
+
+
+class _Runs:
+    """A pickle of it would run a command."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("owned",)
+
+
+def _hostile_values() -> list[Any]:
+    """Tensors that are no plain ones, and what no checkpoint holds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that quantised tensors will go
+        quantised = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
+    return [
+        torch.zeros(0), torch.zeros(3), torch.zeros(1).expand(50_000, 50_000), torch.full((3, 3), torch.nan),
+        torch.zeros(2, dtype=torch.complex64), torch.zeros(2, dtype=torch.int64), torch.zeros((), dtype=torch.bool),
+        torch.zeros(3).to_sparse(), quantised,
+        torch.zeros(3, device="meta"), torch.zeros(10**12, device="meta"), torch.zeros(2, 2, requires_grad=True),
+        torch.zeros((1,) * 30), torch.nn.Parameter(torch.zeros(2)), _Runs(), os.getcwd, pathlib.PurePosixPath("x"),
+        datetime.date(2026, 1, 1), {1, 2}, b"x", 1j, (1,), {1: 2},
+    ]  # fmt: skip
+
+
+def _load_torch(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+
+
+def _dump_torch(tree: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(tree, out)
+    return out.getvalue()
+
+
+YAML = Codec(yaml.safe_load, lambda tree: yaml.safe_dump(tree, sort_keys=False).encode())
+JSON = Codec(json.loads, _dump_json)
+LINES = Codec(_load_lines, _dump_lines)
+SAFETENSORS = Codec(_load_container, _dump_container)
+BUNDLE = Codec(_load_container, _dump_bundle)
+TORCH = Codec(_load_torch, _dump_torch, (*VALUES, *_hostile_values()))
+
+
+def damaged_png(data: bytes, random: Random) -> bytes:
+    """Its bytes, or its sides, depth and colours, with the checksum mended."""
+    if random.random() < 0.5:
+        return damaged_bytes(data, random)
+    sides = (0, 1, 48, 30_000, 65_536, 2**31 - 1, 2**32 - 1)
+    head = struct.pack(
+        ">IIBBBBB", random.choice(sides), random.choice(sides), random.choice((1, 8, 16, 77)),
+        random.choice((0, 2, 3, 6, 9)), 0, 0, random.choice((0, 1)),
+    )  # fmt: skip
+    chunk = b"IHDR" + head
+    return data[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
+
+
+def damaged_darknet(data: bytes, random: Random) -> bytes:
+    """Its header, or its length, by a little or much."""
+    if random.random() < 0.4:
+        numbers = [random.choice((0, 1, 2, -1, 999, 2**31 - 1, -(2**31))) for _ in range(3)]
+        return struct.pack("<3i", *numbers) + data[12:]
+    cut = random.choice((0, 1, 12, 20, 24, 3000, len(data) - 4, len(data) - 1, len(data) + 1, len(data) + 4))
+    return (data + b"\x7f" * 8)[:cut]

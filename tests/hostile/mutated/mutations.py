@@ -1,0 +1,141 @@
+"""Ways to damage a valid file: a random step or three on its values (`damaged_tree`) or on its bytes (`damaged_bytes`).
+
+All that is random comes from a `random.Random`, which hypothesis can give too and then shrinks. A tree is what JSON
+and YAML hold; a file's kind may put values of its own among the leaves (tensors).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+Tree = Any
+MOST_STEPS = 3
+MANY = 3000
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 7, 10**6, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**30,
+    0.0, -0.0, 0.5, -0.5, 1.0, 1e-300, 1e300, math.inf, -math.inf, math.nan,
+    "", " ", "a", "x" * 5000, "a\0b", "\ud800", "\u202egnp", "x\n/path: sound", "\x1b[2J", "\u00b2", "1e9", "true",
+    "nan", ".", "..", "/", "~", "/dev/zero", "/dev/null", "/proc/self/mem", "/nowhere/at/all", "workload.yaml",
+    "b.safetensors", "data", "http://127.0.0.1:9/x", "rtsp://127.0.0.1:9/x", "torchvision:resnet18", "os:getcwd",
+    "no.module:name", "min", "1TiB", "-1", "cuda", "0" * 64,
+    [], {}, [[]], [None], {"": None}, [0] * MANY, ["a", "a"], {"a": {"a": {"a": 1}}},
+)  # fmt: skip
+"""What may stand in place of any value."""
+KEYS = ("", "a", "id", "__metadata__", "__class__", "constructor", "x" * 2000, "a\nb", "a.b", "\ud800", "0", "-1")
+DEPTHS = (1, 2, 60)
+PIECES = (
+    b"\0", b"\xff", b"\xff\xfe", b"\r", b"\n", b"\n\n", b"\t", b"{", b"]", b'"', b"[" * 100_000, b'{"a":' * 20_000,
+    b"- " * 5000, b"&a [*a]", b"*a", b"!!int x", b"? ", b"---\n", b"1" * 6000, b"-", b"NaN", b"1e999", b"null",
+    b"\xed\xa0\x80", b"\x00" * 4096,
+)  # fmt: skip
+"""What may be put into the bytes."""
+
+
+def damaged_tree(tree: Tree, random: Random, values: Sequence[Any] = VALUES) -> Tree:
+    """A copy with one to three of its values replaced, dropped, doubled, renamed, wrapped, swapped or off."""
+    holder = [copy.deepcopy(tree)]
+    for _ in range(random.randint(1, MOST_STEPS)):
+        places = [place for place in _places(holder) if place[0] is not holder] or _places(holder)
+        node, key = random.choice(places)
+        random.choice(STEPS)(node, key, random, [holder, places, values])
+    return holder[0]
+
+
+def _places(node: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key or index) below a node."""
+    found: list[tuple[Any, Any]] = []
+    waiting = [node]
+    while waiting and len(found) < 4 * MANY:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            found += [(node, key) for key in node]
+            waiting += node.values()
+        elif isinstance(node, list):
+            found += [(node, index) for index in range(len(node))]
+            waiting += node
+    return found
+
+
+def _replace(node: Any, key: Any, random: Random, around: list[Any]) -> None:
+    node[key] = copy.deepcopy(random.choice(around[2]))
+
+
+def _drop(node: Any, key: Any, random: Random, around: list[Any]) -> None:
+    del node[key]
+
+
+def _double(node: Any, key: Any, random: Random, around: list[Any]) -> None:
+    times = random.choice((1, 2, MANY))
+    if isinstance(node, list):
+        node[key:key] = [node[key]] * times
+    else:
+        node.update({f"{key}{index}": node[key] for index in range(times)})
+
+
+def _rename(node: Any, key: Any, random: Random, around: list[Any]) -> None:
+    if isinstance(node, dict):
+        names = [*KEYS, *node]
+        node[random.choice(names)] = node.pop(key)
+
+
+def _wrap(node: Any, key: Any, random: Random, around: list[Any]) -> None:
+    for _ in range(random.choice(DEPTHS)):
+        node[key] = [node[key]] if random.random() < 0.5 else {"a": node[key]}
+
+
+def _swap(node: Any, key: Any, random: Random, around: list[Any]) -> None:
+    other, name = random.choice(around[1])
+    try:
+        node[key], other[name] = copy.deepcopy(other[name]), copy.deepcopy(node[key])
+    except (LookupError, RecursionError):  # dropped by a step before
+        return
+
+
+def _shift(node: Any, key: Any, random: Random, around: list[Any]) -> None:
+    value = node[key]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        node[key] = random.choice(
+            (-value, value + 1, value - 1, value + 0.5, value * 1e6, str(value), [value], bool(value))
+        )
+    elif isinstance(value, str):
+        node[key] = random.choice(
+            (value.upper(), value + "x", value[:-1], value * 2, [value], value.encode("utf-8", "replace")[:3].hex())
+        )
+    else:
+        _replace(node, key, random, around)
+
+
+STEPS: tuple[Callable[[Any, Any, Random, list[Any]], None], ...] = (
+    _replace, _replace, _replace, _drop, _double, _rename, _wrap, _swap, _shift, _shift,
+)  # fmt: skip
+
+
+def damaged_bytes(data: bytes, random: Random) -> bytes:
+    """The bytes with one to three of them flipped, or pieces cut, put in, repeated, moved or zeroed."""
+    content = bytearray(data)
+    for _ in range(random.randint(1, MOST_STEPS)):
+        start = random.randint(0, len(content))
+        end = min(len(content), start + random.choice((1, 4, 100, 10_000)))
+        what = random.randrange(8)
+        if what == 0 and start < len(content):
+            content[start] ^= 1 << random.randrange(8)
+        elif what == 1:
+            del content[start:]
+        elif what == 2:
+            del content[start:end]
+        elif what == 3:
+            content[start:start] = random.choice(PIECES)
+        elif what == 4:
+            content[start:start] = bytes(content[start:end]) * random.choice((1, 20))
+        elif what == 5:
+            content[start:end] = bytes(end - start)
+        elif what == 6:
+            content[start:end] = bytes(random.randrange(256) for _ in range(min(16, end - start)))
+        elif what == 7 and random.random() < 0.2:
+            content = bytearray(random.choice(PIECES))
+    return bytes(content)
