@@ -4,7 +4,8 @@ In the folder: `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastes
 (a.safetensors, b.pt, d.safetensors) and the clip `gate.mp4`; the bundle `b.safetensors` with `.log.jsonl` and
 `.profile.json`; an interrupted merge of `merge.yaml` (a and b alone) to `half.safetensors`, whose state lies in
 `half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `one.yaml` and
-`detector.yaml` (a and d alone); `yolo.yaml`, whose one query reads the darknet file `yolo.weights`.
+`detector.yaml` (a and d alone); `yolo.yaml`, whose one query reads the darknet file `yolo.weights`;
+`old.safetensors` (a alone, signed with `box-key`), which `b.update` makes `b.safetensors` of.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ import cv2
 import numpy as np
 import torch
 import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from edge_runtime.daemon import run
 from gemel.planning.profiling import profile_bundle
 from merger import MergeOptions, Recipe, merge
 from merger.merging import MEASURING
+from models.bundle.shipping import write_update
+from models.bundle.signing import sign_bundle
 from models.weights.reading import save_weights
 from models.workload import load_workload
 from models.zoo import build
@@ -39,6 +44,7 @@ CLASSIFIED = [
     {"id": "b", **CLASSIFIER, "weights": "weights/b.pt", "data": "data/b"},
 ]
 BUNDLE, HALF, DARKNET = "b.safetensors", "half.safetensors", "yolo.weights"
+OLD, UPDATE = "old.safetensors", "b.update"
 OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), choose_rate=False, precision="fp32")
 RESUME = (
     "merge", "merge.yaml", "-o", HALF, "--resume", "--epochs", 1, "--frames-per-epoch", 4, "--batch", 2,
@@ -62,6 +68,7 @@ def write_house(folder: Path) -> None:
     _write_box(folder)
     merge(load_workload(folder / "workload.yaml"), folder / BUNDLE, options=OPTIONS)
     _write_half_a_merge(folder)
+    _write_update(folder)
     profile_bundle(folder / BUNDLE, "cpu", rounds=1, engine="torch")
     run(folder / "box.yaml")
     (folder / "results.jsonl").unlink()
@@ -86,6 +93,20 @@ def _write_half_a_merge(folder: Path) -> None:
 
     with contextlib.suppress(KeyboardInterrupt):
         merge(load_workload(folder / "merge.yaml"), folder / HALF, progress=interrupt, options=OPTIONS)
+
+
+def _write_update(folder: Path) -> None:
+    """From a bundle that holds `a` alone, and the keys that a bundle is signed with."""
+    merge(load_workload(folder / "one.yaml"), folder / OLD, "none", options=OPTIONS)
+    (folder / f"{OLD}.log.jsonl").unlink()
+    key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
+    encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    text = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
+    (folder / "box-key").write_bytes(text)
+    public = key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (folder / "box-key.pub").write_bytes(public)
+    sign_bundle(folder / OLD, folder / "box-key")
+    write_update(folder / OLD, folder / BUNDLE, folder / UPDATE)
 
 
 def _write_box(folder: Path) -> None:

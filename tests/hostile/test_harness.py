@@ -14,7 +14,7 @@ import pytest
 
 from tests.hostile import harness
 from tests.hostile.harness import refused, refused_apart, tried
-from tests.hostile.samples import BUNDLE, HALF, RESUME
+from tests.hostile.samples import BUNDLE, HALF, OLD, RESUME, UPDATE
 
 READERS = {
     "workload": ["inspect", "workload.yaml", "--weights"],
@@ -25,6 +25,8 @@ READERS = {
     "box config": ["run", "box.yaml", "--check"],
     "darknet": ["inspect", "yolo.yaml", "--weights"],
     "checkpoint": [*RESUME],
+    "update": ["bundle", "apply", OLD, UPDATE, "-o", "new"],
+    "key": ["bundle", "verify", OLD, "--public-key", "box-key.pub"],
 }
 
 

@@ -21,7 +21,6 @@ import torch
 import yaml
 
 from models.bundle.container import ALIGNMENT_BYTES, DIGEST_KEY
-from models.bundle.manifest import MANIFEST_KEY
 from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
 
 
@@ -58,13 +57,14 @@ def _dump_lines(tree: Any) -> bytes:
 
 
 def _load_container(data: bytes) -> Any:
-    """The header's JSON, that of the manifest in it too, and the data section, whose tensors are not looked at."""
+    """The header's JSON, that in its metadata too, and the data section, whose tensors are not looked at."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     metadata = header.get("__metadata__", {})
-    if MANIFEST_KEY in metadata:
-        metadata[MANIFEST_KEY] = json.loads(metadata[MANIFEST_KEY])
-        del metadata[DIGEST_KEY]
+    metadata.pop(DIGEST_KEY, None)
+    for key, text in metadata.items():
+        if text.startswith("{"):
+            metadata[key] = json.loads(text)
     return {"header": header, "data": data[8 + length :]}
 
 
@@ -81,9 +81,9 @@ def _dump_bundle(tree: Any) -> bytes:
     data = tree.get("data") if isinstance(tree.get("data"), bytes) else b""
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
         return _dump_container(tree)
-    metadata = dict(header["__metadata__"])
-    if MANIFEST_KEY in metadata and not isinstance(metadata[MANIFEST_KEY], str):
-        metadata[MANIFEST_KEY] = json.dumps(metadata[MANIFEST_KEY])
+    metadata = {
+        key: json.dumps(value) if isinstance(value, dict) else value for key, value in header["__metadata__"].items()
+    }
     rest = {key: value for key, value in header.items() if key != "__metadata__"}
     whole = {"__metadata__": {DIGEST_KEY: "0" * 64, **metadata}, **rest}
     text = json.dumps(whole, separators=(",", ":")).encode()

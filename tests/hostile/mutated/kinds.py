@@ -25,6 +25,7 @@ Command = Sequence[object]
 Damage = Callable[[bytes, Random], bytes]
 MERGE_ONE = ("merge", "one.yaml", "-o", "new", "--method", "none")
 MERGE_DETECTOR = ("merge", "detector.yaml", "-o", "new", "--method", "none")
+APPLY = ("bundle", "apply", samples.OLD, samples.UPDATE, "-o", "new")
 NEW = ("new", "new.log.jsonl")
 
 
@@ -58,6 +59,17 @@ KINDS = {
     ), told=False),
     "manifest": Kind(samples.BUNDLE, codecs.BUNDLE.damaged, BUNDLES),
     "bundle": Kind(samples.BUNDLE, damaged_bytes, BUNDLES),
+    "update": Kind(samples.UPDATE, codecs.BUNDLE.damaged, (APPLY,), ("new",)),
+    "updated bundle": Kind(samples.OLD, codecs.BUNDLE.damaged, (
+        APPLY, ("bundle", "diff", samples.OLD, samples.BUNDLE),
+        ("bundle", "verify", samples.OLD, "--public-key", "box-key.pub"),
+    ), ("new",), told=False),
+    "private key": Kind("box-key", damaged_bytes, (
+        ("bundle", "sign", samples.BUNDLE, "--key", "box-key"),
+    ), (samples.BUNDLE,)),
+    "public key": Kind("box-key.pub", damaged_bytes, (
+        ("bundle", "verify", samples.OLD, "--public-key", "box-key.pub"),
+    )),
     "profile": Kind(f"{samples.BUNDLE}.profile.json", codecs.JSON.damaged, (
         ("plan", samples.BUNDLE), ("simulate", samples.BUNDLE, "--duration", 2), ("run", "box.yaml", "--check"),
     )),
