@@ -21,7 +21,7 @@ from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.plot import ACCEPT_NOTHING, curves, picture
 from benchmarks.merging.tables import ARM_HEADS, OURS, THEIRS, WORK_HEADS, arm_rows, grouped, target_rows, work_rows
 from benchmarks.real.tables import cell_text
-from models.parts.widths import FP32
+from models.parts.terms import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED = REPOSITORY / "benchmarks" / "measured"

@@ -37,8 +37,7 @@ from models.files.apart import check_apart
 from models.files.atomic import writing
 from models.files.json_file import finite
 from models.measuring.evaluation import Evidence
-from models.parts.low_rank import KEY as LOW_RANK
-from models.parts.widths import FP32
+from models.parts.terms import FP32, LOW_RANK
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
 from models.weights.reading import fingerprint

@@ -33,7 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine import held_bytes, machine
-from models.parts.widths import MOST, Packed, choices, packed
+from models.parts.terms import MOST
+from models.parts.widths import Packed, choices, packed
 from models.sharing.layers import layers_of, weight_key
 from models.workload import Query, load_workload
 

@@ -41,7 +41,7 @@ from merger import METHODS, MergeOptions, Recipe, merge
 from merger.merging import LOG_SUFFIX, WORK_SUFFIX
 from models.errors import InputError
 from models.files.atomic import writing
-from models.parts.widths import FP32, WEIGHTS
+from models.parts.terms import FP32, WEIGHTS
 from models.sharing.layers import layers_of_all
 from models.weights.reading import fingerprint
 from models.workload import Workload, load_workload

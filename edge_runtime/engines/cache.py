@@ -5,13 +5,11 @@ Packages are loaded as code, so the folder must be nobody else's: mode 0700, and
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.errors import InputError
 from models.files.atomic import told_of, writing
+from models.files.private import cache_folder, own_bytes, private_folder
 
-PRIVATE = 0o700
-WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 RECORD = ".json"
 COMPILERS = "inductor"
 
@@ -45,15 +41,14 @@ class EngineCache:
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self.folder = _private(Path(folder or Path(base) / "gemel" / "engines"))
+        self.folder = private_folder(Path(folder) if folder else cache_folder() / "engines")
 
     def find(self, key: Mapping[str, Any], suffix: str) -> Kept | None:
         """What was kept under this key; None when there is nothing, or when its bytes are not what was written."""
         path = self._path(key, suffix)
         try:
-            record = json.loads(_own_bytes(path.with_name(path.name + RECORD)))
-            whole = record["sha256"] == hashlib.sha256(_own_bytes(path)).hexdigest() and record["key"] == _plain(key)
+            record = json.loads(own_bytes(path.with_name(path.name + RECORD)))
+            whole = record["sha256"] == hashlib.sha256(own_bytes(path)).hexdigest() and record["key"] == _plain(key)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return Kept(path, record["notes"]) if whole else None
@@ -88,7 +83,7 @@ class EngineCache:
 
     def compilers(self) -> Path:
         """A private folder for what compilers keep for themselves, which they run as code too."""
-        return _private(self.folder / COMPILERS)
+        return private_folder(self.folder / COMPILERS)
 
     def _path(self, key: Mapping[str, Any], suffix: str) -> Path:
         digest = hashlib.sha256(json.dumps(_plain(key), sort_keys=True).encode()).hexdigest()
@@ -108,55 +103,3 @@ class EngineCache:
 def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
     """The key as JSON gives it back."""
     return json.loads(json.dumps(key))
-
-
-def _own_bytes(path: Path) -> bytes:
-    """A file of the cache; OSError for a link, or what somebody else wrote or may write."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & WRITABLE_BY_OTHERS:
-            raise PermissionError(errno.EACCES, "is not this user's own", str(path))
-        return file.read()
-
-
-def _private(folder: Path) -> Path:
-    """Where a folder really lies, made if need be, once nobody else can write to it or exchange it."""
-    try:
-        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        real = folder.resolve(strict=True)
-        opened = os.open(real.anchor, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for one in (*reversed(real.parents[:-1]), real):
-                _check(folder, one.parent, os.fstat(opened), is_last=False)
-                inner = os.open(one.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
-                os.close(opened)
-                opened = inner
-            found = os.fstat(opened)
-            if found.st_uid == os.getuid() and not found.st_mode & WRITABLE_BY_OTHERS:
-                os.fchmod(opened, PRIVATE)
-            _check(folder, real, found, is_last=True)
-        finally:
-            os.close(opened)
-    except OSError as error:
-        raise InputError(
-            folder, f"cannot be used as a cache: {error.strerror}", "set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    return real
-
-
-def _check(folder: Path, one: Path, found: os.stat_result, is_last: bool) -> None:
-    """Refuse a folder on the way (or the last) that others own, or may write to unless its entries keep their owner."""
-    if found.st_uid not in ((os.getuid(),) if is_last else (os.getuid(), 0)):
-        raise InputError(
-            folder,
-            f"{one} belongs to another user, and what lies there is run as code",
-            "set XDG_CACHE_HOME to a folder of your own",
-        )
-    sticky = not is_last and found.st_mode & stat.S_ISVTX
-    if found.st_mode & WRITABLE_BY_OTHERS and not sticky:
-        raise InputError(
-            folder,
-            f"others may write to {one}, and what lies there is run as code",
-            f"chmod go-w {one}, or set XDG_CACHE_HOME",
-        )

@@ -62,6 +62,7 @@ def _bounds(made: argparse.ArgumentParser) -> None:
 def merge(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
     from gemel.looking.scores import scores_text
+    from gemel.planning.on_paper import remember
     from gemel.progress import shown_on
     from merger import MergeOptions, Recipe, Resources
     from merger import merge as merge_workload
@@ -74,6 +75,7 @@ def merge(args: argparse.Namespace) -> Outcome:
     workload = load_workload(args.workload)
     with shown_on() as progress:
         report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options)
+    remember(report.bundle)
     result = report.to_json()
     became = f"{size(report.bytes_before)} became {size(report.bytes_after)}"
     saved = f"{percent(report.saved_fraction)} saved (ceiling {percent(report.ceiling_fraction)})"

@@ -6,7 +6,7 @@ from typing import Any
 
 from models.bundle import Bundle
 from models.bundle.counting import original_bytes
-from models.parts.widths import FP32, WEIGHTS
+from models.parts.terms import FP32, WEIGHTS
 
 
 def shared_of(bundle: Bundle) -> list[dict[str, Any]]:
@@ -15,11 +15,11 @@ def shared_of(bundle: Bundle) -> list[dict[str, Any]]:
         {
             "tensor": one.tensor,
             "bytes": bundle.nbytes(one.tensor),
-            "shape": list(bundle.tensor(one.tensor).shape),
+            "shape": list(bundle.header.entries[one.tensor].shape),
             "members": [list(member) for member in one.members],
         }
         for one in bundle.manifest.shared
-        if bundle.tensor(one.tensor).ndim > 1
+        if len(bundle.header.entries[one.tensor].shape) > 1
     ]
 
 

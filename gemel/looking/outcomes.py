@@ -11,7 +11,7 @@ from gemel.looking.log import OUTCOMES, read_log
 from gemel.text import number, percent, size, table
 from models.bundle import Bundle
 from models.errors import InputError, one_line
-from models.parts.low_rank import FACTORS
+from models.parts.terms import FACTORS
 from models.sharing.layers import weight_key
 
 LOG_SUFFIX = ".log.jsonl"
@@ -95,7 +95,7 @@ def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:
     rows = []
     for one in bundle.manifest.shared:
         members = [[query, key[:-WEIGHT]] for query, key in one.members if key.endswith("weight")]
-        if bundle.tensor(one.tensor).ndim < 2 or len(members) < 2:
+        if len(bundle.header.entries[one.tensor].shape) < 2 or len(members) < 2:
             continue
         own = [bundle.query(query).residuals.get(path) for query, path in members]
         residual = sum(bundle.nbytes(name) for each in own if each is not None for name in (each.a, each.b))

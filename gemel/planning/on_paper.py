@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
-
-from torch import nn
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile, costs_for
 from edge_runtime.schedule.costs import Costs
-from models.bundle import Bundle, BundleQuery
-from models.bundle.reader import architecture
+from gemel.planning.conditions import DEFAULT_DEVICE
+from models.bundle import Bundle, BundleQuery, open_bundle
+from models.bundle.described import architecture, described, is_ours
+from models.bundle.dtypes import ITEM_BYTES
 from models.errors import InputError
-from models.parts.low_rank import with_ranks
-from models.sharing.groups import groups
-from models.sharing.layers import layers_of_all, weight_key
-from models.workload import Query
-from models.zoo import build_query
+from models.parts.terms import with_ranks
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from models.workload import Query
+
+Build = Callable[[], "nn.Module"]
 
 
 class _Unweighted:
     """A workload as `costs_for` sees a bundle: sizes and architectures without any weights.
 
-    `models` are the queries' architectures on the meta device; `names` gives weights, by query and state dict key, the
-    name of a tensor that several share.
+    `builds` make the queries' architectures on the meta device, where they are not remembered; `names` gives weights,
+    by query and state dict key, the name of a tensor that several share.
     """
 
     def __init__(
         self,
         queries: Iterable[BundleQuery],
-        models: Mapping[str, nn.Module],
+        builds: Mapping[str, Build],
         names: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
-        self._models, self._all = models, dict[str, int]()
+        self._builds, self._all = builds, dict[str, int]()
         self.queries = tuple(
-            replace(query, tensors=self._named(query.id, names or {}), residuals={}, stored={}) for query in queries
+            replace(query, tensors=self._named(query, names or {}), residuals={}, stored={}) for query in queries
         )
         self._names = {query.id: tuple(dict.fromkeys(query.tensors.values())) for query in self.queries}
 
     def build(self, query_id: str, device: str) -> nn.Module:
-        return self._models[query_id].to(device)
+        return self._builds[query_id]().to(device)
 
     def names_in_order(self, query_id: str) -> tuple[str, ...]:
         return self._names[query_id]
@@ -48,48 +54,62 @@ class _Unweighted:
     def nbytes(self, name: str) -> int:
         return self._all[name]
 
-    def _named(self, query: str, names: Mapping[tuple[str, str], str]) -> dict[str, str]:
+    def _named(self, query: BundleQuery, names: Mapping[tuple[str, str], str]) -> dict[str, str]:
         """The name of each tensor by its key; what is one tensor in the model has one name."""
-        named, known = dict[str, str](), dict[int, str]()
-        for key, tensor in self._models[query].state_dict(keep_vars=True).items():
+        wanted, named = described(query, self._builds[query.id]), dict[str, str]()
+        for key, (dtype, shape) in wanted.tensors.items():
             # Counters of batches seen are equal in a trained model, so a bundle holds them once.
-            own = "counter" if tensor.ndim == 0 else key
-            named[key] = known.setdefault(id(tensor), names.get((query, own), f"{query}/{own}"))
-            self._all[named[key]] = tensor.nbytes
+            own = key if shape else "counter"
+            first = wanted.same.get(key)
+            named[key] = names.get((query.id, own), f"{query.id}/{own}") if first is None else named[first]
+            self._all[named[key]] = math.prod(shape) * ITEM_BYTES[dtype]
         return named
-
-
-def _architectures(queries: Iterable[Query]) -> dict[str, nn.Module]:
-    return {query.id: build_query(query, device="meta") for query in queries}
 
 
 def originals(bundle: Bundle) -> Bundle:
     """A bundle's queries as they were before merging, nothing shared, without the factors it may have given them."""
-    models = {
-        query.id: architecture(
-            replace(query, model_args=with_ranks(query.model_args, {})), bundle.factories, bundle.path, bundle.folder
-        )
-        for query in bundle.queries
+    queries = [replace(query, model_args=with_ranks(query.model_args, {})) for query in bundle.queries]
+    builds: dict[str, Build] = {
+        query.id: partial(architecture, query, bundle.factories, bundle.path, bundle.folder) for query in queries
     }
-    return cast(Bundle, _Unweighted(bundle.queries, models))
+    return cast("Bundle", _Unweighted(queries, builds))
+
+
+def remember(path: str | Path) -> None:
+    """Work out what looking at a bundle of zoo models needs, while torch is there: what comes next does not wait."""
+    bundle = open_bundle(path)
+    if all(is_ours(query.model) for query in bundle.queries):
+        for query in bundle.queries:
+            bundle.check(query.id)
+        for one in (originals(bundle), bundle):
+            costs_for(PROFILES[DEFAULT_DEVICE], one)
 
 
 def apart(queries: Iterable[Query]) -> Bundle:
     """These queries' originals, nothing shared."""
     queries = tuple(queries)
-    return cast(Bundle, _Unweighted(map(BundleQuery.of, queries), _architectures(queries)))
+    return cast("Bundle", _Unweighted(map(BundleQuery.of, queries), _builds(queries)))
 
 
 def at_ceiling(queries: Sequence[Query]) -> Bundle:
     """These queries' models with each group of layers sharing one weight: as merged at the ceiling."""
-    models = _architectures(queries)
-    paths = {query: model.state_dict() for query, model in models.items()}
+    from models.sharing.groups import groups
+    from models.sharing.layers import layers_of_all, weight_key
+
+    builds = _builds(queries)
+    keys = {query.id: described(query, builds[query.id]).tensors for query in queries}
     names = {
-        (query, weight_key(paths[query], path)): f"group{index:05}"
+        (query, weight_key(keys[query], path)): f"group{index:05}"
         for index, group in enumerate(groups(layers_of_all(queries)))
         for query, path in group.members
     }
-    return cast(Bundle, _Unweighted(map(BundleQuery.of, queries), models, names))
+    return cast("Bundle", _Unweighted(map(BundleQuery.of, queries), builds, names))
+
+
+def _builds(queries: Iterable[Query]) -> dict[str, Build]:
+    from models.zoo import build_query
+
+    return {query.id: partial(build_query, query, device="meta") for query in queries}
 
 
 def costs_apart(profile: DeviceProfile, queries: Sequence[Query]) -> Costs:

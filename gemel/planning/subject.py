@@ -19,8 +19,6 @@ from gemel.planning.on_paper import apart, at_ceiling, originals, profile_named
 from gemel.text import size
 from models.bundle import Bundle, open_bundle
 from models.errors import InputError
-from models.workload import load_workload
-from models.zoo import is_zoo_name
 
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
@@ -166,6 +164,8 @@ def _default_device(source: Path, of_workload: bool) -> str:
 
 def _of_workload(path: Path, shared: bool) -> tuple[Bundle, Bundle]:
     """A workload's originals, and its models as they are to be simulated."""
+    from models.workload import load_workload
+
     queries = load_workload(path).queries
     unmerged = apart(queries)
     return unmerged, at_ceiling(queries) if shared else unmerged
@@ -175,9 +175,10 @@ def _of_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle]:
     """A bundle's originals, and the bundle."""
     bundle = open_bundle(path, conditions.factories, Path.cwd())
     for query in bundle.queries:
-        if not is_zoo_name(query.model) and query.model not in conditions.factories:
+        if ":" in query.model and query.model not in conditions.factories:
             fault = f"query {query.id}: the model '{query.model}' is not in the zoo"
             raise InputError(path, fault, f"give --factory {query.model} if you trust it")
+        bundle.check(query.id)
     return originals(bundle), bundle
 
 

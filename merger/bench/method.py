@@ -14,7 +14,7 @@ from merger.training.loop import Recipe, check
 from merger.training.precision import check_precision
 from merger.workers.jobs import Resources
 from models.errors import InputError
-from models.parts.widths import FP32, WEIGHTS
+from models.parts.terms import FP32, WEIGHTS
 
 
 @dataclass(frozen=True)

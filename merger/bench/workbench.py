@@ -20,9 +20,10 @@ from merger.training.precision import FRAMES, Precisions, Settled
 from merger.workers.jobs import Threads, Workers
 from models.detector import Detector
 from models.measuring.evaluation import Evidence, compare, predict, score
-from models.parts.low_rank import factorise, with_ranks
+from models.parts.low_rank import factorise
 from models.parts.norms import at_rest, calibrate_norms, norms_of
 from models.parts.residual import attach
+from models.parts.terms import with_ranks
 from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
 from models.workload import Query, Workload

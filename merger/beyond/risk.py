@@ -15,7 +15,8 @@ from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate
 from merger.beyond.distance import distances
 from merger.training.features import watched_layers
-from models.parts.low_rank import FACTORS, factors
+from models.parts.low_rank import factors
+from models.parts.terms import FACTORS
 from models.sharing.layers import weight_key
 from models.sharing.plan import Member, tie
 

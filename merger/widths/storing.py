@@ -14,7 +14,8 @@ from merger.bench.merged import Merged, State
 from merger.bench.workbench import Workbench
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers
-from models.parts.widths import STORED, WIDE, Packed, Width, choices, packed
+from models.parts.terms import Width
+from models.parts.widths import STORED, WIDE, Packed, choices, packed
 from models.sharing.layers import layers_of, weight_key
 from models.sharing.plan import tie
 

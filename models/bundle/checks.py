@@ -8,14 +8,14 @@ import mmap
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from torch import nn
 
-from models.bundle.container import ALIGNMENT_BYTES, CODES, Entry, Header
-from models.bundle.counting import count_bytes, wide_dtype
+from models.bundle.container import ALIGNMENT_BYTES, Entry, Header
+from models.bundle.counting import count_bytes, wide_code
+from models.bundle.described import Described
+from models.bundle.dtypes import ITEM_BYTES
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B, BundleQuery, Manifest, shared_of
 from models.bundle.writer import load_order
-from models.parts.residual import shapes
-from models.parts.widths import MOST, STORED, WIDE
+from models.parts.terms import MOST, STORED_CODES, WIDE_CODE, residual_shapes
 
 MOST_SCALE = float(np.finfo(np.float32).max) / MOST
 """A larger scale would widen a code to infinity."""
@@ -86,30 +86,25 @@ def order_problems(manifest: Manifest, header: Header) -> Iterator[str]:
         current = who
 
 
-def architecture_problems(query: BundleQuery, model: nn.Module, entries: Mapping[str, Entry]) -> Iterator[str]:
-    """Paths, shapes, dtypes and residuals that do not fit the architecture; `model` may be on the meta
-    device.
-    """
-    state = model.state_dict()
+def architecture_problems(query: BundleQuery, wanted: Described, entries: Mapping[str, Entry]) -> Iterator[str]:
+    """Paths, shapes, dtypes and residuals that do not fit the architecture."""
     where = f"query {query.id}"
-    for path in state.keys() - query.tensors.keys():
+    for path in wanted.tensors.keys() - query.tensors.keys():
         yield f"{where}: {query.model} needs {path}, which the bundle does not have"
-    for path in query.tensors.keys() - state.keys():
+    for path in query.tensors.keys() - wanted.tensors.keys():
         yield f"{where}: {query.model} has no {path}"
-    for path in query.tensors.keys() & state.keys():
-        entry, wanted = entries[query.tensors[path]], state[path]
-        if entry.shape != tuple(wanted.shape):
-            yield f"{where}: {path} has shape {entry.shape}, {query.model} needs {tuple(wanted.shape)}"
-        elif wide_dtype(query, path, entry) != wanted.dtype:
-            yield f"{where}: {path} has dtype {entry.dtype}, {query.model} needs {wanted.dtype}"
-    layers = dict(model.named_modules())
+    for path in query.tensors.keys() & wanted.tensors.keys():
+        entry, (dtype, shape) = entries[query.tensors[path]], wanted.tensors[path]
+        if entry.shape != shape:
+            yield f"{where}: {path} has shape {entry.shape}, {query.model} needs {shape}"
+        elif wide_code(query, path, entry) != dtype:
+            yield f"{where}: {path} has dtype {entry.dtype}, {query.model} needs {dtype}"
     for path, residual in query.residuals.items():
-        layer = layers.get(path)
-        if type(layer) not in (nn.Conv2d, nn.Linear):
+        if path not in wanted.layers:
             yield f"{where}: {path} is no layer that can carry a residual"
             continue
         try:
-            shapes(layer, residual.rank)  # type: ignore[arg-type]
+            residual_shapes(wanted.tensors[f"{path}.weight"][1], wanted.layers[path], residual.rank)
         except ValueError as error:
             yield f"{where}: {path}: {error}"
 
@@ -127,7 +122,7 @@ def _residual_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iter
         if a.shape != (rank, *inner) or b.shape != (out, rank, *(1,) * (len(inner) - 1)):
             yield f"{where}: a {a.shape} and b {b.shape} do not fit rank {rank} and weight {weight.shape}"
         keys = {f"{layer}.{RESIDUAL_A}": a, f"{layer}.{RESIDUAL_B}": b, f"{layer}.weight": weight}
-        if len({wide_dtype(query, key, entry) for key, entry in keys.items()}) > 1:
+        if len({wide_code(query, key, entry) for key, entry in keys.items()}) > 1:
             yield f"{where} has another dtype than the weight"
 
 
@@ -140,13 +135,13 @@ def _stored_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterat
             yield f"query {query.id}: `stored` names {key}, which stands in neither `tensors` nor `residuals`"
             continue
         entry = entries[state[key]]
-        if entry.dtype != CODES[STORED[own.dtype]]:
+        if entry.dtype != STORED_CODES[own.dtype]:
             yield f"{where} has a tensor of dtype {entry.dtype}"
         if (own.dtype == "int8") != (own.scale is not None):
             yield f"{where} names {'no scale' if own.scale is None else 'a scale, which it has no use for'}"
         elif own.scale is not None:
             scale = entries[own.scale]
-            if (scale.dtype, scale.shape) != (CODES[WIDE], entry.shape[:1]) or not entry.shape:
+            if (scale.dtype, scale.shape) != (WIDE_CODE, entry.shape[:1]) or not entry.shape:
                 yield f"{where} has a scale {scale.dtype} {scale.shape} for a tensor of shape {entry.shape}"
 
 
@@ -159,6 +154,8 @@ def scale_problems(manifest: Manifest, header: Header, content: memoryview | mma
                 continue
             seen.add(own.scale)
             entry = header.entries[own.scale]
-            values = np.frombuffer(content, "<f4", entry.nbytes // WIDE.itemsize, header.data_start + entry.begin)
+            values = np.frombuffer(
+                content, "<f4", entry.nbytes // ITEM_BYTES[WIDE_CODE], header.data_start + entry.begin
+            )
             if not bool(np.all((values > 0) & (values <= MOST_SCALE))):
                 yield f"query {query.id}: the scale of {key} is not above zero and finite in every channel"

@@ -12,29 +12,17 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from models.bundle.dtypes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALIGNMENT_BYTES = 512
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 MAX_DIMENSIONS = 8
 DIGEST_KEY = "gemel.digest"
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 _OPENING = b'{"__metadata__":{"gemel.digest":"'
 _DIGEST_AT = 8 + len(_OPENING)
@@ -86,6 +74,8 @@ def tensor_name(dtype: str, shape: Sequence[int], data: Any) -> str:
 
 def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in row-major order, without a copy where it is already contiguous on the CPU."""
+    import torch
+
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
@@ -201,13 +191,13 @@ def _entry(name: str, given: Any) -> Entry:
     if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
         raise Fault(f"{where} lacks dtype, shape or data_offsets, or has more")
     dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise Fault(f"{where} has the unknown dtype {str(dtype)[:20]!r}")
     if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
         raise Fault(f"{where} has no proper shape")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise Fault(f"{where} has no proper data_offsets")
-    if math.prod(shape) * DTYPES[dtype].itemsize != offsets[1] - offsets[0]:
+    if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
         raise Fault(f"{where}: shape {shape} of {dtype} and {offsets[1] - offsets[0]} bytes do not agree")
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-import torch
-
-from models.bundle.container import DTYPES, Entry
+from models.bundle.container import Entry
+from models.bundle.dtypes import ITEM_BYTES
 from models.bundle.manifest import BundleQuery, ByteCounts
-from models.parts.low_rank import FACTORS
-from models.parts.low_rank import KEY as LOW_RANK
-from models.parts.widths import WIDE
+from models.parts.terms import FACTORS, LOW_RANK, WIDE_CODE
 
 
 def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:
@@ -30,7 +27,7 @@ def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
     However the bundle came by what stands at a place: shared within the model, or a layer as two factors.
     """
     total = sum(
-        math.prod(entries[name].shape) * wide_dtype(query, key, entries[name]).itemsize
+        math.prod(entries[name].shape) * ITEM_BYTES[wide_code(query, key, entries[name])]
         for key, name in query.tensors.items()
     )
     for path in query.model_args.get(LOW_RANK, {}):  # type: ignore[union-attr]
@@ -38,10 +35,10 @@ def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
         a, b = (entries.get(query.tensors.get(key, "")) for key in keys)
         if a is not None and b is not None and a.shape and b.shape:
             factors = math.prod(a.shape) + math.prod(b.shape)
-            total += (b.shape[0] * math.prod(a.shape[1:]) - factors) * wide_dtype(query, keys[0], a).itemsize
+            total += (b.shape[0] * math.prod(a.shape[1:]) - factors) * ITEM_BYTES[wide_code(query, keys[0], a)]
     return total
 
 
-def wide_dtype(query: BundleQuery, key: str, entry: Entry) -> torch.dtype:
-    """The dtype in which the tensor at a state_dict key is used, however it is stored."""
-    return WIDE if key in query.stored else DTYPES[entry.dtype]
+def wide_code(query: BundleQuery, key: str, entry: Entry) -> str:
+    """The dtype (its code) in which the tensor at a state_dict key is used, however it is stored."""
+    return WIDE_CODE if key in query.stored else entry.dtype

@@ -15,8 +15,7 @@ from typing_extensions import TypedDict
 from models.bundle.container import Fault, loads_strict
 from models.errors import InputError
 from models.frames.preprocess import Preprocess
-from models.parts.low_rank import KEY as LOW_RANK
-from models.parts.widths import Width
+from models.parts.terms import LOW_RANK, Width
 
 if TYPE_CHECKING:
     from models.workload import Query

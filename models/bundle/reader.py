@@ -11,19 +11,19 @@ import warnings
 import weakref
 from collections.abc import Collection
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from models.bundle.checks import architecture_problems, layout_problems, manifest_problems, scale_problems
-from models.bundle.container import DTYPES, Fault, Header, parse_header
+from models.bundle.container import Fault, Header, parse_header
+from models.bundle.described import REMEDY, Described, architecture, describe, described
+from models.bundle.dtypes import dtype_of
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_manifest
 from models.errors import BundleError, InputError
 from models.frames.preprocess import Cropped
-from models.parts.residual import attach
-from models.parts.widths import Packed
 
-REMEDY = "copy or build the bundle again"
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
 class Bundle:
@@ -47,7 +47,6 @@ class Bundle:
         self.factories = frozenset(factories)
         self.folder = folder
         self.mapping = mapping
-        self._data = _view(mapping, header.data_start)
         self._widened: weakref.WeakValueDictionary[tuple[str, str | None], Tensor] = weakref.WeakValueDictionary()
         self._queries = {query.id: query for query in manifest.queries}
 
@@ -61,6 +60,16 @@ class Bundle:
         """SHA-256 (hex) of the whole file; read once, when first asked for."""
         return hashlib.sha256(self.mapping).hexdigest()
 
+    @functools.cached_property
+    def _data(self) -> Tensor:
+        """The data section as one uint8 tensor over the mapping."""
+        import torch
+
+        with warnings.catch_warnings():
+            # torch has no read-only tensors and warns; the operating system keeps the mapping read-only for us.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(self.mapping, dtype=torch.uint8, offset=self.header.data_start)
+
     def query(self, query_id: str) -> BundleQuery:
         """The query of this id; InputError when there is none."""
         if query_id not in self._queries:
@@ -71,7 +80,7 @@ class Bundle:
     def tensor(self, name: str) -> Tensor:
         """The tensor of this name: a view of the mapped file, no copy."""
         entry = self.header.entries[name]
-        return self._data[entry.begin : entry.end].view(DTYPES[entry.dtype]).view(entry.shape)
+        return self._data[entry.begin : entry.end].view(dtype_of(entry.dtype)).view(entry.shape)
 
     def wide_tensor(self, query_id: str, key: str) -> Tensor:
         """The tensor at a state_dict key of a query as its architecture uses it.
@@ -84,6 +93,10 @@ class Bundle:
             return self.tensor(name)
         found = self._widened.get((name, own.scale))
         if found is None:
+            from torch import nn
+
+            from models.parts.widths import Packed
+
             scale = None if own.scale is None else self.tensor(own.scale)
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
             found = nn.Parameter(Packed(self.tensor(name), scale).wide(), requires_grad=False)
@@ -99,6 +112,18 @@ class Bundle:
         needed = set(self.query(query_id).places().values())
         return tuple(name for name in self.header.entries if name in needed)
 
+    def check(self, query_id: str) -> None:
+        """Raise BundleError unless the query's tensors fit its architecture; no tensor is read."""
+        query = self.query(query_id)
+        self._check(query, described(query, lambda: self._architecture(query)))
+
+    def _architecture(self, query: BundleQuery) -> nn.Module:
+        return architecture(query, self.factories, self.path, self.folder)
+
+    def _check(self, query: BundleQuery, wanted: Described) -> None:
+        for problem in architecture_problems(query, wanted, self.header.entries):
+            raise BundleError(self.path, problem, REMEDY)
+
     def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
@@ -109,10 +134,13 @@ class Bundle:
         imported only when its name stands in the bundle's `factories`. Raises BundleError when the tensors
         don't fit the architecture, before anything is allocated.
         """
+        import torch
+
+        from models.parts.residual import attach
+
         query = self.query(query_id)
-        model = architecture(query, self.factories, self.path, self.folder)
-        for problem in architecture_problems(query, model, self.header.entries):
-            raise BundleError(self.path, problem, REMEDY)
+        model = self._architecture(query)
+        self._check(query, describe(model))
         for layer, residual in query.residuals.items():
             attach(model.get_submodule(layer), residual.rank)
         if torch.device(device).type == "meta":
@@ -170,25 +198,3 @@ def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:
     if MANIFEST_KEY not in header.metadata:
         raise Fault(f"metadata key {MANIFEST_KEY} is missing: it is no bundle")
     return header, parse_manifest(header.metadata[MANIFEST_KEY])
-
-
-def architecture(query: BundleQuery, factories: Collection[str], path: Path, folder: Path | None = None) -> nn.Module:
-    """The query's plain architecture on the meta device; BundleError when it may not or cannot be built."""
-    from models import zoo
-
-    if not zoo.is_zoo_name(query.model) and query.model not in factories:
-        remedy = "list it under `factories` in the local config if you trust it"
-        raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
-    try:
-        return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, "meta", folder)
-    except Exception as error:  # a hostile manifest can make an architecture fail in any way
-        fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
-        raise BundleError(path, fault, REMEDY) from error
-
-
-def _view(mapping: mmap.mmap, start: int) -> Tensor:
-    """The data section as one uint8 tensor over the mapping."""
-    with warnings.catch_warnings():
-        # torch has no read-only tensors and warns; the operating system keeps the mapping read-only for us.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(mapping, dtype=torch.uint8, offset=start)

@@ -14,8 +14,9 @@ from models.bundle.checks import (
     scale_problems,
 )
 from models.bundle.container import ALIGNMENT_BYTES, Fault, Header, tensor_name
+from models.bundle.described import architecture, described
 from models.bundle.manifest import Manifest
-from models.bundle.reader import architecture, map_file, parse
+from models.bundle.reader import map_file, parse
 from models.errors import BundleError
 
 MAX_PROBLEMS = 100
@@ -84,11 +85,11 @@ def _architecture_problems(
         if ":" in query.model and query.model not in factories:
             continue
         try:
-            model = architecture(query, factories, path, folder)
+            wanted = described(query, partial(architecture, query, factories, path, folder))
         except BundleError as error:
             yield f"{error.fault}; {error.remedy}"
             continue
-        yield from architecture_problems(query, model, header.entries)
+        yield from architecture_problems(query, wanted, header.entries)
 
 
 def _content_problems(view: memoryview, header: Header) -> Iterator[str]:

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from torch import Tensor, nn
-
-from models.bundle.container import CODES, Entry, Fault, encode_header, place, raw_bytes, tensor_name
+from models.bundle.container import Entry, Fault, encode_header, place, raw_bytes, tensor_name
 from models.bundle.counting import count_bytes
+from models.bundle.dtypes import code_of
 from models.bundle.manifest import (
     MANIFEST_KEY,
     RESIDUAL_A,
@@ -29,8 +28,11 @@ from models.bundle.manifest import (
 )
 from models.errors import InputError
 from models.files.atomic import check_output, writing
-from models.parts.residual import residual_layers
-from models.parts.widths import Packed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from models.parts.widths import Packed
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
 _PUSH_BYTES = 32 << 20
@@ -73,7 +75,7 @@ def write_bundle(
     records = [
         _bind(query, models[query.id], states[query.id], packed.get(query.id, {}), stand_ins) for query in queries
     ]
-    sizes = [(name, CODES[tensors[name].dtype], tuple(tensors[name].shape), tensors[name].nbytes)
+    sizes = [(name, code_of(tensors[name].dtype), tuple(tensors[name].shape), tensors[name].nbytes)
              for name in load_order(records)]  # fmt: skip
     entries = place(sizes)
 
@@ -178,7 +180,7 @@ def _stand_ins(tensors: Iterable[Tensor]) -> dict[tuple[object, ...], str]:
 
 
 def _name_of(tensor: Tensor) -> str:
-    return tensor_name(CODES[tensor.dtype], tensor.shape, raw_bytes(tensor))
+    return tensor_name(code_of(tensor.dtype), tensor.shape, raw_bytes(tensor))
 
 
 def _as_stored(state: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> dict[str, Tensor]:
@@ -219,6 +221,8 @@ def _bind(
     names: Mapping[tuple[object, ...], str],
 ) -> BundleQuery:
     """The query's record with the names of its tensors, residuals and scales."""
+    from models.parts.residual import residual_layers
+
     paths = {path: names[_identity(tensor)] for path, tensor in state.items()}
     stored = {key: StoredTensor(own.width, paths.pop(f"{key}.{SCALE}", None)) for key, own in packed.items()}
     residuals = {

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import InputError
+from models.parts.terms import LOW_RANK
 
-KEY = "low_rank"
-FACTORS = ("a", "b")
 EXACT_BELOW = 512
 """Up to this smaller side a weight is decomposed exactly; above, by random projection."""
 OVERSAMPLED, POWER_ITERATIONS = 32, 4
@@ -106,16 +105,12 @@ def numel_of_factors(shape: Sequence[int], rank: int) -> int:
 
 def ranks_of(model_args: Mapping[str, Any], name: str) -> dict[str, int]:
     """Path -> rank as a model's arguments ask for it; empty where they do not. InputError when it is no such thing."""
-    ranks = model_args.get(KEY, {})
+    ranks = model_args.get(LOW_RANK, {})
     if not isinstance(ranks, Mapping) or not all(isinstance(path, str) for path in ranks):
-        raise InputError(name, "low_rank is no mapping of paths to ranks", f"write {KEY}: {{PATH: RANK}}", _key(""))
+        raise InputError(
+            name, "low_rank is no mapping of paths to ranks", f"write {LOW_RANK}: {{PATH: RANK}}", _key("")
+        )
     return dict(ranks)
-
-
-def with_ranks(model_args: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """A model's arguments with these ranks in place of those they had; without any, the plain architecture."""
-    plain = {key: value for key, value in model_args.items() if key != KEY}
-    return {**plain, KEY: dict(ranks)} if ranks else plain
 
 
 def factors(weight: Tensor, rank: int, scale: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -147,4 +142,4 @@ def factors(weight: Tensor, rank: int, scale: Tensor | None = None, seed: int = 
 
 
 def _key(path: str) -> str:
-    return f"model_args.{KEY}" + (f".{path}" if path else "")
+    return f"model_args.{LOW_RANK}" + (f".{path}" if path else "")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.parts.terms import residual_shapes
+
 
 class ResidualConv2d(nn.Conv2d):
     """A convolution with a residual; made by `attach`."""
@@ -69,13 +71,7 @@ def attach(layer: nn.Module, rank: int, seed: int = 0) -> ResidualLayer:
 
 def shapes(layer: nn.Conv2d | nn.Linear, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of a and b for a layer and a rank; ValueError when groups != 1 or the rank does not fit."""
-    if isinstance(layer, nn.Conv2d) and layer.groups != 1:
-        raise ValueError(f"a convolution with {layer.groups} groups cannot carry a residual")
-    out, inner = layer.weight.shape[0], tuple(layer.weight.shape[1:])
-    most = min(out, layer.weight[0].numel())
-    if not 1 <= rank <= most:
-        raise ValueError(f"rank {rank} does not fit a weight of shape {tuple(layer.weight.shape)} (1 to {most})")
-    return (rank, *inner), (out, rank, *(1,) * (len(inner) - 1))
+    return residual_shapes(layer.weight.shape, layer.groups if isinstance(layer, nn.Conv2d) else 1, rank)
 
 
 def residual_layers(model: nn.Module) -> dict[str, ResidualLayer]:

@@ -10,18 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Width = Literal["fp16", "int8"]
+from models.parts.terms import MOST, Width
+
 WIDE = torch.float32
 STORED: dict[str, torch.dtype] = {"fp16": torch.float16, "int8": torch.int8}
-FP32 = "fp32"
-WEIGHTS = (FP32, *STORED)
-MOST = 127
-"""The largest code; -128 is left out, so that codes are symmetric."""
 LEAST_BYTES = 4096
 """Smaller tensors stay as they are: together they weigh next to nothing."""
 LEAST_ROW = 16

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-from models.workload import Query
-from models.zoo import build, folder_of, is_zoo_name, naming
+    from models.workload import Query
 
 Signature = Literal["wide", "strict"]
 PACKED_SUFFIX = "_proj_weight"
@@ -70,6 +70,8 @@ def model_bytes(query: Query) -> int:
 
 def architecture(query: Query) -> Architecture:
     """Describe a query's model on the meta device; the same model is described once, whatever its classes."""
+    from models.zoo import folder_of, naming
+
     width = len(query.classes) + (query.task == "detection")
     with naming(query):
         return describe(query.model, width, query.input_size, query.task, query.model_args, folder_of(query))
@@ -82,6 +84,8 @@ def describe(
 
     A factory may lie in `folder`.
     """
+    from models.zoo import is_zoo_name
+
     args = json.dumps(model_args or {}, sort_keys=True, default=str)
     # What a stranger's factory makes of the class count is anybody's guess; the zoo's models grow linearly with it.
     widths = TRIAL_WIDTHS if is_zoo_name(model) else (width, width + 1)
@@ -142,9 +146,9 @@ def _at_width(
         shape = row.weight.at(extra)
         groups = f" groups={row.groups}" if row.kind == "conv2d" else ""
         wide = f"{row.kind} {'x'.join(map(str, shape))}{groups} {row.dtype}"
-        nbytes = torch.Size(shape).numel() * row.weight.itemsize
+        nbytes = math.prod(shape) * row.weight.itemsize
         layers.append((row.path, wide, f"{wide} {row.details}", nbytes, any(row.weight.growth), index / last))
-    counts = [torch.Size(tensor.at(extra)).numel() for tensor in tensors]
+    counts = [math.prod(tensor.at(extra)) for tensor in tensors]
     return Architecture(
         tuple(layers),
         sum(count for count, tensor in zip(counts, tensors) if tensor.is_parameter),
@@ -157,6 +161,10 @@ def _described(
     model: str, args: str, input_size: int, task: str, folder: Path | None, widths: tuple[int, int]
 ) -> tuple[tuple[_Row, ...], tuple[_Tensor, ...]]:
     """The layers and all unique tensors of a model, found by building it at two widths."""
+    from torch import nn
+
+    from models.zoo import build
+
     built, wider = (
         build(model, width, json.loads(args), input_size, task, device="meta", folder=folder) for width in widths
     )
@@ -183,6 +191,8 @@ def _described(
 
 def weights_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
     """Every weight that can be shared: (layer path, module that owns it, its attribute, kind)."""
+    from torch import nn
+
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             yield path, module, "weight", "conv2d"
@@ -195,6 +205,8 @@ def weights_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
 
 
 def _details(module: nn.Module) -> str:
+    from torch import nn
+
     if isinstance(module, nn.MultiheadAttention):
         return "bias" if module.in_proj_bias is not None else "no bias"
     bias = "bias" if module.bias is not None else "no bias"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from models.errors import InputError
-from models.parts.low_rank import FACTORS
+from models.parts.terms import FACTORS
 from models.sharing.groups import Group
 from models.sharing.layers import Layer, weight_of
 

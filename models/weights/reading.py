@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.bundle.container import CODES, encode_header, place, raw_bytes
+from models.bundle.container import encode_header, place, raw_bytes
+from models.bundle.dtypes import code_of
 from models.errors import InputError
 from models.files.atomic import writing
 from models.files.bounded import Fault, opened
@@ -120,7 +121,8 @@ def save_weights(
     # Widest dtypes first, so that every tensor lies aligned without gap fillers, which a state dict has no room for.
     names = sorted(state, key=lambda name: -state[name].itemsize)
     entries = place(
-        ((name, CODES[state[name].dtype], tuple(state[name].shape), state[name].nbytes) for name in names), alignment=1
+        ((name, code_of(state[name].dtype), tuple(state[name].shape), state[name].nbytes) for name in names),
+        alignment=1,
     )
     with writing(path, overwrite) as file:
         file.write(encode_header(entries, {} if classes is None else {CLASSES: json.dumps(list(classes))}))

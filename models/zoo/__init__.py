@@ -16,8 +16,8 @@ from torch import nn
 import models.vision  # noqa: F401  (before a family imports torchvision)
 from models.errors import InputError
 from models.frames.preprocess import Preprocess
-from models.parts.low_rank import KEY as LOW_RANK
 from models.parts.low_rank import factorise, ranks_of
+from models.parts.terms import LOW_RANK
 from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory
 from models.zoo.foreign_checks import check_foreign
 from models.zoo.inputs import answer_on_meta, check_answer, check_logits
@@ -39,6 +39,8 @@ __all__ = [
 
 for _family in pkgutil.walk_packages(__path__, f"{__name__}."):  # every module here enters its models into the registry
     importlib.import_module(_family.name)
+OWN = frozenset(ENTRIES)
+"""The names that this project itself entered; others may enter more."""
 
 
 class Asked(Protocol):

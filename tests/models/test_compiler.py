@@ -1,18 +1,24 @@
 """What is imported, and what is not: torch's compiler takes longer than everything else together."""
 
 import ast
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from models import zoo
 from models.bundle import BundleQuery, Made, write_bundle
+from models.bundle.container import encode_header, parse_header, tensor_name
+from models.parts.widths import packed
 from models.workload import Query
 
 ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "torchvision", "cv2", "onnx", "scipy", "matplotlib")
 COMPILER = ("torch._dynamo", "torch._dynamo.utils", "torch._inductor")
 
 
@@ -81,18 +87,71 @@ def test_the_compiler_is_there_for_who_wants_it_and_nothing_stays_left_out_for_g
     assert loaded_after(script, "torch._dynamo") == ["torch._dynamo"]
 
 
-@pytest.mark.parametrize("words", [["bundle", "show"], ["bundle", "verify"], ["plan"]])
-def test_a_command_on_a_bundle_imports_no_compiler(tmp_path, words):
-    query = Query(
-        id="a", camera="gate", task="classification", classes=("x", "y"), model="resnet18", model_args={},
-        input_size=64, weights=None, init=None, fps=5.0, sla_ms=1000.0, roi=None, min_score=0.0, priority=1, data=None,
-        accuracy_target=0.95,
-    )  # fmt: skip
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    """A classifier, a detector and a narrow weight, in a cache where nothing is remembered yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    common = {
+        "camera": "gate", "classes": ("x", "y"), "weights": None, "init": None, "fps": 5.0, "sla_ms": 1000.0,
+        "roi": None, "min_score": 0.0, "priority": 1, "data": None, "accuracy_target": 0.95,
+    }  # fmt: skip
+    queries: list[Any] = [
+        Query(id="a", task="classification", model="resnet18", model_args={}, input_size=64, **common),
+        Query(
+            id="b", task="detection", model="ssd_resnet18", model_args={"aspect_ratios": []}, input_size=96, **common
+        ),
+    ]
+    models = {query.id: zoo.build_query(query) for query in queries}
+    narrow = {"a": {"layer1.0.conv1.weight": packed(models["a"].get_parameter("layer1.0.conv1.weight"), "int8")}}
     path = tmp_path / "b.safetensors"
-    model = zoo.build_query(query)
-    write_bundle(path, {"a": model}, [BundleQuery.of(query)], Made("one", "none", 0))
-    script = f"from gemel.cli import main\nassert main({[*words, str(path)]!r}) == 0"
-    assert loaded_after(script, *COMPILER, "cv2", "onnx", "scipy", "torchvision.transforms.v2") == []
+    write_bundle(path, models, list(map(BundleQuery.of, queries)), Made("one", "none", 0), packed=narrow)
+    return path
+
+
+def run(*words):
+    """A script that runs one command, which must come out well."""
+    return f"from gemel.cli import main\nassert main({[*map(str, words)]!r}) == 0"
+
+
+def test_a_bundle_is_shown_without_torch(bundle):
+    assert loaded_after(run("bundle", "show", bundle), *HEAVY) == []
+
+
+@pytest.mark.parametrize("words", [["bundle", "verify"], ["plan"], ["plan", "--device", "all"], ["simulate"]])
+def test_whatever_was_worked_out_before_needs_no_torch_again(bundle, words):
+    first = loaded_after(run(*words, bundle), *COMPILER, *HEAVY)
+    assert "torch" in first and not {*first} & {*COMPILER, "cv2", "onnx", "scipy", "torchvision.transforms.v2"}
+    assert loaded_after(run(*words, bundle), *HEAVY) == []
+
+
+def test_what_is_remembered_changes_no_answer(bundle):
+    for words in (["bundle", "verify", bundle], ["plan", bundle, "--json"], ["plan", bundle, "--memory", "50%"]):
+        assert printed(run(*words)) == printed(run(*words))
+
+
+def test_verify_finds_what_does_not_fit_an_architecture_that_it_remembers(bundle):
+    printed(run("bundle", "verify", bundle))
+    shape(bundle, "a", "fc.weight", (512, 2))
+    said = "from gemel.cli import main\n" + f"main(['bundle', 'verify', {str(bundle)!r}])"
+    assert loaded_after(said, "torch") == [] and "a: fc.weight has shape (512, 2)" in printed(said)
+    said = said.replace("'bundle', 'verify'", "'plan'")
+    assert loaded_after(said, "torch") == []
+
+
+def shape(path, query_id, key, wanted):
+    """Say of a query's tensor that it has another shape, and seal the bundle again."""
+    content = path.read_bytes()
+    header = parse_header(content)
+    manifest = json.loads(header.metadata["gemel.manifest"])
+    query = next(one for one in manifest["queries"] if one["id"] == query_id)
+    entries = header.entries
+    entry = entries.pop(query["tensors"][key])
+    data = content[header.data_start + entry.begin : header.data_start + entry.end]
+    name = query["tensors"][key] = tensor_name(entry.dtype, wanted, data)
+    entries[name] = replace(entry, name=name, shape=wanted)
+    ordered = sorted(entries.values(), key=lambda one: one.begin)
+    head = encode_header(ordered, {"gemel.manifest": json.dumps(manifest, separators=(",", ":"))})
+    path.write_bytes(head + content[header.data_start :])
 
 
 def test_an_architecture_on_meta_is_the_one_that_is_built_with_weights():

@@ -19,6 +19,7 @@ from edge_runtime.memory.store import check_length
 from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
+from models.compiler import without_compiler
 from models.parts.low_rank import READS_WEIGHTS
 from models.parts.widths import STORED, WIDE, widen
 
@@ -239,7 +240,8 @@ def _calls(model: nn.Module, input_size: int) -> list[str]:
 
     hooks = [module.register_forward_pre_hook(note(path)) for path, module in model.named_modules()]
     try:
-        model(torch.empty(1, 3, input_size, input_size, device="meta"))
+        with without_compiler():
+            model(torch.empty(1, 3, input_size, input_size, device="meta"))
     finally:
         for hook in hooks:
             hook.remove()
