@@ -34,6 +34,11 @@ def code_of(dtype: torch.dtype) -> str:
     return _CODES[str(dtype).removeprefix("torch.")]
 
 
+def has_code(dtype: torch.dtype) -> bool:
+    """Whether a bundle can hold tensors of torch's dtype."""
+    return str(dtype).removeprefix("torch.") in _CODES
+
+
 def dtype_of(code: str) -> torch.dtype:
     """Torch's dtype of a code."""
     import torch

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.bundle.container import encode_header, place, raw_bytes
-from models.bundle.dtypes import code_of
+from models.bundle.dtypes import code_of, has_code
 from models.errors import InputError
 from models.files.atomic import writing
 from models.files.bounded import Fault, opened
@@ -200,7 +200,7 @@ def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
 def _is_plain(tensor: Tensor) -> bool:
     """Whether these are numbers in memory, of a kind that layers have."""
     held = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
-    return held and not tensor.is_quantized and tensor.dtype in CODES
+    return held and not tensor.is_quantized and has_code(tensor.dtype)
 
 
 def _check_classes(query: Query, key: str) -> None:
