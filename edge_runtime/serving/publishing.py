@@ -60,8 +60,8 @@ class Publisher:
         return self._out
 
     def publish(self, query: str, frames: Sequence[Frame], answers: Sequence[Answer], finished_at: float) -> None:
-        """One record per frame to every sink, then the frames count as processed; what a sink raises comes through, once
-        all were tried. One that nobody reads any more (BrokenPipeError) is left out from then on.
+        """One record per frame to every sink, then the frames count as processed; what a sink raises comes through,
+        once all were tried. One that nobody reads any more (BrokenPipeError) is left out from then on.
         """
         records = [
             record_of(self._queries[query], frame, answer, finished_at, self._digest)
