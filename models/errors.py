@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+MOST_CHARACTERS = 400
+"""Of a key, a fault or a remedy."""
+
 
 def one_line(text: object) -> str:
     """A text as it may be shown: what would end, hide or turn a line is told by its escape (\\n, \\x1b, \\u202e).
@@ -48,9 +51,15 @@ class InputError(GemelError):
     def __init__(self, where: str | Path, fault: str, remedy: str = "", key: str = "") -> None:
         if is_interrupt(sys.exception()):
             raise KeyboardInterrupt
+        fault, remedy, key = (_clipped(part) for part in (fault, remedy, key))
         self.where, self.fault, self.remedy, self.key = str(where), fault, remedy, key
         parts = [self.where, key] if key else [self.where]
         super().__init__(one_line(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else "")))
+
+
+def _clipped(text: str) -> str:
+    """A text as long as a line bears."""
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
 class BundleError(InputError):

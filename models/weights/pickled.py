@@ -2,7 +2,7 @@
 
 Such a file is a zip of one pickle and the bytes of every storage, or, before torch 1.6, five pickles and the bytes
 after them. The pickle is walked through first: its operations are counted, and tuples in tuples, whose hashes Python
-takes by calls within calls until the process dies. Storages are mapped, so that only what is used takes memory.
+takes by calls within calls until the process dies.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch
 
 from models.errors import InputError
 from models.files.bounded import Fault, opened
+from models.sizes import size_text
 
-MOST_PICKLE_BYTES, MOST_DIRECTORY_BYTES, MOST_OLD_BYTES = 2**22, 2**23, 2**30
+MOST_PICKLE_BYTES, MOST_DIRECTORY_BYTES = 2**22, 2**23
 MOST_OPERATIONS = 1_000_000
 """Some 30 for each tensor."""
 MOST_DEPTH = 50
@@ -32,17 +33,19 @@ TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"))
 REMEDY = "copy or save it again"
 
 
-def read_pickled(path: Path, key: str) -> Any:
-    """What a .pt, .pth or .th file holds, on the CPU; InputError for one that is damaged, out of bounds or code."""
+def read_pickled(path: Path, key: str, most_bytes: int) -> Any:
+    """What a .pt, .pth or .th file holds, on the CPU.
+
+    Raises InputError for one that is damaged, out of bounds, holds code, or more than `most_bytes`.
+    """
     try:
         with opened(path, "give the path of a weights file") as file:
-            zipped = file.read(len(ZIP)) == ZIP
-            if zipped:
-                _check_zip(file)
-            else:
-                _check_old(file)
+            check = _check_zip if file.read(len(ZIP)) == ZIP else _check_old
+            check(file, most_bytes)
             file.seek(0)
-            return _loaded(file, zipped)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.load(file, map_location="cpu", weights_only=True)
     except InputError as error:
         raise InputError(path, error.fault, error.remedy, key) from error
     except pickle.UnpicklingError as error:
@@ -56,15 +59,7 @@ def read_pickled(path: Path, key: str) -> Any:
         raise InputError(path, "is truncated or no PyTorch file", REMEDY, key) from error
 
 
-def _loaded(file: BinaryIO, zipped: bool) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if zipped:  # by its number, for torch opens no name whose bytes are no UTF-8
-            return torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True)
-        return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _check_zip(file: BinaryIO) -> None:
+def _check_zip(file: BinaryIO, most_bytes: int) -> None:
     """Fault unless the parts lie in the file as they are, none packed and none twice, and the pickle is in bounds."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - END_BYTES - END_WITHIN))
@@ -76,8 +71,10 @@ def _check_zip(file: BinaryIO) -> None:
         parts = archive.infolist()
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
             raise Fault("its parts are packed, as torch packs none")
-        if sum(part.file_size for part in parts) > size:
+        total = sum(part.file_size for part in parts)
+        if total > size:
             raise Fault("its parts are said to be larger than the file")
+        _check_bytes(total, most_bytes)
         for part in parts:
             if part.filename.endswith(".pkl"):
                 if part.file_size > MOST_PICKLE_BYTES:
@@ -85,14 +82,18 @@ def _check_zip(file: BinaryIO) -> None:
                 _check_pickle(io.BytesIO(archive.read(part)))
 
 
-def _check_old(file: BinaryIO) -> None:
+def _check_old(file: BinaryIO, most_bytes: int) -> None:
     size = file.seek(0, io.SEEK_END)
-    if size > MOST_OLD_BYTES:
-        raise Fault(f"it has the old format and more than {MOST_OLD_BYTES} bytes")
+    _check_bytes(size, most_bytes)
     file.seek(0)
     for _ in range(OLD_PICKLES):
         if file.tell() < size:
             _check_pickle(file)
+
+
+def _check_bytes(found: int, most_bytes: int) -> None:
+    if found > most_bytes:
+        raise Fault(f"it holds {size_text(found)}, far more than the model takes")
 
 
 def _check_pickle(file: Any) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,6 +39,8 @@ MOST_HEADER_BYTES = 2**22
 """Some 40,000 tensors."""
 MOST_TOLD = 200
 PART_BYTES = 2**20
+MOST_BESIDE_BYTES, MOST_TIMES = 2**28, 16
+"""A checkpoint is that large besides so many times the model's own bytes, at most."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the state dict in a checkpoint."""
 CLASSES = "gemel.classes"
@@ -148,7 +150,7 @@ def read_state(source: str | Source, key: str = "weights", module: nn.Module | N
     elif suffix == DARKNET_SUFFIX and module is not None:
         content = read_darknet(path, module, key)
     else:
-        content = read_pickled(path, key)
+        content = read_pickled(path, key, _most_bytes(module))
     state = _plain_state(path, key, content)
     if all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
@@ -163,14 +165,25 @@ def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
             if length > MOST_HEADER_BYTES:
                 raise Fault(f"its header claims {length} bytes, more than {MOST_HEADER_BYTES}")
             header = parsed(file.read(length))
-        if not isinstance(header, dict):
-            raise Fault("its header is no mapping")
-        return load_file(path)
+            if not isinstance(header, dict):
+                raise Fault("its header is no mapping")
+            return load_file(_by_number(file))
     except InputError as error:
         raise InputError(path, error.fault, remedy, key) from error
     except (Fault, SafetensorError, OSError, ValueError, KeyError) as error:
         fault = f"is truncated or no safetensors file ({_one_line(error)})"
         raise InputError(path, fault, remedy, key) from error
+
+
+def _by_number(file: BinaryIO) -> str:
+    """An open file's name for libraries that take no name whose bytes are no UTF-8."""
+    return f"/dev/fd/{file.fileno()}"
+
+
+def _most_bytes(module: nn.Module | None) -> int:
+    """What a checkpoint of this module may hold: the optimiser's values, averages and more besides the weights."""
+    own = 0 if module is None else sum(tensor.nbytes for tensor in module.state_dict().values())
+    return MOST_BESIDE_BYTES + MOST_TIMES * own
 
 
 def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
@@ -207,8 +220,8 @@ def _check_classes(query: Query, key: str) -> None:
     """Raise InputError for weights that name other classes than the query, or in another order."""
     if not isinstance(query.weights, Path) or query.weights.suffix != SAFETENSORS_SUFFIX:
         return
-    with safe_open(query.weights, "pt") as file:
-        named = (file.metadata() or {}).get(CLASSES)
+    with opened(query.weights, "give the path of a weights file") as file, safe_open(_by_number(file), "pt") as tensors:
+        named = (tensors.metadata() or {}).get(CLASSES)
     if named is None or named == json.dumps(list(query.classes)):
         return
     asked = _clipped(str(list(query.classes)))

@@ -18,7 +18,8 @@ from models.errors import InputError
 from models.frames.preprocess import Preprocess
 from models.parts.low_rank import factorise, ranks_of
 from models.parts.terms import LOW_RANK
-from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory
+from models.zoo.arguments import check_arguments, check_size
+from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory, reason
 from models.zoo.foreign_checks import check_foreign
 from models.zoo.inputs import answer_on_meta, check_answer, check_logits
 from models.zoo.registry import ENTRIES, ZooEntry
@@ -36,6 +37,9 @@ __all__ = [
     "preprocess_of",
     "width_of",
 ]
+
+USUAL_WIDTH = 2000
+"""Classes up to which no architecture of the zoo becomes larger than it was published by much."""
 
 for _family in pkgutil.walk_packages(__path__, f"{__name__}."):  # every module here enters its models into the registry
     importlib.import_module(_family.name)
@@ -111,8 +115,7 @@ def build(
     ranks = ranks_of(args, model)
     args.pop(LOW_RANK, None)
     if is_zoo_name(model):
-        with built_on(device):
-            return factorise(_from_zoo(model, width, input_size, args), ranks, model)
+        return _from_zoo(model, width, input_size, args, ranks, device)
     factory = foreign_factory(model, folder)
     with built_on(device):
         module = build_foreign(model, factory, width, input_size, args)
@@ -163,9 +166,27 @@ def preprocess_of(model: str, input_size: int) -> Preprocess:
     return Preprocess(input_size, entry.mean, entry.std)
 
 
-def _from_zoo(model: str, width: int, input_size: int, args: dict[str, Any]) -> nn.Module:
+def _from_zoo(
+    model: str, width: int, input_size: int, args: dict[str, Any], ranks: Mapping[str, int], device: str | torch.device
+) -> nn.Module:
+    """A zoo model; one of unusual size is built on the meta device first, where its bytes are counted."""
+    check_arguments(model, args)
+    if args or width > USUAL_WIDTH or torch.device(device).type == "meta":
+        with built_on("meta"):
+            module = factorise(_built(model, width, input_size, args), ranks, model)
+        check_size(model, module)
+        if torch.device(device).type == "meta":
+            return module
+    with built_on(device):
+        return factorise(_built(model, width, input_size, args), ranks, model)
+
+
+def _built(model: str, width: int, input_size: int, args: dict[str, Any]) -> nn.Module:
     try:
         return ENTRIES[model].factory(width, input_size=input_size, **args)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # within their bounds arguments may still contradict each other, in many ways
+        if not args and not isinstance(error, TypeError | ValueError):
+            raise
         key = "input_size" if "input_size" in str(error) else "model_args"
-        raise InputError(model, f"cannot be built: {error}", f"correct `{key}`", key) from error
+        said = error if isinstance(error, TypeError | ValueError) else reason(error)
+        raise InputError(model, f"cannot be built: {said}", f"correct `{key}`", key) from error
