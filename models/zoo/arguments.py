@@ -58,7 +58,6 @@ ARGUMENTS: dict[str, Kind] = {
     **dict.fromkeys(("reduced_tail", "dilated"), _TRUTH),
     "width_mult": _number(0.05, 16),
     "round_nearest": _whole(1, 256),
-    "inverted_residual_setting": _list(_list(_whole(1, 1024), 4, 4), 1, 16),
     "groups": _whole(1, 256),
     "width_per_group": _whole(1, 1024),
     "replace_stride_with_dilation": _list(_TRUTH, 3, 3),
