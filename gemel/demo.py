@@ -23,7 +23,7 @@ from merger.journal.progress import Progress, Stages, silent
 from merger.workers.jobs import using
 from models.errors import InputError
 from models.files.atomic import writing
-from models.files.json_file import finite
+from models.files.json_file import finite, read_json
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 
@@ -144,7 +144,7 @@ def _claim(out: Path, seed: int) -> None:
             raise InputError(out, "holds other files", "choose a new or empty folder", "--out")
         with writing(mark) as file:
             file.write(json.dumps(identity).encode())
-    elif json.loads(mark.read_text(encoding="utf-8")) != identity:
+    elif read_json(mark, "choose another folder") != identity:
         raise InputError(out, "holds a demo of another seed", "choose another folder", "--out")
 
 
@@ -158,7 +158,7 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
         ).to_json()
         with writing(kept) as file:
             file.write(json.dumps(finite(report)).encode())
-    return json.loads(kept.read_text(encoding="utf-8"))
+    return read_json(kept, "remove it; the demo merges again")
 
 
 def _box(workload: Workload, out: Path, device: str) -> dict[str, Any]:

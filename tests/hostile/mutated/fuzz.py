@@ -76,6 +76,7 @@ def fuzz(minutes: float, seed: int, names: list[str], out: Path, workers: int) -
     counts: Counter[tuple[str, str]] = Counter()
     findings: dict[str, tuple[int, Path, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
+        os.environ["XDG_CACHE_HOME"] = str(Path(temporary) / "cache")
         whole = Path(temporary) / "whole"
         whole.mkdir()
         write_house(whole)

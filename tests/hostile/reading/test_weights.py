@@ -24,7 +24,7 @@ from models.workload import load_workload
 from models.zoo import build_query
 from tests.hostile.harness import refused, tried
 from tests.hostile.reading.asking import A, B, Y, ask
-from tests.hostile.test_json import FILES, make_special
+from tests.hostile.reading.test_json import FILES, make_special
 
 FIRST, SHAPE = "conv1.weight", (16, 3, 3, 3)
 Make = Callable[[Path], Any]

@@ -14,7 +14,7 @@ from models.bundle import open_bundle
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 from tests.hostile.damages import damages
 from tests.hostile.harness import tried
-from tests.hostile.test_json import FILES, make_special
+from tests.hostile.reading.test_json import FILES, make_special
 
 NAME = "tiny.safetensors.log.jsonl"
 SHARED = [["gate", "3"], ["yard", "3"]]

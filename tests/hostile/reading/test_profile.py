@@ -18,7 +18,7 @@ from models.errors import InputError
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle, write_clip, write_config, write_folder
 from tests.hostile.damages import damages
 from tests.hostile.harness import refused, tried
-from tests.hostile.test_json import FILES, make_special
+from tests.hostile.reading.test_json import FILES, make_special
 
 NAME = "tiny.safetensors.profile.json"
 PLAN = ["plan", "tiny.safetensors", "--factory", FACTORY]

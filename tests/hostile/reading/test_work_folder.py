@@ -13,7 +13,7 @@ from merger.journal.checkpoint import FORMAT, MARK, SAID, STATE, Checkpoint
 from merger.journal.sealed import LENGTH, save_sealed
 from models.errors import InputError
 from tests.hostile.harness import refused, snapshot
-from tests.hostile.test_json import FILES, make_special
+from tests.hostile.reading.test_json import FILES, make_special
 
 WORKLOAD = """
 name: one

@@ -13,7 +13,7 @@ from edge_runtime.rehearsal.replay import replay
 from models.errors import InputError
 from tests.hostile.damages import damages
 from tests.hostile.harness import refused, tried
-from tests.hostile.test_json import FILES, make_special
+from tests.hostile.reading.test_json import FILES, make_special
 
 BATCH = {"count": 2, "run_s": 0.015, "workspace_bytes": 1500}
 QUERY = {"tensors": [0, 1], "run_s": 0.01, "workspace_bytes": 1000, "sla_s": 0.5, "larger": [BATCH], "best_s": 0.01}
