@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 MOST_CHARACTERS = 400
-"""Of a key, a fault or a remedy."""
+"""Of a key, a fault or a remedy, and of a path's end."""
 
 
 def one_line(text: object) -> str:
@@ -53,7 +53,8 @@ class InputError(GemelError):
             raise KeyboardInterrupt
         fault, remedy, key = (_clipped(part) for part in (fault, remedy, key))
         self.where, self.fault, self.remedy, self.key = str(where), fault, remedy, key
-        parts = [self.where, key] if key else [self.where]
+        shown = self.where if len(self.where) <= MOST_CHARACTERS else f"...{self.where[-MOST_CHARACTERS:]}"
+        parts = [shown, key] if key else [shown]
         super().__init__(one_line(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else "")))
 
 

@@ -12,7 +12,7 @@ from models.frames.preprocess import FURTHEST_PIXEL
 from models.tasks import Boxes
 
 MOST_BYTES = 2**26
-MOST_VALUES = 4_000_000
+MOST_VALUES = 3_000_000
 REMEDY = "add COCO annotations with images, categories and annotations"
 MOST_TOLD = 60
 

@@ -26,7 +26,7 @@ PROTOCOLS = ("file", *SCHEMES, "tls", "crypto", "httpproxy", "rtmpt", "rtmpe", "
 PLAYLISTS = (b"#EXTM3U", b"ID3")
 """How files begin that FFmpeg takes for playlists of others; it looks behind an ID3 tag, too."""
 OPTIONS, LOG_LEVEL = "OPENCV_FFMPEG_CAPTURE_OPTIONS", "OPENCV_FFMPEG_LOGLEVEL"
-QUIET = "-8"
+os.environ.setdefault(LOG_LEVEL, "-8")  # now, for OpenCV reads it when it first meets FFmpeg, whoever is first
 SLOWEST, FASTEST = 0.01, 1000.0
 """Frames a second that a video may claim; another rate is none."""
 DEVICE = re.compile("[0-9]{1,3}")
@@ -87,7 +87,6 @@ class Video:
 @cache
 def opencv() -> ModuleType:
     """OpenCV, told to be silent and what FFmpeg may open in it; options that the environment gives come first."""
-    os.environ.setdefault(LOG_LEVEL, QUIET)
     given = os.environ.get(OPTIONS, "rtsp_transport;tcp")
     ours = {"protocol_whitelist": PROTOCOLS, "format_whitelist": FORMATS}
     added = [f"{name};{','.join(values)}" for name, values in ours.items() if f"{name};" not in given]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -127,7 +128,7 @@ def test_training_names_the_file(house: Path, content: bytes | Callable[[Path], 
     seen = tried(["train", ask(house, {**A, "weights": "new.safetensors"})], house).held()
     *told, line = seen.err.splitlines()
     assert seen.code == 2 and str(path) in line and seen.out == "" and not seen.changed
-    assert all(one.startswith("[") for one in told)  # how far it had come, and no library's words
+    assert all(re.match(r"\[ +[0-9.]+ s\]", one) for one in told)  # how far it had come, and no library's words
 
 
 @BAD

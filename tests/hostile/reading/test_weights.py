@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import struct
 import tarfile
 import zipfile
@@ -335,7 +336,7 @@ def test_training_and_merging_refuse_them_too(house: Path, command: list[str], k
     seen = tried([command[0], ask(house, {**B, **asked}), *command[1:]], house).held()
     *told, line = seen.err.splitlines()
     assert seen.code == 2 and not seen.changed and str(house / "bad.pt") in line
-    assert all(one.startswith("[") for one in told)  # how far it had come
+    assert all(re.match(r"\[ +[0-9.]+ s\]", one) for one in told)  # how far it had come
 
 
 def test_a_name_whose_bytes_are_no_text_is_read(house: Path) -> None:
