@@ -17,6 +17,7 @@ MOST_VALUES = 1_000_000
 MOST_DIGITS = 20
 """Of an integer, the sign counted: more than any of 64 bits has is no count of anything."""
 MOST_TOLD = 40
+PART_BYTES = 2**20
 _OPENING, _BRACKETS = b"[{", b"[]{}"
 _REST = bytes(set(range(256)) - set(_BRACKETS))
 
@@ -41,7 +42,7 @@ def _check_bounds(data: bytes, most_values: int) -> None:
     bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') > 4 * most_values:  # a key and a value for each, and both ends of them
         raise Fault(f"more than {most_values} values")
-    outside = b"".join(bare.split(b'"')[::2])
+    outside = _outside_texts(bare)
     if outside.count(b",") + sum(outside.count(one) for one in (b"[", b"{")) >= most_values:
         raise Fault(f"more than {most_values} values")
     depth = 0
@@ -49,6 +50,16 @@ def _check_bounds(data: bytes, most_values: int) -> None:
         depth += 1 if bracket in _OPENING else -1
         if depth > MOST_DEPTH:
             raise Fault(f"nested more than {MOST_DEPTH} deep")
+
+
+def _outside_texts(bare: bytes) -> bytes:
+    """What stands outside quotes, taken part by part, so that the pieces between them are never many at once."""
+    found, inside = [], 0
+    for start in range(0, len(bare), PART_BYTES):
+        pieces = bare[start : start + PART_BYTES].split(b'"')
+        found.append(b"".join(pieces[inside::2]))
+        inside ^= (len(pieces) - 1) & 1
+    return b"".join(found)
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
