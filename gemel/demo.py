@@ -24,6 +24,7 @@ from merger.workers.jobs import using
 from models.errors import InputError
 from models.files.atomic import writing
 from models.files.json_file import finite, read_json
+from models.files.lock import locked
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 
@@ -106,7 +107,7 @@ def run_demo(out: str | Path, device: str = DEMO_DEVICE, seed: int = 0, progress
     started, out = time.monotonic(), Path(out)
     profile_named(device)
     _claim(out, seed)
-    with using(THREADS):
+    with locked(out / IDENTITY), using(THREADS):
         return _walked(out, device, seed, progress, started)
 
 

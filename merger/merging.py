@@ -36,6 +36,7 @@ from models.errors import InputError
 from models.files.apart import check_apart
 from models.files.atomic import writing
 from models.files.json_file import finite
+from models.files.lock import locked
 from models.measuring.evaluation import Evidence
 from models.parts.terms import FP32, LOW_RANK
 from models.sharing.groups import ceiling_bytes
@@ -63,7 +64,15 @@ def merge(
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
     `OUT.work`, from which `resume` goes on.
     """
-    out, options = Path(out), options or MergeOptions()
+    out = Path(out)
+    _check_paths(workload, out)
+    with locked(out):
+        return _merged(workload, out, method, resume, seed, progress, options or MergeOptions())
+
+
+def _merged(
+    workload: Workload, out: Path, method: str, resume: bool, seed: int, progress: Progress, options: MergeOptions
+) -> MergeReport:
     begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
     _check(workload, out, method, options, begun)
     identity = {
@@ -109,12 +118,17 @@ class _Found:
     work: float
 
 
-def _check(workload: Workload, out: Path, method: str, options: MergeOptions, begun: bool) -> None:
-    """Raise InputError for what can be seen before anything is loaded."""
+def _check_paths(workload: Workload, out: Path) -> None:
+    """Refuse an output that is an input, or that could never be written."""
     written = [("--out", out), *(("--out", _beside(out, suffix)) for suffix in (LOG_SUFFIX, WORK_SUFFIX))]
     check_apart(written, inputs_of(workload))
-    check_output(out, overwrite=begun)
+    check_output(out, overwrite=True)
     check_output(_beside(out, LOG_SUFFIX), overwrite=True)
+
+
+def _check(workload: Workload, out: Path, method: str, options: MergeOptions, begun: bool) -> None:
+    """Raise InputError for what can be seen before anything is loaded."""
+    check_output(out, overwrite=begun)
     if method not in METHODS:
         raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
     if options.beyond and method != "wide":

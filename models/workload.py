@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -142,17 +142,21 @@ def load_workload(path: str | Path) -> Workload:
     return Workload(keys.name, keys.accuracy_target, cameras, queries, path.resolve())
 
 
-def inputs_of(workload: Workload) -> Iterator[tuple[str, Path]]:
-    """What merging and judging a workload read, in words, and where it lies; weights and data need not exist."""
+def inputs_of(workload: Workload, trained: Collection[str] = ()) -> Iterator[tuple[str, str | Path]]:
+    """What training, merging and judging a workload read, in words, and where it lies; it need not exist.
+
+    The weights of the queries `trained` are none: they are what training them writes.
+    """
     yield "the workload", workload.path
+    yield from ((f"the source of camera {camera.id}", camera.source) for camera in workload.cameras.values())
     for query in workload.queries:
-        for said, weights in (("the weights", query.weights), ("the first weights", query.init)):
-            if isinstance(weights, Path):
-                yield f"{said} of {query.id}", weights
+        weights = None if query.id in trained else query.weights
+        for said, path in (("the weights", weights), ("the first weights", query.init)):
+            if isinstance(path, Path):
+                yield f"{said} of {query.id}", path
         if query.data is not None:
             splits = [query.data / split for split in ("train", "val", "test") if (query.data / split).is_dir()]
-            files = [query.data] if query.data.is_file() else []
-            yield from ((f"the data of {query.id}", part) for part in splits + files)
+            yield from ((f"the data of {query.id}", part) for part in splits or [query.data])
 
 
 def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:

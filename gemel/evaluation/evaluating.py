@@ -28,8 +28,9 @@ from merger.journal.progress import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.errors import InputError
 from models.files.apart import check_apart
-from models.files.atomic import told_of, writing
+from models.files.atomic import writing
 from models.files.json_file import finite
+from models.files.lock import locked
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
 from models.measuring.evaluation import Evidence, compare, predict, truths_of
@@ -82,31 +83,30 @@ def evaluate(
     _writable(out_dir)
     apart = costs_apart(device, load.queries)
     budgets = _budgets(memory, apart)
-    stages = Stages(progress)
-    stages.announce([JUDGING, STREAMING, WRITING])
-    stages.begin(JUDGING, len(load.queries))
-    judged = []
-    for query in load.queries:
-        progress("evaluate", query=query.id)
-        judged.append(_judge(query, opened))
-        progress("test", query=query.id, ratio=judged[-1].evidence.ratio, target=query.accuracy_target)
-        stages.add()
-    stages.begin(STREAMING)
-    arms = {ORIGINALS: apart, MERGED: costs_for(device, opened)}
-    streamed = stream_arms([one.tested for one in judged], arms, budgets, range(seeds), progress)
-    stages.begin(WRITING)
-    asked = {"memory": memory, "memory_bytes": budgets[memory]}
-    document = finite({**_document(opened, judged, streamed, device, list(range(seeds))), "asked": asked})
-    pictures = [picture for one in judged for picture in one.pictures]
-    page = render(document, pictures)
-    _write(out_dir, json.dumps(document, indent=1, allow_nan=False), page)
-    return document
+    with locked(out_dir / REPORT_JSON):
+        stages = Stages(progress)
+        stages.announce([JUDGING, STREAMING, WRITING])
+        stages.begin(JUDGING, len(load.queries))
+        judged = []
+        for query in load.queries:
+            progress("evaluate", query=query.id)
+            judged.append(_judge(query, opened))
+            progress("test", query=query.id, ratio=judged[-1].evidence.ratio, target=query.accuracy_target)
+            stages.add()
+        stages.begin(STREAMING)
+        arms = {ORIGINALS: apart, MERGED: costs_for(device, opened)}
+        streamed = stream_arms([one.tested for one in judged], arms, budgets, range(seeds), progress)
+        stages.begin(WRITING)
+        asked = {"memory": memory, "memory_bytes": budgets[memory]}
+        document = finite({**_document(opened, judged, streamed, device, list(range(seeds))), "asked": asked})
+        pictures = [picture for one in judged for picture in one.pictures]
+        page = render(document, pictures)
+        _write(out_dir, json.dumps(document, indent=1, allow_nan=False), page)
+        return document
 
 
 def _write(out_dir: Path, document: str, page: str) -> None:
     """Both files, or neither where there is no room; a name that is no UTF-8 stands there by its escape."""
-    with told_of(out_dir, "--out"):
-        out_dir.mkdir(parents=True, exist_ok=True)
     with (
         writing(out_dir / REPORT_JSON, overwrite=True) as first,
         writing(out_dir / REPORT_HTML, overwrite=True) as second,

@@ -11,11 +11,21 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.memory.placing import footprint_bytes
-from edge_runtime.rehearsal.measured import MeasuredProfile, QueryProfile, ascending, machine_of, write_profile
+from edge_runtime.rehearsal.measured import (
+    MeasuredProfile,
+    QueryProfile,
+    ascending,
+    machine_of,
+    profile_path,
+    write_profile,
+)
 from edge_runtime.schedule.costs import BATCHES, BatchCost
 from gemel.text import size, table
 from merger.journal.progress import Progress, Stages, silent
 from models.bundle import open_bundle
+from models.files.apart import check_apart
+from models.files.atomic import check_output
+from models.files.lock import locked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,38 +94,40 @@ def profile_bundle(
     from edge_runtime.memory.store import Store
 
     check_engine(engine, "gemel profile", "--engine")
-
+    check_apart([("", profile_path(bundle))], [("the bundle", bundle)])
     opened, stages = open_bundle(bundle, factories, Path.cwd()), Stages(progress)
-    stages.announce([MAKING, MEASURING])
-    stages.begin(MAKING)
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
-    engines, store = engines_for(opened, engine, Wish(chosen)), Store.of_bundle(opened)
-    capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
-    running = engines.values()
-    layouts = layouts_for(running, store.kinds, order_for(running, stays=False))
-    arena = Arena(store, capacity, chosen, layouts=layouts)
-    queries: dict[str, QueryProfile] = {}
-    loads: list[tuple[int, float]] = []
-    stages.begin(MEASURING, len(opened.queries))
-    try:
-        for query in opened.queries:
-            needed = opened.names_in_order(query.id)
-            found = _loads(arena, needed, rounds)
-            loads += found
-            load_s = median(seconds for _, seconds in found)
-            one = engines[query.id]
-            workspace = {count: one.workspace_of(count) for count in BATCHES}
-            one.bind(arena.tensor)
-            queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
-            one.unbind()
-            stages.add()
-    finally:
-        arena.close()
-    moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
-    rate = moved / seconds if seconds > 0 else 1e12
-    profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, engine, rate, 0.0, queries)
-    return Profiled(write_profile(bundle, profile), profile)
+    check_output(profile_path(bundle), overwrite=True)
+    with locked(profile_path(bundle)):
+        stages.announce([MAKING, MEASURING])
+        stages.begin(MAKING)
+        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
+        engines, store = engines_for(opened, engine, Wish(chosen)), Store.of_bundle(opened)
+        capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
+        running = engines.values()
+        layouts = layouts_for(running, store.kinds, order_for(running, stays=False))
+        arena = Arena(store, capacity, chosen, layouts=layouts)
+        queries: dict[str, QueryProfile] = {}
+        loads: list[tuple[int, float]] = []
+        stages.begin(MEASURING, len(opened.queries))
+        try:
+            for query in opened.queries:
+                needed = opened.names_in_order(query.id)
+                found = _loads(arena, needed, rounds)
+                loads += found
+                load_s = median(seconds for _, seconds in found)
+                one = engines[query.id]
+                workspace = {count: one.workspace_of(count) for count in BATCHES}
+                one.bind(arena.tensor)
+                queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
+                one.unbind()
+                stages.add()
+        finally:
+            arena.close()
+        moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
+        rate = moved / seconds if seconds > 0 else 1e12
+        profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, engine, rate, 0.0, queries)
+        return Profiled(write_profile(bundle, profile), profile)
 
 
 def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, float]]:

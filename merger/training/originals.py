@@ -17,13 +17,15 @@ from merger.journal.progress import Progress, Stages, silent
 from merger.training.device import default_device
 from merger.training.loop import Diverged, Recipe, Training, TrainingSet, Work, check
 from models.errors import InputError
+from models.files.apart import check_apart
+from models.files.lock import locked
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
 from models.measuring.evaluation import predict, score, worth_keeping
 from models.parts.norms import calibrate_norms, unfold_norms
 from models.tasks import task_of
 from models.weights.reading import load_matching, save_weights
-from models.workload import Query, Workload
+from models.workload import Query, Workload, inputs_of
 from models.zoo import build_query, check_input
 
 UNFOLDING_BATCHES = 4
@@ -94,13 +96,16 @@ def train_originals(
             raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
         if load_split(query, "train").truths is None:
             raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
+    outputs = [("weights", query.weights) for query in waiting if isinstance(query.weights, Path)]
+    check_apart(outputs, inputs_of(workload, {query.id for query in waiting}), workload.path)
     results, stages, options = [], Stages(progress), options or TrainOptions()
-    if waiting:
-        stages.announce([_stage(query) for query in waiting])
-    for index, query in enumerate(waiting):
-        order = workload.queries.index(query)
-        progress("query", query=query.id, index=index + 1, count=len(waiting))
-        results.append(_train(query, seed * len(workload.queries) + order, progress, options, stages))
+    with locked(*(path for _, path in outputs)):
+        if waiting:
+            stages.announce([_stage(query) for query in waiting])
+        for index, query in enumerate(waiting):
+            order = workload.queries.index(query)
+            progress("query", query=query.id, index=index + 1, count=len(waiting))
+            results.append(_train(query, seed * len(workload.queries) + order, progress, options, stages))
     return results
 
 
@@ -136,7 +141,6 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, s
             break
     test, _ = _judge(query, model, splits["test"], threshold)
     assert isinstance(query.weights, Path)
-    query.weights.parent.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
     save_weights(query.weights, state, classes=query.classes)
     seconds = time.monotonic() - started

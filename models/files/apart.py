@@ -43,9 +43,7 @@ class _File:
 
     @classmethod
     def at(cls, path: str | Path) -> _File:
-        found = None
-        with contextlib.suppress(OSError, ValueError):
-            found = os.stat(path)
+        found = _seen(path)
         try:
             return cls(Path(path).resolve(), found)
         except (OSError, ValueError, RuntimeError):  # links in a circle, or what is no path
@@ -61,4 +59,19 @@ class _File:
         return self._real == other._real
 
     def holds(self, other: _File) -> bool:
-        return self._real in other._real.parents
+        """Whether the other lies in this folder, by its path or by another name of it."""
+        if self._real in other._real.parents:
+            return True
+        if self._found is None or other._found is None or not stat.S_ISDIR(self._found.st_mode):
+            return False
+        if stat.S_ISDIR(other._found.st_mode) or other._found.st_nlink < 2:
+            return False
+        inside = (os.path.join(root, name) for root, _, names in os.walk(self._real) for name in names)
+        return any(os.path.samestat(found, other._found) for path in inside if (found := _seen(path)) is not None)
+
+
+def _seen(path: str | Path) -> os.stat_result | None:
+    """What the system says of a file; None where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.stat(path)
+    return None

@@ -23,6 +23,8 @@ _REMEDIES = {
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 MOST_NAME_BYTES = 255
 """Of a file on the file systems there are."""
+TEMPORARY = "..123456789012.tmp"
+"""What makes a name that of a temporary file, or as long."""
 
 
 def check_output(path: str | Path, overwrite: bool = False) -> Path:
@@ -71,7 +73,7 @@ def writing(path: str | Path, overwrite: bool = False) -> Iterator[BinaryIO]:
     write, and KeyboardInterrupt for an interrupt, whatever the library that wrote has made of them.
     """
     path = check_output(path, overwrite)
-    temporary = path.with_name(f".{_within(path.name)}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f".{within_name(path.name, TEMPORARY)}.{secrets.token_hex(6)}.tmp")
     _under_way.add(temporary)
     raw = None
     try:
@@ -121,9 +123,9 @@ class _Remembering(io.FileIO):
             raise
 
 
-def _within(name: str) -> str:
-    """As much of a name as leaves room for what makes it a temporary one."""
-    return os.fsdecode(os.fsencode(name)[: MOST_NAME_BYTES - len(b"..123456789012.tmp")])
+def within_name(name: str, more: str) -> str:
+    """As much of a file's name as leaves room for `more` characters."""
+    return os.fsdecode(os.fsencode(name)[: MOST_NAME_BYTES - len(more)])
 
 
 def _publish(temporary: Path, path: Path, overwrite: bool) -> None:
