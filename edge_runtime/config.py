@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from edge_runtime.capture.settings import TIMEOUT_S, CameraConfig
+from edge_runtime.capture.sources.opening import config_fault
 from edge_runtime.engines.registry import AUTO, check_engine
-from edge_runtime.frames.cameras import CameraConfig
 from edge_runtime.frames.sinks.base import SinkConfig
 from edge_runtime.frames.sinks.registry import sinks_of
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
+from edge_runtime.variables import Variables
 from models.errors import InputError
-from models.files.yaml_file import read_yaml
+from models.files.schema import checked
+from models.files.yaml_file import read_mapping
 from models.frames.video import is_path
 
 
@@ -58,6 +63,7 @@ class _CameraKeys(_Strict):
     fps: Annotated[float, Field(gt=0, le=1000)] | None = None
     decoder: str = "auto"
     loop: bool = False
+    timeout_s: Annotated[float, Field(ge=0.1, le=3600)] = TIMEOUT_S
 
 
 class _BoxKeys(_Strict):
@@ -77,20 +83,26 @@ class _BoxKeys(_Strict):
     overflow: bool = False
 
 
-def load_config(path: str | Path) -> BoxConfig:
-    """Read a box config. Paths are relative to the file.
+def load_config(path: str | Path, environment: Mapping[str, str] = os.environ) -> BoxConfig:
+    """Read a box config. Paths are relative to the file; `${NAME}` in any string is taken from the environment.
 
-    Raises InputError, naming the file and the key, for an unknown key, a wrong value, a size that is none, a device
-    this machine lacks, and for keys whose feature is not built yet: they are refused, never ignored.
+    Raises InputError, naming the file and the key, for an unknown key, a wrong value, a name that the environment
+    lacks, a size that is none, a device this machine lacks, and for keys whose feature is not built yet: they are
+    refused, never ignored. No message has a value of the environment in it.
     """
     path = Path(path)
-    keys = read_yaml(path, _BoxKeys, "box config", "`bundle:`, `budget:` and `cameras:`")
+    written = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`")
+    variables = Variables(path, environment)
+    try:
+        return _config(path, checked(path, variables.filled(written), _BoxKeys))
+    except InputError as error:
+        raise variables.masked(error) from None
+
+
+def _config(path: Path, keys: _BoxKeys) -> BoxConfig:
     _refuse_unbuilt(path, keys)
     root = path.resolve().parent
-    cameras = {
-        camera_id: CameraConfig(camera_id, _source(root, given.source), given.fps, given.loop)
-        for camera_id, given in keys.cameras.items()
-    }
+    cameras = {name: _camera(path, root, name, given) for name, given in keys.cameras.items()}
     spool = None if keys.spool is None else root / keys.spool
     if spool is not None and not spool.is_dir():
         raise InputError(path, f"there is no directory {spool}", "create it", "spool")
@@ -117,10 +129,6 @@ def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
     if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
         fault = f"the engine {keys.engine} computes in fp32"
         raise InputError(path, fault, "leave it out, or use engine torch", "precision")
-    for name, camera in keys.cameras.items():
-        if camera.decoder not in ("auto", "opencv"):
-            fault = f"the decoder '{camera.decoder}' is not built yet"
-            raise InputError(path, fault, "use auto or opencv", f"cameras.{name}.decoder")
     if keys.http is not None:
         raise InputError(path, "the HTTP service is not built yet", "remove this key", "http")
 
@@ -137,6 +145,11 @@ def _device(path: Path, device: str) -> str:
     return "cpu"
 
 
-def _source(root: Path, source: str | int) -> str:
-    text = str(source)
-    return str(root / text) if is_path(text) else text
+def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConfig:
+    text = str(given.source)
+    source = str(root / text) if is_path(text) else text
+    camera = CameraConfig(name, source, given.fps, given.loop, given.decoder, given.timeout_s)
+    if wrong := config_fault(camera):
+        key, fault, remedy = wrong
+        raise InputError(path, fault, remedy, f"cameras.{name}.{key}")
+    return camera

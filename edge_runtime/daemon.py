@@ -37,15 +37,17 @@ def run(
     The summary holds the ledger per query, the bytes moved and swaps while serving (those of the warm-up apart),
     the most bytes resident and used, and why the box stopped; it is also logged and written to `SPOOL/ledger.json`.
     What could not be written by then, as on a full disk, is in `unwritten`, a line each. With `check` everything is
-    validated, cameras and the fit included, nothing runs, and the summary says what would. Raises InputError (one
-    line: file, key, fault, remedy) before anything is allocated when the config, the bundle or a camera is faulty
-    or when a query does not fit the budget even alone, or with `overflow: true` not even with an overflow.
+    validated, the fit included, cameras are asked for a frame, nothing runs, and the summary says what would. Raises
+    InputError (one line: file, key, fault, remedy) before anything is allocated when the config or the bundle is faulty
+    or when a query does not fit the budget even alone, or with `overflow: true` not even with an overflow. A camera
+    that does not answer is no fault: it is tried again.
     """
     config = load_config(config_path)
     _check_apart(config)
-    fitted = fit(open_box(config))
+    fitted = fit(open_box(config, check))
     if check:
-        return {"ok": True, **fitted.to_json()}
+        cameras = [{"id": camera, **answer.to_json()} for camera, answer in fitted.box.answers.items()]
+        return {"ok": True, "cameras": cameras, **fitted.to_json()}
     equipped = equip(fitted)
     stopping = stop or threading.Event()
     with contextlib.ExitStack() as closing:

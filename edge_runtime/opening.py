@@ -1,39 +1,46 @@
-"""The first stage of a box: its bundle and its cameras are opened and looked at, nothing is allocated."""
+"""The first stage of a box: its bundle is opened and its cameras are asked for a frame, nothing is allocated."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from edge_runtime.capture.asking import Answer, ask
+from edge_runtime.capture.regions import region_fault
+from edge_runtime.capture.settings import Wanted
 from edge_runtime.config import BoxConfig
-from edge_runtime.frames.sources import probe
 from edge_runtime.memory.soundness import damaged_queries
 from edge_runtime.schedule import Demand
-from models.bundle import Bundle, open_bundle
+from models.bundle import Bundle, BundleQuery, open_bundle
 from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError
 
-if TYPE_CHECKING:
-    import numpy as np
-
 UNKNOWN_FPS = 10.0
+AT_ONCE_S = 1.0
+"""How long a box that starts waits for its files' first frames."""
+PLAUSIBLE_SIZE = (1280, 720)
+"""Width and height of the frames of a camera that has shown none yet."""
 
 log = logging.getLogger("gemel.run")
 
 
 @dataclass(frozen=True, eq=False)
 class OpenBox:
-    """A config whose bundle can be read, with a frame of the camera of every query (RGB uint8, H, W, 3).
+    """A config whose bundle can be read, with a frame for every query (RGB uint8, H, W, 3).
 
-    `damaged` are queries whose tensors are not what they were, with the reason: the others can run.
+    It is one of its camera's where that has answered, else a blank one. `answers` are those of the cameras that were
+    asked. `damaged` are queries whose tensors are not what they were, with the reason: the others can run.
     """
 
     config: BoxConfig
     bundle: Bundle
     damaged: Mapping[str, str]
     frames: Mapping[str, np.ndarray]
+    answers: Mapping[str, Answer]
 
     def demands(self) -> dict[str, Demand]:
         """What each query asks for: the lower of its own and its camera's rate, and its priority."""
@@ -44,25 +51,55 @@ class OpenBox:
         return demands
 
 
-def open_box(config: BoxConfig) -> OpenBox:
-    """Open and rehash the bundle, and take a frame of every camera that a query looks at.
+def open_box(config: BoxConfig, check: bool = False) -> OpenBox:
+    """Open and rehash the bundle, and ask cameras that a query looks at for a frame, all at the same time.
 
-    Raises InputError (one line: file, key, fault, remedy) where the bundle or a camera is faulty, is missing, or does
-    not show what a query looks at.
+    With `check` every one is asked and has its `timeout_s`, and the log says which do not answer. Else only files are,
+    for a moment: a live camera is connected once, when the box serves, and no camera keeps a box from starting.
+    Raises InputError (one line: file, key, fault, remedy) where the bundle is faulty, or a query has no camera.
     """
     bundle = open_bundle(config.bundle, config.factories, config.path.resolve().parent)
     if config.public_key is not None:
         check_signature(bundle, config.public_key)
     damaged = _damaged(config, bundle)
     _check_cameras(config, bundle)
-    cameras = {query.camera for query in bundle.queries}
-    found = {
-        camera: probe(one.source, str(config.path), f"cameras.{camera}.source")
-        for camera, one in config.cameras.items()
-        if camera in cameras
-    }
-    _check_regions(config, bundle, found)
-    return OpenBox(config, bundle, damaged, {query.id: found[query.camera] for query in bundle.queries})
+    looked_at = {query.camera for query in bundle.queries}
+    asked = [one for one in config.cameras.values() if one.id in looked_at and (check or not one.live)]
+    answers = ask(asked, None if check else AT_ONCE_S)
+    if check:
+        _tell(bundle, answers)
+    frames = {query.id: _frame(query, answers.get(query.camera)) for query in bundle.queries}
+    return OpenBox(config, bundle, damaged, frames, answers)
+
+
+def wanted(query: BundleQuery) -> Wanted:
+    """What a query wants of its camera."""
+    return Wanted(query.fps, query.roi)
+
+
+def _tell(bundle: Bundle, answers: Mapping[str, Answer]) -> None:
+    """Warn of cameras that do not answer, and of queries that look outside of what one shows."""
+    for camera, answer in answers.items():
+        if answer.image is None:
+            log.warning("camera %s does not answer: %s", camera, answer.fault)
+            continue
+        height, width = answer.image.shape[:2]
+        for query in bundle.queries:
+            fault = region_fault(query.id, wanted(query), width, height) if query.camera == camera else None
+            if fault is not None:
+                log.warning("camera %s: %s", camera, fault)
+
+
+def _frame(query: BundleQuery, answer: Answer | None) -> np.ndarray:
+    """What the query's camera shows, or a blank picture in which its region lies."""
+    if answer is not None and answer.image is not None:
+        height, width = answer.image.shape[:2]
+        if region_fault(query.id, wanted(query), width, height) is None:
+            return answer.image
+    width, height = PLAUSIBLE_SIZE
+    if query.roi is not None:
+        width, height = max(width, math.ceil(query.roi[2])), max(height, math.ceil(query.roi[3]))
+    return np.zeros((height, width, 3), np.uint8)
 
 
 def _damaged(config: BoxConfig, bundle: Bundle) -> dict[str, str]:
@@ -83,11 +120,3 @@ def _check_cameras(config: BoxConfig, bundle: Bundle) -> None:
             raise InputError(config.path, fault, f"add `{query.camera}: {{source: ...}}`", "cameras")
     for camera in config.cameras.keys() - {query.camera for query in bundle.queries}:
         log.warning("camera %s is not opened: no query of the bundle uses it", camera)
-
-
-def _check_regions(config: BoxConfig, bundle: Bundle, frames: Mapping[str, np.ndarray]) -> None:
-    for query in bundle.queries:
-        height, width = frames[query.camera].shape[:2]
-        if query.roi is not None and (round(query.roi[0]) >= width or round(query.roi[1]) >= height):
-            fault = f"query '{query.id}' looks at {list(query.roi)}, outside frames of {width}x{height} pixels"
-            raise InputError(config.path, fault, "give the camera it was made for", f"cameras.{query.camera}.source")

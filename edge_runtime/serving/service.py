@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.capture.camera import Camera
 from edge_runtime.config import BoxConfig
 from edge_runtime.engines.unshared import bound_as
 from edge_runtime.equipping import EquippedBox, engines_text
-from edge_runtime.frames.cameras import Camera
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.frames.motion import SceneChange
 from edge_runtime.frames.sinks.base import Sink
 from edge_runtime.memory.arena import Arena
+from edge_runtime.opening import wanted
 from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
@@ -29,7 +30,7 @@ from models.errors import InputError
 from models.sizes import exact_text
 
 IDLE_S = 0.1
-CAMERA_PATIENCE_S = 2.0
+CAMERA_PATIENCE_S = 1.0
 CAMERAS_ENDED, ASKED, TIME_OVER = "cameras ended", "asked to stop", "its time was over"
 UNHEARD = "nobody reads its results"
 
@@ -127,7 +128,7 @@ def _cameras(config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes, scene: Sce
 
     cameras = []
     for one in config.cameras.values():
-        queries = {query.id: query.fps for query in bundle.queries if query.camera == one.id}
+        queries = {query.id: wanted(query) for query in bundle.queries if query.camera == one.id}
         if queries:
             cameras.append(Camera(one, queries, put, ended=mailboxes.nudge))
     return cameras
@@ -143,7 +144,8 @@ def _playing(cameras: Sequence[Camera]) -> Iterator[None]:
     finally:
         for camera in cameras:
             camera.stop()
-        left = [camera.id for camera in cameras if not camera.join(CAMERA_PATIENCE_S)]
+        until = time.monotonic() + CAMERA_PATIENCE_S
+        left = [camera.id for camera in cameras if not camera.join(max(0.0, until - time.monotonic()))]
         if left:
             log.warning("these cameras did not stop in time: %s", ", ".join(left))
 

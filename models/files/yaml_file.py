@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from models.errors import InputError
 from models.files.bounded import Fault, read_bounded
@@ -17,6 +18,11 @@ def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
 
     Raises InputError for a file that cannot be read, is not YAML or no mapping, or does not fit the schema.
     """
+    return checked(path, read_mapping(path, kind, start), schema)
+
+
+def read_mapping(path: Path, kind: str, start: str) -> dict[str, Any]:
+    """The file as a mapping that is held against no schema yet; otherwise like `read_yaml`."""
     data = read_bounded(path, MOST_BYTES, f"give an existing {kind}")
     try:
         document = parsed(data)
@@ -24,4 +30,4 @@ def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
         raise InputError(path, f"is not YAML: {fault.text}", "mend the file") from fault
     if not isinstance(document, dict):
         raise InputError(path, "is not a mapping", f"start with {start}")
-    return checked(path, document, schema)
+    return document

@@ -39,6 +39,37 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
     assert load_config(write_config(tmp_path, overflow=True)).overflow
 
 
+def test_names_in_any_string_are_filled_in_from_the_environment(tmp_path):
+    cameras = {"net": {"source": "rtsp://u:${PASS_1}@box/${PATH_1}", "timeout_s": 2.5, "decoder": "${DECODER}"}}
+    path = write_config(tmp_path, budget="${SIZE}", cameras=cameras)
+    given = {"PASS_1": "p$w}", "PATH_1": "1", "SIZE": "1MiB", "DECODER": "pyav"}
+    config = load_config(path, given)
+    camera = config.cameras["net"]
+    assert (camera.source, camera.timeout_s, camera.decoder) == ("rtsp://u:p$w}@box/1", 2.5, "pyav")
+    assert config.budget_bytes == 2**20
+
+
+@pytest.mark.parametrize("secret", ["hunter2 'x", "s3cret" * 30])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"budget": "${SECRET}"},
+        {"device": "${SECRET}"},
+        {"cameras": {"left": {"source": "x", "fps": "${SECRET}"}}},
+        {"cameras": {"left": {"source": "x", "decoder": "${SECRET}"}}},
+        {"cameras": {"left": {"source": "${SECRET}://box"}}},
+        {"sinks": [{"kind": "${SECRET}"}]},
+        {"policy": "${SECRET}"},
+        {"spool": "${SECRET}"},
+    ],
+    ids=str,
+)
+def test_no_message_has_a_value_of_the_environment_in_it(tmp_path, secret, keys):
+    with pytest.raises(InputError) as error:
+        load_config(write_config(tmp_path, **keys), {"SECRET": secret})
+    assert secret[:6] not in str(error.value) and error.value.__cause__ is None
+
+
 def test_without_sinks_results_go_to_stdout(tmp_path):
     assert load_config(write_config(tmp_path, sinks=None)).sinks == (JsonLinesConfig(None),)
 
@@ -58,7 +89,13 @@ def test_without_sinks_results_go_to_stdout(tmp_path):
     ({"sinks": [{"kind": "fax"}]}, "sinks[0].kind", "unknown kind 'fax'"),
     ({"http": {"bind": "127.0.0.1:8080"}}, "http", "not built yet"),
     ({"public_key": 7}, "public_key", "string"),
-    ({"cameras": {"left": {"source": "x", "decoder": "nvdec"}}}, "cameras.left.decoder", "'nvdec' is not built yet"),
+    ({"cameras": {"left": {"source": "x", "decoder": "nvdec"}}}, "cameras.left.decoder", "unknown decoder 'nvdec'"),
+    ({"cameras": {"left": {"source": "ftp://box/x"}}}, "cameras.left.source", "not one of a camera"),
+    ({"cameras": {"left": {"source": "rtsp://x/1", "decoder": "opencv"}}}, "cameras.left.decoder", "no addresses"),
+    ({"cameras": {"left": {"source": 0, "decoder": "gstreamer"}}}, "cameras.left.decoder", "no devices"),
+    ({"cameras": {"left": {"source": "x", "decoder": "gstreamer"}}}, "cameras.left.decoder", "without GStreamer here"),
+    ({"cameras": {"left": {"source": "x", "timeout_s": 0}}}, "cameras.left.timeout_s", "greater than or equal to 0.1"),
+    ({"sinks": [{"kind": "jsonl", "path": "${NOWHERE_TO_BE_FOUND}"}]}, "sinks[0].path", "has no NOWHERE_TO_BE_FOUND"),
     ({"spool": "nowhere"}, "spool", "there is no directory"),
     ({"factories": ["os.system"]}, "factories[0]", "pattern"),
 ])  # fmt: skip

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 
 import cv2
@@ -23,6 +24,7 @@ from models.bundle.signing import sign_bundle
 from models.errors import BundleError, InputError
 from models.sizes import exact_text
 from models.tasks import ClassAnswer, task_of
+from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
 
 RECORD = {"query", "camera", "frame", "captured_at", "finished_at", "age_ms", "late", "bundle", "label", "score"}
@@ -120,16 +122,62 @@ def test_a_budget_below_the_largest_query_alone_is_refused_and_says_how_much_is_
     assert run(write_config(box, budget=least), check=True)["ok"]
 
 
-def test_a_missing_camera_a_dead_source_and_a_region_outside_the_frame_are_refused(box, tmp_path):
+def test_a_query_without_a_camera_is_refused(box):
     with pytest.raises(InputError, match="needs a camera 'right'"):
         run(write_config(box, cameras={"left": {"source": "left.mp4"}}), check=True)
-    with pytest.raises(InputError, match=r"cameras.right.source: there is no .*absent"):
-        run(write_config(box, cameras={"left": {"source": "left.mp4"}, "right": {"source": "absent"}}), check=True)
+
+
+def test_a_region_outside_the_frame_is_an_error_of_that_camera_and_the_box_runs(box, tmp_path, caplog):
     small = tmp_path / "small"
     small.mkdir()
     cv2.imwrite(str(small / "0.png"), decoded(box / "right" / "000.png")[:4, :4])
-    with pytest.raises(InputError, match=r"'yard' looks at .* outside frames of 4x4"):
-        run(write_config(box, cameras={"left": {"source": "left.mp4"}, "right": {"source": str(small)}}))
+    path = write_config(box, cameras={"left": {"source": "left.mp4"}, "right": {"source": str(small)}})
+    assert run(path, check=True)["ok"] and "'yard' looks at" in caplog.text
+    summary = run(path)
+    assert "'yard' looks at [4.0, 2.0, 40.0, 30.0], outside frames of 4x4 pixels" in summary["cameras"][1]["error"]
+    processed = {account["query"]: account["processed"] for account in summary["ledger"]}
+    assert processed["gate"] and processed["road"] and not processed["yard"] and summary["balanced"]
+
+
+def stalled(camera: FaultyCamera) -> None:
+    camera.silent = True
+
+
+def babbling(camera: FaultyCamera) -> None:
+    camera.garbage = True
+
+
+@pytest.mark.parametrize("away", [FaultyCamera.refuse, stalled, babbling, None], ids=str)
+def test_a_box_starts_with_the_cameras_it_has(box, away, caplog):
+    with RtspCamera() as camera:
+        source = camera.url if away else "absent.mp4"
+        if away:
+            away(camera)
+        cameras = {"left": {"source": "left.mp4"}, "right": {"source": source, "loop": True, "timeout_s": 0.5}}
+        started = time.monotonic()
+        summary = run(write_config(box, cameras=cameras, sinks=[{"kind": "jsonl", "path": "away.jsonl"}]), seconds=2.0)
+        assert time.monotonic() - started < 10 + 2, "and not 30 s"
+    left, right = summary["cameras"]
+    assert (left["state"], left["error"], left["frames"]) == ("ended", None, 12)
+    assert right["error"] and right["frames"] == 0 and right["frame_age_s"] is None
+    gate, yard, _ = summary["ledger"]
+    assert gate["received"] == 12 and yard["received"] == 0 and summary["balanced"]
+    assert caplog.text.count("camera right is away") == 1 and "secret" not in caplog.text + json.dumps(summary)
+
+
+def test_check_asks_all_cameras_at_once_and_warns_of_those_that_do_not_answer(box, caplog):
+    with RtspCamera() as one, HttpCamera() as two:
+        one.silent = two.silent = True
+        cameras = {name: {"source": camera.url, "timeout_s": 3} for name, camera in (("left", one), ("right", two))}
+        started = time.monotonic()
+        checked = run(write_config(box, cameras=cameras), check=True)
+        assert 3 <= time.monotonic() - started < 6, "not one after the other"
+        assert checked["ok"] and [camera["answers"] for camera in checked["cameras"]] == [False, False]
+        assert caplog.text.count("does not answer") == 2 and "secret" not in caplog.text + json.dumps(checked)
+        one.silent = False
+        checked = run(write_config(box, cameras=cameras | {"right": {"source": "right"}}), check=True)
+        left, right = checked["cameras"]
+        assert left == {"id": "left", "answers": True, "width": 64, "height": 48} and right["answers"]
 
 
 def test_a_bundle_whose_header_is_damaged_that_is_absent_or_has_a_foreign_factory_is_refused(box, tmp_path):

@@ -83,9 +83,9 @@ def picture(seed: int, width: int = 48, height: int = 32) -> np.ndarray:
     return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
-def write_clip(path: Path, count: int, fps: float = 12.0) -> Path:
-    """An mp4 of `count` pictures."""
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (48, 32))
+def write_clip(path: Path, count: int, fps: float = 12.0, codec: str = "mp4v") -> Path:
+    """A video of `count` pictures."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (48, 32))
     for seed in range(count):
         writer.write(cv2.cvtColor(picture(seed), cv2.COLOR_RGB2BGR))
     writer.release()

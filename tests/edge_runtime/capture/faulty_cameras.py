@@ -1,0 +1,223 @@
+"""Network cameras that misbehave when told to: H.264 over RTSP (interleaved in TCP), and JPEG pictures over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+
+import av
+import cv2
+
+from tests.edge_runtime.tiny import picture
+
+CLOCK_HZ, PAYLOAD_TYPE, MOST_PAYLOAD = 90_000, 96, 1400
+FRAMES, KEYFRAME_EVERY = 20, 5
+SINGLE_UNIT_TYPES, FU_A = 31, 28
+
+
+class FaultyCamera:
+    """A camera on a port of its own, which it keeps for life; every connection has a thread.
+
+    `muted`: connections stay and bring nothing. `silent`: a new connection gets no answer. `garbage`: random bytes
+    instead of all else. `size` is that of its frames, changed at any time. `port` is where it is, `accepted` how many
+    connections there were.
+    """
+
+    def __init__(self, fps: float = 25.0, size: tuple[int, int] = (64, 48), listening: bool = True) -> None:
+        self.fps, self.size = fps, size
+        self.muted = self.silent = self.garbage = False
+        self.accepted = 0
+        self._over = threading.Event()
+        self._connections: set[socket.socket] = set()
+        self._listener: socket.socket | None = None
+        self.port = 0
+        self.listen()
+        if not listening:
+            self.refuse()
+
+    def __enter__(self) -> FaultyCamera:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self.refuse()
+
+    def listen(self) -> None:
+        """Accept connections."""
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def refuse(self) -> None:
+        """Cut every connection and refuse new ones."""
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut every connection; new ones are served."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                self.accepted += 1
+                self._connections.add(connection)
+                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                if self.silent:
+                    self._over.wait()
+                elif self.garbage:
+                    connection.sendall(os.urandom(4096))
+                elif self._greet(connection):
+                    self._stream(connection)
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+
+    def _stream(self, connection: socket.socket) -> None:
+        for packed in self._frames():
+            if self._over.wait(1 / self.fps):
+                return
+            if self.garbage:
+                connection.sendall(os.urandom(2000))
+            elif not self.muted:
+                connection.sendall(packed)
+
+    @property
+    def url(self) -> str:
+        """Its address, with a password."""
+        raise NotImplementedError
+
+    def _greet(self, connection: socket.socket) -> bool:
+        """What comes before the first frame; whether frames shall follow."""
+        raise NotImplementedError
+
+    def _frames(self) -> Iterator[bytes]:
+        """Frames as they are sent, for ever."""
+        raise NotImplementedError
+
+
+class RtspCamera(FaultyCamera):
+    """H.264 over RTSP (RFC 2326), interleaved in its connection, packed as RFC 6184 says.
+
+    A connection joins somewhere between two keyframes.
+    """
+
+    @property
+    def url(self) -> str:
+        return f"rtsp://user:secret@127.0.0.1:{self.port}/live"
+
+    def _greet(self, connection: socket.socket) -> bool:
+        with connection.makefile("rb") as requests:
+            while True:
+                lines = [line.decode().strip() for line in iter(requests.readline, b"\r\n") if line]
+                if not lines:
+                    return False
+                sequence = next(line for line in lines if line.lower().startswith("cseq"))
+                method = lines[0].split()[0]
+                headers, body = self._answer(method)
+                connection.sendall("\r\n".join(["RTSP/1.0 200 OK", sequence, *headers, "", body]).encode())
+                if method == "PLAY":
+                    return True
+
+    def _answer(self, method: str) -> tuple[list[str], str]:
+        if method == "OPTIONS":
+            return ["Public: OPTIONS, DESCRIBE, SETUP, PLAY, TEARDOWN"], ""
+        if method == "SETUP":
+            return ["Transport: RTP/AVP/TCP;unicast;interleaved=0-1", "Session: 1"], ""
+        if method != "DESCRIBE":
+            return ["Session: 1"], ""
+        body = "\r\n".join([
+            "v=0", "o=- 0 0 IN IP4 127.0.0.1", "s=live", "t=0 0", f"m=video 0 RTP/AVP {PAYLOAD_TYPE}",
+            f"a=rtpmap:{PAYLOAD_TYPE} H264/{CLOCK_HZ}", f"a=fmtp:{PAYLOAD_TYPE} packetization-mode=1",
+            "a=control:track0", "",
+        ])  # fmt: skip
+        return ["Content-Type: application/sdp", f"Content-Length: {len(body)}"], body
+
+    def _frames(self) -> Iterator[bytes]:
+        sequence, index = 0, 2
+        while True:
+            size, at = self.size, index % FRAMES
+            for units in encoded(size)[at:]:
+                if self.size != size:
+                    break
+                stamp = round(index * CLOCK_HZ / self.fps)
+                packed = b""
+                for payload, last in _payloads(units):
+                    header = struct.pack(
+                        ">BBHII", 0x80, PAYLOAD_TYPE | (0x80 if last else 0), sequence & 0xFFFF, stamp & 0xFFFFFFFF, 7
+                    )
+                    packed += struct.pack(">cBH", b"$", 0, len(header) + len(payload)) + header + payload
+                    sequence += 1
+                index += 1
+                yield packed
+
+
+class HttpCamera(FaultyCamera):
+    """JPEG pictures one after the other, as multipart/x-mixed-replace."""
+
+    @property
+    def url(self) -> str:
+        return f"http://user:secret@127.0.0.1:{self.port}/video?token=secret"
+
+    def _greet(self, connection: socket.socket) -> bool:
+        while b"\r\n\r\n" not in connection.recv(4096):
+            pass
+        kind = "multipart/x-mixed-replace;boundary=frame"
+        connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n--frame\r\n".encode())
+        return True
+
+    def _frames(self) -> Iterator[bytes]:
+        index = 0
+        while True:
+            data = cv2.imencode(".jpg", picture(index % FRAMES, *self.size))[1].tobytes()
+            index += 1
+            yield (
+                f"Content-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data + b"\r\n--frame\r\n"
+            )
+
+
+@cache
+def encoded(size: tuple[int, int]) -> list[list[bytes]]:
+    """The NAL units of each frame of a short film, which can be played again and again."""
+    context = av.CodecContext.create("libx264", "w")
+    context.width, context.height, context.pix_fmt = *size, "yuv420p"
+    context.time_base, context.gop_size, context.thread_count = Fraction(1, 25), KEYFRAME_EVERY, 1
+    context.options = {"preset": "ultrafast", "tune": "zerolatency", "x264-params": "slice-max-size=0"}
+    frames = [av.VideoFrame.from_ndarray(picture(seed, *size), format="rgb24") for seed in range(FRAMES)]
+    for index, frame in enumerate(frames):
+        frame.pts = index
+    packets = [packet for frame in [*frames, None] for packet in context.encode(frame)]
+    return [
+        [unit for unit in bytes(packet).replace(b"\0\0\0\1", b"\0\0\1").split(b"\0\0\1") if unit] for packet in packets
+    ]
+
+
+def _payloads(units: list[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """RTP payloads of one frame, and whether it is the last; large units are cut into fragments (FU-A)."""
+    for number, unit in enumerate(units):
+        final = number == len(units) - 1
+        if len(unit) <= MOST_PAYLOAD:
+            yield unit, final
+            continue
+        kind, data = unit[0], unit[1:]
+        for at in range(0, len(data), MOST_PAYLOAD):
+            ends = at + MOST_PAYLOAD >= len(data)
+            mark = (kind & SINGLE_UNIT_TYPES) | (0x80 if at == 0 else 0) | (0x40 if ends else 0)
+            yield bytes([(kind & 0xE0) | FU_A, mark]) + data[at : at + MOST_PAYLOAD], final and ends

@@ -1,0 +1,252 @@
+"""Cameras that fail: noticed within their timeout, tried again, told once, and without a word of their password."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from edge_runtime.capture.camera import MOST_LEFT, Camera
+from edge_runtime.capture.settings import CameraConfig, Wanted
+from edge_runtime.capture.sources.base import SourceLost
+from edge_runtime.frames.mailbox import Frame
+from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
+from tests.edge_runtime.tiny import write_clip, write_folder
+
+TIMEOUT_S = 0.8
+PATIENCE_S = 20.0
+KINDS = [RtspCamera, HttpCamera]
+
+
+class Watched:
+    """A camera that plays, and what it has delivered."""
+
+    def __init__(self, config: CameraConfig, queries=None, **keys) -> None:
+        self.frames: list[tuple[str, Frame]] = []
+        self._came = threading.Condition()
+        self.camera = Camera(config, queries or {"q": Wanted()}, self._put, **keys)
+
+    def _put(self, query: str, frame: Frame) -> None:
+        with self._came:
+            self.frames.append((query, frame))
+            self._came.notify_all()
+
+    def more(self, count: int = 3) -> None:
+        """Wait for so many more frames."""
+        with self._came:
+            target = len(self.frames) + count
+            assert self._came.wait_for(lambda: len(self.frames) >= target, PATIENCE_S), self.camera.to_json()
+
+    def until(self, told: Callable[[dict], bool]) -> dict:
+        """Wait until what the camera tells of itself is so."""
+        ends = time.monotonic() + PATIENCE_S
+        while not told(self.camera.to_json()):
+            assert time.monotonic() < ends, self.camera.to_json()
+            time.sleep(0.01)
+        return self.camera.to_json()
+
+    def until_state(self, state: str) -> dict:
+        return self.until(lambda now: now["state"] == state)
+
+
+@contextmanager
+def playing(source, queries=None, fps=None, loop=False, **keys) -> Iterator[Watched]:
+    """A camera that plays this source meanwhile."""
+    watched = Watched(CameraConfig("c", str(source), fps, loop, timeout_s=TIMEOUT_S), queries, **keys)
+    watched.camera.start()
+    try:
+        yield watched
+    finally:
+        watched.camera.stop()
+        assert watched.camera.join(PATIENCE_S)
+
+
+def mute(camera: FaultyCamera) -> None:
+    camera.muted = True
+
+
+def stall(camera: FaultyCamera) -> None:
+    camera.silent = True
+    camera.cut()
+
+
+def babble(camera: FaultyCamera) -> None:
+    camera.garbage = True
+
+
+def mend(camera: FaultyCamera) -> None:
+    camera.muted = camera.silent = camera.garbage = False
+    camera.cut()
+    if camera.port and camera._listener is None:
+        camera.listen()
+
+
+@pytest.mark.parametrize("fail", [FaultyCamera.refuse, mute, stall, babble], ids=lambda fail: fail.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_camera_that_fails_is_noticed_told_once_and_back_when_it_returns(kind, fail, caplog):
+    caplog.set_level(logging.INFO)
+    with kind() as camera, kind() as other, playing(camera.url) as watched, playing(other.url) as beside:
+        watched.more()
+        assert watched.until(lambda told: told["fps"] > 0)["state"] == "streaming"
+        fail(camera)
+        failed = time.monotonic()
+        away = watched.until_state("away")
+        assert time.monotonic() - failed < TIMEOUT_S + 2, "what its timeout allows, and a slow machine"
+        assert away["error"] and away["fps"] == 0.0
+        beside.more()
+        mend(camera)
+        watched.more()
+        back = watched.until_state("streaming")
+        assert (back["error"], back["reconnects"]) == (None, 1)
+        assert beside.camera.to_json()["reconnects"] == 0
+    numbers = [frame.index for _, frame in watched.frames]
+    assert numbers == sorted(set(numbers)), "they go on, and none comes twice"
+    told = [record.message for record in caplog.records]
+    assert len([line for line in told if "is away" in line]) == len([line for line in told if "is back" in line]) == 1
+    assert "secret" not in caplog.text + str(away)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_connection_that_is_cut_is_made_again_within_two_seconds(kind):
+    with kind() as camera, playing(camera.url) as watched:
+        for drop in range(3):
+            watched.more()
+            camera.cut()
+            cut = time.monotonic()
+            back = watched.until(lambda told, drop=drop: told["reconnects"] > drop)
+            assert time.monotonic() - cut < 2 + 2 and back["state"] == "streaming"
+
+
+@pytest.mark.parametrize("fail", [FaultyCamera.refuse, stall, babble], ids=lambda fail: fail.__name__)
+def test_a_camera_that_is_away_at_the_start_is_waited_for(fail, caplog):
+    with RtspCamera() as camera:
+        fail(camera)
+        with playing(camera.url) as watched:
+            told = watched.until_state("away")
+            assert told["error"] and told["frame_age_s"] is None and not watched.frames
+            mend(camera)
+            watched.more()
+            assert watched.camera.to_json()["reconnects"] == 0
+    assert caplog.text.count("is away") == 1 and "secret" not in caplog.text
+
+
+def test_a_picture_of_another_size_is_taken_and_a_region_outside_of_it_is_told_while_the_others_go_on(caplog):
+    queries = {"all": Wanted(), "corner": Wanted(roi=(70.0, 10.0, 90.0, 40.0))}
+    with RtspCamera(size=(96, 64)) as camera, playing(camera.url, queries) as watched:
+        watched.more(6)
+        assert {query for query, _ in watched.frames} == {"all", "corner"} and watched.camera.error is None
+        camera.size = (64, 48)
+        fault = "query 'corner' looks at [70.0, 10.0, 90.0, 40.0], outside frames of 64x48 pixels"
+        assert watched.until(lambda told: told["error"] == fault)["state"] == "streaming"
+        seen = len(watched.frames)
+        watched.more(6)
+        assert {query for query, _ in watched.frames[seen:]} == {"all"}
+        camera.size = (96, 64)
+        watched.until(lambda told: told["error"] is None)
+        watched.more(6)
+        assert {query for query, _ in watched.frames[-6:]} == {"all", "corner"}
+    assert {frame.image.shape[:2] for _, frame in watched.frames if frame.image is not None} == {(64, 96), (48, 64)}
+    assert caplog.text.count("looks at") == 1
+
+
+def test_a_looped_file_that_vanishes_and_returns_goes_on(tmp_path):
+    clip = write_clip(tmp_path / "c.mp4", 3, fps=30)
+    with playing(clip, loop=True) as watched:
+        watched.more(5)
+        clip.rename(tmp_path / "elsewhere.mp4")
+        assert f"there is no {clip}" in watched.until_state("away")["error"]
+        (tmp_path / "elsewhere.mp4").rename(clip)
+        watched.more(5)
+    numbers = [frame.index for _, frame in watched.frames]
+    assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("content", [None, b"not a video"])
+def test_a_looped_file_that_is_missing_or_no_video_is_told_and_taken_once_it_is_one(tmp_path, content, caplog):
+    path = tmp_path / "c.mp4"
+    if content is not None:
+        path.write_bytes(content)
+    with playing(path, loop=True) as watched:
+        watched.until_state("away")
+        path.unlink(missing_ok=True)
+        write_clip(tmp_path / "made.mp4", 3).rename(path)
+        watched.more()
+    assert caplog.text.count("is away") == 1
+
+
+def test_a_file_that_plays_once_ends_and_one_that_is_missing_ends_in_error(tmp_path):
+    ends = []
+    for source in (write_clip(tmp_path / "c.mp4", 3, fps=30), tmp_path / "missing.mp4"):
+        watched = Watched(CameraConfig("c", str(source)), ended=lambda: ends.append(1))
+        watched.camera.play()
+        told = watched.camera.to_json()
+        assert told["state"] == "ended" and (told["error"] is None) == source.exists() == (len(watched.frames) == 3)
+    assert ends == [1, 1]
+
+
+def test_each_query_gets_the_frames_that_it_wants(tmp_path):
+    clip = write_clip(tmp_path / "c.mp4", 12, fps=60)
+    queries = {"all": Wanted(), "few": Wanted(10.0), "more": Wanted(90.0)}
+    watched = Watched(CameraConfig("c", str(clip), 30.0), queries)
+    watched.camera.play()
+    numbers = {query: [frame.index for one, frame in watched.frames if one == query] for query in queries}
+    assert numbers == {"all": [0, 2, 4, 6, 8, 10], "few": [0, 6], "more": [0, 2, 4, 6, 8, 10]}
+    told = watched.camera.to_json()
+    assert (told["frames"], told["delivered"], told["undecodable"]) == (12, 6, 0)
+
+
+def test_pictures_that_do_not_decode_are_counted_and_passed_over(tmp_path):
+    folder = write_folder(tmp_path / "f", 2)
+    (folder / "000a.jpg").write_bytes(b"no image")
+    watched = Watched(CameraConfig("c", str(folder), 60.0))
+    watched.camera.play()
+    assert [frame.index for _, frame in watched.frames] == [0, 2]
+    assert watched.camera.to_json()["undecodable"] == 1
+
+
+def test_what_takes_its_frames_may_fail_which_ends_that_camera_and_is_told(tmp_path):
+    def refuse(query, frame):
+        raise OSError("disk full")
+
+    ends = []
+    config = CameraConfig("c", str(write_folder(tmp_path / "f", 1)), loop=True)
+    camera = Camera(config, {"q": Wanted()}, refuse, ended=lambda: ends.append(1))
+    camera.start()
+    assert camera.join(PATIENCE_S) and not camera.alive
+    assert camera.error == "OSError: disk full" and ends == [1] and camera.to_json()["state"] == "ended"
+
+
+def test_decoders_that_never_return_are_not_heaped_up_and_the_camera_is_back_when_they_do():
+    tried, free = [], threading.Event()
+
+    def opened(config):
+        tried.append(config)
+        assert free.wait(PATIENCE_S)
+        raise SourceLost("it is back, but empty")
+
+    config = CameraConfig("c", "rtsp://box/1", timeout_s=0.1)
+    watched = Watched(config, opened=opened)
+    watched.camera.start()
+    watched.until(lambda told: told["error"] == "its decoder does not return")
+    assert len(tried) == MOST_LEFT
+    free.set()
+    watched.until(lambda told: told["error"] == "it is back, but empty")
+    watched.camera.stop()
+    assert watched.camera.join(PATIENCE_S)
+
+
+def test_time_in_which_the_whole_process_stood_still_is_nobodys_fault(caplog):
+    stood_still_s = [0.0]
+    with (
+        RtspCamera(fps=10) as camera,
+        playing(camera.url, clock=lambda: time.monotonic() + stood_still_s[0]) as watched,
+    ):
+        watched.more()
+        stood_still_s[0] = 60.0
+        watched.more(10)
+        assert watched.camera.to_json()["reconnects"] == 0
+    assert "is away" not in caplog.text
