@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from gemel.commands import grammar
-from gemel.commands.outcome import BAD_INPUT, DONE, INTERRUPTED, Outcome
+from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, INTERRUPTED, Outcome
 from gemel.text import size
 from models.errors import one_line
 
@@ -24,7 +24,9 @@ def register(commands: Any) -> None:
     summary = "the edge daemon: cameras in, results out, under a memory budget"
     made = grammar.command(commands, "run", summary, run)
     made.add_argument("config", metavar="CONFIG")
-    made.add_argument("--check", action="store_true", help="check config, bundle and cameras, then stop")
+    made.add_argument(
+        "--check", action="store_true", help="check config and bundle, ask the cameras for a frame, then stop"
+    )
 
 
 def run(args: argparse.Namespace) -> Outcome:
@@ -40,8 +42,17 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.check:
         return Outcome(summary, f"{args.config}: {_sound(summary)}", aside=True)
     text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in summary["unwritten"])])
-    code = INTERRUPTED if summary["stopped_by"] == "SIGINT" else BAD_INPUT if summary["unwritten"] else DONE
-    return Outcome(summary, text, code, aside=True)
+    return Outcome(summary, text, _exit_code(summary), aside=True)
+
+
+def _exit_code(summary: dict[str, Any]) -> int:
+    """A camera in error is what fell short of a box that ended by itself; who stops one knows that it ends."""
+    if summary["stopped_by"] == "SIGINT":
+        return INTERRUPTED
+    if summary["unwritten"]:
+        return BAD_INPUT
+    in_error = any(camera["error"] is not None for camera in summary["cameras"])
+    return FELL_SHORT if in_error and summary["stopped_by"] != "SIGTERM" else DONE
 
 
 def _sound(summary: dict[str, Any]) -> str:

@@ -15,9 +15,11 @@ def box_text(summary: Mapping[str, Any]) -> str:
          row["pending"])
         for row in summary["ledger"]
     ]  # fmt: skip
+    wrong = [f"camera {one['id']}: {one['error']}" for one in summary["cameras"] if one["error"] is not None]
     return "\n".join([
         table(("query", "received", "processed", "of these late", "dropped", "failed", "pending"), rows),
         "",
+        *wrong,
         f"{duration(summary['seconds'])} until {summary['stopped_by']}: {size(summary['bytes_moved'])} moved in "
         f"{summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
     ])  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gemel.cli import main
+from gemel.looking.box import box_text
 from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import load_workload
 from models.zoo import build
@@ -67,6 +68,17 @@ def test_results_go_to_stdout_alone_and_what_it_did_to_stderr(box):
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert results and all({"query", "camera", "captured_at", "label"} <= set(result) for result in results)
     assert "until cameras ended" in done.stderr and "ledger: " not in done.stderr
+
+
+def test_a_camera_that_is_in_error_at_the_end_is_told_and_makes_the_exit_code_1(box, capsys, tmp_path):
+    path = write_config(box, sink=str(tmp_path / "results.jsonl"))
+    path.write_text(path.read_text().replace("gate.mp4", "absent.mp4"))
+    assert main(["run", str(path), "--json"]) == 1
+    told = capsys.readouterr()
+    summary = json.loads(told.out)
+    camera = summary["cameras"][0]
+    assert camera["state"] == "ended" and "there is no " in camera["error"]
+    assert f"camera gate: {camera['error']}" in box_text(summary)
 
 
 def test_an_interrupted_box_ends_with_a_ledger_that_adds_up_and_exit_code_130(box):
