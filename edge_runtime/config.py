@@ -22,6 +22,7 @@ from models.errors import InputError
 from models.files.schema import checked
 from models.files.yaml_file import read_mapping
 from models.frames.video import is_path
+from models.limits import MOST_CAMERAS, Fps, PathText
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
 class _CameraKeys(_Strict):
-    source: str | int
-    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
+    source: PathText | int
+    fps: Fps | None = None
     decoder: str = "auto"
     loop: bool = False
     timeout_s: Annotated[float, Field(ge=0.1, le=3600)] = TIMEOUT_S
@@ -72,7 +73,7 @@ class _BoxKeys(_Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
+    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: Any = None
     public_key: str | None = None

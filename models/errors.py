@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 
 MOST_CHARACTERS = 400
@@ -34,6 +36,12 @@ def is_interrupt(error: BaseException | None) -> bool:
         seen.add(id(one))
         left += [one.__cause__, one.__context__]
     return False
+
+
+def listed(names: Collection[str], most: int = 8) -> str:
+    """Names for a line of bearable length: the first ones, and how many more there are."""
+    left = len(names) - most
+    return ", ".join(islice(names, most)) + (f" and {left} more" if left > 0 else "")
 
 
 class GemelError(Exception):

@@ -9,10 +9,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from models.errors import InputError
+from models.errors import InputError, listed
 from models.files.yaml_file import read_yaml
 from models.frames.preprocess import FURTHEST_PIXEL, Roi
 from models.frames.video import is_path
+from models.limits import (
+    MOST_CAMERAS,
+    MOST_CLASSES,
+    MOST_QUERIES,
+    ClassName,
+    Fps,
+    PathText,
+    Priority,
+    SlaMs,
+)  # fmt: skip
 from models.weights.published import PREFIX, Published, find_published
 from models.zoo import check_name
 
@@ -68,7 +78,7 @@ class Workload:
         for query in self.queries:
             if query.id == query_id:
                 return query
-        known = ", ".join(query.id for query in self.queries)
+        known = listed([query.id for query in self.queries])
         raise InputError(self.path, f"there is no query '{query_id}'", f"the queries are: {known}", "queries")
 
 
@@ -89,34 +99,34 @@ _Target = Annotated[float, AfterValidator(_is_part)]
 
 
 class _CameraKeys(_Strict):
-    source: str | int
-    fps: Annotated[float, Field(gt=0)] | None = None
+    source: PathText | int
+    fps: Fps | None = None
 
 
 class _QueryKeys(_Strict):
     id: _Name
     camera: str
     task: Literal["classification", "detection"]
-    classes: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-    model: str
+    classes: Annotated[list[ClassName], Field(min_length=1, max_length=MOST_CLASSES)]
+    model: PathText
     model_args: dict[str, Any] = {}
     input_size: Annotated[int, Field(ge=16, le=4096)]
-    weights: str | None = None
-    init: str | None = None
-    fps: Annotated[float, Field(gt=0)] | None = None
-    sla_ms: Annotated[float, Field(gt=0)] = 1000.0
+    weights: PathText | None = None
+    init: PathText | None = None
+    fps: Fps | None = None
+    sla_ms: SlaMs = 1000.0
     roi: Roi | None = None
     min_score: Annotated[float, Field(ge=0, le=1)] = 0.0
-    priority: Annotated[int, Field(ge=1)] = 1
-    data: str | None = None
+    priority: Priority = 1
+    data: PathText | None = None
     accuracy_target: _Target | None = None
 
 
 class _WorkloadKeys(_Strict):
     name: _Name
     accuracy_target: _Target = 0.95
-    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1)]
-    queries: Annotated[list[_QueryKeys], Field(min_length=1)]
+    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
+    queries: Annotated[list[_QueryKeys], Field(min_length=1, max_length=MOST_QUERIES)]
 
 
 def load_workload(path: str | Path) -> Workload:
@@ -135,7 +145,7 @@ def load_workload(path: str | Path) -> Workload:
     _check_unique(path, [query.id for query in queries])
     for index, query in enumerate(queries):
         if query.camera not in cameras:
-            known = ", ".join(cameras)
+            known = listed(cameras)
             raise InputError(
                 path, f"no camera '{query.camera}'", f"use one of: {known}", f"queries[{index}].camera ({query.id})"
             )
@@ -204,6 +214,8 @@ def _resolve_source(root: Path, source: str) -> str:
 
 
 def _check_unique(path: Path, ids: list[str]) -> None:
+    seen: set[str] = set()
     for index, query_id in enumerate(ids):
-        if query_id in ids[:index]:
+        if query_id in seen:
             raise InputError(path, f"'{query_id}' stands twice", "give each query its own id", f"queries[{index}].id")
+        seen.add(query_id)

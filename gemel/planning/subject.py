@@ -22,6 +22,8 @@ from models.errors import InputError
 
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
+MOST_FRAMES = 200_000
+"""Of a simulation: a minute of a hundred queries at 30 frames a second."""
 ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "merged as far as can be", "as bundled"
 
 
@@ -118,7 +120,12 @@ class Subject:
         )
 
     def arrivals(self, duration_s: float, seed: int) -> dict[str, list[float]]:
-        """Frames at each query's rate, with phases drawn from the seed."""
+        """Frames at each query's rate, with phases drawn from the seed; InputError where they are too many to play."""
+        asked_fps = sum(demand.fps for demand in self.demands.values())
+        if duration_s * asked_fps > MOST_FRAMES:
+            asked = f"{duration_s:g} s at {asked_fps:g} frames a second in all"
+            fault = f"{asked} are more than the {MOST_FRAMES} frames that are played"
+            raise InputError(self.source, fault, "ask for fewer frames a second, or simulate fewer seconds")
         rng = random.Random(seed)
         return {query: _ticks(demand.fps, rng.random(), duration_s) for query, demand in self.demands.items()}
 
