@@ -3,8 +3,9 @@
 Usage: python -m benchmarks.figures [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`. NAME is a recorded table (transcribed/NAME.json:
-command, machine, date, heads, rows), or one of MERGES, which are worked out from the cells of
-`python -m benchmarks.merging.merge`. `--check` writes nothing and ends with 1 where something is not as recorded.
+command, machine, date, heads, rows), or it is worked out from the cells of `python -m benchmarks.merging.merge` or from
+what `python -m benchmarks.schedule.policies` recorded. `--check` writes nothing and ends with 1 where something is not
+as recorded.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.plot import ACCEPT_NOTHING, curves, picture
 from benchmarks.merging.tables import ARM_HEADS, OURS, THEIRS, WORK_HEADS, arm_rows, grouped, target_rows, work_rows
 from benchmarks.real.tables import cell_text
+from benchmarks.schedule.cases import DEVICES
+from benchmarks.schedule.cases import ORDER as POLICIES
+from benchmarks.schedule.frames import SUM_HEADS, claims, read, sums
+from benchmarks.schedule.speed import overhead_rows, planning_rows
 from models.parts.terms import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED = REPOSITORY / "benchmarks" / "measured"
 DOCS = REPOSITORY / "docs"
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-MERGE = "python -m benchmarks.merging.merge"
+MERGE, SCHEDULE = "python -m benchmarks.merging.merge", "python -m benchmarks.schedule.policies"
 ORDER = ("gti", "cifar", OURS, THEIRS, "mainstream", "ceiling", "joint")
 ARMS = ("workload", "target", *ARM_HEADS)
 WORKS = ("workload", "target", *WORK_HEADS)
@@ -73,10 +78,37 @@ def pictures(chosen: Sequence[Cell], averaged: Sequence[Cell]) -> dict[str, str 
     }
 
 
+def schedules(folder: Path) -> dict[str, Table]:
+    """The tables about the schedule, from what the parts of `python -m benchmarks.schedule.policies` recorded."""
+    frames = [folder / f"{device}.json" for device in DEVICES]
+    rows, dates = read(frames), sorted({_read(path)["date"] for path in frames})
+    said = (
+        f"`{SCHEDULE} frames --device DEVICE --json DEVICE.json` (`{SCHEDULE} tables FILE...` shows more); virtual "
+        f"clock, modelled devices, {rows[0]['seconds']:g} s, {rows[0]['seeds']} seeds added up; {' to '.join(dates)}"
+    )
+    tables: dict[str, Table] = {
+        "schedule": (said, SUM_HEADS, sums(rows)),
+        "schedule-claims": ("From the same cases", ("of `ours`", "measured"), claims(rows)),
+    }
+    for name, part, heads, of in (
+        ("planning", "planning", ("queries", "memory"), planning_rows),
+        ("deciding", "overhead", ("memory",), overhead_rows),
+    ):
+        one = _read(folder / f"{name}.json")
+        load = f"one thread, load {one['machine']['load']:g}"
+        said = "; ".join([f"`{SCHEDULE} {part} --json FILE`", _machine(one["machine"]), load, one["date"]])
+        tables[name] = (said, (*heads, *POLICIES), of(one[part]))
+    return tables
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def transcribed(folder: Path) -> Iterator[tuple[str, Table]]:
     """The recorded tables by name."""
     for path in sorted(folder.glob("*.json")):
-        one = json.loads(path.read_text(encoding="utf-8"))
+        one = _read(path)
         commands = ", ".join(f"`{command}`" for command in one["command"])
         yield path.stem, (f"{commands}; {one['machine']}; {one['date']}", one["heads"], one["rows"])
 
@@ -99,7 +131,8 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     recorded = dict(transcribed(measured / "transcribed"))
     page = (docs / "figures.md").read_text(encoding="utf-8")
     drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
-    return {docs / "figures.md": filled(page, {**recorded, **merges(chosen, averaged, recorded)}), **drawn}
+    tables = {**recorded, **merges(chosen, averaged, recorded), **schedules(measured / "schedule")}
+    return {docs / "figures.md": filled(page, tables), **drawn}
 
 
 def _cells(folder: Path) -> list[Cell]:

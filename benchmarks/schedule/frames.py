@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,44 @@ def sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
                 )
             )
     return lines
+
+
+def claims(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the sums do not show: where `ours` is no better, far from the bound, or does less with more memory."""
+    fewer = [row for row in rows if total(row, "ours") < total(row, "gemel")]
+    even = [row for row in rows if total(row, "ours") == total(row, "gemel")]
+    whole = [row for row in even if total(row, "ours") == sum(row["received"].values())]
+    farthest = min(rows, key=lambda row: total(row, "ours") / row["bound"])
+    at = {_place(row): total(row, "ours") for row in rows}
+    steps = [
+        (at[name, device, more] / at[name, device, less] - 1, name, device)
+        for name, device in dict.fromkeys((name, device) for name, device, _ in at)
+        for less, more in pairwise(SETTINGS)
+    ]
+    down = [step for step in steps if step[0] < 0]
+    none = {
+        (row["device"], row["workload"], query)
+        for row in rows
+        for query in row["received"]
+        if not any(row["in_time"][name][query] for name in ORDER)
+    }
+    reached = f"{100 * total(farthest, 'ours') / farthest['bound']:.0f} % ({_place_text(farthest)})"
+    return [
+        ("cases with fewer frames in time under `ours` than under `gemel`", f"{len(fewer)} of {len(rows)}"),
+        ("cases with as many; of these all frames in time", f"{len(even)}; {len(whole)}"),
+        ("the least that `ours` reaches of the bound", reached),
+        ("steps to more memory that give `ours` fewer frames", f"{len(down)} of {len(steps)}"),
+        ("the worst of these", f"{100 * min(down)[0]:.1f} % ({min(down)[1]}, {min(down)[2]})" if down else "none"),
+        ("queries without a frame in time under any policy, by device", _counted(place[0] for place in none)),
+    ]
+
+
+def _place_text(row: Row) -> str:
+    return ", ".join(_place(row))
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(Counter(names).items())) or "none"
 
 
 def _by_workload(rows: list[Row], devices: list[str]) -> str:

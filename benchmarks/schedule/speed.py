@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -23,6 +23,25 @@ DEVICE = "orin-nano-8gb"
 REPEATS = 3
 
 Row = dict[str, Any]
+
+
+def planning_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Queries, memory, and the seconds of each policy of ORDER."""
+    at = {(row["queries"], row["memory"], row["policy"]): row["seconds"] for row in found}
+    places = dict.fromkeys((row["queries"], row["memory"]) for row in found)
+    return [(f"{count:,}", memory, *(f"{at[count, memory, name]:.2f} s" for name in ORDER)) for count, memory in places]
+
+
+def overhead_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Memory, and the median and the worst microseconds per frame of each policy of ORDER over the workloads."""
+    spent: dict[tuple[str, str], list[float]] = {}
+    for row in found:
+        spent.setdefault((row["memory"], row["policy"]), []).append(row["us_per_frame"])
+    memories = dict.fromkeys(row["memory"] for row in found)
+    return [
+        (memory, *(f"{median(spent[memory, name]):.0f} / {max(spent[memory, name]):.0f}" for name in ORDER))
+        for memory in memories
+    ]
 
 
 def many(count: int, device: str = DEVICE) -> tuple[Costs, Costs, dict[str, Demand]]:
