@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from models.files.atomic import told_of, writing
+from models.files.bounded import Fault
+from models.files.bounded_json import parsed
 from models.files.private import cache_folder, own_bytes, private_folder
 
 RECORD = ".json"
 COMPILERS = "inductor"
+MOST_BYTES, MOST_RECORD_BYTES = 2**31, 2**25
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,15 @@ class EngineCache:
         """What was kept under this key; None when there is nothing, or when its bytes are not what was written."""
         path = self._path(key, suffix)
         try:
-            record = json.loads(own_bytes(path.with_name(path.name + RECORD)))
-            whole = record["sha256"] == hashlib.sha256(own_bytes(path)).hexdigest() and record["key"] == _plain(key)
-        except (OSError, ValueError, KeyError, TypeError):
+            record = parsed(own_bytes(path.with_name(path.name + RECORD), MOST_RECORD_BYTES))
+            if record["key"] != _plain(key):
+                return None
+            notes = record["notes"]
+            if record["sha256"] != _digest(own_bytes(path, min(record["bytes"], MOST_BYTES)), notes):
+                return None
+        except (OSError, Fault, KeyError, TypeError, AttributeError):
             return None
-        return Kept(path, record["notes"]) if whole else None
+        return Kept(path, json.loads(notes))
 
     def fetch(self, key: Mapping[str, Any], suffix: str, make: Callable[[Path], Mapping[str, Any]]) -> Kept:
         """What is kept under this key; where there is nothing sound, `make` writes the file and returns notes.
@@ -72,14 +79,14 @@ class EngineCache:
                 shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=self.folder, prefix=making) as folder:
                 made = Path(folder) / f"made{suffix}"
-                notes = dict(make(made))
+                noted = json.dumps(dict(make(made)))
                 data = made.read_bytes()
-            record = {"key": _plain(key), "sha256": hashlib.sha256(data).hexdigest(), "notes": notes}
+            record = {"key": _plain(key), "bytes": len(data), "sha256": _digest(data, noted), "notes": noted}
             with writing(path, overwrite=True) as file:
                 file.write(data)
             with writing(path.with_name(path.name + RECORD), overwrite=True) as file:
                 file.write(json.dumps(record, indent=1).encode())
-        return Kept(path, notes)
+        return Kept(path, json.loads(noted))
 
     def compilers(self) -> Path:
         """A private folder for what compilers keep for themselves, which they run as code too."""
@@ -98,6 +105,11 @@ class EngineCache:
             yield
         finally:
             os.close(descriptor)
+
+
+def _digest(data: bytes, notes: str) -> str:
+    """Of a file of the cache together with the notes on it, so that neither is believed without the other."""
+    return hashlib.sha256(hashlib.sha256(data).digest() + notes.encode()).hexdigest()
 
 
 def _plain(key: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,17 +52,17 @@ def _chosen(bundle: Bundle, device: str, stays: bool, queries: Sequence[str] | N
     names = candidates(device, stays)
     if names == [FALLBACK] or not asked:
         return Choice(dict.fromkeys(asked, FALLBACK))
+    times: dict[str, Times] = {}
     try:
         stopwatch = Stopwatch(bundle, device, names)
+        for query in asked:
+            found = stopwatch.times(query) if measure else stopwatch.known(query)
+            if found is None:
+                return None
+            times[query] = found
     except InputError as error:
         log.warning("%s; engine torch runs all queries", error)
         return Choice(dict.fromkeys(asked, FALLBACK))
-    times: dict[str, Times] = {}
-    for query in asked:
-        found = stopwatch.times(query) if measure else stopwatch.known(query)
-        if found is None:
-            return None
-        times[query] = found
     return Choice(best_of_one_order(times, {name: engine_named(name).orders for name in names}), times)
 
 

@@ -24,14 +24,16 @@ def cache_folder() -> Path:
         raise InputError("HOME", "this user has no home", "set XDG_CACHE_HOME to a folder of your own") from error
 
 
-def own_bytes(path: Path) -> bytes:
-    """A file of the cache; OSError for a link, or what somebody else wrote or may write."""
+def own_bytes(path: Path, most_bytes: int) -> bytes:
+    """A file of the cache; OSError for a link, what somebody else wrote or may write, or what is larger."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & WRITABLE_BY_OTHERS:
             raise PermissionError(errno.EACCES, "is not this user's own", str(path))
-        return file.read()
+        if found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, "is too large", str(path))
+        return file.read(most_bytes)
 
 
 def private_folder(folder: Path) -> Path:

@@ -25,6 +25,8 @@ from models.files.private import cache_folder, own_bytes, private_folder
 
 MOST_KEPT = 1000
 """Files that are kept; beyond, the oldest half goes."""
+MOST_BYTES = 2**25
+"""Of one of them."""
 PACKAGES = ("models", "edge_runtime")
 LIBRARIES = ("torch", "torchvision")
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +54,7 @@ def _recalled(folder: Path | None, name: str, find: Callable[[], Any]) -> Any:
         return find()
     path = folder / name
     with contextlib.suppress(OSError, Fault):
-        digest, _, kept = own_bytes(path).partition(b"\n")
+        digest, _, kept = own_bytes(path, MOST_BYTES).partition(b"\n")
         if digest == hashlib.sha256(kept).hexdigest().encode():
             return parsed(kept)
     found = find()

@@ -2,25 +2,125 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import logging
 import os
 import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edge_runtime.engines import choosing
 from edge_runtime.engines.cache import EngineCache, Kept
 from edge_runtime.engines.compiled.making import compiling_in
 from models.errors import InputError
+from tests.edge_runtime.tiny import tiny_bundle
 
 KEY = {"model": "resnet18"}
 
 
-def _made(folder: Path, content: bytes) -> Kept:
-    def make(path: Path) -> dict[str, int]:
+def _made(folder: Path, content: bytes, key: Mapping[str, Any] = KEY) -> Kept:
+    def make(path: Path) -> dict[str, Any]:
         path.write_bytes(content)
-        return {}
+        return {"ms": [1.5, float("inf")]}
 
-    return EngineCache(folder).fetch(KEY, ".pt2", make)
+    return EngineCache(folder).fetch(key, ".pt2", make)
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _changed(**keys: Any) -> Callable[[Path], object]:
+    """The record with other values."""
+    return lambda path: _record(path).write_text(json.dumps({**json.loads(_record(path).read_text()), **keys}))
+
+
+def _of_another(path: Path) -> None:
+    """Package and record of another architecture under this one's name."""
+    other = _made(path.parent, b"theirs", {"model": "other"}).path
+    shutil.copy(other, path)
+    shutil.copy(_record(other), _record(path))
+
+
+def _large(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "a flipped bit": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "large": _large,
+    "gone": lambda path: path.unlink(),
+    "another's": _of_another,
+    "record empty": lambda path: _record(path).write_bytes(b""),
+    "record garbage": lambda path: _record(path).write_bytes(b"\x80\x04"),
+    "record deep": lambda path: _record(path).write_text("[" * 100_000),
+    "record a list": lambda path: _record(path).write_text("[]"),
+    "record null": lambda path: _record(path).write_text("null"),
+    "record of nothing": lambda path: _record(path).write_text("{}"),
+    "record large": lambda path: _large(_record(path)),
+    "record gone": lambda path: _record(path).unlink(),
+    "record twice": lambda path: _record(path).write_text('{"key": 1, ' + _record(path).read_text()[1:]),
+    "other notes": _changed(notes='{"ms": 1}'),
+    "notes of another kind": _changed(notes={"ms": 1}),
+    "no notes": _changed(notes=None),
+    "no bytes": _changed(bytes=None),
+    "bytes below": _changed(bytes=-1),
+    "no digest": _changed(sha256=None),
+    "another key": _changed(key={"model": "other"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_is_damaged_is_made_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    made = _made(tmp_path / "cache", b"mine")
+    damage(made.path)
+    assert EngineCache(tmp_path / "cache").find(KEY, ".pt2") is None
+    assert _made(tmp_path / "cache", b"again").path.read_bytes() == b"again"
+    found = EngineCache(tmp_path / "cache").find(KEY, ".pt2")
+    assert found is not None and found.path.read_bytes() == b"again" and found.notes == {"ms": [1.5, float("inf")]}
+
+
+@pytest.mark.parametrize("what", ["a folder as package", "a folder as record", "a folder as lock", "a file as folder"])
+def test_what_cannot_be_made_again_is_one_line(tmp_path: Path, what: str) -> None:
+    path = _made(tmp_path / "cache", b"mine").path
+    lock = path.with_name(f"{path.name}.lock")
+    if what == "a file as folder":
+        shutil.rmtree(tmp_path / "cache")
+        (tmp_path / "cache").write_bytes(b"")
+    else:
+        taken = {"a folder as package": path, "a folder as record": _record(path), "a folder as lock": lock}[what]
+        path.unlink()
+        taken.unlink(missing_ok=True)
+        taken.mkdir()
+    with pytest.raises(InputError) as refused:
+        _made(tmp_path / "cache", b"again")
+    assert str(refused.value).startswith(str(tmp_path / "cache")) and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_cache_that_cannot_be_written_leaves_the_choice_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: int
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(choosing, "candidates", lambda *_: ["torch", "onnx"])
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    caplog.set_level(logging.WARNING, "gemel.run")
+    choice = choosing.fastest(bundle)
+    assert set(choice.engines.values()) == {"torch"}
+    assert [record.getMessage().count(os.strerror(fault)) for record in caplog.records] == [1]
 
 
 def test_a_link_that_is_exchanged_after_the_check_leads_nowhere_else(tmp_path: Path) -> None:
