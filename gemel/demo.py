@@ -25,6 +25,7 @@ from models.errors import InputError
 from models.files.atomic import writing
 from models.files.json_file import finite, read_json
 from models.files.lock import locked
+from models.files.schema import Exact, checked
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 
@@ -98,6 +99,20 @@ class Demo:
         ])  # fmt: skip
 
 
+class _QueryKeys(Exact, extra="allow"):
+    id: str
+    met: bool
+
+
+class _MergedKeys(Exact, extra="allow"):
+    """What is read again of a merge's report."""
+
+    bundle: str
+    saved_fraction: float
+    ceiling_fraction: float
+    queries: list[_QueryKeys]
+
+
 def run_demo(out: str | Path, device: str = DEMO_DEVICE, seed: int = 0, progress: Progress = silent) -> Demo:
     """Render clips, train originals, merge them, run the box for some seconds, evaluate and report, all in `out`.
 
@@ -159,7 +174,10 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
         ).to_json()
         with writing(kept) as file:
             file.write(json.dumps(finite(report)).encode())
-    return read_json(kept, "remove it; the demo merges again")
+    remedy = "remove it; the demo merges again"
+    recorded = read_json(kept, remedy)
+    checked(kept, recorded, _MergedKeys, remedy=remedy)
+    return recorded
 
 
 def _box(workload: Workload, out: Path, device: str) -> dict[str, Any]:
