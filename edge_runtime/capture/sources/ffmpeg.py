@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import Shot, SourceLost, reason_of
 from models.frames.pictures import MOST_PIXELS
-from models.frames.video import FORMATS, PROTOCOLS
+from models.frames.video import FASTEST, FORMATS, PROTOCOLS, SLOWEST
 
 if TYPE_CHECKING:
     import av
@@ -62,7 +62,7 @@ class FFmpegSource:
         stream = self._container.streams.video[0]
         stream.codec_context.thread_count = 1
         rate = float(stream.average_rate or stream.guessed_rate or 0)
-        self.fps = rate if 0 < rate < 1000 and not self._live else None
+        self.fps = rate if SLOWEST <= rate <= FASTEST and not self._live else None
         self._packets = self._container.demux(stream)
         self._decoded: deque[av.VideoFrame] = deque()
         self._frame: av.VideoFrame | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import Shot, SourceLost
-from models.frames.video import opencv
+from models.frames.video import FASTEST, SLOWEST, opencv
 
 DECODED = (
     "nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR ! appsink max-buffers=1 sync=false"
@@ -34,7 +34,7 @@ class GStreamerSource:
             self._capture.release()
             raise SourceLost("it cannot be opened")
         rate = self._capture.get(self._cv2.CAP_PROP_FPS)
-        self.fps = rate if 0 < rate < 1000 and not self._live else None
+        self.fps = rate if SLOWEST <= rate <= FASTEST and not self._live else None
 
     def advance(self) -> bool:
         if self._capture.grab():
