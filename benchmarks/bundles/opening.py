@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from benchmarks.bundles.making import asked
 from models import zoo
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 
@@ -88,14 +89,7 @@ def two_models() -> tuple[dict[str, nn.Module], list[BundleQuery]]:
     own = dict(second.named_parameters())
     shared = {name: tensor for name, tensor in first.named_parameters() if tensor.shape[0] != len(CLASSES)}
     second.load_state_dict({**own, **shared}, assign=True)
-    records = [
-        BundleQuery(
-            id=query_id, camera="bridge", task="classification", classes=CLASSES, model=MODEL, model_args={},
-            input_size=INPUT_SIZE, preprocess=zoo.preprocess_of(MODEL, INPUT_SIZE), fps=5.0, sla_ms=100.0,
-            accuracy_target=0.95,
-        )
-        for query_id in ("first", "second")
-    ]  # fmt: skip
+    records = [asked(query, MODEL, CLASSES, INPUT_SIZE) for query in ("first", "second")]
     return {"first": first, "second": second}, records
 
 

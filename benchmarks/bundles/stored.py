@@ -32,13 +32,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
 from benchmarks.machine import held_bytes, machine
 from models.parts.terms import MOST
 from models.parts.widths import Packed, choices, packed
 from models.sharing.layers import layers_of, weight_key
 from models.workload import Query, load_workload
 
-CLASSES, INPUT_SIZE = tuple(f"class {index}" for index in range(10)), 224
 MODELS = ("resnet18", "resnet50", "mobilenet_v2")
 WEIGHTS = ("fp32", "fp16", "int8")
 CLIPS = torch.linspace(0.5, 1, 26).tolist()
@@ -149,17 +149,11 @@ def _errors(model: nn.Module, stored: dict[str, Packed]) -> tuple[float, float]:
 
 def _bundle(folder: Path, name: str, weights: str) -> Any:
     from models import zoo
-    from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 
     torch.manual_seed(0)
     model = zoo.build(name, CLASSES, {}, INPUT_SIZE).eval()
-    query = BundleQuery(id="one", camera="c", task="classification", classes=CLASSES, model=name, model_args={},
-                        input_size=INPUT_SIZE, preprocess=zoo.preprocess_of(name, INPUT_SIZE), fps=None, sla_ms=1e3,
-                        accuracy_target=0.9)  # fmt: skip
-    path = folder / f"{name}-{weights}.safetensors"
-    write_bundle(path, {"one": model}, [query], Made("stored", "none", 0),
-                 packed={"one": packed_of(None, model, weights)})  # fmt: skip
-    return open_bundle(path)
+    path, stored = folder / f"{name}-{weights}.safetensors", packed_of(None, model, weights)
+    return made(path, {"one": model}, [asked("one", name)], packed={"one": stored})
 
 
 def _bound(bundle: Any) -> Any:

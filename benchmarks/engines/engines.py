@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
 from benchmarks.engines.convolutions import convolutions
 from benchmarks.engines.overflow import overflow
 from benchmarks.engines.zoo import FAMILIES, families
@@ -44,11 +45,11 @@ from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import ENGINES, engine_named, make_engine
 from models import zoo
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from models.bundle import Bundle, open_bundle
 from models.parts.residual import attach
 from models.parts.residual import shapes as residual_shapes
 
-CLASSES, INPUT_SIZE, RANK = tuple(f"class {index}" for index in range(10)), 224, 8
+RANK = 8
 QUERIES = ("first", "second", "third", "fourth")
 MIB = 2**20
 
@@ -112,24 +113,7 @@ def made_bundle(path: Path, model: str, residuals: bool, names: Sequence[str] = 
     if residuals:
         for module in carriers(models["second"])[::2]:
             torch.nn.init.normal_(attach(module, RANK).residual_b, std=1e-3)
-    queries = [
-        BundleQuery(
-            id=name,
-            camera="bridge",
-            task="classification",
-            classes=CLASSES,
-            model=model,
-            model_args={},
-            input_size=INPUT_SIZE,
-            preprocess=zoo.preprocess_of(model, INPUT_SIZE),
-            fps=5.0,
-            sla_ms=100.0,
-            accuracy_target=0.95,
-        )
-        for name in names
-    ]
-    write_bundle(path, models, queries, Made("benchmark", "ceiling", 0))
-    return open_bundle(path)
+    return made(path, models, [asked(name, model) for name in names])
 
 
 def carriers(model: torch.nn.Module) -> list[torch.nn.Module]:

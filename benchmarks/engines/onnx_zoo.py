@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.bundles.making import asked, made
 from benchmarks.engines.zoo import CLASSES, COUNTS, FAMILIES, apart
 from benchmarks.machine import machine
 from edge_runtime.engines.base import EngineError
@@ -29,7 +30,7 @@ from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.onnx.engine import OnnxEngine
 from edge_runtime.engines.registry import make_engine
 from models import zoo
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from models.bundle import Bundle
 from models.detector import OneStage
 from models.errors import InputError
 from models.zoo.inputs import answer_on_meta
@@ -117,21 +118,7 @@ def bundled(path: Path, model: str, size: int) -> Bundle:
             if parameter.ndim > 1 and not parameter.any():
                 nn.init.normal_(parameter, std=0.1)  # some heads begin at zero
         network.train()(torch.rand(8, 3, size, size))
-    query = BundleQuery(
-        id="only",
-        camera="bridge",
-        task=task,
-        classes=CLASSES,
-        model=model,
-        model_args={},
-        input_size=size,
-        preprocess=zoo.preprocess_of(model, size),
-        fps=5.0,
-        sla_ms=100.0,
-        accuracy_target=0.95,
-    )
-    write_bundle(path, {"only": network.eval()}, [query], Made("benchmark", "none", 0))
-    return open_bundle(path)
+    return made(path, {"only": network.eval()}, [asked("only", model, CLASSES, size)])
 
 
 def matched_part(found: Any, wanted: Any) -> float:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
 from benchmarks.machine import machine
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
@@ -36,10 +37,9 @@ from edge_runtime.memory.movers.host import ordinary_memory
 from edge_runtime.memory.placing import Holes
 from edge_runtime.memory.store import Store
 from models import zoo
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from models.bundle import Bundle, open_bundle
 
 MODELS = {"first": "resnet50", "second": "resnet50", "third": "resnet18", "fourth": "resnet18"}
-CLASSES, INPUT_SIZE = tuple(f"class {index}" for index in range(10)), 224
 COLUMNS = (
     "query",
     "model",
@@ -89,24 +89,7 @@ def made_bundle(path: Path) -> Path:
     for kept, tied in (("first", "second"), ("third", "fourth")):
         state = {key: tensor for key, tensor in models[kept].state_dict().items() if not key.startswith("fc.")}
         models[tied].load_state_dict({**models[tied].state_dict(), **state}, assign=True)
-    queries = [
-        BundleQuery(
-            id=name,
-            camera="bridge",
-            task="classification",
-            classes=CLASSES,
-            model=model,
-            model_args={},
-            input_size=INPUT_SIZE,
-            preprocess=zoo.preprocess_of(model, INPUT_SIZE),
-            fps=5.0,
-            sla_ms=100.0,
-            accuracy_target=0.95,
-        )
-        for name, model in MODELS.items()
-    ]
-    write_bundle(path, models, queries, Made("benchmark", "ceiling", 0))
-    return path
+    return made(path, models, [asked(name, model) for name, model in MODELS.items()]).path
 
 
 def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:

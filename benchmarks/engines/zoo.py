@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from benchmarks.bundles.making import asked, made
 from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.registry import make_engine
 from models import zoo
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from models.bundle import Bundle
 
 FAMILIES = {
     "cifar_resnet20": 32, "resnet18": 64, "resnext50_32x4d": 64, "vgg11_bn": 64, "alexnet": 96, "squeezenet1_1": 64,
@@ -105,18 +106,4 @@ def _bundle(path: Path, model: str, size: int) -> Bundle:
         first, second = (pytree.tree_leaves(network.eval()(one)) for one in (frames[:1], frames[1:]))
     if all(torch.allclose(a, b) for a, b in zip(first, second, strict=True)):
         raise AssertionError(f"{model}: its outputs do not depend on the frame, so they would show nothing")
-    query = BundleQuery(
-        id="only",
-        camera="bridge",
-        task=task,
-        classes=CLASSES,
-        model=model,
-        model_args={},
-        input_size=size,
-        preprocess=zoo.preprocess_of(model, size),
-        fps=5.0,
-        sla_ms=100.0,
-        accuracy_target=0.95,
-    )
-    write_bundle(path, {"only": network}, [query], Made("benchmark", "none", 0))
-    return open_bundle(path)
+    return made(path, {"only": network}, [asked("only", model, CLASSES, size)])

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from models import zoo
-from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
+from models.bundle import Bundle, Made, open_bundle, write_bundle
+from tests.edge_runtime.tiny import query
 
 SIZE, CLASSES = 64, ("car", "bus", "truck")
 
@@ -23,21 +24,6 @@ def sharing_bundle(path: Path, model: str) -> Bundle:
             tensor.copy_(trunk[key])
         elif tensor.is_floating_point():
             tensor.copy_(torch.rand_like(tensor) * 0.2 + 0.9)
-    queries = [
-        BundleQuery(
-            id=name,
-            camera="bridge",
-            task="classification",
-            classes=CLASSES,
-            model=model,
-            model_args={},
-            input_size=SIZE,
-            preprocess=zoo.preprocess_of(model, SIZE),
-            fps=5.0,
-            sla_ms=100.0,
-            accuracy_target=0.95,
-        )
-        for name in models
-    ]
-    write_bundle(path, models, queries, Made("w", "ceiling", 0))
+    keys = {"classes": CLASSES, "model": model, "input_size": SIZE, "preprocess": zoo.preprocess_of(model, SIZE)}
+    write_bundle(path, models, [query(name, "bridge", **keys) for name in models], Made("w", "ceiling", 0))
     return open_bundle(path)
