@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from models.bundle.container import ALIGNMENT_BYTES, Entry, Header
-from models.bundle.counting import count_bytes, wide_code
+from models.bundle.counting import count_bytes, original_bytes, wide_code
 from models.bundle.described import Described
 from models.bundle.dtypes import ITEM_BYTES
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B, BundleQuery, Manifest, shared_of
@@ -19,6 +19,13 @@ from models.parts.terms import MOST, STORED_CODES, WIDE_CODE, residual_shapes
 
 MOST_SCALE = float(np.finfo(np.float32).max) / MOST
 """A larger scale would widen a code to infinity."""
+_INFINITE = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}
+"""The bits of an exponent that says infinite or no number."""
+_CHUNK_BYTES = 1 << 22
+_READ_AS = {
+    "F64": "<u8", "F32": "<u4", "F16": "<u2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U8": "u1", "BOOL": "u1",
+}  # fmt: skip
 
 
 def layout_problems(header: Header) -> Iterator[str]:
@@ -57,6 +64,9 @@ def manifest_problems(manifest: Manifest, header: Header) -> Iterator[str]:
     shared = shared_of(manifest.queries)
     if len(manifest.shared) != len(shared) or set(manifest.shared) != set(shared):
         yield "`shared` does not list exactly the tensors that stand at two or more places"
+    for query in manifest.queries:
+        if original_bytes(query, entries) == 0:
+            yield f"query {query.id}: its tensors hold nothing"
     counted = count_bytes(manifest.queries, entries, manifest.bytes.ceiling)
     if manifest.bytes != counted:
         claimed = f"{manifest.bytes.before} before and {manifest.bytes.after} after"
@@ -143,6 +153,25 @@ def _stored_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterat
             scale = entries[own.scale]
             if (scale.dtype, scale.shape) != (WIDE_CODE, entry.shape[:1]) or not entry.shape:
                 yield f"{where} has a scale {scale.dtype} {scale.shape} for a tensor of shape {entry.shape}"
+
+
+def value_problems(entry: Entry, packed: bool, data: memoryview) -> Iterator[str]:
+    """Values that no tensor of a bundle has: what is not finite, a BOOL beside 0 and 1, and -128 as a code of int8.
+
+    `data` are its bytes; `packed` says how it is stored.
+    """
+    where, item = f"tensor {entry.name[:80]}", ITEM_BYTES[entry.dtype]
+    for at in range(0, entry.nbytes, _CHUNK_BYTES):
+        values = np.frombuffer(data, _READ_AS[entry.dtype], min(_CHUNK_BYTES, entry.nbytes - at) // item, at)
+        if entry.dtype in _INFINITE and bool(((values & _INFINITE[entry.dtype]) == _INFINITE[entry.dtype]).any()):
+            yield f"{where} holds NaN or infinite values"
+            return
+        if entry.dtype == "BOOL" and bool((values > 1).any()):
+            yield f"{where} holds bytes that are neither true nor false"
+            return
+        if packed and entry.dtype == "I8" and bool((values == -MOST - 1).any()):
+            yield f"{where} holds the code {-MOST - 1}; the least is {-MOST}"
+            return
 
 
 def scale_problems(manifest: Manifest, header: Header, content: memoryview | mmap.mmap) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from models.bundle.container import Fault, loads_strict
+from models.bundle.container import MAX_BYTES, Fault, loads_strict
 from models.errors import InputError
 from models.frames.preprocess import Preprocess
 from models.parts.terms import LOW_RANK, Width
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 FORMAT, PACKED_FORMAT = 1, 2
 """A bundle is of format 2 when it holds tensors that are stored packed, else of format 1."""
 MANIFEST_KEY = "gemel.manifest"
-MAX_BYTES = 1 << 50
 RESIDUAL_A, RESIDUAL_B = "residual_a", "residual_b"
 SCALE = "scale"
 
@@ -224,9 +223,10 @@ def shared_of(queries: tuple[BundleQuery, ...]) -> tuple[Shared, ...]:
 
 def parse_manifest(text: str) -> Manifest:
     """Read an untrusted manifest; a type, range or format that does not fit raises Fault, naming the key."""
-    document = loads_strict(text, "the manifest")
-    if isinstance(document, dict) and document.get("format") not in (FORMAT, PACKED_FORMAT):
-        given = str(document.get("format"))[:20]
+    document = loads_strict(text.encode(), "the manifest")
+    found = document.get("format") if isinstance(document, dict) else FORMAT
+    if type(found) is not int or found not in (FORMAT, PACKED_FORMAT):  # True and 1.0 equal 1, too
+        given = str(found)[:20]
         raise Fault(f"unknown format {given!r}; this version reads formats {FORMAT} and {PACKED_FORMAT}")
     try:
         manifest = _MANIFEST.validate_json(text, strict=True)
@@ -235,13 +235,14 @@ def parse_manifest(text: str) -> Manifest:
     if manifest.format != format_of(manifest.queries):
         given = "no tensor is" if manifest.format == PACKED_FORMAT else "tensors are"
         raise Fault(f"format: {manifest.format}, but {given} stored packed")
-    ids = [query.id for query in manifest.queries]
+    ids: set[str] = set()
     for index, query in enumerate(manifest.queries):
         _check_query(query, f"queries[{index}] ({query.id})")
         if not query.tensors:
             raise Fault(f"queries[{index}].tensors: none")
-        if query.id in ids[:index]:
+        if query.id in ids:
             raise Fault(f"queries[{index}].id: '{query.id}' stands twice")
+        ids.add(query.id)
     return manifest
 
 

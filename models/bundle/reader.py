@@ -19,11 +19,17 @@ from models.bundle.described import REMEDY, Described, architecture, describe, d
 from models.bundle.dtypes import dtype_of
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_manifest
 from models.errors import BundleError, InputError
+from models.files.bounded import opened
 from models.frames.preprocess import Cropped
+from models.sizes import size_text
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+MOST_HOLLOW_BYTES, LEAST_PART = 1 << 30, 16
+"""A larger file of which less than one in so many bytes is on the disk is a hole, not a bundle; it is not hashed."""
+_BLOCK_BYTES = 512  # of st_blocks, whatever the disk's own
 
 
 class Bundle:
@@ -180,16 +186,15 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
 
 def map_file(path: Path) -> mmap.mmap:
     """Map a file read-only; InputError when it cannot be read, BundleError when it is empty."""
-    if path.exists() and not path.is_file():
-        raise InputError(path, "is not a file", "give the path of a bundle")
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise BundleError(path, "the file is truncated: 0 bytes", REMEDY)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        fault = f"cannot be read: {error.strerror or error}"
-        raise InputError(path, fault, "give the path of a bundle") from error
+    with opened(path, "give the path of a bundle") as file:
+        found = os.fstat(file.fileno())
+        if found.st_size == 0:
+            raise BundleError(path, "the file is truncated: 0 bytes", REMEDY)
+        held = found.st_blocks * _BLOCK_BYTES
+        if found.st_size > MOST_HOLLOW_BYTES and held * LEAST_PART < found.st_size:
+            fault = f"of its {size_text(found.st_size)}, {size_text(held)} are on the disk: it was not copied whole"
+            raise BundleError(path, fault, REMEDY)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:

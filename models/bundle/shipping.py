@@ -133,7 +133,7 @@ def _said(own: Header) -> Mapping[str, str]:
     """What an update says of itself."""
     if UPDATE_KEY not in own.metadata:
         raise Fault(f"metadata key {UPDATE_KEY} is missing: it is no update")
-    said = loads_strict(own.metadata[UPDATE_KEY], UPDATE_KEY)
+    said = loads_strict(own.metadata[UPDATE_KEY].encode(), UPDATE_KEY)
     if not isinstance(said, dict) or type(said.get("format")) is not int:
         raise Fault(f"{UPDATE_KEY} says nothing of its format")
     if said["format"] != UPDATE_FORMAT:

@@ -12,6 +12,7 @@ from models.bundle.checks import (
     manifest_problems,
     order_problems,
     scale_problems,
+    value_problems,
 )
 from models.bundle.container import ALIGNMENT_BYTES, Fault, Header, tensor_name
 from models.bundle.described import architecture, described
@@ -75,7 +76,8 @@ def _problems(
     yield from order_problems(manifest, header)
     if not any("is missing" in lie for lie in lies):
         yield from of_architectures(header, manifest)
-    yield from _content_problems(view, header)
+    packed = {name for query in manifest.queries for key, name in query.state().items() if key in query.stored}
+    yield from _content_problems(view, header, packed)
 
 
 def _architecture_problems(
@@ -92,8 +94,8 @@ def _architecture_problems(
         yield from architecture_problems(query, wanted, header.entries)
 
 
-def _content_problems(view: memoryview, header: Header) -> Iterator[str]:
-    """Rehash every tensor; gap fillers must be zero."""
+def _content_problems(view: memoryview, header: Header, packed: Collection[str]) -> Iterator[str]:
+    """Rehash every tensor, and look at its values; gap fillers must be zero. `packed` are tensors by name."""
     zeros = bytes(ALIGNMENT_BYTES)
     for name, entry in header.entries.items():
         with view[header.data_start + entry.begin : header.data_start + entry.end] as data:
@@ -102,3 +104,5 @@ def _content_problems(view: memoryview, header: Header) -> Iterator[str]:
                     yield f"gap filler {name[:80]} is damaged"
             elif tensor_name(entry.dtype, entry.shape, data) != name:
                 yield f"tensor {name[:80]} is damaged: its bytes do not match its name"
+            else:
+                yield from value_problems(entry, name in packed, data)
