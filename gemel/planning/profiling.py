@@ -96,6 +96,8 @@ def profile_bundle(
     check_engine(engine, "gemel profile", "--engine")
     check_apart([("", profile_path(bundle))], [("the bundle", bundle)])
     opened, stages = open_bundle(bundle, factories, Path.cwd()), Stages(progress)
+    for query in opened.queries:
+        opened.check(query.id)
     check_output(profile_path(bundle), overwrite=True)
     with locked(profile_path(bundle)):
         stages.announce([MAKING, MEASURING])

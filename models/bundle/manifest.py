@@ -14,7 +14,8 @@ from typing_extensions import TypedDict
 
 from models.bundle.container import MAX_BYTES, Fault, loads_strict
 from models.errors import InputError
-from models.frames.preprocess import Preprocess
+from models.frames.preprocess import FURTHEST_PIXEL, Preprocess
+from models.limits import MOST_QUERIES, Fps, Priority, SlaMs
 from models.parts.terms import LOW_RANK, Width
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class BundleQuery:
     model_args: dict[str, JsonValue] = field(hash=False)
     input_size: Annotated[int, Field(ge=1, le=4096)]
     preprocess: Preprocess
-    fps: Annotated[float, Field(gt=0, le=1e6)] | None
-    sla_ms: Annotated[float, Field(gt=0, le=1e12)]
+    fps: Fps | None
+    sla_ms: SlaMs
     accuracy_target: Annotated[float, Field(gt=0, le=1)]
     tensors: dict[ParameterPath, TensorName] = field(default_factory=dict, hash=False)
     residuals: dict[ParameterPath, ResidualTensors] = field(default_factory=dict, hash=False)
@@ -117,7 +118,7 @@ class BundleQuery:
     evidence: BundleEvidence | None = field(default=None, hash=False)
     roi: tuple[float, float, float, float] | None = None
     min_score: Fraction = 0.0
-    priority: Annotated[int, Field(ge=1, le=1 << 31)] = 1
+    priority: Priority = 1
     threshold: Fraction | None = None
     trained: Trained | None = None
 
@@ -194,7 +195,7 @@ class Manifest:
     workload: Id
     method: Id
     bytes: ByteCounts
-    queries: Annotated[tuple[BundleQuery, ...], Field(min_length=1, max_length=100_000)]
+    queries: Annotated[tuple[BundleQuery, ...], Field(min_length=1, max_length=MOST_QUERIES)]
     shared: tuple[Shared, ...]
 
     def to_json(self) -> str:
@@ -255,8 +256,10 @@ def _check_query(query: BundleQuery, where: str) -> None:
         raise Fault(f"{where}.preprocess: mean and std must be finite, std above zero")
     if len(set(query.classes)) < len(query.classes):
         raise Fault(f"{where}.classes: a class stands twice")
-    if query.roi is not None and not (0 <= query.roi[0] < query.roi[2] and 0 <= query.roi[1] < query.roi[3]):
-        raise Fault(f"{where}.roi: empty or negative")
+    if query.roi is not None and not all(
+        0 <= low < high < FURTHEST_PIXEL for low, high in zip(query.roi[:2], query.roi[2:])
+    ):
+        raise Fault(f"{where}.roi: empty or negative, or beyond {FURTHEST_PIXEL:,.0f} pixels")
     args = dict(query.model_args)
     ranks = args.pop(LOW_RANK, {})
     if not isinstance(ranks, dict) or not all(type(rank) is int and rank > 0 for rank in ranks.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from models.bundle import Bundle, open_bundle, verify_bundle
-from models.bundle.container import parse_header
+from models.bundle.checks import value_problems
+from models.bundle.container import Entry, parse_header, raw_bytes, tensor_name
+from models.bundle.dtypes import code_of
 from models.errors import BundleError
 from models.parts.residual import ResidualConv2d
 from models.parts.widths import Packed, packed
@@ -169,6 +172,52 @@ def test_a_scale_that_cannot_be_is_refused_when_opened(small, rewrite, value):
     assert reason in verify_bundle(small.path)
     with pytest.raises(BundleError, match="is not above zero and finite"):
         open_bundle(small.path)
+
+
+def test_a_code_that_cannot_be_is_found(small, rewrite):
+    name = small.query("north").places()[KEY]
+
+    def spoil(manifest, data, types):
+        codes = b"\x80" + data.pop(name)[1:]
+        renamed = tensor_name("I8", types[name][1], codes)
+        types[renamed] = types.pop(name)
+        manifest |= json.loads(json.dumps(manifest).replace(name, renamed))
+        kept = dict(data)
+        data.clear()
+        data |= {renamed: codes, **kept}
+
+    rewrite(small.path, spoil)
+    (problem,) = verify_bundle(small.path)
+    assert problem.endswith(" holds the code -128; the least is -127")
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        *(
+            (torch.tensor([1.0, value], dtype=dtype), "NaN or infinite")
+            for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+        *(
+            (
+                torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny, -0.0]).to(dtype),
+                "",
+            )
+            for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        ),
+        (torch.tensor([0, 1, 2], dtype=torch.uint8).view(torch.bool), "neither true nor false"),
+        (torch.tensor([True, False]), ""),
+        (torch.tensor([-128, 127], dtype=torch.int8), ""),
+        (torch.tensor([-(2**63), 2**63 - 1]), ""),
+        (torch.cat([torch.zeros(1 << 20), torch.tensor([math.nan])]), "NaN or infinite"),
+    ],
+)
+def test_a_number_that_is_none_is_found_whatever_its_dtype(values, fault):
+    data = raw_bytes(values)
+    entry = Entry("0" * 64, code_of(values.dtype), tuple(values.shape), 0, len(data))
+    problems = list(value_problems(entry, False, data))
+    assert len(problems) == bool(fault) and all(fault in problem for problem in problems)
 
 
 def test_a_scale_of_another_shape_is_refused(small, rewrite):

@@ -14,8 +14,8 @@ import pytest
 
 from models.bundle.container import DIGEST_KEY, MAX_HEADER_BYTES, encode_header, parse_header, place, tensor_name
 from tests.hostile.harness import refused, refused_apart, tried
+from tests.hostile.reading.test_json import make_special
 from tests.hostile.samples import BUNDLE, OLD
-from tests.hostile.test_json import make_special
 
 VERIFY = ("bundle", "verify", BUNDLE)
 OPENED_BY = {
@@ -27,7 +27,7 @@ OPENED_BY = {
     "plan": ("plan", BUNDLE, "--device", "orin-nano-8gb"),
     "simulate": ("simulate", BUNDLE, "--device", "orin-nano-8gb", "--duration", 1),
     "profile": ("profile", BUNDLE, "--device", "cpu"),
-    "eval": ("eval", BUNDLE, "--workload", "workload.yaml", "--out", "new"),
+    "eval": ("eval", BUNDLE, "workload.yaml", "--out", "new"),
     "run": ("run", "box.yaml", "--check"),
 }
 ONCE = "plan"
@@ -103,9 +103,9 @@ def test_a_hole_as_large_as_a_disk_is_not_read(house: Path) -> None:
         with open(house / BUNDLE, "wb") as file:
             if where == "behind":
                 name = tensor_name("F32", (1 << 38,), b"")
-                bundle.tensors[name] = {
-                    "dtype": "F32", "shape": [1 << 38], "data_offsets": [len(bundle.data), len(bundle.data) + (1 << 40)],
-                }  # fmt: skip
+                end = len(bundle.data)
+                offsets = [end, end + (1 << 40)]
+                bundle.tensors[name] = {"dtype": "F32", "shape": [1 << 38], "data_offsets": offsets}
                 file.write(sealed(header_text(json.dumps(bundle.manifest), bundle.tensors), bundle.data))
             file.truncate(file.tell() + (1 << 40))
         told(house, "was not copied whole")
@@ -375,8 +375,8 @@ def test_a_manifest_of_millions_takes_no_more_than_its_share(house: Path, keys: 
         bundle.manifest["queries"] += [{**first, "id": f"x{index}"} for index in range(3000)]
     bundle.write()
     told(house)
-    for command in ("show", ONCE):
-        refused(OPENED_BY[command], house, BUNDLE)
+    refused(OPENED_BY[ONCE], house, BUNDLE)
+    tried(OPENED_BY["show"], house).held()
 
 
 # Tensors that cannot be.
