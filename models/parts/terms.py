@@ -17,7 +17,7 @@ Width = Literal["fp16", "int8"]
 FP32 = "fp32"
 WEIGHTS = (FP32, "fp16", "int8")
 WIDE_CODE = "F32"
-"""What narrow weights are widened to, as the container calls it."""
+"""What packed weights are widened to, as the container calls it."""
 STORED_CODES: dict[str, str] = {"fp16": "F16", "int8": "I8"}
 MOST = 127
 """The largest code of int8; -128 is left out, so that codes are symmetric."""

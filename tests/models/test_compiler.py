@@ -89,7 +89,7 @@ def test_the_compiler_is_there_for_who_wants_it_and_nothing_stays_left_out_for_g
 
 @pytest.fixture
 def bundle(tmp_path, monkeypatch):
-    """A classifier, a detector and a narrow weight, in a cache where nothing is remembered yet."""
+    """A classifier, a detector and a packed weight, in a cache where nothing is remembered yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     common = {
         "camera": "gate", "classes": ("x", "y"), "weights": None, "init": None, "fps": 5.0, "sla_ms": 1000.0,
@@ -102,9 +102,9 @@ def bundle(tmp_path, monkeypatch):
         ),
     ]
     models = {query.id: zoo.build_query(query) for query in queries}
-    narrow = {"a": {"layer1.0.conv1.weight": packed(models["a"].get_parameter("layer1.0.conv1.weight"), "int8")}}
+    stored = {"a": {"layer1.0.conv1.weight": packed(models["a"].get_parameter("layer1.0.conv1.weight"), "int8")}}
     path = tmp_path / "b.safetensors"
-    write_bundle(path, models, list(map(BundleQuery.of, queries)), Made("one", "none", 0), packed=narrow)
+    write_bundle(path, models, list(map(BundleQuery.of, queries)), Made("one", "none", 0), packed=stored)
     return path
 
 
