@@ -1,0 +1,193 @@
+"use strict";
+// One WebSocket brings the status every second (text) and each camera's newest picture (bytes: the length of a JSON
+// head, the head, a JPEG). Text from the box is only ever set as text.
+
+const part = (id) => document.getElementById(id);
+const make = (name, text = "", className = "") => {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+};
+const megabytes = (bytes) => (bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0) + " MB";
+const seconds = (value) => {
+  if (value === null) return "–";
+  if (value < 1) return Math.round(value * 1000) + " ms";
+  if (value < 90) return value.toFixed(1) + " s";
+  return value < 5400 ? Math.round(value / 60) + " min" : (value / 3600).toFixed(1) + " h";
+};
+const counts = (byReason) => Object.entries(byReason).map(([reason, count]) => `${reason} ${count}`).join(", ") || "–";
+const cameras = new Map();
+
+function cameraCard(id) {
+  if (cameras.has(id)) return cameras.get(id);
+  const card = make("figure", "", "camera");
+  const view = make("div", "", "view"), none = make("span", "no frame yet");
+  const image = make("img");
+  image.alt = `newest frame of ${id}`;
+  image.hidden = true;
+  const mark = make("span", "", "mark");
+  mark.hidden = true;
+  view.append(none, image, mark);
+  const caption = make("figcaption");
+  const name = make("b", id), told = make("span");
+  caption.append(name, told);
+  card.append(view, caption);
+  part("cameras").append(card);
+  const made = { card, none, image, mark, told, address: null, result: null };
+  cameras.set(id, made);
+  return made;
+}
+
+function showPicture(buffer) {
+  const length = new DataView(buffer).getUint32(0);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const card = cameraCard(head.camera);
+  const before = card.address;
+  card.address = URL.createObjectURL(new Blob([new Uint8Array(buffer, 4 + length)], { type: "image/jpeg" }));
+  card.image.src = card.address;
+  card.image.hidden = false;
+  card.none.hidden = true;
+  card.result = head.answered_at;
+  if (before) URL.revokeObjectURL(before);
+}
+
+function showCameras(status) {
+  const known = new Set(status.cameras.map((camera) => camera.id));
+  for (const [id, card] of cameras) {
+    if (known.has(id)) continue;
+    card.card.remove();
+    cameras.delete(id);
+  }
+  for (const camera of status.cameras) {
+    const card = cameraCard(camera.id);
+    card.card.classList.toggle("down", !camera.up);
+    card.mark.hidden = camera.up;
+    card.mark.textContent = camera.state;
+    const age = card.result === null ? "no result yet" : `result ${seconds(Math.max(0, Date.now() / 1000 - card.result))} old`;
+    card.told.textContent = `${camera.fps.toFixed(1)} fps · ${age}` + (camera.reconnects ? ` · came back ${camera.reconnects}×` : "");
+  }
+}
+
+function rows(id, values) {
+  const body = part(id);
+  body.replaceChildren(...values.map((cells) => {
+    const row = make("tr");
+    row.append(...cells.map(([text, className = ""]) => make("td", text, className)));
+    return row;
+  }));
+}
+
+function showQueries(status) {
+  rows("queries", status.queries.map((query) => {
+    const late = query.age_p95_ms !== null && query.age_p95_ms > query.sla_ms;
+    return [
+      [query.id], [query.camera], [query.resident ? "yes" : "no", query.resident ? "good" : "soft"],
+      [query.fps.toFixed(1), "n"],
+      [query.age_p95_ms === null ? "–" : seconds(query.age_p95_ms / 1000), late ? "n bad" : "n"],
+      [seconds(query.sla_ms / 1000), "n"], [String(query.ledger.processed), "n"], [String(query.ledger.late), "n"],
+      [String(query.ledger.failed), query.ledger.failed ? "n bad" : "n"], [counts(query.ledger.dropped)],
+    ];
+  }));
+}
+
+function showMemory(status) {
+  const free = Math.max(0, status.budget_bytes - status.resident_bytes - status.workspace_bytes);
+  const shares = [["weights", status.resident_bytes], ["workspace", status.workspace_bytes], ["free", free]];
+  part("budget").replaceChildren(...shares.slice(0, 2).map(([name, bytes]) => {
+    const bar = make("i", "", name);
+    bar.style.width = Math.min(100, (100 * bytes) / status.budget_bytes) + "%";
+    return bar;
+  }));
+  part("budget").ariaLabel = shares.map(([name, bytes]) => `${name} ${megabytes(bytes)}`).join(", ");
+  part("budget-legend").replaceChildren(...shares.map(([name, bytes]) => {
+    const entry = make("span");
+    entry.append(make("i", "", name), `${name} ${megabytes(bytes)}`);
+    return entry;
+  }), make("span", `budget ${megabytes(status.budget_bytes)}`), make("span", `copied so far ${megabytes(status.bytes_moved)}`));
+}
+
+function showTroubles(status) {
+  const told = [
+    ...status.cameras.filter((one) => !one.up).map((one) => `camera ${one.id}: ${one.state}`),
+    ...status.sinks.filter((one) => !["up", "open", "idle"].includes(one.state)).map((one) => `sink ${one.id}: ${one.state}`),
+    ...status.queries.filter((one) => one.failure).map((one) => `query ${one.id}: ${one.failure}`),
+  ];
+  part("troubles").hidden = !told.length;
+  part("troubles").replaceChildren(...told.map((text) => make("li", text)));
+  const state = part("state");
+  state.textContent = told.length ? `${told.length} to look at` : "all well";
+  state.className = "state " + (told.length ? "bad" : "good");
+}
+
+function showStatus(status) {
+  document.title = `${status.workload} · Gemel`;
+  part("workload").textContent = status.workload;
+  part("what").textContent =
+    `bundle ${status.bundle} · run ${status.run} · policy ${status.policy} on ${status.device} · up ${seconds(status.uptime_s)}`;
+  showTroubles(status);
+  showCameras(status);
+  showMemory(status);
+  showQueries(status);
+  rows("sinks", status.sinks.map((sink) => [
+    [sink.id], [sink.state], [String(sink.delivered), "n"],
+    [counts(sink.undelivered), Object.keys(sink.undelivered).length ? "bad" : "soft"],
+  ]));
+  part("drift-part").hidden = !status.drift.length;
+  rows("drift", status.drift.map((one) => [
+    [one.query], [one.ratio.toFixed(3), "n"], [new Date(one.checked_at * 1000).toLocaleString()],
+    [one.reverted ? "has its own weights again" : ""],
+  ]));
+}
+
+const curves = {};
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function drawCurve(id, at, values) {
+  const width = part(id).clientWidth;
+  if (curves[id]) curves[id].destroy();
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+  curves[id] = new uPlot({
+    width, height: 170, legend: { show: false }, cursor: { drag: { x: false, y: false } },
+    scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1) * 1.1] } },
+    series: [{}, { stroke: colour("--main"), width: 2, points: { show: at.length < 3 } }],
+    axes: [axis, { ...axis, size: 54 }],
+  }, [at, values], part(id));
+}
+
+async function showHour() {
+  try {
+    const answer = await fetch("/api/history");
+    if (!answer.ok) return;
+    const hour = await answer.json();
+    drawCurve("memory-curve", hour.at, hour.resident_bytes.map((bytes) => bytes / 1e6));
+    drawCurve("age-curve", hour.at, hour.age_p95_ms);
+  } catch { /* the socket says when the box is away */ }
+}
+
+let patience = 500;
+
+function watch() {
+  const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/watch`);
+  socket.binaryType = "arraybuffer";
+  socket.onmessage = (event) => {
+    patience = 500;
+    if (typeof event.data === "string") showStatus(JSON.parse(event.data));
+    else showPicture(event.data);
+  };
+  socket.onclose = () => {
+    part("state").textContent = "the box does not answer";
+    part("state").className = "state bad";
+    setTimeout(watch, patience);
+    patience = Math.min(10000, patience * 2);
+  };
+}
+
+watch();
+showHour();
+setInterval(showHour, 10000);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showHour);
+addEventListener("resize", showHour);

@@ -1,0 +1,277 @@
+"""HTTP of a box: aiohttp in a thread of its own, which asks the box and never makes it wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from importlib import resources
+
+from aiohttp import WSMsgType, web
+
+import edge_runtime.watching
+from edge_runtime.watching.access import COOKIE, Access
+from edge_runtime.watching.history import EVERY_S, History
+from edge_runtime.watching.measures import CONTENT_TYPE, Measures
+from edge_runtime.watching.openapi import openapi
+from edge_runtime.watching.status import Watched
+from models.errors import InputError
+
+PICTURES_PER_S = 5.0
+MOST_CLIENTS = 16
+"""Dashboards open at once."""
+MOST_BODY_BYTES = 4096
+STATUS_EVERY_S = 1.0
+PATIENCE_S = 2.0
+PAGE = {
+    "index.html": "text/html", "asking.html": "text/html", "dashboard.js": "text/javascript",
+    "asking.js": "text/javascript", "dashboard.css": "text/css", "uplot.js": "text/javascript", "uplot.css": "text/css",
+}  # fmt: skip
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+log = logging.getLogger("gemel.run")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpService:
+    """Serves a box's status, metrics, pictures and dashboard until it is stopped."""
+
+    def __init__(self, box: Watched, measures: Measures, access: Access, where: str) -> None:
+        """`where` names the config in what is said when the address cannot be had."""
+        self._pages = Pages(box, measures, access)
+        self._access, self._where = access, where
+        self._loop = asyncio.new_event_loop()
+        self._runner: web.AppRunner | None = None
+        self._opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self.port = access.port
+
+    def start(self) -> None:
+        """Begin to serve; InputError where the address cannot be had. Port 0 takes a free one, told in `port`."""
+        self._thread.start()
+        try:
+            self._opened.result()
+        except OSError as error:
+            fault = f"{self._access.host}:{self._access.port} cannot be had: {error.strerror or error}"
+            raise InputError(self._where, fault, "give another port, or end what has it", "http.bind") from error
+        log.info("watch it at http://%s:%d/", self._access.host, self.port)
+
+    def stop(self) -> None:
+        """End; what hangs is left."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # its loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(PATIENCE_S)
+
+    async def _open(self) -> None:
+        self._runner = web.AppRunner(self._pages.application(), access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._access.host, self._access.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._open())
+        except BaseException as error:
+            self._opened.set_exception(error)
+        else:
+            self._opened.set_result(None)
+            self._loop.run_forever()
+        with contextlib.suppress(Exception):
+            if self._runner is not None:
+                self._loop.run_until_complete(asyncio.wait_for(self._runner.cleanup(), PATIENCE_S / 2))
+        self._loop.close()
+
+
+class Pages:
+    """What is answered at which path."""
+
+    def __init__(self, box: Watched, measures: Measures, access: Access) -> None:
+        self._box, self._measures, self._access = box, measures, access
+        self._history = History()
+        self._watching: set[web.WebSocketResponse] = set()
+        self._schema = json.dumps(openapi()).encode()
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        made = web.Application(middlewares=[self._guarded], client_max_size=MOST_BODY_BYTES)
+        made.cleanup_ctx.append(self._remembering)
+        made.on_shutdown.append(self._close_all)
+        made.router.add_get("/", self._index)
+        made.router.add_get("/page/{name}", self._file)
+        made.router.add_get("/healthz", self._health)
+        made.router.add_get("/readyz", self._ready)
+        made.router.add_get("/metrics", self._metrics)
+        made.router.add_get("/openapi.json", self._openapi)
+        made.router.add_get("/api/status", self._status)
+        made.router.add_get("/api/history", self._hour)
+        made.router.add_get("/api/cameras/{id}/frame.jpg", self._frame)
+        made.router.add_get("/api/watch", self._watch)
+        made.router.add_post("/api/session", self._session)
+        made.router.add_post("/api/reload", self._reload)
+        return made
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The rules of access, the same headers for every answer, and no traceback to anybody."""
+        answer = self._refused(request)
+        if answer is None:
+            try:
+                answer = await handler(request)
+            except web.HTTPException as error:
+                answer = web.Response(status=error.status, text=error.reason, headers=_allowed(error))
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                log.exception("HTTP %s %s failed", request.method, request.path[:200])
+                answer = web.Response(status=500, text="this box has a fault: see its log")
+        if not answer.prepared:
+            answer.headers.update({key: text for key, text in HEADERS.items() if key not in answer.headers})
+        return answer
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        open_to_all = request.method in ("GET", "HEAD") and request.path.startswith("/page/")
+        refusal = self._access.refusal(request.method, request.headers, open_to_all)
+        if refusal is None:
+            return None
+        status, reason = refusal
+        if request.path == "/" and status == 401 and request.method == "GET":
+            return web.Response(status=status, body=_page("asking.html"), content_type="text/html", charset="utf-8")
+        challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        return web.Response(status=status, text=reason, headers=challenge)
+
+    async def _index(self, _: web.Request) -> web.Response:
+        return web.Response(body=_page("index.html"), content_type="text/html", charset="utf-8")
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in PAGE:
+            raise web.HTTPNotFound
+        return web.Response(body=_page(name), content_type=PAGE[name], charset="utf-8")
+
+    async def _health(self, _: web.Request) -> web.Response:
+        moving = self._box.moving()
+        return web.Response(status=200 if moving else 503, text="moving\n" if moving else "stuck\n")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        missing = self._box.missing()
+        return web.json_response({"missing": missing}, status=503 if missing else 200)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._measures.text(self._box.status), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._schema, content_type="application/json")
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._box.status().model_dump_json(), content_type="application/json")
+
+    async def _hour(self, _: web.Request) -> web.Response:
+        return web.json_response(self._history.to_json())
+
+    async def _frame(self, request: web.Request) -> web.Response:
+        try:
+            picture = self._box.picture(request.match_info["id"])
+        except KeyError:
+            raise web.HTTPNotFound(reason="no such camera") from None
+        if picture is None:
+            raise web.HTTPNotFound(reason="no frame of this camera yet")
+        return web.Response(body=await asyncio.to_thread(picture.jpeg), content_type="image/jpeg")
+
+    async def _session(self, _: web.Request) -> web.Response:
+        """Whoever came so far has the token: the dashboard keeps it in a cookie that scripts cannot read."""
+        answer = web.Response(status=204)
+        answer.set_cookie(COOKIE, self._access.token or "", httponly=True, samesite="Strict", path="/")
+        return answer
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        reason = await asyncio.to_thread(self._box.reload)
+        if reason is None:
+            return web.json_response({"applied": True})
+        return web.json_response({"applied": False, "reason": reason}, status=409)
+
+    async def _watch(self, request: web.Request) -> web.WebSocketResponse:
+        """A dashboard: the status every second as text, pictures as they come as bytes.
+
+        A picture is the length of a JSON head (four bytes, big-endian), the head and a JPEG. Who reads slowly gets
+        fewer.
+        """
+        if len(self._watching) >= MOST_CLIENTS:
+            raise web.HTTPServiceUnavailable(reason=f"{MOST_CLIENTS} dashboards are open already")
+        socket = web.WebSocketResponse(heartbeat=20, max_msg_size=MOST_BODY_BYTES, compress=False)
+        socket.headers.update(HEADERS)
+        await socket.prepare(request)
+        self._watching.add(socket)
+        telling = asyncio.create_task(self._tell(socket))
+        try:
+            async for message in socket:  # nothing is said to the box this way
+                if message.type is WSMsgType.ERROR:
+                    break
+        finally:
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await telling
+            self._watching.discard(socket)
+        return socket
+
+    async def _tell(self, socket: web.WebSocketResponse) -> None:
+        shown: dict[str, tuple[object, ...]] = {}
+        told_at = -STATUS_EVERY_S
+        while not socket.closed:
+            now = time.monotonic()
+            status = self._box.status()
+            if now - told_at >= STATUS_EVERY_S:
+                told_at = now
+                await socket.send_str(status.model_dump_json())
+            for camera in status.cameras:
+                picture = self._box.picture(camera.id)
+                if picture is None:
+                    continue
+                seen = (picture.frame, picture.answered_at)
+                if shown.get(camera.id) == seen:
+                    continue
+                shown[camera.id] = seen
+                head = {"camera": camera.id, "frame": picture.frame, "captured_at": picture.captured_at,
+                        "answered_at": picture.answered_at}  # fmt: skip
+                text = json.dumps(head).encode()
+                jpeg = await asyncio.to_thread(picture.jpeg)
+                await socket.send_bytes(len(text).to_bytes(4, "big") + text + jpeg)
+            await asyncio.sleep(max(0.0, 1 / PICTURES_PER_S - (time.monotonic() - now)))
+
+    async def _remembering(self, _: web.Application) -> AsyncIterator[None]:
+        """Samples for the curves, as long as the application lives."""
+
+        async def note() -> None:
+            while True:
+                self._history.note(time.time(), self._box.status())
+                await asyncio.sleep(EVERY_S)
+
+        noting = asyncio.create_task(note())
+        yield
+        noting.cancel()
+
+    async def _close_all(self, _: web.Application) -> None:
+        for socket in list(self._watching):
+            await socket.close(code=1001, message=b"the box stops")
+
+
+def _page(name: str) -> bytes:
+    return resources.files(edge_runtime.watching).joinpath("page", name).read_bytes()
+
+
+def _allowed(error: web.HTTPException) -> dict[str, str]:
+    return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}

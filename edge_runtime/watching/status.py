@@ -1,0 +1,116 @@
+"""What a box says of itself, as `/api/status` answers it; metrics and dashboard are made of the same values."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Field(ge=0)
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Account(_Value):
+    """What became of a query's frames: received = processed + all dropped + failed + pending, always."""
+
+    received: int = Count
+    processed: int = Count
+    late: int = Field(ge=0, description="of those processed")
+    failed: int = Count
+    pending: int = Count
+    dropped: dict[str, int] = Field(description="by reason")
+
+
+class CameraStatus(_Value):
+    """One camera; `frame_age_s` is null before its first frame."""
+
+    id: str
+    state: str = Field(description="connecting, streaming, away or ended")
+    up: bool = Field(description="whether frames come, or all have come")
+    fps: float = Field(ge=0, description="frames delivered a second, lately")
+    frame_age_s: float | None
+    reconnects: int = Count
+
+
+class QueryStatus(_Value):
+    """One query; `age_p95_ms` is of its latest results, null before the first."""
+
+    id: str
+    camera: str
+    resident: bool
+    bytes: int = Field(ge=0, description="of its tensors, those it shares included")
+    fps: float = Field(ge=0, description="results a second, lately")
+    age_p95_ms: float | None
+    sla_ms: float
+    failure: str | None = Field(description="why it failed last, if it did")
+    ledger: Account
+
+
+class SinkStatus(_Value):
+    """One sink, and what became of the results offered to it."""
+
+    id: str
+    kind: str
+    state: str
+    delivered: int = Count
+    undelivered: dict[str, int] = Field(description="by reason")
+
+
+class DriftStatus(_Value):
+    """What the last drift check found of a query."""
+
+    query: str
+    ratio: float
+    checked_at: float = Field(description="Unix seconds")
+    reverted: bool
+
+
+class Status(_Value):
+    """A whole box at one moment."""
+
+    run: str = Field(description="made new at each start")
+    bundle: str = Field(description="first 12 digits of its SHA-256")
+    workload: str
+    device: str
+    policy: str
+    uptime_s: float
+    budget_bytes: int
+    resident_bytes: int
+    workspace_bytes: int = Field(description="the largest that a resident query needs beside its weights")
+    bytes_moved: int
+    loads: int
+    reloads: dict[Literal["applied", "refused"], int]
+    cameras: list[CameraStatus]
+    queries: list[QueryStatus]
+    sinks: list[SinkStatus]
+    drift: list[DriftStatus]
+
+
+class Watched(Protocol):
+    """What a box lets others see of it. Every call is safe from any thread and returns at once."""
+
+    def status(self) -> Status:
+        """The box at this moment."""
+        ...
+
+    def moving(self) -> bool:
+        """Whether the thread that runs queries goes on."""
+        ...
+
+    def missing(self) -> list[str]:
+        """What the box still lacks to be ready, in words; empty when it has all."""
+        ...
+
+    def picture(self, camera: str) -> Any:
+        """The newest frame of a camera with its results (`edge_runtime.watching.gallery.Picture`), None before any.
+
+        KeyError where there is no such camera.
+        """
+        ...
+
+    def reload(self) -> str | None:
+        """Take up the config and the bundle as they are now; None when that was done, else why nothing was."""
+        ...

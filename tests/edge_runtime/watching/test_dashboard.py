@@ -1,0 +1,126 @@
+"""The dashboard in a real browser: it shows what the box says, on a phone and a desk, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from edge_runtime.watching.access import Access
+from edge_runtime.watching.measures import Measures
+from edge_runtime.watching.service import HttpService
+from edge_runtime.watching.status import SinkStatus
+from tests.edge_runtime.watching.box import Box, camera, detection, query, scene
+
+TOKEN = "a-token-of-32-characters-or-more"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+PATIENCE_MS = 15_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright; skips, saying so, where one of them is absent."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip("no Chromium is installed here")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed here")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=found, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def served(box: Box, host: str = "127.0.0.1") -> Iterator[str]:
+    service = HttpService(box, Measures(["bridge-cars", "gate-kind"]), Access(host, 0, TOKEN), "box.yaml")
+    service.start()
+    try:
+        yield f"http://127.0.0.1:{service.port}/"
+    finally:
+        service.stop()
+
+
+@contextmanager
+def page_of(browser: Any, width: int = 1280, scheme: str = "light") -> Iterator[tuple[Any, list[str]]]:
+    """A new page, and what went wrong on it: errors of scripts, refused or foreign requests."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, wrong = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda asked: wrong.append(asked.url) if "//127.0.0.1:" not in asked.url
+            and not asked.url.startswith(("data:", "blob:")) else None)  # fmt: skip
+    try:
+        yield page, wrong
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def box() -> Box:
+    made = Box()
+    made.gallery.saw("bridge", 1, time.time(), scene())
+    made.gallery.answered(detection(time.time()))
+    made.gallery.saw("gate", 1, time.time(), scene(120))
+    return made
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_it_shows_the_box_and_asks_nobody_else(browser: Any, box: Box, width: int, scheme: str) -> None:
+    with served(box) as address, page_of(browser, width, scheme) as (page, wrong):
+        page.goto(address)
+        page.wait_for_selector(".camera:nth-child(2) img[src]", timeout=PATIENCE_MS)
+        page.wait_for_selector("#age-curve canvas", timeout=PATIENCE_MS)
+        assert page.text_content("h1") == "junction" and page.text_content("#state") == "all well"
+        assert "bridge-cars" in page.text_content("#queries") and "deadline 4, replaced 5" in page.text_content(
+            "#queries"
+        )
+        assert "weights 40 MB" in page.text_content("#budget-legend")
+        assert "full 3" in page.text_content("#sinks") and "0.930" in page.text_content("#drift")
+        assert page.evaluate("Promise.all([...document.querySelectorAll('.camera img')].map(one => one.decode()))") == [
+            None,
+            None,
+        ]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert wrong == []
+
+
+def test_what_is_wrong_is_seen_at_once_and_text_is_never_markup(browser: Any, box: Box) -> None:
+    with served(box) as address, page_of(browser) as (page, wrong):
+        page.goto(address)
+        page.wait_for_selector(".camera img[src]", timeout=PATIENCE_MS)
+        name = "<img src=x onerror=alert(1)>"
+        box.changes["cameras"] = [camera("bridge"), camera("gate", state="away", up=False)]
+        box.changes["queries"] = [query(name, "bridge", failure="ValueError: <b>no</b>")]
+        box.changes["sinks"] = [SinkStatus(id="mqtt", kind="mqtt", state="away", delivered=0, undelivered={"old": 9})]
+        page.wait_for_selector("text=3 to look at", timeout=PATIENCE_MS)
+        told = page.text_content("#troubles")
+        assert (
+            "camera gate: away" in told and "sink mqtt: away" in told and f"query {name}: ValueError: <b>no</b>" in told
+        )
+        assert page.is_visible(".camera.down .mark") and page.query_selector("#queries img") is None and wrong == []
+
+
+def test_when_the_box_is_gone_the_page_says_so(browser: Any, box: Box) -> None:
+    with page_of(browser) as (page, _):
+        with served(box) as address:
+            page.goto(address)
+            page.wait_for_selector("text=all well", timeout=PATIENCE_MS)
+        page.wait_for_selector("text=the box does not answer", timeout=PATIENCE_MS)
+
+
+def test_beyond_the_loopback_the_token_opens_it(browser: Any, box: Box) -> None:
+    with served(box, "0.0.0.0") as address, page_of(browser) as (page, _):
+        page.goto(address)
+        page.fill("#token", "not-the-token-at-all")
+        page.click("button")
+        page.wait_for_selector("text=That is not its token.", timeout=PATIENCE_MS)
+        page.fill("#token", TOKEN)
+        page.click("button")
+        page.wait_for_selector("text=all well", timeout=PATIENCE_MS)
+        assert page.evaluate("document.cookie") == ""
