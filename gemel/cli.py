@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
-from gemel.commands import bundle, demo, doctor, evaluate, inspect, merge, plan, run, train
+from gemel.commands import bundle, demo, doctor, evaluate, inspect, merge, plan, run, service, train
 from gemel.commands.outcome import BAD_INPUT, INTERRUPTED
 from gemel.interrupts import Interrupts
 from models.errors import GemelError, is_interrupt, one_line
 from models.files.json_file import finite
 
-FAMILIES = (demo, inspect, train, merge, bundle, run, evaluate, plan, doctor)
+FAMILIES = (demo, inspect, train, merge, bundle, run, service, evaluate, plan, doctor)
 
 
 class _Parser(argparse.ArgumentParser):

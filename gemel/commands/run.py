@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from typing import Any
 
 from gemel.commands import grammar
@@ -24,6 +25,7 @@ def register(commands: Any) -> None:
     summary = "the edge daemon: cameras in, results out, under a memory budget"
     made = grammar.command(commands, "run", summary, run)
     made.add_argument("config", metavar="CONFIG")
+    made.add_argument("--supervise", action="store_true", help="start the box again whenever it ends in an error")
     made.add_argument(
         "--check", action="store_true", help="check config and bundle, ask the cameras for a frame, then stop"
     )
@@ -31,6 +33,8 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> Outcome:
     """What it did goes to stderr, since a sink may write its results to stdout."""
+    if args.supervise and not args.check:
+        return _supervised(args)
     from edge_runtime.daemon import run as run_box
     from gemel.looking.box import box_text
 
@@ -53,6 +57,16 @@ def _exit_code(summary: dict[str, Any]) -> int:
         return BAD_INPUT
     in_error = any(camera["error"] is not None for camera in summary["cameras"])
     return FELL_SHORT if in_error and summary["stopped_by"] != "SIGTERM" else DONE
+
+
+def _supervised(args: argparse.Namespace) -> Outcome:
+    """The box itself says what it did."""
+    from gemel.supervising import supervise
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    asked = [*(["--json"] if args.json else []), "--", args.config]
+    code = supervise([sys.executable, "-m", "gemel", "run", *asked])
+    return Outcome({"exit_code": code}, "", code, aside=True)
 
 
 def _sound(summary: dict[str, Any]) -> str:

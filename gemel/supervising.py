@@ -1,0 +1,91 @@
+"""`gemel run --supervise`: a parent that starts the box again when it ends in an error; it imports no torch.
+
+For where no service manager does that. Decided by `again`, a function of how the box ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemel.commands.outcome import BAD_INPUT, DONE, INTERRUPTED
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+STEADY_S = 60.0
+"""A box that ran so long before it failed is started again without delay."""
+PATIENCE_S = 8.0
+"""A box that was told to stop has so long, then it is killed."""
+FINAL = frozenset((DONE, BAD_INPUT, INTERRUPTED))
+
+log = logging.getLogger("gemel.run")
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Start the box again after so many seconds, the next time after `next_s` if it fails at once."""
+
+    wait_s: float
+    next_s: float
+
+
+def again(code: int, ran_s: float, wait_s: float) -> Again | None:
+    """What to do with a box that ended with this exit code (negative: by that signal) after so many seconds; None when
+    that was its end: it was done, was asked to stop, or its config is bad, which no new start would mend.
+    """
+    if code in FINAL:
+        return None
+    if ran_s >= STEADY_S:
+        return Again(0.0, FIRST_WAIT_S)
+    return Again(wait_s, min(LONGEST_WAIT_S, 2 * wait_s))
+
+
+def supervise(command: Sequence[str]) -> int:
+    """Run the command of a box, again and again, until it ends well or is asked to; its last exit code.
+
+    SIGTERM and SIGINT are handed on, SIGHUP too.
+    """
+    asked = threading.Event()
+    child: subprocess.Popen[bytes] | None = None
+
+    def hand_on(number: int, _: object) -> None:
+        if number != signal.SIGHUP:
+            asked.set()
+        if child is not None and child.poll() is None:
+            child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, hand_on)
+    wait_s = FIRST_WAIT_S
+    while True:
+        started = time.monotonic()
+        # In a session of its own, so that a terminal's Ctrl-C reaches it once, through here.
+        child = subprocess.Popen(command, start_new_session=True)
+        if asked.is_set():  # while it was started
+            child.send_signal(signal.SIGTERM)
+        code = _ended(child, asked)
+        found = None if asked.is_set() else again(code, time.monotonic() - started, wait_s)
+        if found is None:
+            return code if code >= 0 else 128 - code
+        log.warning("the box ended with %s; it starts again in %.0f s", _told(code), found.wait_s)
+        wait_s = found.next_s
+        if asked.wait(found.wait_s):
+            return DONE
+
+
+def _ended(child: subprocess.Popen[bytes], asked: threading.Event) -> int:
+    """The exit code of a box, killed where it does not end though it was asked to."""
+    while True:
+        try:
+            return child.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            if asked.is_set():
+                child.kill()
+
+
+def _told(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -1,0 +1,135 @@
+"""`gemel service install` and `gemel run --supervise`: a box that the system keeps alive, or a parent of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.serving.notifying import ALIVE, READY, Notifier
+from gemel.cli import main
+from gemel.supervising import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Again, again
+from gemel.unit import MARK
+from tests.edge_runtime.tiny import write_config
+
+
+@pytest.mark.parametrize(
+    ("code", "ran_s", "wait_s", "found"),
+    [
+        (0, 5.0, 1.0, None),
+        (2, 5.0, 1.0, None),
+        (130, 5.0, 1.0, None),
+        (1, 5.0, 1.0, Again(1.0, 2.0)),
+        (3, 5.0, 16.0, Again(16.0, LONGEST_WAIT_S)),
+        (-9, 5.0, LONGEST_WAIT_S, Again(LONGEST_WAIT_S, LONGEST_WAIT_S)),
+        (-11, STEADY_S, LONGEST_WAIT_S, Again(0.0, FIRST_WAIT_S)),
+    ],
+)
+def test_what_failed_is_started_again_ever_later(code: int, ran_s: float, wait_s: float, found: Again | None) -> None:
+    assert again(code, ran_s, wait_s) == found
+
+
+SUPERVISED = """
+import sys
+from gemel.supervising import supervise
+import gemel.supervising as module
+module.FIRST_WAIT_S = 0.01
+assert "torch" not in sys.modules
+sys.exit(supervise([sys.executable, "-c", sys.argv[1]]))
+"""
+
+
+def supervised(script: str, **more) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SUPERVISED, script]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=os.getcwd(), **more)
+
+
+def test_a_box_that_was_killed_runs_again_until_it_ends_well(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = (
+        f"import os, pathlib; path = pathlib.Path({str(count)!r}); "
+        "path.open('a').write('x'); os.kill(os.getpid(), 9) if path.stat().st_size < 3 else None"
+    )
+    assert supervised(script).wait(30) == 0 and count.read_text() == "xxx"
+
+
+def test_a_bad_config_is_not_tried_again(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = f"import pathlib, sys; pathlib.Path({str(count)!r}).open('a').write('x'); sys.exit(2)"
+    assert supervised(script).wait(30) == 2 and count.read_text() == "x"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_reach_the_box(number: signal.Signals) -> None:
+    script = (
+        "import signal, sys, time\n"
+        "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):\n"
+        "    signal.signal(number, lambda number, _: (print(number, flush=True), sys.exit(0)))\n"
+        "print('up', flush=True)\ntime.sleep(60)"
+    )
+    running = supervised(script)
+    assert running.stdout is not None and running.stdout.readline() == "up\n"
+    running.send_signal(number)
+    assert running.wait(30) == 0 and running.stdout.read().strip() == str(int(number))
+
+
+def test_the_service_manager_is_told_through_its_socket(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "15000000"})
+        notifier.tell(READY, "STATUS=serving")
+        assert manager.recv(100) == b"READY=1\nSTATUS=serving" and notifier.alive_every_s == 5.0
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).tell(ALIVE)
+    assert Notifier({"WATCHDOG_USEC": "0"}).alive_every_s is None
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "spool").mkdir()
+    return write_config(tmp_path, spool="spool", sinks=[{"kind": "jsonl", "path": "results.jsonl"}])
+
+
+def test_the_unit_is_one_that_systemd_takes(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unit = tmp_path / "gemel.service"
+    assert main(["service", "install", str(config), "-o", str(unit), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unit"] == str(unit)
+    text = unit.read_text()
+    assert f'-P -m gemel run "{config}"' in text and f'ReadWritePaths="{tmp_path / "spool"}"' in text
+    assert main(["service", "install", str(config), "-o", str(unit), "--user", "camera"]) == 0
+    assert "User=camera" in unit.read_text() and "DynamicUser" not in unit.read_text()
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here")
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+    )
+    wrong = [line for line in checked.stderr.splitlines() if "gemel.service" in line]
+    assert wrong == []
+
+
+def test_a_unit_of_somebody_else_is_kept(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unit = tmp_path / "gemel.service"
+    unit.write_text("[Unit]\n")
+    assert main(["service", "install", str(config), "-o", str(unit)]) == 2
+    assert unit.read_text() == "[Unit]\n" and "was not written by Gemel" in capsys.readouterr().err
+    unit.write_text(MARK)
+    assert main(["service", "install", str(config), "-o", str(unit)]) == 0
+
+
+def test_a_name_that_would_be_another_line_of_the_unit_is_refused(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "a\nExecStartPre=id"
+    folder.mkdir()
+    assert main(["service", "install", str(write_config(folder)), "-o", str(tmp_path / "unit")]) == 2
+    assert not (tmp_path / "unit").exists() and "cannot stand in a systemd unit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("user", ["", "a b", "x\nExecStartPre=id", "9lives"])
+def test_what_is_no_user_is_refused(config: Path, tmp_path: Path, user: str) -> None:
+    assert main(["service", "install", str(config), "-o", str(tmp_path / "unit"), "--user", user]) == 2
+    assert not (tmp_path / "unit").exists()
