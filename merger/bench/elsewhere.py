@@ -14,7 +14,7 @@ import torch
 
 from merger.bench.stock import Reference
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
+from merger.journal.checkpoint import STATE, Checkpoint
 from merger.journal.progress import Progress
 from merger.journal.steps import Journal
 from merger.training.precision import Settled
@@ -24,6 +24,7 @@ from models.errors import InputError
 from models.weights.reading import fingerprint
 from models.workload import Query, Workload
 
+MOST_THREADS = 1024
 REACHABLE = "the workload's files must be the same, at the same path, on every node"
 
 
@@ -119,6 +120,12 @@ def _kept(asked: Threads, by_hand: bool, checkpoint: Checkpoint) -> Threads:
     known = checkpoint.part("threads")
     if not known:
         known.update(asked.__dict__)
+    if known.keys() != asked.__dict__.keys() or not all(
+        type(count) is int and 1 <= count <= MOST_THREADS for count in known.values()
+    ):
+        raise InputError(
+            checkpoint.folder / STATE, "its merge began with no number of threads", "remove the folder and start again"
+        )
     found = Threads(**known)
     if by_hand and found != asked:
         fault = f"this merge began with {found.main} threads, {found.jobs} for each of several jobs"

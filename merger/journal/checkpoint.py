@@ -13,6 +13,7 @@ line, and the last good file stays for `--resume`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import time
@@ -135,6 +136,7 @@ class Checkpoint(Journal):
             identity = dict(content["identity"])
             self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
             self.rate, self.log = content["rate"], list(content["log"])
+            self._check_head()
             self.accepted = content["accepted"]
             self.load_state_dict(content["journal"])
         except FAULTS as error:
@@ -147,6 +149,14 @@ class Checkpoint(Journal):
             raise InputError(
                 path, f"belongs to another merge ({', '.join(changed)} differ)", "remove the folder, or merge as before"
             )
+
+    def _check_head(self) -> None:
+        """Raise ValueError for what no merge counts."""
+        counts = (self.rounds, self.seconds, self.work, 0.0 if self.rate is None else self.rate)
+        if not all(type(count) in (int, float) and 0 <= count < math.inf for count in counts):
+            raise ValueError("its counts are none")
+        if type(self.rounds) is not int or not all(isinstance(row, dict) for row in self.log):
+            raise ValueError("its log is none")
 
 
 class _Foreign(InputError):

@@ -19,6 +19,7 @@ OPENING = {
 OWN = {
     "edge_runtime/memory/movers/readers.py": "the bundle that was checked and is mapped",
     "edge_runtime/memory/store.py": "the bundle that was checked and is mapped",
+    "edge_runtime/capture/sources/gstreamer.py": "a camera's stream",
     "gemel/cli.py": "/dev/null",
     "models/files/lines.py": "an output",
     "gemel/doctor.py": "reads back what it wrote, to measure the disk",

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import yaml
 
+from merger.journal.sealed import save_sealed
 from models.bundle.container import ALIGNMENT_BYTES, DIGEST_KEY
 from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
 
@@ -98,6 +99,9 @@ class _Runs:
     def __reduce__(self) -> Any:
         return os.mkdir, ("owned",)
 
+    def __deepcopy__(self, memo: object) -> _Runs:
+        return self
+
 
 def _hostile_values() -> list[Any]:
     """Tensors that are no plain ones, and what no checkpoint holds."""
@@ -152,3 +156,13 @@ def damaged_darknet(data: bytes, random: Random) -> bytes:
         return struct.pack("<3i", *numbers) + data[12:]
     cut = random.choice((0, 1, 12, 20, 24, 3000, len(data) - 4, len(data) - 1, len(data) + 1, len(data) + 4))
     return (data + b"\x7f" * 8)[:cut]
+
+
+def damaged_head(data: bytes, random: Random) -> bytes:
+    """A checkpoint's counts, log and identity, sealed again; its tensors stay."""
+    content = dict(_loaded(_load_torch, data))
+    rest = {key: content.pop(key) for key in ("journal", "accepted")}
+    head = damaged_tree(content, random, TORCH.values)
+    out = io.BytesIO()
+    save_sealed({**head, **rest} if isinstance(head, dict) else head, out)
+    return out.getvalue()

@@ -122,10 +122,13 @@ def _hangs(place: Path) -> bool:
 
 
 def _note_dead(place: Path, why: str) -> None:
+    if not (place / "now.json").exists():  # it never came to a case
+        raise RuntimeError(f"a worker {why}")
     now = json.loads((place / "now.json").read_text())
     data = (place / "now.bin").read_bytes()
     line = {"kind": now["kind"], "outcome": "finding", "bytes": len(data), "told": why}
     _keep(place, data, line)
+    (place / "now.json").unlink()
     with (place / "lines.jsonl").open("a") as lines:
         print(json.dumps(line), file=lines)
 
@@ -150,7 +153,7 @@ def shown(counts: Counter[tuple[str, str]]) -> str:
     """The counts as a table of markdown."""
     columns = (*OUTCOMES.values(), "finding")
     rows = ["| kind | tried | refused | found wanting | taken | findings |", "| --- | --: | --: | --: | --: | --: |"]
-    for kind in (*KINDS, "all"):
+    for kind in (*(kind for kind in KINDS if any(kind == one for one, _ in counts)), "all"):
         per = [
             sum(count for (one, what), count in counts.items() if kind in (one, "all") and what == column)
             for column in columns

@@ -82,6 +82,10 @@ KINDS = {
         f"{samples.HALF}.work/state.pt", codecs.TORCH.damaged, (samples.RESUME,),
         (samples.HALF, f"{samples.HALF}.log.jsonl", f"{samples.HALF}.work", f"{samples.HALF}.work/*"), progress=True,
     ),
+    "checkpoint head": Kind(
+        f"{samples.HALF}.work/state.pt", codecs.damaged_head, (samples.RESUME,),
+        (samples.HALF, f"{samples.HALF}.log.jsonl", f"{samples.HALF}.work", f"{samples.HALF}.work/*"), progress=True,
+    ),
     "annotations": Kind(
         "data/d/test/annotations.json", codecs.JSON.damaged, (MERGE_DETECTOR,), NEW, told=False, progress=True
     ),
