@@ -56,6 +56,7 @@ class _Strict(BaseModel):
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_Path = Annotated[str, Field(min_length=1)]
 _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
@@ -68,7 +69,7 @@ class _CameraKeys(_Strict):
 
 
 class _BoxKeys(_Strict):
-    bundle: str
+    bundle: _Path
     budget: str | int
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
@@ -76,11 +77,11 @@ class _BoxKeys(_Strict):
     cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: Any = None
-    public_key: str | None = None
-    spool: str | None = None
+    public_key: _Path | None = None
+    spool: _Path | None = None
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
-    trace: str | None = None
+    trace: _Path | None = None
     overflow: bool = False
 
 

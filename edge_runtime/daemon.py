@@ -21,7 +21,7 @@ from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
 from models.errors import InputError
 from models.files.apart import check_apart
-from models.files.atomic import writing
+from models.files.atomic import check_output, writing
 
 LEDGER_FILE = "ledger.json"
 
@@ -43,7 +43,7 @@ def run(
     that does not answer is no fault: it is tried again.
     """
     config = load_config(config_path)
-    _check_apart(config)
+    _check_outputs(config)
     fitted = fit(open_box(config, check))
     if check:
         cameras = [{"id": camera, **answer.to_json()} for camera, answer in fitted.box.answers.items()]
@@ -59,8 +59,10 @@ def run(
     return summary
 
 
-def _check_apart(config: BoxConfig) -> None:
-    """Refuse a trace, a sink's file (its `path`, where it has one) or a ledger that is what the box reads."""
+def _check_outputs(config: BoxConfig) -> None:
+    """Refuse a trace, a sink's file (its `path`, where it has one) or a ledger that is what the box reads, or that
+    cannot be written.
+    """
     sinks = [(f"sinks[{index}].path", getattr(sink, "path", None)) for index, sink in enumerate(config.sinks)]
     ledger = None if config.spool is None else config.spool / LEDGER_FILE
     cameras = [(f"the source of camera {name}", one.source) for name, one in config.cameras.items()]
@@ -70,7 +72,14 @@ def _check_apart(config: BoxConfig) -> None:
         ("its profile", profile_path(config.bundle)),
         ("the public key", config.public_key),
     ]
-    check_apart([("trace", config.trace), *sinks, ("spool", ledger)], [*read, *cameras], config.path)
+    written = [("trace", config.trace), *sinks, ("spool", ledger)]
+    check_apart(written, [*read, *cameras], config.path)
+    for key, output in written:
+        if output is not None:
+            try:
+                check_output(output, overwrite=True)
+            except InputError as error:
+                raise InputError(config.path, f"{output}: {error.fault}", error.remedy, key) from error
 
 
 @contextlib.contextmanager

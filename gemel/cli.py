@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from gemel.commands import bundle, demo, doctor, evaluate, inspect, merge, plan, run, service, train
 from gemel.commands.outcome import BAD_INPUT, INTERRUPTED
@@ -19,14 +19,40 @@ from gemel.interrupts import Interrupts
 from models.errors import GemelError, is_interrupt, one_line
 from models.files.json_file import finite
 
+MOST_TOLD = 300
+MOST_CHARACTERS = 4095
+"""Of one value on the command line: of a path, on the systems there are."""
 FAMILIES = (demo, inspect, train, merge, bundle, run, service, evaluate, plan, doctor)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argparse, but a usage error is one line, as every other error here."""
+    """Argparse, but a usage error is one line, as every other error here; nothing is empty, endless or given twice."""
+
+    def __init__(self, *words: Any, **named: Any) -> None:
+        super().__init__(*words, **named)
+        self._given: set[str] = set()
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if isinstance(action, argparse._StoreAction) and action.option_strings:
+            if action.dest in self._given:
+                raise argparse.ArgumentError(action, "is given twice")
+            self._given.add(action.dest)
+        return super()._get_values(action, arg_strings)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if not isinstance(action, argparse._SubParsersAction):
+            if not arg_string:
+                raise argparse.ArgumentError(action, "is empty")
+            if len(arg_string) > MOST_CHARACTERS:
+                raise argparse.ArgumentError(action, f"is longer than {MOST_CHARACTERS} characters")
+        return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {one_line(message)}; see '{self.prog} --help'\n")
+        self.exit(BAD_INPUT, f"{self.prog}: {one_line(_clipped(message))}; see '{self.prog} --help'\n")
+
+
+def _clipped(message: str) -> str:
+    return message if len(message) <= MOST_TOLD else f"{message[:MOST_TOLD]}..."
 
 
 def build_parser() -> argparse.ArgumentParser:

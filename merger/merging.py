@@ -243,7 +243,7 @@ def _fingerprint(workload: Workload) -> str:
 
 
 def _beside(out: Path, suffix: str) -> Path:
-    return out.with_name(out.name + suffix)
+    return out.parent / (out.name + suffix)
 
 
 def ceiling_fraction(workload: Workload) -> float:

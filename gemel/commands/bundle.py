@@ -55,7 +55,7 @@ def register(commands: Any) -> None:
 
 
 def _batch(text: str) -> int | str:
-    return text if text == "dynamic" else grammar.at_least_one(text)
+    return text if text == "dynamic" else grammar.whole(1, 4096)(text)
 
 
 def show(args: argparse.Namespace) -> Outcome:

@@ -25,7 +25,7 @@ def register(commands: Any) -> None:
         help="what the box is to have: min, 50%%, 75%%, all (of what the originals need), or a size (default min)",
     )
     made.add_argument(
-        "--seeds", type=grammar.at_least_one, default=3, metavar="N", help="streams drawn and averaged (default 3)"
+        "--seeds", type=grammar.whole(1, 1000), default=3, metavar="N", help="streams drawn and averaged (default 3)"
     )
 
 

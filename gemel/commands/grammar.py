@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from gemel.commands.outcome import Outcome
 from gemel.planning.conditions import DEFAULT_DEVICE
 
+MOST_DIGITS = 40
+MOST_SEED = 2**32 - 1
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 Does = Callable[[argparse.Namespace], Outcome]
 
 
@@ -28,7 +32,9 @@ def given(args: argparse.Namespace, *words: str) -> dict[str, Any]:
 
 def seed(made: argparse.ArgumentParser) -> None:
     """`--seed`."""
-    made.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
+    made.add_argument(
+        "--seed", type=whole(0, MOST_SEED), default=0, metavar="N", help="seed of everything random (default 0)"
+    )
 
 
 def number(made: argparse.ArgumentParser, name: str, kind: Callable[[str], Any], help: str) -> None:
@@ -47,21 +53,49 @@ def factories(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--factory",
         action="append",
+        type=_factory,
         default=[],
         metavar="MODULE:NAME",
         help="a model of your own in the bundle, from here or Python's path, to allow (may be repeated)",
     )
 
 
-def at_least_one(text: str) -> int:
-    """A whole number from 1 on."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return int(text)
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """The kind of a whole number between these, both included."""
+
+    def kind(text: str) -> int:
+        try:
+            value = int(text) if len(text) <= MOST_DIGITS else most + 1
+        except ValueError:
+            value = most + 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"'{_clipped(text)}' is no whole number from {least} to {most}")
+        return value
+
+    return kind
 
 
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    if not 0 < float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return float(text)
+def real(least: float, most: float, open_below: bool = False) -> Callable[[str], float]:
+    """The kind of a finite number between these, both included; with `open_below` it is above the least."""
+
+    def kind(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (open_below and value == least):
+            bounds = f"above {least:g} and at most {most:g}" if open_below else f"from {least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"'{_clipped(text)}' is no number {bounds}")
+        return value
+
+    return kind
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_DIGITS else f"{text[:MOST_DIGITS]}..."
+
+
+def _factory(text: str) -> str:
+    if not FACTORY.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"'{_clipped(text)}' is not written as MODULE:NAME")
+    return text

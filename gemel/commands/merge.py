@@ -39,23 +39,28 @@ def register(commands: Any) -> None:
 
 
 def _training(made: argparse.ArgumentParser) -> None:
-    number = grammar.number
-    number(made, "--epochs", int, "epochs of one attempt at most (default 4)")
-    number(made, "--frames-per-epoch", int, "frames of a query in one epoch at most (default 512)")
-    number(made, "--batch", int, "frames of a query in one step (default 16)")
-    number(made, "--rate", float, "AdamW's peak learning rate (default: chosen on val)")
-    number(made, "--distill", float, "weight of the originals' outputs against the labels, 0 to 1 (default 0.5)")
-    number(made, "--features", float, "weight of the features before the heads (default: the method's own)")
+    number, real, whole = grammar.number, grammar.real, grammar.whole
+    number(made, "--epochs", whole(1, 10**6), "epochs of one attempt at most (default 4)")
+    number(made, "--frames-per-epoch", whole(1, 10**9), "frames of a query in one epoch at most (default 512)")
+    number(made, "--batch", whole(1, 2**16), "frames of a query in one step (default 16)")
+    number(made, "--rate", real(0, 10, open_below=True), "AdamW's peak learning rate (default: chosen on val)")
+    number(made, "--distill", real(0, 1), "weight of the originals' outputs against the labels, 0 to 1 (default 0.5)")
+    number(made, "--features", real(0, 10**6), "weight of the features before the heads (default: the method's own)")
     made.add_argument("--precision", choices=("auto", "fp32", "bf16"), help="of the training (default: measured)")
-    number(made, "--margin", float, "how far above its target a query must come on val, 0 to 1 (default 0.5)")
+    number(made, "--margin", real(0, 1), "how far above its target a query must come on val, 0 to 1 (default 0.5)")
 
 
 def _bounds(made: argparse.ArgumentParser) -> None:
-    number, at_least_one = grammar.number, grammar.at_least_one
-    number(made, "--min-saving", float, "leave out groups that save less than this part of all bytes (default 0)")
-    number(made, "--max-minutes", float, "begin nothing more after this time (default: no limit)")
-    number(made, "--max-work", float, "begin nothing more after this work, image passes x FLOPs (default: no limit)")
-    number(made, "--threads", at_least_one, "of each training: then the bundle is the same with or without --ray")
+    number, real, whole = grammar.number, grammar.real, grammar.whole
+    number(made, "--min-saving", real(0, 1), "leave out groups that save less than this part of all bytes (default 0)")
+    number(made, "--max-minutes", real(0, 10**7), "begin nothing more after this time (default: no limit)")
+    number(
+        made,
+        "--max-work",
+        real(0, 1e30),
+        "begin nothing more after this work, image passes x FLOPs (default: no limit)",
+    )
+    number(made, "--threads", whole(1, 4096), "of each training: then the bundle is the same with or without --ray")
     made.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster to use: local, auto, HOST:PORT or ray://...")
 
 

@@ -10,6 +10,8 @@ from gemel.commands.outcome import Outcome
 from gemel.planning.conditions import EVERY_DEVICE, MEASURED, Conditions
 from models.errors import InputError
 
+MOST_SECONDS = 7 * 24 * 3600.0
+
 
 def register(commands: Any) -> None:
     """Their grammar."""
@@ -17,7 +19,9 @@ def register(commands: Any) -> None:
     made.add_argument("bundle", metavar="BUNDLE|WORKLOAD", nargs="?")
     _conditions(made)
     seconds = "simulated seconds (default 60)"
-    made.add_argument("--duration", type=grammar.positive, default=60.0, metavar="S", help=seconds)
+    made.add_argument(
+        "--duration", type=grammar.real(0, MOST_SECONDS, open_below=True), default=60.0, metavar="S", help=seconds
+    )
     made.add_argument("--replay", metavar="TRACE", help="replay what a box recorded (`trace:` in its config) instead")
 
     summary = "what fits, what swaps and what rate each query will have, before anything is shipped"

@@ -16,10 +16,14 @@ def register(commands: Any) -> None:
     made = grammar.command(commands, "train", "train the originals that have no weights yet", train)
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("--query", action="append", metavar="ID", help="only this query, trained again (may be repeated)")
-    grammar.number(made, "--passes", int, "frames shown in the first cycle (default 4000)")
-    grammar.number(made, "--rate", float, "AdamW's peak learning rate (default 0.001)")
+    grammar.number(made, "--passes", grammar.whole(1, 10**12), "frames shown in the first cycle (default 4000)")
+    grammar.number(made, "--rate", grammar.real(0, 10, open_below=True), "AdamW's peak learning rate (default 0.001)")
     made.add_argument(
-        "--cycles", type=int, dest="max_cycles", metavar="N", help="cycles of training at most (default 3)"
+        "--cycles",
+        type=grammar.whole(1, 1000),
+        dest="max_cycles",
+        metavar="N",
+        help="cycles of training at most (default 3)",
     )
     grammar.seed(made)
 

@@ -143,9 +143,9 @@ def _belonging(bundle: str | Path, workload: str | Path) -> tuple[Bundle, Worklo
 
 def _writable(out_dir: Path) -> None:
     """Refuse an output folder that cannot be made, before the long part begins."""
-    if out_dir.exists() and not out_dir.is_dir():
-        raise InputError(out_dir, "exists and is no folder", "give a folder", "--out")
-    nearest = next(folder for folder in (out_dir, *out_dir.resolve().parents) if folder.is_dir())
+    nearest = next(one for one in (out_dir, *out_dir.resolve().parents) if os.path.lexists(one))
+    if not nearest.is_dir():
+        raise InputError(nearest, "exists and is no folder", "give a folder", "--out")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(out_dir, f"{nearest} cannot be written", "choose another folder", "--out")
 

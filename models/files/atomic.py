@@ -39,7 +39,11 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
     parent = path.parent
     if not parent.is_dir():
         raise InputError(path, f"there is no directory {parent}", "create it, or choose another path")
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name too long, say
+        raise cannot_be_written(path, error) from error
+    if is_folder:
         raise InputError(path, "is a directory", "give the path of a file")
     if os.path.lexists(path) and not overwrite:
         raise InputError(path, "exists already", "move it away, or choose another path")

@@ -6,7 +6,9 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from edge_runtime.frames.sinks.base import SinkKeys
 from models.errors import InputError
@@ -19,7 +21,7 @@ STDOUT = "-"
 class JsonLinesKeys(SinkKeys):
     """`path` is the file that lines are appended to, `-` for stdout."""
 
-    path: str = STDOUT
+    path: Annotated[str, Field(min_length=1)] = STDOUT
 
     def settled(self, root: Path) -> JsonLinesConfig:
         return JsonLinesConfig(None if self.path == STDOUT else root / self.path)

@@ -25,9 +25,9 @@ def _keys_of(path: Path, given: Mapping[str, Any], key: str) -> SinkKeys:
     kind = given.get("kind")
     if kind is None:
         raise InputError(path, "this key is missing", f"use {', '.join(SINKS)}", f"{key}.kind")
-    if kind not in SINKS:
-        planned = kind in PLANNED
-        fault = f"sinks of kind '{kind}' are not built yet" if planned else f"unknown kind '{kind}'"
+    if not isinstance(kind, str) or kind not in SINKS:
+        planned = isinstance(kind, str) and kind in PLANNED
+        fault = f"sinks of kind '{kind}' are not built yet" if planned else f"unknown kind '{str(kind)[:40]}'"
         raise InputError(path, fault, f"use {', '.join(SINKS)}", f"{key}.kind")
     module, keys = SINKS[kind]
     return checked(path, given, getattr(importlib.import_module(module), keys), key)

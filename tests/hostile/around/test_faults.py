@@ -13,7 +13,7 @@ from gemel.cli import main
 from models.errors import InputError
 from models.files.atomic import writing
 from tests.hostile import harness
-from tests.hostile.faults import At, Faults, faults
+from tests.hostile.around.faults import At, Faults, faults
 from tests.hostile.harness import TRACEBACK, Seen, snapshot, tried
 from tests.hostile.samples import BUNDLE, HALF, RESUME, copy_house
 
