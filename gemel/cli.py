@@ -104,6 +104,12 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         if interrupts.came or is_interrupt(error):
             raise
         return _complain(error if isinstance(error, GemelError) else _named(error), BAD_INPUT)
+    except MemoryError:
+        return _complain("this process may have no more memory; give it more (ulimit -v)", BAD_INPUT)
+    except ImportError as error:  # a library that is missing, or that there is no memory for
+        if interrupts.came or is_interrupt(error):
+            raise
+        return _complain(f"a library cannot be loaded: {error}", BAD_INPUT)
 
 
 def _parsed(argv: Sequence[str] | None, out: TextIO | None) -> argparse.Namespace:
