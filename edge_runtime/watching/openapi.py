@@ -34,8 +34,6 @@ def openapi() -> dict[str, Any]:
                 "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
             }},
             "/api/session": {"post": _post("The token of the request becomes a cookie.", {204: ("it did", None)})},
-            "/api/reload": {"post": _post("Take up config and bundle as they are now.", {
-                200: ("done", JSON, _applied()), 409: ("nothing was applied, and why", JSON, _applied())})},
             "/openapi.json": {"get": _get("This document.", {200: ("the document", JSON, {"type": "object"})})},
         },
         "components": {
@@ -69,11 +67,4 @@ def _missing() -> dict[str, Any]:
     return {
         "type": "object", "required": ["missing"],
         "properties": {"missing": {"type": "array", "items": {"type": "string"}}},
-    }  # fmt: skip
-
-
-def _applied() -> dict[str, Any]:
-    return {
-        "type": "object", "required": ["applied"],
-        "properties": {"applied": {"type": "boolean"}, "reason": {"type": "string"}},
     }  # fmt: skip

@@ -122,7 +122,6 @@ class Pages:
         made.router.add_get("/api/cameras/{id}/frame.jpg", self._frame)
         made.router.add_get("/api/watch", self._watch)
         made.router.add_post("/api/session", self._session)
-        made.router.add_post("/api/reload", self._reload)
         return made
 
     @web.middleware
@@ -197,12 +196,6 @@ class Pages:
         answer = web.Response(status=204)
         answer.set_cookie(COOKIE, self._access.token or "", httponly=True, samesite="Strict", path="/")
         return answer
-
-    async def _reload(self, _: web.Request) -> web.Response:
-        reason = await asyncio.to_thread(self._box.reload)
-        if reason is None:
-            return web.json_response({"applied": True})
-        return web.json_response({"applied": False, "reason": reason}, status=409)
 
     async def _watch(self, request: web.Request) -> web.WebSocketResponse:
         """A dashboard: the status every second as text, pictures as they come as bytes.

@@ -110,7 +110,3 @@ class Watched(Protocol):
         KeyError where there is no such camera.
         """
         ...
-
-    def reload(self) -> str | None:
-        """Take up the config and the bundle as they are now; None when that was done, else why nothing was."""
-        ...

@@ -40,8 +40,6 @@ class Box:
     def __init__(self, **changes: Any) -> None:
         self.changes = changes
         self.moves, self.lacks = True, list[str]()
-        self.refuses: str | None = None
-        self.reloads = 0
         self.gallery = Gallery({"bridge-cars": "bridge", "gate-kind": "gate"})
 
     def status(self) -> Status:
@@ -64,10 +62,6 @@ class Box:
 
     def picture(self, camera: str) -> Picture | None:
         return self.gallery.picture(camera)
-
-    def reload(self) -> str | None:
-        self.reloads += 1
-        return self.refuses
 
 
 def scene(shift: int = 0) -> np.ndarray:

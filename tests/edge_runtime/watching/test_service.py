@@ -132,15 +132,10 @@ def test_a_cameras_frame_is_a_jpeg_with_its_results_drawn(address: str, box: Box
     assert asked(address, "/api/cameras/bridge/frame.jpg")[1] == plain  # what is long past is not drawn
 
 
-def test_a_reload_needs_the_token_and_says_what_came_of_it(address: str, box: Box) -> None:
-    assert asked(address, "/api/reload", "POST")[0] == 401 and box.reloads == 0
-    assert asked(address, "/api/reload", "POST", Origin="http://evil.example", **BEARER)[0] == 403 and box.reloads == 0
-    status, body, _ = asked(address, "/api/reload", "POST", **BEARER)
-    assert (status, json.loads(body)) == (200, {"applied": True})
-    box.refuses = "box.yaml: budget: too small"
-    status, body, _ = asked(address, "/api/reload", "POST", **BEARER)
-    assert (status, json.loads(body)) == (409, {"applied": False, "reason": "box.yaml: budget: too small"})
-    assert asked(address, "/api/reload", **BEARER)[0] == 405
+def test_what_changes_something_needs_the_token(address: str) -> None:
+    assert asked(address, "/api/session", "POST")[0] == 401
+    assert asked(address, "/api/session", "POST", Origin="http://evil.example", **BEARER)[0] == 403
+    assert asked(address, "/api/session", **BEARER)[0] == 405
 
 
 def test_a_token_becomes_a_cookie_that_scripts_cannot_read(address: str) -> None:
