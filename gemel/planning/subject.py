@@ -22,7 +22,7 @@ from models.errors import InputError
 
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
-MOST_FRAMES = 200_000
+MOST_FRAMES = 100_000
 """Of a simulation: a minute of a hundred queries at 30 frames a second."""
 ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "merged as far as can be", "as bundled"
 
