@@ -83,11 +83,13 @@ def picture(seed: int, width: int = 48, height: int = 32) -> np.ndarray:
     return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
-def write_clip(path: Path, count: int, fps: float = 12.0, codec: str = "mp4v") -> Path:
+def write_clip(
+    path: Path, count: int, fps: float = 12.0, codec: str = "mp4v", size: tuple[int, int] = (48, 32)
+) -> Path:
     """A video of `count` pictures."""
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (48, 32))
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, size)
     for seed in range(count):
-        writer.write(cv2.cvtColor(picture(seed), cv2.COLOR_RGB2BGR))
+        writer.write(cv2.cvtColor(picture(seed, *size), cv2.COLOR_RGB2BGR))
     writer.release()
     return path
 
