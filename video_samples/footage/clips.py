@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import av
 import cv2
-import imageio_ffmpeg
 import numpy as np
+from av.error import FFmpegError
 
 from video_samples.movers.traffic import STEP_S
 from video_samples.rendering.renderer import Renderer, Truth
@@ -25,6 +27,8 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "square": square,
 }
 QUALITY_CRF, KEYFRAME_EVERY = 26, 50
+ENCODER_OPTIONS = {"preset": "superfast", "crf": str(QUALITY_CRF), "flags": "+bitexact"}
+CONTAINER_OPTIONS = {"fflags": "+bitexact", "movflags": "+faststart"}
 
 
 @dataclass(frozen=True)
@@ -57,62 +61,34 @@ class Recorder:
     """Writes RGB frames to an H.264 mp4; the same frames give the same bytes."""
 
     def __init__(self, path: Path, size: tuple[int, int], fps: float) -> None:
-        command = [
-            imageio_ffmpeg.get_ffmpeg_exe(),
-            "-v",
-            "error",
-            "-y",
-            "-f",
-            "rawvideo",
-            "-pix_fmt",
-            "yuv420p",
-            "-s",
-            f"{size[0]}x{size[1]}",
-            "-r",
-            str(fps),
-            "-i",
-            "-",
-            "-c:v",
-            "libx264",
-            "-preset",
-            "superfast",
-            "-crf",
-            str(QUALITY_CRF),
-            "-pix_fmt",
-            "yuv420p",
-            "-bf",
-            "0",
-            "-g",
-            str(KEYFRAME_EVERY),
-            "-threads",
-            "1",
-            "-fflags",
-            "+bitexact",
-            "-flags:v",
-            "+bitexact",
-            "-movflags",
-            "+faststart",
-            str(path),
-        ]
         self.path = path
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        with self._telling():
+            self._container: Any = av.open(str(path), "w", options=CONTAINER_OPTIONS)
+            self._stream = self._container.add_stream(
+                "libx264", rate=Fraction(fps).limit_denominator(1000), options=ENCODER_OPTIONS
+            )
+            self._stream.width, self._stream.height = size
+            context = self._stream.codec_context
+            context.gop_size, context.max_b_frames, context.thread_count = KEYFRAME_EVERY, 0, 1
 
     def add(self, frame: np.ndarray) -> None:
         """Appends a frame; OSError with the encoder's own words when it has given up."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(cv2.cvtColor(frame, cv2.COLOR_RGB2YUV_I420).tobytes())
-        except BrokenPipeError:
-            self.close()
+        planes = np.asarray(cv2.cvtColor(frame, cv2.COLOR_RGB2YUV_I420), np.uint8)
+        with self._telling():
+            self._container.mux(self._stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
 
     def close(self) -> None:
         """Ends the file; OSError with the encoder's own words when it failed."""
-        assert self._process.stdin is not None and self._process.stderr is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        words = self._process.stderr.read().decode(errors="replace").strip()
-        if self._process.wait():
-            raise OSError(f"{self.path}: the encoder failed: {words}")
+        with self._telling():
+            self._container.mux(self._stream.encode(None))
+            self._container.close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except (FFmpegError, OSError) as error:
+            raise OSError(f"{self.path}: the encoder failed: {error.strerror}") from error
 
     def __enter__(self) -> Recorder:
         return self
@@ -120,9 +96,9 @@ class Recorder:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self.close()
-        elif self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        else:
+            with suppress(FFmpegError, OSError):
+                self._container.close()
 
 
 def record(clip: Clip, folder: Path) -> list[list[Truth]]:
@@ -155,29 +131,18 @@ def write_truth(path: Path, truths: Sequence[Sequence[Truth]]) -> None:
 
 def join(sources: Sequence[Path], target: Path) -> None:
     """Puts clips of one camera behind each other without encoding again."""
-    listing = target.with_suffix(".txt")
-    listing.write_text("".join(f"file '{path.resolve()}'\n" for path in sources), encoding="utf-8")
-    command = [
-        imageio_ffmpeg.get_ffmpeg_exe(),
-        "-v",
-        "error",
-        "-y",
-        "-f",
-        "concat",
-        "-safe",
-        "0",
-        "-i",
-        str(listing),
-        "-c",
-        "copy",
-        "-fflags",
-        "+bitexact",
-        "-movflags",
-        "+faststart",
-        str(target),
-    ]
-    subprocess.run(command, check=True)
-    listing.unlink()
+    with av.open(str(target), "w", options=CONTAINER_OPTIONS) as joined:
+        stream, ended = None, 0
+        for path in sources:
+            with av.open(str(path)) as source:
+                video = source.streams.video[0]
+                stream = stream or joined.add_stream_from_template(video)
+                for packet in source.demux(video):
+                    if packet.dts is None or packet.pts is None:  # the end
+                        continue
+                    packet.dts, packet.pts, packet.stream = packet.dts + ended, packet.pts + ended, stream
+                    joined.mux(packet)
+                ended += video.duration or 0
 
 
 def read_frames(path: Path, every: int = 1) -> Iterator[tuple[int, np.ndarray]]:
