@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 from gemel.commands import bundle, demo, doctor, evaluate, inspect, merge, plan, run, service, train
 from gemel.commands.outcome import BAD_INPUT, INTERRUPTED
 from gemel.interrupts import Interrupts
-from models.errors import GemelError, is_interrupt, one_line
+from models.errors import GemelError, InputError, is_interrupt, one_line
 from models.files.json_file import finite
 
 MOST_TOLD = 300
@@ -114,10 +114,26 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
 
 def _parsed(argv: Sequence[str] | None, out: TextIO | None) -> argparse.Namespace:
     try:
-        return build_parser().parse_args(argv)
+        args = build_parser().parse_args(argv)
+        for name, value in vars(args).items():
+            for word in value if isinstance(value, list) else [value]:
+                _check_word(name, word)
+        return args
     except SystemExit:  # with help, which may not have come through yet
         _print("", out)
         raise
+
+
+def _check_word(name: str, word: object) -> None:
+    """Refuse what no argument can be, where one may be a path: nothing, a NUL, half a character."""
+    if not isinstance(word, str):
+        return
+    try:
+        sound = bool(word) and "\0" not in word and bool(os.fsencode(word))
+    except UnicodeEncodeError:
+        sound = False
+    if not sound:
+        raise InputError("gemel", f"{word!r} is nothing that could be given here", "leave it out, or correct it", name)
 
 
 def _interrupted() -> int:
@@ -131,7 +147,7 @@ def _named(error: OSError) -> str:
     """What the system refused, and of what."""
     reason = error.strerror or error
     if error.filename:
-        return f"{os.fsdecode(error.filename)}: {reason}"
+        return str(InputError(os.fsdecode(error.filename), str(reason)))
     try:
         os.getcwd()
     except OSError as gone:

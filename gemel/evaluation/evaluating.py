@@ -143,6 +143,8 @@ def _belonging(bundle: str | Path, workload: str | Path) -> tuple[Bundle, Worklo
 
 def _writable(out_dir: Path) -> None:
     """Refuse an output folder that cannot be made, before the long part begins."""
+    if os.path.lexists(out_dir) and not out_dir.is_dir():  # links in a circle too, which lead to no path
+        raise InputError(out_dir, "exists and is no folder", "give a folder", "--out")
     nearest = next(one for one in (out_dir, *out_dir.resolve().parents) if os.path.lexists(one))
     if not nearest.is_dir():
         raise InputError(nearest, "exists and is no folder", "give a folder", "--out")

@@ -22,6 +22,7 @@ from models.errors import InputError
 from models.files.atomic import writing
 from models.files.bounded import Fault, opened
 from models.files.bounded_json import parsed
+from models.sizes import size_text
 from models.weights.darknet import read_darknet
 from models.weights.fit import check_fit, current_names, without_extras
 from models.weights.pickled import read_pickled
@@ -39,6 +40,8 @@ MOST_HEADER_BYTES = 2**22
 """Some 40,000 tensors."""
 MOST_TOLD = 200
 PART_BYTES = 2**20
+MOST_FILE_BYTES = 2**32
+"""Of weights as they are merged: twice what the largest model may take."""
 MOST_BESIDE_BYTES, MOST_TIMES = 2**28, 16
 """A checkpoint is that large besides so many times the model's own bytes, at most."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -108,6 +111,9 @@ def fingerprint(weights: Source | None) -> bytes:
         return b""
     digest = hashlib.sha256()
     with opened(weights, "give the path of a weights file") as file:
+        if os.fstat(file.fileno()).st_size > MOST_FILE_BYTES:
+            fault = f"is larger than {size_text(MOST_FILE_BYTES)}"
+            raise InputError(weights, fault, "give weights of this architecture", "weights")
         while part := file.read(PART_BYTES):
             digest.update(part)
     return digest.digest()

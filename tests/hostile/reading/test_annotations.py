@@ -15,9 +15,9 @@ import pytest
 from models.errors import InputError
 from models.frames.data import load_split
 from models.workload import load_workload
+from tests.hostile.asking import D, ask
 from tests.hostile.damages import damages
 from tests.hostile.harness import tried
-from tests.hostile.reading.asking import D, ask
 
 PATH = Path("data", "d", "train", "annotations.json")
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -12,8 +12,8 @@ from models import zoo
 from models.errors import InputError
 from models.zoo.arguments import ARGUMENTS
 from models.zoo.registry import ENTRIES
+from tests.hostile.asking import A, D, ask
 from tests.hostile.harness import refused
-from tests.hostile.reading.asking import A, D, ask
 
 BAD: tuple[Any, ...] = (
     math.inf, -math.inf, math.nan, -1, -0.5, 1e9, 1e308, 10**19, "1", "x", [], [[]], {}, {"a": [1]}, [1e9], [-1],

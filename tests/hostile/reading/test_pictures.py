@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import picture_of
-from edge_runtime.capture.sources.opening import open_source
+from edge_runtime.capture.sources.folder import FolderSource
 from models.frames.pictures import MOST_BYTES, read_picture
+from tests.hostile.asking import A, ask
 from tests.hostile.harness import tried
-from tests.hostile.reading.asking import A, ask
 
 PICTURE = cv2.resize(np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8), (48, 32))
 
@@ -134,12 +133,12 @@ def test_training_names_the_file(house: Path, content: bytes | Callable[[Path], 
 
 
 @BAD
-def test_a_box_counts_it_and_says_nothing(
+def test_a_camera_goes_on_without_it_and_says_nothing(
     tmp_path: Path, content: bytes | Callable[[Path], Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     _put(tmp_path / "0.jpg", content)
     (tmp_path / "1.jpg").write_bytes(JPEG)
-    source = open_source(CameraConfig("c", str(tmp_path)))
+    source = FolderSource(tmp_path)
     seen = []
     while source.advance():
         seen.append(picture_of(source.shot()))

@@ -23,8 +23,8 @@ from models.errors import InputError
 from models.weights.reading import load_weights, read_state
 from models.workload import load_workload
 from models.zoo import build_query
+from tests.hostile.asking import A, B, Y, ask
 from tests.hostile.harness import refused, tried
-from tests.hostile.reading.asking import A, B, Y, ask
 from tests.hostile.reading.test_json import FILES, make_special
 
 FIRST, SHAPE = "conv1.weight", (16, 3, 3, 3)
