@@ -133,7 +133,7 @@ class Checkpoint(Journal):
             content = load_sealed(path)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
-            identity = dict(content["identity"])
+            identity = json.loads(json.dumps(dict(content["identity"])))
             self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
             self.rate, self.log = content["rate"], list(content["log"])
             self._check_head()
