@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import REPOSITORY
+from tests.hostile.mutated.kinds import KINDS
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`([^`]+)`")
@@ -64,3 +65,9 @@ def test_every_bound_of_a_reader_is_in_the_table() -> None:
         if name not in ("MOST_TOLD", "MAX_PROBLEMS", "MOST_NAME_BYTES", "MOST_KEPT")  # of what is said and written
     }
     assert there <= listed, sorted(there - listed)
+
+
+def test_the_counts_are_of_every_kind_and_nothing_was_found() -> None:
+    counts = {cells[0]: cells[1:] for cells in rows("How it is tried") if len(cells) == 6}
+    assert set(counts) == {*KINDS, "all"}
+    assert all(cells[-1] == "0" for cells in counts.values())
