@@ -61,7 +61,7 @@ _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
 class _CameraKeys(_Strict):
-    source: PathText | int
+    source: PathText | Annotated[int, Field(ge=0)]
     fps: Fps | None = None
     decoder: str = "auto"
     loop: bool = False

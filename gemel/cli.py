@@ -91,6 +91,7 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
     out = sys.stdout
     try:
         args = _parsed(argv, out)
+        _check_folder()
         # A library that prints must not spoil the one JSON object.
         aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
         with aside:
@@ -110,6 +111,14 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         if interrupts.came or is_interrupt(error):
             raise
         return _complain(f"a library cannot be loaded: {error}", BAD_INPUT)
+
+
+def _check_folder() -> None:
+    """Libraries that are loaded later end the process, in words of their own, where the current folder is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the current folder", "was removed", "change to another") from None
 
 
 def _parsed(argv: Sequence[str] | None, out: TextIO | None) -> argparse.Namespace:
