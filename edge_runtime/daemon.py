@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.config import BoxConfig, load_config
+from edge_runtime.delivery.post import Post
 from edge_runtime.equipping import equip
-from edge_runtime.fitting import fit
-from edge_runtime.frames.sinks.base import Sink
+from edge_runtime.fitting import FittedBox, fit
 from edge_runtime.opening import open_box
 from edge_runtime.rehearsal.measured import profile_path
+from edge_runtime.serving.ledger_file import LEDGER_FILE, LedgerFile
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
 from models.errors import InputError
 from models.files.apart import check_apart
-from models.files.atomic import check_output, writing
-
-LEDGER_FILE = "ledger.json"
+from models.files.atomic import check_output
 
 log = logging.getLogger("gemel.run")
 
@@ -42,28 +39,50 @@ def run(
     or when a query does not fit the budget even alone, or with `overflow: true` not even with an overflow. A camera
     that does not answer is no fault: it is tried again.
     """
-    config = load_config(config_path)
-    _check_outputs(config)
-    fitted = fit(open_box(config, check))
     if check:
+        config, fitted = _fitted(config_path, check)
         cameras = [{"id": camera, **answer.to_json()} for camera, answer in fitted.box.answers.items()]
-        return {"ok": True, "cameras": cameras, **fitted.to_json()}
-    equipped = equip(fitted)
-    stopping = stop or threading.Event()
-    with contextlib.ExitStack() as closing:
-        reasons = closing.enter_context(signals(stopping))
-        sinks = [closing.enter_context(_closing(sink.open())) for sink in config.sinks]
-        summary = serve(equipped, sinks, stopping, seconds)
-        summary["stopped_by"] = reasons[0] if reasons else summary["stopped_by"]
-    _tell(summary, config.spool)
+        return {"ok": True, "cameras": cameras, **fitted.to_json(), "warnings": _unreached(config)}
+    with signals(stop or threading.Event()) as asked:
+        try:
+            config, fitted = _fitted(config_path)
+            equipped = equip(fitted)
+        except KeyboardInterrupt:
+            if not asked.reasons:
+                raise
+            return _unserved(asked.reasons[0])
+        asked.is_serving = True
+        summary = serve(equipped, Post(config.sinks), asked, seconds, LedgerFile(config.spool))
+    log.info("ledger: %s", json.dumps(summary))
     return summary
 
 
+def _fitted(config_path: str | Path, check: bool = False) -> tuple[BoxConfig, FittedBox]:
+    config = load_config(config_path)
+    _check_outputs(config)
+    for sink in config.sinks:
+        sink.check()
+    return config, fit(open_box(config, check))
+
+
+def _unreached(config: BoxConfig) -> list[str]:
+    """What would not take results at present, a line each."""
+    found = [said for sink in config.sinks if (said := sink.reach()) is not None]
+    for said in found:
+        log.warning("%s", said)
+    return found
+
+
+def _unserved(reason: str) -> dict[str, Any]:
+    """The summary of a box that was asked to stop before it began to serve."""
+    nothing = dict.fromkeys(("seconds", "bytes_moved", "swaps", "max_used_bytes", "budget_bytes"), 0)
+    lists: dict[str, Any] = {name: [] for name in ("queries", "cameras", "sinks", "ledger", "unwritten", "hanging")}
+    return {**nothing, **lists, "stopped_by": reason, "fault": None, "balanced": True}
+
+
 def _check_outputs(config: BoxConfig) -> None:
-    """Refuse a trace, a sink's file (its `path`, where it has one) or a ledger that is what the box reads, or that
-    cannot be written.
-    """
-    sinks = [(f"sinks[{index}].path", getattr(sink, "path", None)) for index, sink in enumerate(config.sinks)]
+    """Refuse a trace, a sink's file or a ledger that is what the box reads, or that cannot be written."""
+    sinks = [(f"sinks[{index}].path", path) for index, sink in enumerate(config.sinks) for path in sink.paths]
     ledger = None if config.spool is None else config.spool / LEDGER_FILE
     cameras = [(f"the source of camera {name}", one.source) for name, one in config.cameras.items()]
     read = [
@@ -80,28 +99,3 @@ def _check_outputs(config: BoxConfig) -> None:
                 check_output(output, overwrite=True)
             except InputError as error:
                 raise InputError(config.path, f"{output}: {error.fault}", error.remedy, key) from error
-
-
-@contextlib.contextmanager
-def _closing(sink: Sink) -> Iterator[Sink]:
-    """A sink that is closed at the end; what comes of that is told, since the summary is still to come."""
-    try:
-        yield sink
-    finally:
-        try:
-            sink.close()
-        except (InputError, OSError) as error:
-            log.error("%s", error)
-
-
-def _tell(summary: dict[str, Any], spool: Path | None) -> None:
-    """Log the summary and write it; that it could not be written is added to it, since somebody may still read it."""
-    log.info("ledger: %s", json.dumps(summary))
-    if spool is None:
-        return
-    try:
-        with writing(spool / LEDGER_FILE, overwrite=True) as file:
-            file.write(json.dumps(summary, indent=2).encode())
-    except InputError as error:
-        log.error("%s", error)
-        summary["unwritten"].append(str(error))

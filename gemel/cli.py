@@ -96,10 +96,14 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         aside = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
         with aside:
             outcome = args.does(args)
+        if outcome.leaves and argv is None:
+            interrupts.bound(outcome.exit_code)
         text = json.dumps(finite(outcome.result), allow_nan=False) if args.json else outcome.text
         _print("" if outcome.aside and not args.json else text, out)
         if outcome.aside and not args.json:
             _print(text, sys.stderr)
+        if outcome.leaves and argv is None:
+            interrupts.leave(outcome.exit_code)
         return outcome.exit_code
     except (GemelError, OSError) as error:
         if interrupts.came or is_interrupt(error):

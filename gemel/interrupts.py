@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from gemel.commands.outcome import INTERRUPTED
 
+LEAVE_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -35,16 +36,22 @@ class Interrupts:
                 self._before[number] = before
                 signal.signal(number, self._interrupt)
 
-    def leave(self) -> NoReturn:
+    def bound(self, code: int) -> None:
+        """End the process within LEAVE_S, whatever hangs until then."""
+        last = threading.Timer(LEAVE_S, os._exit, (code,))
+        last.daemon = True
+        last.start()
+
+    def leave(self, code: int = INTERRUPTED) -> NoReturn:
         """End the process, all having been told; whatever hangs at that, a further interrupt ends it at once.
 
         Python's own end would wait for threads, and takes no notice of these signals while it ends.
         """
-        self._all(lambda *_: os._exit(INTERRUPTED))
+        self._all(lambda *_: os._exit(code))
         atexit._run_exitfuncs()
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it any more
             sys.stdout.flush()
-        os._exit(INTERRUPTED)
+        os._exit(code)
 
     def hold(self) -> None:
         """Let none come between while the first is dealt with."""

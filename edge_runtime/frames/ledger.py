@@ -11,6 +11,7 @@ from typing import Any
 REPLACED = "replaced"
 DEADLINE = "deadline"
 MEMORY = "memory"
+PAUSED = "paused"
 
 
 @dataclass(slots=True)

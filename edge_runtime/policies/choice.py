@@ -107,8 +107,10 @@ class Choice:
         evict = self._room(best[1], missing, 1)
         return None if evict is None else Ahead(best[1], missing, evict)
 
-    def bars_a_better(self, job: Job) -> bool:
-        """Whether a frame that is about to come, and brings more for its time, could not be in time after this job."""
+    def barred_until(self, job: Job) -> float | None:
+        """When a frame is to come that brings more for its time and could not be in time after this job; None where
+        there is none such.
+        """
         end = self._situation.now + job.seconds
         for query, newest in self._book.shadow.newest.items():
             if query in self._ready or self._book.owed(query) < WAITED_FOR_FROM:
@@ -120,8 +122,8 @@ class Choice:
                 and self._book.claim(query) > job.density * cost.run_s
                 and cost.needed <= self._situation.resident
             ):
-                return True
-        return False
+                return comes
+        return None
 
     def run(self, job: Job) -> Run | None:
         """The batch of the job that brings most for its time: what it drives out of memory, and the frames that

@@ -74,8 +74,13 @@ class Ours:
         ahead = choice.load_ahead(kept)
         if ahead is not None:
             return Decision(ahead.query, 0, ahead.evict, ahead.missing, drop, recall=book)
+        again_s = []
         for job in kept:
-            run = None if choice.bars_a_better(job) else choice.run(job)
+            barred_until = choice.barred_until(job)
+            if barred_until is not None:
+                again_s.append(barred_until + 2 * CLOCK_SLACK_S)
+                continue
+            run = choice.run(job)
             if run is not None:
                 drop += tuple((job.query, captured_at, DEADLINE) for captured_at in run.given_up)
                 return Decision(
@@ -86,11 +91,12 @@ class Ours:
                     drop,
                     recall=book.with_run(job.query, run.captured),
                 )
-        # None of these is worth a run now; once the first of them is lost, it must be dropped.
+        # None of these is worth a run now; once the first of them is lost it must be dropped, and once a better one has
+        # not come it need not be waited for.
         lost_s = min(
             captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s for query, captured in waiting.items()
         )
-        return Decision(drop=drop, wake_s=lost_s + 2 * CLOCK_SLACK_S, recall=book)
+        return Decision(drop=drop, wake_s=min([lost_s + 2 * CLOCK_SLACK_S, *again_s]), recall=book)
 
 
 def hopeless(

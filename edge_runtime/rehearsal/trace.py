@@ -10,8 +10,11 @@ own clock.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import queue
+import threading
 from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
@@ -23,19 +26,25 @@ from models.errors import InputError
 from models.files.lines import Lines
 
 FORMAT = 1
+MOST_WAITING = 100_000
+PATIENCE_S = 1.0
 
 log = logging.getLogger("gemel.run")
 
 
 class TraceWriter:
-    """Writes a trace as it happens; frames may be told from any thread.
+    """Writes a trace as it happens, in a thread of its own; frames may be told from any thread, and nobody waits.
 
-    A trace that cannot be written any more, as on a full disk, ends there: `refused` says why, and the box goes on.
+    A trace that cannot be written any more, as on a full disk, or as fast as it comes, ends there: `refused` says why,
+    and the box goes on.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._lines = Lines(Path(path), fresh=True, key="trace")
         self.refused: str | None = None
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._work, name="trace", daemon=True)
+        self._thread.start()
         self._numbers: dict[str, int] = {}
         self._resident: set[str] = set()
 
@@ -88,18 +97,34 @@ class TraceWriter:
         })  # fmt: skip
 
     def close(self) -> None:
-        try:
-            self._lines.close()
-        except InputError as error:
-            log.error("%s", error)
+        """Write what waits, for a while at most, and let go of the file."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=PATIENCE_S)
+        self._thread.join(PATIENCE_S)
 
     def _of(self, names: Any) -> list[int]:
         return [self._numbers[name] for name in names]
 
     def _write(self, line: dict[str, Any]) -> None:
+        if self.refused is None:
+            try:
+                self._waiting.put_nowait(line)
+            except queue.Full:
+                self._end(f"{MOST_WAITING} lines of the trace wait to be written: the disk is too slow")
+
+    def _work(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            if self.refused is not None:
+                continue
+            try:
+                self._lines.add(json.dumps(line, separators=(",", ":")))
+            except InputError as error:
+                self._end(str(error))
         try:
-            self._lines.add(json.dumps(line, separators=(",", ":")))
+            self._lines.close()
         except InputError as error:
-            self.refused = str(error)
-            log.error("the trace ends here: %s", error)
-            self.close()
+            log.error("%s", error)
+
+    def _end(self, why: str) -> None:
+        self.refused = why
+        log.error("the trace ends here: %s", why)

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from edge_runtime.backoff import BackOff
 from edge_runtime.engines.base import Engine
-from edge_runtime.frames.ledger import DEADLINE
-from edge_runtime.frames.mailbox import Mailboxes
+from edge_runtime.frames.ledger import DEADLINE, PAUSED
+from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.memory.layout import Layouts
 from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.schedule import Decision, Demand, Plan, Policy, Situation
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.estimates import Estimates
+from edge_runtime.serving.breaker import CLOSED, MOST_FAILURES, OPEN, Breaker
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.publishing import Publisher
 from edge_runtime.serving.warming import warmed_up
+from edge_runtime.serving.watchdog import Doing
+from models.errors import one_line
+
+IDLE_S = 0.1
+LEAST_SLEEP_S = 0.001
+WARM_UP_S = 120.0
+"""How long the warm-up of one query may last, which may compile what it runs."""
+POLICY_PAUSES = BackOff(0.1, 2.0, spread=0.0)
+MOST_POLICY_FAILURES = 10
 
 log = logging.getLogger("gemel.run")
 
@@ -52,17 +64,26 @@ class Turn:
     run_s: float | None = None
 
 
+class PolicyFailed(Exception):
+    """The policy raised again and again, so that nothing can be decided any more."""
+
+
 class Executor:
     """Runs the queries of a bundle over the frames in the mailboxes, by the schedule, within the budget.
 
     The costs known at the start are corrected with every load and run. Where loads overlap runs (`Device.overlaps`),
-    layers start as they arrive, and what the schedule would load next is loaded beside the present run. Call it from
-    one thread.
+    layers start as they arrive, and what the schedule would load next is loaded beside the present run. A query whose
+    runs fail pauses (`Breaker`); a policy that raises is asked again after a while, without what it remembered. Call it
+    from one thread; `doing` may be read from any.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.device, self.publisher = parts, parts.device, parts.publisher
         self.clock = parts.clock
+        self.doing: Doing | None = None
+        self._breakers = {query: Breaker() for query in parts.device.engines}
+        self._wake_s: float | None = None
+        self._policy_failures, self._ask_at = 0, -math.inf
         self._begin(parts.device.costs)
 
     def _begin(self, costs: Costs) -> None:
@@ -95,7 +116,11 @@ class Executor:
 
         A query that fails here is out: the others run without it.
         """
-        found = warmed_up(self.device, self._plan, self.publisher.out, frames, self.clock)
+        self.doing = Doing("the warm-up", WARM_UP_S * len(self.device.engines))
+        try:
+            found = warmed_up(self.device, self._plan, self.publisher.out, frames, self.clock)
+        finally:
+            self.doing = None
         for query, error in found.failed.items():
             self.publisher.give_up(query, error)
         self._estimates.warmed(found.run_s, found.copy_bytes_per_s or self.costs.copy_bytes_per_s)
@@ -127,10 +152,26 @@ class Executor:
         self.warm_up(frames)
 
     def step(self) -> bool:
-        """Carry out one decision; False when there was nothing to load or run."""
+        """Carry out one decision; False when there was nothing to load or run. Raises PolicyFailed."""
+        try:
+            return self._step()
+        finally:
+            self.doing = None
+
+    def sleep_s(self) -> float:
+        """After a step that did nothing: how long nothing will be to do unless a frame comes."""
+        until_s = IDLE_S if self._wake_s is None else self._wake_s - self.clock()
+        return min(IDLE_S, max(LEAST_SLEEP_S, until_s))
+
+    def _step(self) -> bool:
         situation = self._situation()
-        decision, budget_bytes = self._decide(situation), self.device.budget_bytes
-        self._recall = decision.recall
+        self._wake_s = None
+        if situation.now < self._ask_at:
+            self._wake_s = self._ask_at
+            return False
+        self.doing = Doing.of("a decision", 0.0)
+        decision, budget_bytes = self._decided(situation), self.device.budget_bytes
+        self._recall, self._wake_s = decision.recall, decision.wake_s
         for query, captured_at, reason in decision.drop:
             self.parts.mailboxes.drop(query, captured_at, reason)
             if reason == DEADLINE:
@@ -148,6 +189,7 @@ class Executor:
                 "run_ms": round(1000 * self.costs.queries[query].run_s, 3),
                 "age_p95_ms": self.publisher.age_p95_ms(query),
                 "last_failure": self.publisher.failures.get(query),
+                "breaker": self._breakers[query].state(self.clock()),
             }
             for query in self.device.engines
         ]
@@ -157,21 +199,43 @@ class Executor:
         now, waiting = self.parts.mailboxes.snapshot(self.clock)
         for query in self.publisher.out & waiting.keys():
             self.publisher.failed(query, self.parts.mailboxes.take(query, len(waiting.pop(query))))
+        for query in [query for query in waiting if self._breakers[query].state(now) == OPEN]:
+            self.publisher.dropped(query, self.parts.mailboxes.take(query, len(waiting.pop(query))), PAUSED)
         held, held_bytes = self.device.held()
         return Situation(now, waiting, held, held_bytes, self._recall, self.parts.urgency())
+
+    def _decided(self, situation: Situation) -> Decision:
+        """What the policy decides; nothing, for a while, where it raises."""
+        try:
+            decision = self._decide(situation)
+        except Exception as error:
+            said = one_line(f"{type(error).__name__}: {error}")
+            self._policy_failures += 1
+            if self._policy_failures >= MOST_POLICY_FAILURES:
+                fault = f"the policy {self.parts.policy.name} failed {self._policy_failures} times in a row: {said}"
+                raise PolicyFailed(fault) from error
+            self._ask_at = situation.now + POLICY_PAUSES.wait_s(self._policy_failures, 0.0)
+            if self._policy_failures == 1:
+                log.exception("the policy %s failed: %s", self.parts.policy.name, said)
+            return Decision(wake_s=self._ask_at)
+        if self._policy_failures:
+            log.info("the policy %s decides again", self.parts.policy.name)
+            self._policy_failures = 0
+        return decision
 
     def _decide(self, situation: Situation) -> Decision:
         return self.parts.policy.decide(situation, self.costs, self._plan)
 
     def _take_turn(self, decision: Decision, query: str) -> Turn:
+        believed_s = self.costs.load_s(self.costs.moved_bytes(decision.load))
+        self.doing = Doing.of(f"query {query}", believed_s + self.costs.queries[query].run_of(max(1, decision.count)))
         early = decision.count > 0 and self.device.starts_early(query)
         arena = self.device.arena
         before, load_before_s, start = arena.bytes_moved, arena.load_s, self.clock()
         try:
             self.device.load(query, decision.count, decision.evict, bool(decision.load), early)
         except Exception as error:
-            self.device.forget_held()
-            self.publisher.failed(query, self.parts.mailboxes.take(query, decision.count), error)
+            self._failed(query, self.parts.mailboxes.take(query, decision.count), error)
             return Turn()
         loaded = self.clock()
         ran = decision.count > 0 and self._run(query, decision)
@@ -196,10 +260,19 @@ class Executor:
             answers = self.device.run(query, images, lambda: self._look_ahead(query, decision))
             self.publisher.publish(query, frames, answers, self.clock())
         except Exception as error:
-            self.device.forget_held()
-            self.publisher.failed(query, frames, error)
+            self._failed(query, frames, error)
             return False
+        if self._breakers[query].ran():
+            log.info("query %s runs again", query)
         return True
+
+    def _failed(self, query: str, frames: Sequence[Frame], error: Exception) -> None:
+        """These frames have no answer; a query that fails again and again pauses."""
+        self.device.forget_held()
+        self.publisher.failed(query, frames, error)
+        was, pause_s = self._breakers[query].state(self.clock()), self._breakers[query].failed(self.clock())
+        if was == CLOSED and pause_s is not None:
+            log.error("query %s pauses: it failed %d times in a row; it is tried again", query, MOST_FAILURES)
 
     def _look_ahead(self, query: str, decision: Decision) -> None:
         """Begin to load what the schedule would load once the present run is over, if there is room beside it."""

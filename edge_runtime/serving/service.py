@@ -6,82 +6,180 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.capture.camera import Camera
 from edge_runtime.config import BoxConfig
+from edge_runtime.delivery.post import Post
 from edge_runtime.engines.unshared import bound_as
-from edge_runtime.equipping import EquippedBox, engines_text
+from edge_runtime.equipping import EquippedBox
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.frames.motion import SceneChange
-from edge_runtime.frames.sinks.base import Sink
+from edge_runtime.frames.results import Identity
 from edge_runtime.memory.arena import Arena
 from edge_runtime.opening import wanted
 from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
+from edge_runtime.serving.inference import ASKED, Inference
+from edge_runtime.serving.ledger_file import LedgerFile
 from edge_runtime.serving.publishing import Publisher
+from edge_runtime.serving.signals import Asked
 from edge_runtime.serving.switching import Switching
+from edge_runtime.serving.watchdog import LOOK_S, Watchdog
 from models.bundle import Bundle
 from models.errors import InputError
 from models.sizes import exact_text
 
-IDLE_S = 0.1
-CAMERA_PATIENCE_S = 1.0
-CAMERAS_ENDED, ASKED, TIME_OVER = "cameras ended", "asked to stop", "its time was over"
-UNHEARD = "nobody reads its results"
+STEP_S, CAMERAS_S, POST_S, LEDGER_S = 1.2, 0.4, 1.0, 0.8
+"""How long each of these is waited for at the end, one after the other: within 5 seconds the process is gone."""
+LEISURE_S = 10.0
+"""How long the post may take to deliver what waits where nobody asked the box to stop."""
 
 log = logging.getLogger("gemel.run")
 
 
-def serve(box: EquippedBox, sinks: Sequence[Sink], stopping: threading.Event, seconds: float) -> dict[str, Any]:
-    """Serve until the cameras have ended and nothing waits, `stopping` is set, or so many seconds are over.
+def serve(box: EquippedBox, post: Post, asked: Asked, seconds: float, ledger_file: LedgerFile) -> dict[str, Any]:
+    """Serve until the cameras have ended and nothing waits, the box is asked to stop, so many seconds are over, or
+    something is at fault; nothing that hangs is waited for.
 
-    Returns what was done, as JSON values: the ledger, bytes moved and swaps while serving (those of warm-ups
-    apart), the most bytes resident and used, what could not be written (`unwritten`, a line each), and why it
-    stopped. Raises InputError where the device lacks the memory.
+    Returns what was done, as JSON values: the ledger, bytes moved and swaps while serving (those of warm-ups apart),
+    the most bytes resident and used, what could not be written (`unwritten`, a line each), why it stopped, the `fault`
+    if that was one, and what is `hanging`. The same is written to the ledger's file now and then, and at the end
+    whatever comes between. Raises InputError where the device lacks the memory.
     """
-    opened, overhead = box.fitted.box, _private_bytes()
-    config, bundle = opened.config, opened.bundle
-    with contextlib.ExitStack() as closing:
-        arena = closing.enter_context(contextlib.closing(_allocated(box)))
-        trace = closing.enter_context(contextlib.closing(TraceWriter(config.trace))) if config.trace else None
-        executor, scene = _executor(box, arena, sinks, trace)
-        executor.warm_up(opened.frames)
-        warm_up, overflowed = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}, _overflowed(box)
-        switching = Switching(box)
-        closing.callback(switching.stop)
-        switching.start()
-        cameras = _cameras(config, bundle, executor.parts.mailboxes, scene)
-        log.info(
-            "running %s, %d cameras, policy %s, order of turns: %s",
-            engines_text(box.names()),
-            len(cameras),
-            executor.parts.policy.name,
-            executor.order,
-        )
-        started = time.monotonic()
-        with _playing(cameras):
-            stopped_by = _loop(executor, switching, cameras, stopping, started + seconds)
-    ledger, again = executor.publisher.ledger, switching
-    return {
-        **again.box.fitted.to_json(), "engines": again.box.names(),
-        "seconds": round(time.monotonic() - started, 3),
-        "stopped_by": stopped_by,
-        "bytes_moved": arena.bytes_moved - warm_up["bytes_moved"] - again.bytes_moved,
-        "swaps": arena.swaps - warm_up["swaps"] - again.swaps,
-        "bytes_overflowed": _overflowed(again.box) - overflowed,
-        "warm_up": {"bytes_moved": warm_up["bytes_moved"] + again.bytes_moved, "swaps": warm_up["swaps"] + again.swaps},
-        "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
-        "max_resident_bytes": arena.max_resident_bytes, "max_used_bytes": executor.device.max_used_bytes,
-        "overhead_bytes": overhead, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
-        "queries": executor.to_json(), "cameras": [camera.to_json() for camera in cameras],
-        "unwritten": [*executor.publisher.unwritten, *([trace.refused] if trace and trace.refused else [])],
-        "balanced": ledger.balanced, "ledger": ledger.to_json(),
-    }  # fmt: skip
+    serving = Serving(box, post, asked, ledger_file)
+    try:
+        serving.start(seconds)
+        serving.oversee()
+    finally:
+        summary = serving.end()
+    return summary
+
+
+class Serving:
+    """All that is at work in a box, overseen from the thread that called for it."""
+
+    def __init__(self, box: EquippedBox, post: Post, asked: Asked, ledger_file: LedgerFile) -> None:
+        self._post, self._asked, self._ledger_file = post, asked, ledger_file
+        opened, self._overhead = box.fitted.box, _private_bytes()
+        config, self._frames = opened.config, opened.frames
+        self._arena = _allocated(box)
+        self._trace = TraceWriter(config.trace) if config.trace else None
+        self._identity = Identity(opened.bundle.digest)
+        executor, scene = _executor(box, self._arena, post, self._trace, self._identity)
+        cameras = _cameras(config, opened.bundle, executor.parts.mailboxes, scene)
+        self._inference = Inference(executor, Switching(box), cameras, asked.stopping, lambda: post.is_unheard)
+        self._ended: float | None = None
+        self._fault: str | None = None
+        self._hanging: list[str] = []
+        self._unwritten: list[str] = []
+
+    def start(self, seconds: float) -> None:
+        """Begin to serve, for so many seconds."""
+        self._ledger_file.start()
+        self._post.start()
+        self._inference.start(self._frames, seconds)
+
+    def oversee(self) -> None:
+        """Look after what is at work until it is over, something hangs, or the box is asked to stop."""
+        watchdog, inference = Watchdog(), self._inference
+        while not inference.over.wait(LOOK_S):
+            if self._asked.stopping.is_set():
+                return
+            if self._asked.reopening.is_set():
+                self._asked.reopening.clear()
+                log.info("files are opened anew")
+                self._post.reopen()
+            self._fault = watchdog.looks(inference.executor.doing, time.monotonic())
+            if self._fault is not None:
+                log.error("%s: the box ends", self._fault)
+                return
+            if self._ledger_file.is_due():
+                self._ledger_file.write(self.summary())
+
+    def end(self) -> dict[str, Any]:
+        """Let everything end, without waiting long for anything, and write the ledger; returns the summary."""
+        self._ended = time.monotonic()
+        inference, asked = self._inference, self._asked
+        by_itself = inference.over.is_set() and not asked.stopping.is_set()
+        asked.stopping.set()
+        inference.executor.parts.mailboxes.nudge()
+        try:
+            for camera in inference.cameras:
+                camera.stop()
+            if self._fault or not inference.join(STEP_S):
+                self._hanging.append("the inference")
+            self._fault = self._fault or inference.fault
+            ends = time.monotonic() + CAMERAS_S
+            dead = [one for one in inference.cameras if one.alive and not one.join(max(0.0, ends - time.monotonic()))]
+            self._hanging += [f"camera {camera.id}" for camera in dead]
+            self._close(by_itself)
+        finally:
+            written = self._ledger_file.finish(self.summary(), LEDGER_S)
+        if not written:
+            self._hanging.append("the ledger")
+        if self._ledger_file.refused is not None:
+            self._unwritten.append(self._ledger_file.refused)
+        if self._hanging:
+            log.warning("not waited for: %s", ", ".join(self._hanging))
+        return self.summary()
+
+    def _close(self, by_itself: bool) -> None:
+        closing: list[tuple[str, Callable[[], object]]] = [("the measuring of engines", self._inference.switching.stop)]
+        if self._trace is not None:
+            closing.append(("the trace", self._trace.close))
+        threads = [(name, threading.Thread(target=close, daemon=True)) for name, close in closing]
+        for _, thread in threads:
+            thread.start()
+        ends = time.monotonic() + POST_S
+        self._hanging += self._post.close(LEISURE_S if by_itself else POST_S)
+        for name, thread in threads:
+            thread.join(max(0.0, ends - time.monotonic()))
+            if thread.is_alive():
+                self._hanging.append(name)
+        if not self._hanging:  # what hangs may still use it
+            self._arena.close()
+        self._unwritten += self._post.complaints
+        if self._trace is not None and self._trace.refused:
+            self._unwritten.append(self._trace.refused)
+
+    def summary(self) -> dict[str, Any]:
+        """What was done so far."""
+        inference, arena, executor = self._inference, self._arena, self._inference.executor
+        again, warmed, ledger = inference.switching, inference.warmed, executor.publisher.ledger
+        began = inference.began
+        return {
+            **again.box.fitted.to_json(), "run": self._identity.run, "engines": again.box.names(),
+            "seconds": 0.0 if began is None else round((self._ended or time.monotonic()) - began, 3),
+            "stopped_by": self._stopped_by(), "fault": self._fault, "hanging": list(self._hanging),
+            "bytes_moved": arena.bytes_moved - warmed["bytes_moved"] - again.bytes_moved,
+            "swaps": arena.swaps - warmed["swaps"] - again.swaps,
+            "bytes_overflowed": _overflowed(again.box) - inference.overflowed,
+            "warm_up": {"bytes_moved": warmed["bytes_moved"] + again.bytes_moved,
+                        "swaps": warmed["swaps"] + again.swaps},
+            "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
+            "max_resident_bytes": arena.max_resident_bytes, "max_used_bytes": executor.device.max_used_bytes,
+            "max_waiting_bytes": executor.parts.mailboxes.max_bytes, "most_waiting_bytes":
+                executor.parts.mailboxes.most_bytes,
+            "overhead_bytes": self._overhead, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
+            "queries": executor.to_json(), "cameras": [camera.to_json() for camera in inference.cameras],
+            "sinks": self._post.to_json(), "unwritten": list(self._unwritten),
+            "balanced": ledger.balanced, "ledger": ledger.to_json(),
+        }  # fmt: skip
+
+    def _stopped_by(self) -> str | None:
+        """Why it stopped; None while it runs."""
+        if self._asked.reasons:
+            return self._asked.reasons[0]
+        if self._fault is not None:
+            return "a fault"
+        if self._inference.over.is_set():
+            return self._inference.ended_by
+        return ASKED if self._asked.stopping.is_set() else None
 
 
 def _allocated(box: EquippedBox) -> Arena:
@@ -95,7 +193,7 @@ def _allocated(box: EquippedBox) -> Arena:
 
 
 def _executor(
-    box: EquippedBox, arena: Arena, sinks: Sequence[Sink], trace: TraceWriter | None
+    box: EquippedBox, arena: Arena, post: Post, trace: TraceWriter | None, identity: Identity
 ) -> tuple[Executor, SceneChange]:
     """The executor, and what tells it how urgent queries are."""
     opened = box.fitted.box
@@ -106,7 +204,7 @@ def _executor(
         box.fitted.policy,
         demands,
         Mailboxes(box.costs.queries, ledger, heard=_teller(trace)),
-        Publisher(sinks, ledger, {query.id: query for query in bundle.queries}, bundle.digest, opened.damaged),
+        Publisher(post.offer, ledger, {query.id: query for query in bundle.queries}, identity, opened.damaged),
         scene.urgency,
         trace,
     )
@@ -132,42 +230,6 @@ def _cameras(config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes, scene: Sce
         if queries:
             cameras.append(Camera(one, queries, put, ended=mailboxes.nudge))
     return cameras
-
-
-@contextlib.contextmanager
-def _playing(cameras: Sequence[Camera]) -> Iterator[None]:
-    """The cameras play while this lasts."""
-    for camera in cameras:
-        camera.start()
-    try:
-        yield
-    finally:
-        for camera in cameras:
-            camera.stop()
-        until = time.monotonic() + CAMERA_PATIENCE_S
-        left = [camera.id for camera in cameras if not camera.join(max(0.0, until - time.monotonic()))]
-        if left:
-            log.warning("these cameras did not stop in time: %s", ", ".join(left))
-
-
-def _loop(
-    executor: Executor, switching: Switching, cameras: Sequence[Camera], stopping: threading.Event, ends: float
-) -> str:
-    """Work until asked to stop, until the clock says `ends`, or until all cameras have ended and nothing waits."""
-    mailboxes = executor.parts.mailboxes
-    while not stopping.is_set():
-        if time.monotonic() >= ends:
-            return TIME_OVER
-        if executor.publisher.unheard:
-            return UNHEARD
-        switching.take_up(executor)
-        over = not any(camera.alive for camera in cameras)
-        if executor.step():
-            continue
-        if over and not mailboxes.pending():
-            return CAMERAS_ENDED
-        mailboxes.wait(IDLE_S)
-    return ASKED
 
 
 def _overflowed(box: EquippedBox) -> int:

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM ask a box to stop; a second one does not wait for it."""
+"""What a box is asked by signals: SIGINT and SIGTERM to stop (a second one does not wait for it), SIGHUP to open its
+files anew.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,43 @@ from types import FrameType
 from typing import Any
 
 
-@contextlib.contextmanager
-def signals(stopping: threading.Event) -> Iterator[list[str]]:
-    """Let SIGINT and SIGTERM set `stopping`, and note which came; only possible in the main thread.
+class Asked:
+    """What came so far. `stopping` and `reopening` are set, `reasons` are the names of the signals to stop."""
 
-    The next one is for whoever listened before, or else KeyboardInterrupt.
+    def __init__(self, stopping: threading.Event) -> None:
+        self.stopping, self.reopening = stopping, threading.Event()
+        self.reasons: list[str] = []
+        self.is_serving = False
+
+
+@contextlib.contextmanager
+def signals(stopping: threading.Event) -> Iterator[Asked]:
+    """Listen; only possible in the main thread.
+
+    Until it `is_serving` a signal to stop is a KeyboardInterrupt; the second one is for whoever listened before, or
+    else KeyboardInterrupt too.
     """
-    reasons: list[str] = []
+    asked = Asked(stopping)
 
     def note(number: int, frame: FrameType | None) -> None:
-        reasons.append(signal.Signals(number).name)
-        if len(reasons) > 1:
+        asked.reasons.append(signal.Signals(number).name)
+        if len(asked.reasons) > 1:
             _hand_on(before[number], number, frame)
         stopping.set()
+        if not asked.is_serving:
+            raise KeyboardInterrupt
+
+    def anew(number: int, frame: FrameType | None) -> None:
+        asked.reopening.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield reasons
+        yield asked
         return
     before: dict[int, Callable[..., Any] | int | None] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
-        yield reasons
+        for number, handler in ((signal.SIGINT, note), (signal.SIGTERM, note), (signal.SIGHUP, anew)):
+            before[number] = signal.signal(number, handler)
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -8,16 +8,11 @@ import sys
 from typing import Any
 
 from gemel.commands import grammar
-from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, INTERRUPTED, Outcome
+from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
+from gemel.commands.shown import Shown
 from gemel.text import size
-from models.errors import one_line
 
-
-class OneLine(logging.Formatter):
-    """Each record in a line, whatever stands in it; a traceback keeps its lines."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(super().formatMessage(record))
+SETTLE_S = 0.3
 
 
 def register(commands: Any) -> None:
@@ -27,7 +22,7 @@ def register(commands: Any) -> None:
     made.add_argument("config", metavar="CONFIG")
     made.add_argument("--supervise", action="store_true", help="start the box again whenever it ends in an error")
     made.add_argument(
-        "--check", action="store_true", help="check config and bundle, ask the cameras for a frame, then stop"
+        "--check", action="store_true", help="check config and bundle, ask cameras and sinks for an answer, then stop"
     )
 
 
@@ -38,25 +33,31 @@ def run(args: argparse.Namespace) -> Outcome:
     from edge_runtime.daemon import run as run_box
     from gemel.looking.box import box_text
 
-    shown = logging.StreamHandler()
+    shown = Shown()
     shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
-    shown.setFormatter(OneLine("%(asctime)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[shown])
-    summary = run_box(args.config, check=args.check)
+    try:
+        summary = run_box(args.config, check=args.check)
+    finally:
+        shown.settle(SETTLE_S)
     if args.check:
         return Outcome(summary, f"{args.config}: {_sound(summary)}", aside=True)
-    text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in summary["unwritten"])])
-    return Outcome(summary, text, _exit_code(summary), aside=True)
+    wrong = [*summary["unwritten"], *([summary["fault"]] if summary["fault"] else [])]
+    text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in wrong)])
+    return Outcome(summary, text, _exit_code(summary), aside=True, leaves=True)
 
 
 def _exit_code(summary: dict[str, Any]) -> int:
-    """A camera in error is what fell short of a box that ended by itself; who stops one knows that it ends."""
-    if summary["stopped_by"] == "SIGINT":
-        return INTERRUPTED
+    """Whoever asks a box to stop has got what was asked for, however much hangs or could not be written; a camera in
+    error is what fell short of one that ended by itself.
+    """
+    if summary["fault"]:
+        return FELL_SHORT
+    if summary["stopped_by"].startswith("SIG"):
+        return DONE
     if summary["unwritten"]:
         return BAD_INPUT
-    in_error = any(camera["error"] is not None for camera in summary["cameras"])
-    return FELL_SHORT if in_error and summary["stopped_by"] != "SIGTERM" else DONE
+    return FELL_SHORT if any(camera["error"] is not None for camera in summary["cameras"]) else DONE
 
 
 def _supervised(args: argparse.Namespace) -> Outcome:

@@ -43,7 +43,7 @@ def _first_fault(
     """The first fault pydantic found, as one line with a remedy."""
     # A misspelt key is both unknown and missing; name the misspelling.
     fault = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "invalid_key"))
-    key = prefix + _key_of(fault["loc"], document)
+    key = (prefix + _key_of(fault["loc"], document)).removesuffix(".")
     if fault["type"] == "extra_forbidden":
         nearest = _nearest(_clipped(str(fault["loc"][-1])), _keys_at(schema, fault["loc"]))
         return InputError(path, "unknown key", nearest, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_runtime.config import load_config
-from edge_runtime.frames.sinks.jsonl import JsonLinesConfig
+from edge_runtime.delivery.jsonl import JsonLinesConfig
 from models.errors import InputError
 from tests.edge_runtime.tiny import write_config
 
@@ -85,7 +85,17 @@ def test_without_sinks_results_go_to_stdout(tmp_path):
     ({"device": "tpu"}, "device", "'cpu'"),
     ({"engine": "compiled", "precision": "bf16"}, "precision", "compiled computes in fp32"),
     ({"engine": "steam"}, "engine", "unknown engine 'steam'"),
-    ({"sinks": [{"kind": "mqtt"}]}, "sinks[0].kind", "'mqtt' are not built yet"),
+    ({"sinks": [{"kind": "mqtt"}]}, "sinks[0].host", "missing"),
+    ({"sinks": [{"kind": "mqtt", "host": "h", "topic": "a/#"}]}, "sinks[0].topic", "no topic to publish to"),
+    ({"sinks": [{"kind": "mqtt", "host": "h", "topic": "a/{frame}"}]}, "sinks[0].topic", "{camera} and {query}"),
+    ({"sinks": [{"kind": "mqtt", "host": "h", "topic": "a/{"}]}, "sinks[0].topic", "brace"),
+    ({"sinks": [{"kind": "mqtt", "host": "h", "password": "p"}]}, "sinks[0]", "needs a `username`"),
+    ({"sinks": [{"kind": "mqtt", "host": "h", "qos": 3}]}, "sinks[0].qos", "less than or equal to 2"),
+    ({"sinks": [{"kind": "webhook", "url": "ftp://x"}]}, "sinks[0].url", "http:// or https://"),
+    ({"sinks": [{"kind": "webhook", "url": "http://x:y"}]}, "sinks[0].url", "http:// or https://"),
+    ({"sinks": [{"kind": "webhook", "url": "http://x", "timeout_s": 0}]}, "sinks[0].timeout_s", "greater than 0"),
+    ({"sinks": [{"kind": "jsonl", "max_bytes": "lots"}]}, "sinks[0].max_bytes", "'lots' is not a size"),
+    ({"sinks": [{"kind": "jsonl", "keep": -1}]}, "sinks[0].keep", "greater than or equal to 0"),
     ({"sinks": [{"kind": "fax"}]}, "sinks[0].kind", "unknown kind 'fax'"),
     ({"http": {"bind": "127.0.0.1:8080"}}, "http", "not built yet"),
     ({"public_key": 7}, "public_key", "string"),

@@ -27,7 +27,7 @@ from models.tasks import ClassAnswer, task_of
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
 
-RECORD = {"query", "camera", "frame", "captured_at", "finished_at", "age_ms", "late", "bundle", "label", "score"}
+RECORD = {"run", "query", "camera", "frame", "captured_at", "finished_at", "age_ms", "late", "bundle", "label", "score"}
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import yaml
 from torch import nn
 
+from edge_runtime.delivery.parcel import Parcel
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
@@ -66,15 +68,13 @@ def tiny_bundle(path: Path) -> Bundle:
 
 
 class Kept:
-    """A sink that keeps its records."""
+    """Keeps the records of the parcels that it is offered."""
 
     def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Mapping[str, Any]] = []
 
-    def write(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
-
-    def close(self) -> None: ...
+    def __call__(self, parcel: Parcel) -> None:
+        self.records.append(parcel.record)
 
 
 def picture(seed: int, width: int = 48, height: int = 32) -> np.ndarray:

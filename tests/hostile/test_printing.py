@@ -13,7 +13,7 @@ import pytest
 
 from gemel import cli
 from gemel.commands.outcome import Outcome
-from gemel.commands.run import OneLine
+from gemel.commands.shown import OneLine
 from gemel.looking.outcomes import Outcomes
 from gemel.progress.lines import Lines
 from gemel.progress.sentences import sentence

@@ -8,6 +8,7 @@ import torch
 
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.frames.results import Identity
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
@@ -17,7 +18,7 @@ from edge_runtime.serving.device import Device
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
 from models.tasks import ClassAnswer
-from tests.edge_runtime.tiny import query
+from tests.edge_runtime.tiny import Kept, query
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 
@@ -60,7 +61,7 @@ def one_query(seconds: list[float], larger: tuple[BatchCost, ...] = ()) -> tuple
     ledger = Ledger(["q"])
     arena = Arena(Store.of_tensors({"q": torch.arange(100, dtype=torch.int32)}), 1024)
     device = Device(arena, {"q": engine}, costs, 1024)
-    publisher = Publisher([], ledger, {"q": engine.query}, "d")
+    publisher = Publisher(Kept(), ledger, {"q": engine.query}, Identity("d"))
     mailboxes = Mailboxes(["q"], ledger)
     executor = Executor(Parts(device, policy_named("ours"), {"q": Demand(10.0)}, mailboxes, publisher, clock=clock))
     executor.warm_up({"q": IMAGE})

@@ -13,6 +13,7 @@ import torch
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.frames.results import Identity
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.store import Store
@@ -92,7 +93,9 @@ class Box:
         self.ledger = Ledger(NEEDS)
         mailboxes = Mailboxes(NEEDS, self.ledger)
         device = Device(self.arena, self.engines, costs, budget)
-        publisher = Publisher([self.sink], self.ledger, {name: one.query for name, one in self.engines.items()}, "d")
+        publisher = Publisher(
+            self.sink, self.ledger, {name: one.query for name, one in self.engines.items()}, Identity("d")
+        )
         demands = dict.fromkeys(NEEDS, Demand(10.0))
         self.executor = Executor(Parts(device, policy_named("gemel"), demands, mailboxes, publisher, clock=self.clock))
 
@@ -273,7 +276,7 @@ def test_real_engines_answer_alike_as_they_arrive_prefetched_or_whole(tmp_path):
         arena = Arena(store, capacity, budget_bytes=budget, mover=SlowMover(store, capacity) if slow else None)
         ledger, sink = Ledger(engines), Kept()
         device = Device(arena, engines, costs, budget)
-        publisher = Publisher([sink], ledger, {one.id: one for one in bundle.queries}, "d")
+        publisher = Publisher(sink, ledger, {one.id: one for one in bundle.queries}, Identity("d"))
         demands = dict.fromkeys(engines, Demand(10.0))
         executor = Executor(Parts(device, policy_named("gemel"), demands, Mailboxes(engines, ledger), publisher))
         for index in range(6):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 
 from edge_runtime.config import load_config
 from edge_runtime.daemon import run
-from edge_runtime.frames.sinks.base import SinkKeys
-from edge_runtime.frames.sinks.registry import SINKS
+from edge_runtime.delivery.base import Sink, SinkConfig, SinkKeys
+from edge_runtime.delivery.parcel import Parcel
+from edge_runtime.delivery.registry import SINKS
 from models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
-KEPT: dict[str, list[dict[str, Any]]] = {}
+KEPT: dict[str, list[Mapping[str, Any]]] = {}
 CLOSED: list[str] = []
 
 
@@ -27,18 +29,31 @@ class KeptKeys(SinkKeys):
 
 
 @dataclass(frozen=True)
-class Keeping:
+class Keeping(SinkConfig):
     under: str
 
-    def open(self) -> Keeping:
-        KEPT[self.under] = []
-        return self
+    @property
+    def kind(self) -> str:
+        return "kept"
 
-    def write(self, record: dict[str, Any]) -> None:
-        KEPT[self.under].append(record)
+    @property
+    def name(self) -> str:
+        return f"kept under {self.under}"
+
+    def made(self) -> Keeper:
+        KEPT[self.under] = []
+        return Keeper(self.under)
+
+
+class Keeper(Sink):
+    def __init__(self, under: str) -> None:
+        self._under = under
+
+    def write(self, parcels: Sequence[Parcel]) -> None:
+        KEPT[self._under] += [parcel.record for parcel in parcels]
 
     def close(self) -> None:
-        CLOSED.append(self.under)
+        CLOSED.append(self._under)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +78,7 @@ def test_a_box_writes_to_a_kind_of_sink_that_was_added(tmp_path):
         ({"kind": "kept"}, "sinks[1].under", "missing"),
         ({"kind": "kept", "under": "x", "path": "y"}, "sinks[1].path", "unknown key"),
         ({"kind": "jsonl", "path": 3}, "sinks[1].path", "string"),
-        ({"kind": "fax"}, "sinks[1].kind", "unknown kind 'fax'; use jsonl, kept"),
+        ({"kind": "fax"}, "sinks[1].kind", "unknown kind 'fax'; use jsonl, mqtt, webhook, kept"),
         ({"path": "y"}, "sinks[1].kind", "missing"),
     ],
 )

@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.frames.sinks.base import SinkConfig, SinkKeys
+from edge_runtime.delivery.base import SinkConfig, SinkKeys
 from models.errors import InputError
 from models.files.schema import checked
 
-SINKS: dict[str, tuple[str, str]] = {"jsonl": ("edge_runtime.frames.sinks.jsonl", "JsonLinesKeys")}
+SINKS: dict[str, tuple[str, str]] = {
+    "jsonl": ("edge_runtime.delivery.jsonl", "JsonLinesKeys"),
+    "mqtt": ("edge_runtime.delivery.mqtt", "MqttKeys"),
+    "webhook": ("edge_runtime.delivery.webhook", "WebhookKeys"),
+}
 """Kind -> module, and the class of its keys."""
-PLANNED = ("mqtt", "http", "webhook")
 
 
 def sinks_of(path: Path, given: Sequence[Mapping[str, Any]], root: Path) -> tuple[SinkConfig, ...]:
@@ -26,8 +29,6 @@ def _keys_of(path: Path, given: Mapping[str, Any], key: str) -> SinkKeys:
     if kind is None:
         raise InputError(path, "this key is missing", f"use {', '.join(SINKS)}", f"{key}.kind")
     if not isinstance(kind, str) or kind not in SINKS:
-        planned = isinstance(kind, str) and kind in PLANNED
-        fault = f"sinks of kind '{kind}' are not built yet" if planned else f"unknown kind '{str(kind)[:40]}'"
-        raise InputError(path, fault, f"use {', '.join(SINKS)}", f"{key}.kind")
+        raise InputError(path, f"unknown kind '{str(kind)[:40]}'", f"use {', '.join(SINKS)}", f"{key}.kind")
     module, keys = SINKS[kind]
     return checked(path, given, getattr(importlib.import_module(module), keys), key)

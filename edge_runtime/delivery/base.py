@@ -1,0 +1,127 @@
+"""What a kind of sink is: the keys that a config may give it, and what takes results once it is open."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from edge_runtime.delivery.parcel import Parcel
+
+BLOCKED, DISK_FULL, GONE, INVALID, REFUSED = "blocked", "disk_full", "gone", "invalid", "refused"
+SERVER_ERROR, TIMEOUT, UNREACHABLE, UNWRITABLE, ERROR = "server_error", "timeout", "unreachable", "unwritable", "error"
+"""The reasons for which results are not delivered, beside those of the outbox."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+
+
+class NotTaken(Exception):
+    """A sink did not take a parcel, for one of the reasons above; the first `delivered` of those given were taken.
+
+    `for_good`: this parcel is never taken, and not tried again. `answered`: the sink is there, and does not get along
+    with this parcel.
+    """
+
+    def __init__(
+        self, reason: str, said: str, delivered: int = 0, for_good: bool = False, answered: bool = False
+    ) -> None:
+        super().__init__(said)
+        self.reason, self.delivered, self.for_good, self.answered = reason, delivered, for_good, answered
+
+
+class Closed(Exception):
+    """Whoever read this sink has gone, and nobody else will come."""
+
+
+class Sink(ABC):
+    """Takes results. All is called from one thread, which is that of this sink alone and may wait.
+
+    What any of it raises is trouble: the sink is closed, and after a while opened and tried again (`NotTaken` says
+    more; `Closed` ends it).
+    """
+
+    batch = 1
+    """How many parcels it takes at once."""
+
+    def open(self) -> None:  # noqa: B027 (not every kind has something to do)
+        """Get ready: before the first parcel, after trouble, and when files are to be opened anew."""
+
+    @abstractmethod
+    def write(self, parcels: Sequence[Parcel]) -> None:
+        """Deliver all of these, `batch` at most; on return they are."""
+
+    def tend(self) -> None:  # noqa: B027
+        """Called now and then while nothing is to be delivered; raises where the connection is lost."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of files and connections."""
+
+
+class SinkConfig(ABC):
+    """One sink of a box config, its paths absolute; where it writes files, `paths` says which."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The kind of sink, as in the config."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that it writes."""
+        return ()
+
+    @property
+    def wants_images(self) -> bool:
+        """Whether it carries pictures."""
+        return False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Where results go, in words for the log; no secrets."""
+
+    @abstractmethod
+    def made(self) -> Sink:
+        """The sink, not yet open."""
+
+    def check(self) -> None:  # noqa: B027
+        """Raise InputError, in one line, where it can never be opened."""
+
+    def reach(self) -> str | None:
+        """Why it does not answer at present, if so."""
+        return None
+
+
+class SinkKeys(BaseModel):
+    """The keys of one sink in a box config; each kind adds its own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: str
+
+    @abstractmethod
+    def settled(self, root: Path) -> SinkConfig:
+        """What they say as plain values, paths relative to `root`."""
+
+
+def not_taken(error: Exception) -> NotTaken:
+    """What any error of a sink means."""
+    if isinstance(error, NotTaken):
+        return error
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return NotTaken(_reason(cause if isinstance(cause, OSError) else error), str(error) or type(error).__name__)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return TIMEOUT
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return DISK_FULL
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        return UNWRITABLE
+    return UNREACHABLE if isinstance(error, OSError | http.client.HTTPException) else ERROR

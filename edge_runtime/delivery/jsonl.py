@@ -1,0 +1,190 @@
+"""The sink `jsonl`: each result one line of JSON, in a file or on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from edge_runtime.delivery.base import BLOCKED, INVALID, Closed, NotTaken, Sink, SinkConfig, SinkKeys
+from edge_runtime.delivery.parcel import Parcel
+from edge_runtime.delivery.tail import mend
+from edge_runtime.schedule.settings import parse_memory
+from models.errors import InputError
+from models.files.atomic import told_of
+from models.files.lines import Lines
+
+STDOUT = "-"
+PATIENCE_S = 1.0
+"""How long a line waits for a pipe that nobody reads before it counts as trouble."""
+
+
+def _size(text: str | int) -> int:
+    try:
+        return parse_memory(text)
+    except InputError as error:
+        raise ValueError(f"{error.fault}; {error.remedy}") from error
+
+
+class JsonLinesKeys(SinkKeys):
+    """`path` is the file that lines are appended to, `-` for stdout. A file that would grow past `max_bytes` is moved
+    to PATH.1 first, that to PATH.2, and so on; `keep` of those remain.
+    """
+
+    path: Annotated[str, Field(min_length=1)] = STDOUT
+    max_bytes: Annotated[str | int, AfterValidator(_size)] | None = None
+    keep: Annotated[int, Field(ge=0, le=1000)] = 5
+
+    def settled(self, root: Path) -> JsonLinesConfig:
+        size = None if self.max_bytes is None else int(self.max_bytes)
+        return JsonLinesConfig(None if self.path == STDOUT else root / self.path, size, self.keep)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLinesConfig(SinkConfig):
+    """The absolute path that lines are appended to, None for stdout; `max_bytes` None for a file that only grows."""
+
+    path: Path | None
+    max_bytes: int | None = None
+    keep: int = 5
+
+    @property
+    def kind(self) -> str:
+        return "jsonl"
+
+    @property
+    def name(self) -> str:
+        return "jsonl on stdout" if self.path is None else f"jsonl {self.path}"
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The file, and those that it is moved to."""
+        if self.path is None:
+            return ()
+        kept = 0 if self.max_bytes is None else self.keep
+        return (self.path, *(moved(self.path, number) for number in range(1, kept + 1)))
+
+    def check(self) -> None:
+        if self.path is None:
+            if sys.stdout is None:
+                raise InputError("standard output", "is closed", "give the sink a `path`")
+            return
+        with told_of(self.path):
+            if self.path.exists():
+                try:
+                    os.close(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
+                except OSError as error:
+                    if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
+                        raise
+            else:
+                tempfile.TemporaryFile(dir=self.path.parent).close()  # without a name, as a rule
+
+    def made(self) -> Sink:
+        return Stdout() if self.path is None else JsonLines(self.path, self.max_bytes, self.keep)
+
+
+def moved(path: Path, number: int) -> Path:
+    """What a full file is called once so many have followed it."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+class JsonLines(Sink):
+    """Appends each record as one line of JSON to a file, and begins a new one where that was moved or deleted.
+
+    What a last line that was cut short leaves is mended when the file is opened (`tail.mend`).
+    """
+
+    def __init__(self, path: Path, max_bytes: int | None = None, keep: int = 5) -> None:
+        self._path, self._max_bytes, self._keep = path, max_bytes, keep
+        self._lines: Lines | None = None
+
+    def open(self) -> None:
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISREG(os.stat(self._path).st_mode):
+                mend(self._path)
+        self._lines = Lines(self._path, patience_s=PATIENCE_S)
+
+    def write(self, parcels: Sequence[Parcel]) -> None:
+        for done, parcel in enumerate(parcels):
+            line = _line(parcel, done)
+            try:
+                self._lines_for(len(line) + 1).add(line)
+            except (InputError, OSError) as error:
+                raise _of(error, done) from error
+
+    def tend(self) -> None:
+        if self._lines is None or self._lines.is_regular:
+            self._lines_for(0)
+
+    def close(self) -> None:
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.close()
+
+    def _lines_for(self, nbytes: int) -> Lines:
+        """The file that the next line goes to."""
+        if self._lines is None or not self._lines.is_in_place:
+            self.open()
+        assert self._lines is not None
+        size = self._lines.size if self._lines.is_regular else 0
+        if self._max_bytes is not None and size and size + nbytes > self._max_bytes:
+            self._rotate()
+            self.open()
+        return self._lines
+
+    def _rotate(self) -> None:
+        for number in range(self._keep - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(moved(self._path, number), moved(self._path, number + 1))
+        if self._keep:
+            os.replace(self._path, moved(self._path, 1))
+        else:
+            os.unlink(self._path)
+
+
+class Stdout(Sink):
+    """Writes each record as one line of JSON to stdout, for whoever reads what this process writes."""
+
+    def __init__(self) -> None:
+        # Not through Python's own buffer, which a line that nobody reads would hold for ever, at the end too.
+        self._out, self._lines = sys.stdout, None
+        with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
+            self._lines = Lines.on(sys.stdout.fileno(), "standard output", PATIENCE_S)
+
+    def write(self, parcels: Sequence[Parcel]) -> None:
+        for done, parcel in enumerate(parcels):
+            line = _line(parcel, done)
+            try:
+                if self._lines is None:
+                    self._out.write(line + "\n")
+                    self._out.flush()
+                else:
+                    self._lines.add(line)
+            except (InputError, OSError) as error:
+                if isinstance(error.__cause__ or error, BrokenPipeError):
+                    raise Closed("nobody reads it any more") from error
+                raise _of(error, done) from error
+
+
+def _line(parcel: Parcel, done: int) -> str:
+    try:
+        return parcel.text()
+    except ValueError as error:
+        raise NotTaken(INVALID, f"{error}", done, for_good=True) from error
+
+
+def _of(error: Exception, done: int) -> Exception:
+    """The error itself, unless a pipe is full."""
+    blocked = isinstance(error.__cause__ or error, TimeoutError)
+    return NotTaken(BLOCKED, str(error), done) if blocked else error
