@@ -24,14 +24,21 @@ class NotTaken(Exception):
     """A sink did not take a parcel, for one of the reasons above; the first `delivered` of those given were taken.
 
     `for_good`: this parcel is never taken, and not tried again. `answered`: the sink is there, and does not get along
-    with this parcel.
+    with this parcel. `stays_open`: the sink is not to be opened anew for that.
     """
 
     def __init__(
-        self, reason: str, said: str, delivered: int = 0, for_good: bool = False, answered: bool = False
+        self,
+        reason: str,
+        said: str,
+        delivered: int = 0,
+        for_good: bool = False,
+        answered: bool = False,
+        stays_open: bool = False,
     ) -> None:
         super().__init__(said)
         self.reason, self.delivered, self.for_good, self.answered = reason, delivered, for_good, answered
+        self.stays_open = stays_open or for_good
 
 
 class Closed(Exception):

@@ -110,7 +110,7 @@ class Courier:
                 break
             except Exception as error:
                 met = not_taken(error)
-                opened = opened and met.for_good
+                opened = opened and met.stays_open
                 if not opened:
                     self._let_go()
                 self._missed(met)

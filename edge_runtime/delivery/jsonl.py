@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from edge_runtime.delivery.base import BLOCKED, INVALID, Closed, NotTaken, Sink, SinkConfig, SinkKeys
+from edge_runtime.delivery.base import BLOCKED, INVALID, Closed, NotTaken, Sink, SinkConfig, SinkKeys, not_taken
 from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.tail import mend
 from edge_runtime.schedule.settings import parse_memory
@@ -121,7 +121,7 @@ class JsonLines(Sink):
             try:
                 self._lines_for(len(line) + 1).add(line)
             except (InputError, OSError) as error:
-                raise _of(error, done) from error
+                raise _missed(error, done) from error
 
     def tend(self) -> None:
         if self._lines is None or self._lines.is_regular:
@@ -174,7 +174,7 @@ class Stdout(Sink):
             except (InputError, OSError) as error:
                 if isinstance(error.__cause__ or error, BrokenPipeError):
                     raise Closed("nobody reads it any more") from error
-                raise _of(error, done) from error
+                raise _missed(error, done) from error
 
 
 def _line(parcel: Parcel, done: int) -> str:
@@ -184,7 +184,10 @@ def _line(parcel: Parcel, done: int) -> str:
         raise NotTaken(INVALID, f"{error}", done, for_good=True) from error
 
 
-def _of(error: Exception, done: int) -> Exception:
-    """The error itself, unless a pipe is full."""
-    blocked = isinstance(error.__cause__ or error, TimeoutError)
-    return NotTaken(BLOCKED, str(error), done) if blocked else error
+def _missed(error: Exception, done: int) -> NotTaken:
+    """What the error means; a pipe that is full stays open, since of a line that was begun the rest must follow."""
+    if isinstance(error.__cause__ or error, TimeoutError):
+        return NotTaken(BLOCKED, "nobody reads what is there", done, stays_open=True)
+    missed = not_taken(error)
+    missed.delivered = done
+    return missed

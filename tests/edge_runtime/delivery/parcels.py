@@ -1,0 +1,43 @@
+"""Parcels and couriers for tests of sinks, and waiting for what threads do."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.backoff import BackOff
+from edge_runtime.delivery.base import SinkConfig
+from edge_runtime.delivery.courier import Courier
+from edge_runtime.delivery.outbox import Bounds, Outbox
+from edge_runtime.delivery.parcel import Parcel
+
+SOON = BackOff(0.02, 0.1)
+PATIENCE_S = 30.0
+
+
+def parcel(frame: int, image: bool = False, **keys: Any) -> Parcel:
+    """A result of the query `gate` on the camera `left`."""
+    record = {"run": "r", "query": "gate", "camera": "left", "frame": frame, "label": "a", "score": 0.5, **keys}
+    return Parcel(record, np.full((48, 64, 3), frame % 256, np.uint8) if image else None)
+
+
+@contextlib.contextmanager
+def courier(config: SinkConfig, items: int = 1000) -> Iterator[Courier]:
+    """A courier at work, which tries again soon."""
+    made = Courier(config, Outbox(Bounds(items), SOON))
+    made.start()
+    yield made
+    made.close()
+    made.join(PATIENCE_S)
+
+
+def until(true: Callable[[], Any]) -> None:
+    """Wait for what another thread does."""
+    ends = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < ends, "it never happened"
+        time.sleep(0.005)

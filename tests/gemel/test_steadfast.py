@@ -1,0 +1,180 @@
+"""`gemel run` as a service among things that fail: pipes nobody reads, full disks, engines that hang, signals."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 120.0
+END_S = 5.0
+LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
+HANGING = """
+import sys, threading, time
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.serving import watchdog
+from gemel.cli import main
+watchdog.LEAST_S = {least_s}
+run, runs = TorchEngine.run, []
+def hang(engine, frames):
+    runs.append(engine)
+    if len(runs) > 30:
+        threading.Event().wait()
+    return run(engine, frames)
+TorchEngine.run = hang
+sys.argv[1:] = ["run", "box.yaml"]
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    torch.set_num_threads(1)
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    write_clip(tmp_path / "left.mp4", 12)
+    write_folder(tmp_path / "right", 10)
+    (tmp_path / "spool").mkdir()
+    return tmp_path
+
+
+class Running:
+    """A box in a process of its own; what it says goes to err.txt."""
+
+    def __init__(self, folder: Path, *line: str, out: Any = subprocess.DEVNULL, **keys: Any) -> None:
+        write_config(folder, **{"cameras": LOOPING, "spool": "spool", **keys})
+        self.folder, self._err = folder, open(folder / "err.txt", "w+")  # noqa: SIM115
+        command = [sys.executable, *(line or ("-m", "gemel", "run", "box.yaml"))]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=self._err)
+
+    def until(self, true: Callable[[], Any], most_s: float = START_S) -> None:
+        ends = time.monotonic() + most_s
+        while not true():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < ends, self.said()
+            time.sleep(0.02)
+
+    def ended(self, most_s: float) -> int:
+        """Its exit code, once it has ended by itself."""
+        try:
+            return self.process.wait(most_s)
+        finally:
+            self.process.kill()
+
+    def stopped(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.ended(END_S)
+
+    def said(self) -> str:
+        return (self.folder / "err.txt").read_text()
+
+    def results(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def ledger(self) -> dict[str, Any]:
+        return json.loads((self.folder / "spool" / "ledger.json").read_text())
+
+
+@pytest.fixture
+def running(box: Path) -> Iterator[Callable[..., Running]]:
+    made: list[Running] = []
+
+    def begin(*line: str, **keys: Any) -> Running:
+        made.append(Running(box, *line, **keys))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.process.kill()
+        one.process.wait()
+
+
+def adds_up(summary: dict[str, Any]) -> bool:
+    return summary["balanced"] and all(
+        row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values())
+        for row in summary["ledger"]
+    )
+
+
+def test_a_pipe_nobody_reads_and_a_full_disk_stop_no_other_sink_and_no_signal(running, box):
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    sinks = [{"kind": "jsonl"}, {"kind": "jsonl", "path": "/dev/full"}, {"kind": "jsonl", "path": "results.jsonl"}]
+    one = running(out=writing, sinks=sinks)
+    os.close(writing)
+    one.until(lambda: len(one.results()) > 80)
+    assert select.select([reading], [], [], 0)[0]
+    one.process.send_signal(signal.SIGHUP)
+    before = len(one.results())
+    (box / "results.jsonl").rename(box / "moved.jsonl")
+    one.until(lambda: len(one.results()) > 10)
+    assert len(one.results("moved.jsonl")) >= before and "files are opened anew" in one.said()
+    assert one.stopped() == 0
+    os.close(reading)
+    summary = one.ledger()
+    assert adds_up(summary) and summary["stopped_by"] == "SIGTERM" and summary["fault"] is None
+    piped, full, kept = summary["sinks"]
+    processed = sum(row["processed"] for row in summary["ledger"])
+    for sink in (piped, full, kept):
+        assert sink["delivered"] + sum(sink["undelivered"].values()) == processed and sink["queued"] == 0
+    assert kept["delivered"] == processed == len(one.results()) + len(one.results("moved.jsonl"))
+    assert full["undelivered"] == {"disk_full": processed} and piped["undelivered"] and piped["delivered"] > 0
+    assert not any(row["failed"] for row in summary["ledger"]), "a sink's failure is no query's"
+
+
+def test_a_box_that_was_killed_and_started_again_writes_no_key_twice_and_no_torn_line(running, box):
+    for _ in range(2):
+        one = running()
+        before = len(one.results())
+        one.until(lambda: len(one.results()) >= before + 20)
+        one.process.kill()
+        one.process.wait()
+        with open(box / "results.jsonl", "a") as file:
+            file.write('{"run":"r","query":"ga')
+    one = running()
+    before = (box / "results.jsonl").read_text().count("\n")
+    one.until(lambda: (box / "results.jsonl").read_text().count("\n") > before)
+    assert one.stopped() == 0
+    keys = [(record["run"], record["query"], record["frame"]) for record in one.results()]
+    assert len(set(keys)) == len(keys) and len({key[0] for key in keys}) == 3
+    assert len({key[1:] for key in keys}) < len(keys), "frames are counted anew"
+
+
+@pytest.mark.parametrize("least_s", [1.0, 1000.0], ids=["watched", "stopped"])
+def test_an_engine_that_hangs_ends_the_process_with_the_ledger_written(running, least_s):
+    one = running("-c", HANGING.format(least_s=least_s))
+    one.until(lambda: len(one.results()) >= 18)
+    if least_s == 1.0:
+        assert one.ended(15.0) == 1
+        last = one.said().splitlines()[-1]
+        assert last.startswith("gemel: query ") and "has not ended for 1." in last
+    else:
+        time.sleep(0.5)
+        assert one.stopped() == 0
+    summary = one.ledger()
+    assert adds_up(summary) and summary["hanging"] == ["the inference"]
+    assert sum(row["processed"] for row in summary["ledger"]) == len(one.results())
+
+
+def test_a_signal_while_it_starts_ends_it_with_exit_code_0(running):
+    one = running("-c", "import edge_runtime.daemon, sys\nfrom gemel.cli import main\nopen('up', 'w').close()\n"
+                  "sys.argv[1:] = ['run', 'box.yaml']\nsys.exit(main())")  # fmt: skip
+    one.until(lambda: (one.folder / "up").exists())
+    time.sleep(0.3)
+    assert one.stopped() == 0
+    assert "Traceback" not in one.said()
