@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edge_runtime.capture.settings import TIMEOUT_S, CameraConfig
 from edge_runtime.capture.sources.opening import config_fault
-from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.delivery.base import SinkConfig
 from edge_runtime.delivery.registry import sinks_of
+from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
 from edge_runtime.variables import Variables

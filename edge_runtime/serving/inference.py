@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edge_runtime.equipping import engines_text
 from edge_runtime.capture.camera import Camera
+from edge_runtime.equipping import engines_text
 from edge_runtime.serving.executor import Executor, PolicyFailed
 from edge_runtime.serving.switching import Switching
 from models.errors import GemelError, one_line

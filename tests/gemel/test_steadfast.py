@@ -138,20 +138,18 @@ def test_a_pipe_nobody_reads_and_a_full_disk_stop_no_other_sink_and_no_signal(ru
 
 
 def test_a_box_that_was_killed_and_started_again_writes_no_key_twice_and_no_torn_line(running, box):
-    for _ in range(2):
-        one = running()
-        before = len(one.results())
-        one.until(lambda: len(one.results()) >= before + 20)
-        one.process.kill()
-        one.process.wait()
-        with open(box / "results.jsonl", "a") as file:
-            file.write('{"run":"r","query":"ga')
     one = running()
-    before = (box / "results.jsonl").read_text().count("\n")
+    one.until(lambda: len(one.results()) >= 20)
+    one.process.kill()
+    one.process.wait()
+    before = len(one.results())
+    with open(box / "results.jsonl", "a") as file:
+        file.write('{"run":"r","query":"ga')
+    one = running()
     one.until(lambda: (box / "results.jsonl").read_text().count("\n") > before)
     assert one.stopped() == 0
     keys = [(record["run"], record["query"], record["frame"]) for record in one.results()]
-    assert len(set(keys)) == len(keys) and len({key[0] for key in keys}) == 3
+    assert len(set(keys)) == len(keys) and len({key[0] for key in keys}) == 2
     assert len({key[1:] for key in keys}) < len(keys), "frames are counted anew"
 
 
@@ -174,7 +172,7 @@ def test_an_engine_that_hangs_ends_the_process_with_the_ledger_written(running, 
 def test_a_signal_while_it_starts_ends_it_with_exit_code_0(running):
     one = running("-c", "import edge_runtime.daemon, sys\nfrom gemel.cli import main\nopen('up', 'w').close()\n"
                   "sys.argv[1:] = ['run', 'box.yaml']\nsys.exit(main())")  # fmt: skip
-    one.until(lambda: (one.folder / "up").exists())
+    one.until((one.folder / "up").exists)
     time.sleep(0.3)
     assert one.stopped() == 0
     assert "Traceback" not in one.said()

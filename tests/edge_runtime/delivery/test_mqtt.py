@@ -63,7 +63,7 @@ class Reader:
         self.got: list[tuple[str, bytes]] = []
         self._subscribed = threading.Event()
         self._client = Client(CallbackAPIVersion.VERSION2)
-        self._client.on_message = lambda client, data, message: self.got.append((message.topic, message.payload))
+        self._client.on_message = lambda client, data, message: self.got.append((message.topic, bytes(message.payload)))
         self._client.on_subscribe = lambda *_: self._subscribed.set()
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
