@@ -119,14 +119,15 @@ class Serving:
             self._hanging += [f"camera {camera.id}" for camera in dead]
             self._close(by_itself)
         finally:
-            written = self._ledger_file.finish(self.summary(), LEDGER_S)
-        if not written:
-            self._hanging.append("the ledger")
+            summary = self.summary()
+            written = self._ledger_file.finish(summary, LEDGER_S)
         if self._ledger_file.refused is not None:
-            self._unwritten.append(self._ledger_file.refused)
-        if self._hanging:
-            log.warning("not waited for: %s", ", ".join(self._hanging))
-        return self.summary()
+            summary["unwritten"].append(self._ledger_file.refused)
+        if not written:
+            summary["hanging"].append("the ledger")
+        if summary["hanging"]:
+            log.warning("not waited for: %s", ", ".join(summary["hanging"]))
+        return summary
 
     def _close(self, by_itself: bool) -> None:
         closing: list[tuple[str, Callable[[], object]]] = [("the measuring of engines", self._inference.switching.stop)]
