@@ -21,7 +21,7 @@ from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.tail import mend
 from edge_runtime.schedule.settings import parse_memory
 from models.errors import InputError
-from models.files.atomic import told_of
+from models.files.atomic import cannot_be_written
 from models.files.lines import Lines
 
 STDOUT = "-"
@@ -79,15 +79,14 @@ class JsonLinesConfig(SinkConfig):
             if sys.stdout is None:
                 raise InputError("standard output", "is closed", "give the sink a `path`")
             return
-        with told_of(self.path):
+        try:
             if self.path.exists():
-                try:
-                    os.close(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
-                except OSError as error:
-                    if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
-                        raise
+                os.close(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
             else:
                 tempfile.TemporaryFile(dir=self.path.parent).close()  # without a name, as a rule
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # a pipe that nobody reads yet
+                raise cannot_be_written(self.path, error) from error
 
     def made(self) -> Sink:
         return Stdout() if self.path is None else JsonLines(self.path, self.max_bytes, self.keep)

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -241,9 +242,22 @@ def test_with_a_public_key_only_what_its_owner_signed_is_served(box, tmp_path):
     assert run(config, check=True)["ok"]
 
 
-def test_a_sink_that_cannot_be_written_is_refused(box):
+@pytest.mark.parametrize("check", [True, False])
+def test_a_sink_that_cannot_be_written_is_refused(box, check):
     with pytest.raises(InputError, match=r"sinks\[0\]\.path: .* there is no directory"):
-        run(write_config(box, sinks=[{"kind": "jsonl", "path": "no/where.jsonl"}]))
+        run(write_config(box, sinks=[{"kind": "jsonl", "path": "no/where.jsonl"}]), check=check)
+
+
+def test_a_broker_and_a_server_that_are_away_are_warnings_of_a_check(box, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    sinks = [
+        {"kind": "mqtt", "host": "127.0.0.1", "port": port, "username": "me", "password": "s3cret"},
+        {"kind": "webhook", "url": f"http://me:s3cret@127.0.0.1:{port}/hook"},
+    ]
+    warnings = run(write_config(box, sinks=sinks), check=True)["warnings"]
+    assert [f"127.0.0.1:{port}" in warning for warning in warnings] == [True, True]
+    assert all(warning in caplog.text for warning in warnings) and "s3cret" not in caplog.text
 
 
 LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}

@@ -1,0 +1,122 @@
+"""What the executor makes of failures that last: queries pause, a policy is asked again, nothing is asked in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edge_runtime.frames.mailbox import Frame
+from edge_runtime.schedule import Decision, Demand, Plan, Situation
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.serving.executor import IDLE_S, MOST_POLICY_FAILURES, Executor, PolicyFailed
+from tests.edge_runtime.serving.test_faults import IMAGE, NEEDS, Box
+
+
+def warm(**parts: Any) -> Box:
+    box = Box()
+    if parts:
+        box.executor = Executor(replace(box.executor.parts, **parts))
+    box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
+    return box
+
+
+def feed(box: Box, seconds: float) -> None:
+    """A frame of every query each 0.1 s, and steps until there is nothing to do."""
+    ends = box.clock.now + seconds
+    while box.clock.now < ends:
+        arrived = box.clock.now
+        box.put(*NEEDS)
+        while box.executor.step():
+            pass
+        box.clock.now = max(box.clock.now, arrived + 0.1)
+
+
+def account(box: Box, query: str) -> dict[str, Any]:
+    return next(row for row in box.ledger.to_json() if row["query"] == query)
+
+
+def test_a_query_that_always_fails_pauses_the_others_go_on_and_it_is_said_once(caplog):
+    box = warm()
+    box.engines["a"].faults = [RuntimeError(f"broken at 0x{number:x}") for number in range(10_000)]
+    feed(box, 60.0)
+    tried = account(box, "a")["failed"]
+    assert 5 <= tried <= 14, "three, and one after each pause of 1, 2, 4, 8, 16 s and so on"
+    assert account(box, "a")["dropped"]["paused"] > 500 and box.ledger.balanced
+    assert account(box, "b")["processed"] + account(box, "c")["processed"] > 1100
+    assert caplog.text.count("query a failed") == 1 and caplog.text.count("query a pauses") == 1
+    assert box.executor.to_json()[0]["breaker"] in ("open", "half-open")
+
+
+def test_a_query_that_recovers_is_run_again_after_its_pause(caplog):
+    caplog.set_level("INFO", "gemel.run")
+    box = warm()
+    box.engines["a"].faults = [RuntimeError("broken") for _ in range(5)]
+    feed(box, 20.0)
+    assert account(box, "a")["failed"] == 5 and account(box, "a")["processed"] > 100
+    assert caplog.text.count("query a runs again") == 1 and box.executor.to_json()[0]["breaker"] == "closed"
+
+
+class Raising:
+    """A policy that raises for as long as `raises` says, and otherwise runs the query that waits longest."""
+
+    name = "raising"
+
+    def __init__(self) -> None:
+        self.raises, self.asked = 0, 0
+
+    def view(self, costs: Costs) -> Costs:
+        return costs
+
+    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+        return Plan(tuple(costs.queries), dict.fromkeys(costs.queries, 1), budget_bytes)
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        self.asked += 1
+        if self.raises:
+            self.raises -= 1
+            raise ZeroDivisionError("in the policy")
+        query = min(situation.waiting, key=lambda one: situation.waiting[one][0], default=None)
+        return Decision(query, 1 if query else 0, recall="remembered")
+
+
+def test_a_policy_that_raises_is_asked_again_after_a_while_and_goes_on(caplog):
+    policy = Raising()
+    box = warm(policy=policy)
+    policy.raises = MOST_POLICY_FAILURES - 1
+    feed(box, 30.0)
+    assert box.ledger.balanced and account(box, "a")["processed"] > 50
+    assert caplog.text.count("the policy raising failed: ZeroDivisionError: in the policy") == 1
+
+
+def test_a_policy_that_never_stops_raising_ends_the_box_and_not_at_once():
+    policy = Raising()
+    box = warm(policy=policy)
+    policy.raises, asked = 10**6, policy.asked
+    began = box.clock.now
+    with pytest.raises(PolicyFailed, match="failed 10 times in a row: ZeroDivisionError: in the policy"):
+        feed(box, 1000.0)
+    assert policy.asked - asked == MOST_POLICY_FAILURES and 5.0 < box.clock.now - began < 60.0
+    assert box.ledger.balanced
+
+
+class Waking(Raising):
+    """Waits with every frame until a second after it was captured."""
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        self.asked += 1
+        due = [captured[0] + 0.03 for captured in situation.waiting.values()]
+        return Decision(wake_s=min(due)) if due and min(due) > situation.now else super().decide(situation, costs, plan)
+
+
+def test_nothing_is_asked_again_before_the_moment_that_the_policy_named():
+    policy = Waking()
+    box = warm(policy=policy)
+    assert not box.executor.step() and box.executor.sleep_s() == IDLE_S
+    box.executor.parts.mailboxes.put("a", Frame(0, box.clock.now, 0.0, IMAGE))
+    assert not box.executor.step()
+    assert box.executor.sleep_s() == pytest.approx(0.03)
+    box.clock.now += box.executor.sleep_s() + 1e-6
+    assert box.executor.step() and account(box, "a")["processed"] == 1
