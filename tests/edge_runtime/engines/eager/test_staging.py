@@ -16,6 +16,7 @@ from edge_runtime.engines.eager.staging import layers_of
 from edge_runtime.engines.workspace import peak_bytes
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.frames.results import Identity
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.placing import ALIGNMENT_BYTES
 from edge_runtime.memory.store import Store
@@ -234,7 +235,7 @@ def test_beside_another_query_the_budget_is_never_passed_and_both_answer_as_alon
     ledger, sink = Ledger(engines), Kept()
     mailboxes = Mailboxes(engines, ledger)
     device = Device(arena, engines, found.costs, budget)
-    publisher = Publisher([sink], ledger, {query.id: query for query in two.queries}, "0" * 64)
+    publisher = Publisher(sink, ledger, {query.id: query for query in two.queries}, Identity("0" * 64))
     demands = dict.fromkeys(engines, Demand(5.0))
     executor = Executor(Parts(device, policy_named(policy), demands, mailboxes, publisher))
     executor.warm_up(dict.fromkeys(engines, picture(0)))
