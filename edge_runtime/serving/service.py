@@ -26,6 +26,7 @@ from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.inference import ASKED, Inference
 from edge_runtime.serving.ledger_file import LedgerFile
+from edge_runtime.serving.notifying import ALIVE, READY, STOPPING, Notifier
 from edge_runtime.serving.publishing import Publisher
 from edge_runtime.serving.signals import Asked
 from edge_runtime.serving.switching import Switching
@@ -73,6 +74,7 @@ class Serving:
         executor, scene = _executor(box, self._arena, post, self._trace, self._identity)
         cameras = _cameras(config, opened.bundle, executor.parts.mailboxes, scene)
         self._inference = Inference(executor, Switching(box), cameras, asked.stopping, lambda: post.is_unheard)
+        self._notifier, self._is_ready, self._alive_at = Notifier(), False, 0.0
         self._ended: float | None = None
         self._fault: str | None = None
         self._hanging: list[str] = []
@@ -88,6 +90,7 @@ class Serving:
         """Look after what is at work until it is over, something hangs, or the box is asked to stop."""
         watchdog, inference = Watchdog(), self._inference
         while not inference.over.wait(LOOK_S):
+            self._tell_manager()
             if self._asked.stopping.is_set():
                 return
             if self._asked.reopening.is_set():
@@ -101,9 +104,20 @@ class Serving:
             if self._ledger_file.is_due():
                 self._ledger_file.write(self.summary())
 
+    def _tell_manager(self) -> None:
+        """That it serves, once it does, and that it is alive, as often as the service manager wants to hear it."""
+        now, every_s = time.monotonic(), self._notifier.alive_every_s
+        if not self._is_ready and self._inference.began is not None:
+            self._is_ready = True
+            self._notifier.tell(READY)
+        if every_s is not None and now >= self._alive_at:
+            self._alive_at = now + every_s
+            self._notifier.tell(ALIVE)
+
     def end(self) -> dict[str, Any]:
         """Let everything end, without waiting long for anything, and write the ledger; returns the summary."""
         self._ended = time.monotonic()
+        self._notifier.tell(STOPPING)
         inference, asked = self._inference, self._asked
         by_itself = inference.over.is_set() and not asked.stopping.is_set()
         asked.stopping.set()

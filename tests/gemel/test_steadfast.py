@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,12 +55,14 @@ def box(tmp_path: Path) -> Path:
 class Running:
     """A box in a process of its own; what it says goes to err.txt."""
 
-    def __init__(self, folder: Path, *line: str, out: Any = subprocess.DEVNULL, **keys: Any) -> None:
+    def __init__(
+        self, folder: Path, *line: str, out: Any = subprocess.DEVNULL, env: dict[str, str] | None = None, **keys: Any
+    ) -> None:
         write_config(folder, **{"cameras": LOOPING, "spool": "spool", **keys})
         self.folder, self._err = folder, open(folder / "err.txt", "w+")  # noqa: SIM115
         command = [sys.executable, *(line or ("-m", "gemel", "run", "box.yaml"))]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=self._err)
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
+        self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=out, stderr=self._err)
 
     def until(self, true: Callable[[], Any], most_s: float = START_S) -> None:
         ends = time.monotonic() + most_s
@@ -111,11 +114,18 @@ def adds_up(summary: dict[str, Any]) -> bool:
     )
 
 
-def test_a_pipe_nobody_reads_and_a_full_disk_stop_no_other_sink_and_no_signal(running, box):
+def test_a_pipe_nobody_reads_and_a_full_disk_stop_no_other_sink_and_no_signal_and_the_manager_is_told(running, box):
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     sinks = [{"kind": "jsonl"}, {"kind": "jsonl", "path": "/dev/full"}, {"kind": "jsonl", "path": "results.jsonl"}]
-    one = running(out=writing, sinks=sinks)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(box / "notify"))
+        manager.settimeout(START_S)
+        told = {"NOTIFY_SOCKET": str(box / "notify"), "WATCHDOG_USEC": "600000"}
+        one = running(out=writing, env=told, sinks=sinks)
+        heard = [manager.recv(100)]
+        while heard.count(b"WATCHDOG=1") < 3 or b"READY=1" not in heard:
+            heard.append(manager.recv(100))
     os.close(writing)
     one.until(lambda: len(one.results()) > 80)
     assert select.select([reading], [], [], 0)[0]
