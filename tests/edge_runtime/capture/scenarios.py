@@ -1,6 +1,7 @@
 """Faults of cameras as often as asked, and what capture costs: each scenario gives a row of JSON.
 
 `python -m tests.edge_runtime.capture.scenarios drops --count 100`
+`python -m tests.edge_runtime.capture.scenarios muted --cameras 16 --seconds 20` (or silent, garbage)
 `python -m tests.edge_runtime.capture.scenarios cost --source rtsp --cameras 16 --seconds 20`
 """
 
@@ -112,6 +113,37 @@ def cost(cameras: int, seconds: float, source: str = "rtsp") -> dict[str, Any]:
     }  # fmt: skip
 
 
+def beside(fault: str, cameras: int, seconds: float) -> dict[str, Any]:
+    """One camera is muted, silent from the start or sends garbage: what the others, in all so many, lose by it."""
+    with _sources(cameras - 1, "rtsp") as urls, RtspCamera(SERVED_FPS, SIZE) as faulty:
+        got = [Counted() for _ in range(cameras)]
+        playing = [
+            Camera(CameraConfig(str(index), url, ASKED_FPS, timeout_s=2.0), {"q": Wanted()}, counted.put)
+            for index, (url, counted) in enumerate(zip([faulty.url, *urls], got, strict=True))
+        ]
+        faulty.silent = fault == "silent"
+        for camera in playing:
+            camera.start()
+        for counted in got[0 if fault != "silent" else 1 :]:
+            counted.next(2)
+        faulty.muted, faulty.garbage = fault == "muted", fault == "garbage"
+        started, before = time.monotonic(), [counted.frames for counted in got]
+        threading.Event().wait(seconds)
+        took = time.monotonic() - started
+        came = [counted.frames - count for counted, count in zip(got, before, strict=True)]
+        state = playing[0].to_json()["state"]
+        for camera in playing:
+            camera.stop()
+        for camera in playing:
+            camera.join(PATIENCE_S)
+    expected = int(ASKED_FPS * took)
+    return {
+        "fault": fault, "cameras": cameras, "seconds": round(took, 1), "state": state,
+        "others_lost_share": round(max(0.0, 1 - sum(came[1:]) / (expected * (cameras - 1))), 4),
+        "worst_lost_share": round(max(0.0, 1 - min(came[1:]) / expected), 4),
+    }  # fmt: skip
+
+
 def serve(count: int, kind: str) -> None:
     """Be so many cameras until stdin ends, and print where they are."""
     with contextlib.ExitStack() as stack:
@@ -148,7 +180,7 @@ def _held() -> dict[str, int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenario", choices=["drops", "cost"])
+    parser.add_argument("scenario", choices=["drops", "cost", "muted", "silent", "garbage"])
     parser.add_argument("--source", choices=["rtsp", "http", "file"], default="rtsp")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--away", type=float, default=0.0)
@@ -156,6 +188,9 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=20.0)
     asked = parser.parse_args()
     if asked.scenario == "drops":
-        print(json.dumps(drops(asked.count, asked.source, asked.away)))
+        row = drops(asked.count, asked.source, asked.away)
+    elif asked.scenario == "cost":
+        row = cost(asked.cameras, asked.seconds, asked.source)
     else:
-        print(json.dumps(cost(asked.cameras, asked.seconds, asked.source)))
+        row = beside(asked.scenario, asked.cameras, asked.seconds)
+    print(json.dumps(row))

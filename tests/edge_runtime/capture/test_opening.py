@@ -1,0 +1,63 @@
+"""Which source a camera gets, and what its decoders are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_runtime.capture.asking import NO_ANSWER, ask
+from edge_runtime.capture.settings import CameraConfig
+from edge_runtime.capture.sources.base import SourceLost
+from edge_runtime.capture.sources.gstreamer import pipeline
+from edge_runtime.capture.sources.opening import open_source
+from tests.edge_runtime.capture.faulty_cameras import RtspCamera
+from tests.edge_runtime.tiny import picture, write_folder
+
+ABSENT_DEVICE = "987"
+
+
+@pytest.mark.parametrize("decoder", ["auto", "pyav", "opencv"])
+def test_a_device_that_is_not_there_is_lost(decoder, capfd):
+    with pytest.raises(SourceLost):
+        source = open_source(CameraConfig("c", ABSENT_DEVICE, decoder=decoder))
+        source.advance()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "opencv"])
+def test_a_file_that_is_not_there_is_named_and_an_address_is_not(tmp_path, decoder):
+    with pytest.raises(SourceLost, match="there is no|cannot be read"):
+        open_source(CameraConfig("c", str(tmp_path / "gone.mp4"), decoder=decoder))
+    with pytest.raises(SourceLost) as error:
+        open_source(CameraConfig("c", "rtsp://user:secret@127.0.0.1:9/secret?secret"))
+    assert str(error.value) == "it cannot be opened: Connection refused"
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
+def test_a_stream_that_would_lead_elsewhere_is_not_followed(tmp_path):
+    for name, text in {
+        "a.m3u8": "#EXTM3U\n#EXTINF:1,\n/etc/passwd\n",
+        "b.sdp": "v=0\nm=video 5004 RTP/AVP 96\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SourceLost, match="it cannot be opened"):
+            open_source(CameraConfig("c", str(tmp_path / name)))
+
+
+def test_what_gstreamer_is_told_cannot_be_broken_out_of():
+    told = pipeline(CameraConfig("c", 'rtsp://u:p"w\\@box/1 ! filesink location=x', timeout_s=2.5))
+    assert told.startswith('rtspsrc location="rtsp://u:p\\"w\\\\@box/1 ! filesink location=x" protocols=tcp ')
+    assert "tcp-timeout=2500000" in told and told.endswith("drop=true")
+    assert pipeline(CameraConfig("c", "http://box/1")).startswith('souphttpsrc location="http://box/1" ')
+    of_file = pipeline(CameraConfig("c", "/clips/a.mp4"))
+    assert of_file.startswith('filesrc location="/clips/a.mp4" ') and "drop" not in of_file
+
+
+def test_cameras_are_asked_at_once_and_who_is_late_has_not_answered(tmp_path):
+    folder = write_folder(tmp_path / "f", 1)
+    (folder / "0.png").write_bytes(b"no image")
+    with RtspCamera() as silent:
+        silent.silent = True
+        found = ask([CameraConfig("late", silent.url), CameraConfig("folder", str(folder))], 0.5)
+    image = found["folder"].image
+    assert image is not None and (image == picture(100)).all(), "the first that decodes"
+    assert found["late"].to_json() == {"answers": False, "error": NO_ANSWER}
