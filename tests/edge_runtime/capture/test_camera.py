@@ -16,7 +16,7 @@ from edge_runtime.capture.sources.base import SourceLost
 from edge_runtime.frames.mailbox import Frame
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.capture.scenarios import WARM_DROPS, drops
-from tests.edge_runtime.tiny import write_clip, write_folder
+from tests.edge_runtime.tiny import picture, write_clip, write_folder
 
 TIMEOUT_S = 0.8
 PATIENCE_S = 20.0
@@ -237,14 +237,44 @@ def test_decoders_that_never_return_are_not_heaped_up_and_the_camera_is_back_whe
     assert watched.camera.join(PATIENCE_S)
 
 
+class Slow:
+    """A source whose frames come when they are let through."""
+
+    fps: float | None = None
+    damaged = 0
+
+    def __init__(self) -> None:
+        self.asked, self.through = threading.Event(), threading.Semaphore(1)
+
+    def advance(self) -> bool:
+        self.asked.set()
+        return self.through.acquire(timeout=PATIENCE_S)
+
+    def shot(self):
+        self.asked.clear()
+        return lambda: picture(0)
+
+    def close(self) -> None: ...
+
+
 def test_time_in_which_the_whole_process_stood_still_is_nobodys_fault(caplog):
-    stood_still_s = [0.0]
-    with (
-        RtspCamera(fps=10) as camera,
-        playing(camera.url, clock=lambda: time.monotonic() + stood_still_s[0]) as watched,
-    ):
-        watched.more()
-        stood_still_s[0] = 60.0
-        watched.more(10)
-        assert watched.camera.to_json()["reconnects"] == 0
-    assert "is away" not in caplog.text
+    stood_still_s, looked, source = [0.0], threading.Semaphore(0), Slow()
+
+    def clock() -> float:
+        looked.release()
+        return time.monotonic() + stood_still_s[0]
+
+    watched = Watched(CameraConfig("c", "rtsp://box/1", timeout_s=30.0), clock=clock, opened=lambda config: source)
+    watched.camera.start()
+    watched.more(1)
+    assert source.asked.wait(PATIENCE_S)
+    stood_still_s[0] = 60.0
+    while looked.acquire(blocking=False):
+        pass
+    assert all(looked.acquire(timeout=PATIENCE_S) for _ in range(8)), "it has looked after its decoder meanwhile"
+    source.through.release()
+    watched.more(1)
+    assert watched.camera.to_json()["reconnects"] == 0 and "is away" not in caplog.text
+    watched.camera.stop()
+    source.through.release(100_000)  # frames until it hears of that
+    assert watched.camera.join(PATIENCE_S)

@@ -25,7 +25,7 @@ def test_a_device_that_is_not_there_is_lost(decoder, capfd):
 
 @pytest.mark.parametrize("decoder", ["pyav", "opencv"])
 def test_a_file_that_is_not_there_is_named_and_an_address_is_not(tmp_path, decoder):
-    with pytest.raises(SourceLost, match="there is no|cannot be read"):
+    with pytest.raises(SourceLost, match=r"there is no|cannot be read"):
         open_source(CameraConfig("c", str(tmp_path / "gone.mp4"), decoder=decoder))
     with pytest.raises(SourceLost) as error:
         open_source(CameraConfig("c", "rtsp://user:secret@127.0.0.1:9/secret?secret"))

@@ -120,7 +120,7 @@ def test_a_source_without_a_frame_tells_why(tmp_path):
     writer = cv2.VideoWriter(str(tmp_path / "zero.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (48, 32))
     writer.release()
     (tmp_path / "list.m3u8").write_text(f"#EXTM3U\n#EXTINF:1,\n{write_clip(tmp_path / 'c.mp4', 3)}\n")
-    (tmp_path / "concat.mp4").write_text(f"ffconcat version 1.0\nfile {tmp_path / 'c.mp4'}\n")
+    (tmp_path / "concat.mp4").write_text("ffconcat version 1.0\nfile c.mp4\n")
     faults = {
         "missing.mp4": "there is no ", "empty": "has no .jpg or .png files", "text.mp4": "cannot be opened",
         "none.mp4": "cannot be opened", "zero.mp4": "no video in it", "list.m3u8": "cannot be opened",
