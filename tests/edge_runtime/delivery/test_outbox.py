@@ -128,6 +128,13 @@ def test_pictures_go_before_records():
     assert [(item.number, item.nbytes) for item in box.take(9, 0.0)] == [(1, 10), (2, 100), (3, 100)]
 
 
+def test_what_could_not_be_sent_goes_back_before_what_waits_behind_it():
+    box = offered(outbox(items=10, nbytes=250), 1, 2, 3, 4, 5, nbytes=100)
+    assert numbers(box.take(2, 0.0)) == [1, 2] and box.queued == 5
+    box.failed("away", 0.0)
+    assert numbers(box.take(9, 100.0)) == [1, 2, 3, 4, 5] and not box.undelivered
+
+
 def test_one_that_the_sink_never_gets_along_with_is_given_up_and_the_rest_follows():
     box, now = offered(outbox(), 1, 2), 0.0
     for _ in range(3):
