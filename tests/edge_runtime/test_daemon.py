@@ -148,7 +148,9 @@ def babbling(camera: FaultyCamera) -> None:
     camera.garbage = True
 
 
-@pytest.mark.parametrize("away", [FaultyCamera.refuse, stalled, babbling, None], ids=str)
+@pytest.mark.parametrize(
+    "away", [FaultyCamera.refuse, stalled, babbling, None], ids=("refused", "silent", "garbage", "missing")
+)
 def test_a_box_starts_with_the_cameras_it_has(box, away, caplog):
     with RtspCamera() as camera:
         source = camera.url if away else "absent.mp4"
