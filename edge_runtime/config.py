@@ -18,6 +18,7 @@ from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
 from edge_runtime.variables import Variables
+from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError
 from models.files.schema import checked
 from models.files.yaml_file import read_mapping
@@ -32,7 +33,7 @@ class BoxConfig:
 
     With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
     schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key` its owner
-    must have signed the bundle.
+    must have signed the bundle. `http` says who may watch it, None where nobody can.
     """
 
     path: Path
@@ -45,6 +46,8 @@ class BoxConfig:
     spool: Path | None
     factories: tuple[str, ...]
     public_key: Path | None
+    http: Access | None
+    token_file: Path | None
     policy: str
     trace: Path | None
     precision: str
@@ -68,6 +71,11 @@ class _CameraKeys(_Strict):
     timeout_s: Annotated[float, Field(ge=0.1, le=3600)] = TIMEOUT_S
 
 
+class _HttpKeys(_Strict):
+    bind: str = "127.0.0.1:8080"
+    token_file: _Path | None = None
+
+
 class _BoxKeys(_Strict):
     bundle: _Path
     budget: str | int
@@ -76,7 +84,7 @@ class _BoxKeys(_Strict):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
-    http: Any = None
+    http: _HttpKeys | None = None
     public_key: _Path | None = None
     spool: _Path | None = None
     factories: list[_Factory] = []
@@ -106,6 +114,7 @@ def _config(path: Path, keys: _BoxKeys) -> BoxConfig:
     root = path.resolve().parent
     cameras = {name: _camera(path, root, name, given) for name, given in keys.cameras.items()}
     spool = None if keys.spool is None else root / keys.spool
+    token_file = None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file
     if spool is not None and not spool.is_dir():
         raise InputError(path, f"there is no directory {spool}", "create it", "spool")
     return BoxConfig(
@@ -119,6 +128,8 @@ def _config(path: Path, keys: _BoxKeys) -> BoxConfig:
         spool,
         tuple(keys.factories),
         None if keys.public_key is None else root / keys.public_key,
+        None if keys.http is None else access_of(keys.http.bind, token_file, path),
+        token_file,
         policy_named(keys.policy, str(path), "policy").name,
         None if keys.trace is None else root / keys.trace,
         keys.precision,
@@ -131,8 +142,6 @@ def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
     if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
         fault = f"the engine {keys.engine} computes in fp32"
         raise InputError(path, fault, "leave it out, or use engine torch", "precision")
-    if keys.http is not None:
-        raise InputError(path, "the HTTP service is not built yet", "remove this key", "http")
 
 
 def _device(path: Path, device: str) -> str:

@@ -62,6 +62,10 @@ def _fitted(config_path: str | Path, check: bool = False) -> tuple[BoxConfig, Fi
     _check_outputs(config)
     for sink in config.sinks:
         sink.check()
+    if config.http is not None:
+        from edge_runtime.watching.service import check_address
+
+        check_address(config.http, config.path)
     return config, fit(open_box(config, check))
 
 
@@ -90,6 +94,7 @@ def _check_outputs(config: BoxConfig) -> None:
         ("the bundle", config.bundle),
         ("its profile", profile_path(config.bundle)),
         ("the public key", config.public_key),
+        ("the token", config.token_file),
     ]
     written = [("trace", config.trace), *sinks, ("spool", ledger)]
     check_apart(written, [*read, *cameras], config.path)

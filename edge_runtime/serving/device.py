@@ -59,6 +59,11 @@ class Device:
         """Whether a run of this query may begin before its last tensors are there."""
         return self.arena.starts_early(self.engines[query])
 
+    def is_resident(self, query: str) -> bool:
+        """Whether all that a query needs is in memory; may be asked from any thread."""
+        resident = self.arena.residency.resident
+        return all(name in resident for name in self._tensors[query])
+
     def held(self) -> tuple[frozenset[str], int]:
         """The pieces that are whole in memory, and their bytes; looked up anew only when something came or went.
 

@@ -37,12 +37,25 @@ MOST_POLICY_FAILURES = 10
 log = logging.getLogger("gemel.run")
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a turn took, as far as it could be measured: seconds and bytes of its load, seconds of its run."""
+
+    load_s: float | None = None
+    moved_bytes: int = 0
+    run_s: float | None = None
+
+
+def _unheard(query: str, turn: Turn) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
     """What an executor is made of.
 
     `policy` plans for the `demands` from what the warm-up measures; `urgency` says what stale results cost at the
-    moment. Seconds are those of `clock`, by which frames were captured, too.
+    moment; `took` hears of every turn. Seconds are those of `clock`, by which frames were captured, too.
     """
 
     device: Device
@@ -52,16 +65,8 @@ class Parts:
     publisher: Publisher
     urgency: Callable[[], Mapping[str, float]] = dict
     trace: TraceWriter | None = None
+    took: Callable[[str, Turn], None] = _unheard
     clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a turn took, as far as it could be measured: seconds and bytes of its load, seconds of its run."""
-
-    load_s: float | None = None
-    moved_bytes: int = 0
-    run_s: float | None = None
 
 
 class PolicyFailed(Exception):
@@ -176,7 +181,10 @@ class Executor:
             self.parts.mailboxes.drop(query, captured_at, reason)
             if reason == DEADLINE:
                 self._estimates.doubt(query)
-        turn = self._take_turn(decision, decision.turn) if decision.turn else Turn()
+        turn = Turn()
+        if decision.turn:
+            turn = self._take_turn(decision, decision.turn)
+            self.parts.took(decision.turn, turn)
         if self.parts.trace is not None:
             self.parts.trace.step(situation, decision, budget_bytes, turn.load_s, turn.moved_bytes, turn.run_s)
         return decision.turn is not None

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.capture.camera import Camera
 from edge_runtime.config import BoxConfig
+from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.post import Post
 from edge_runtime.engines.unshared import bound_as
 from edge_runtime.equipping import EquippedBox
@@ -23,7 +24,7 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.opening import wanted
 from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.serving.device import Device, arena_bytes
-from edge_runtime.serving.executor import Executor, Parts
+from edge_runtime.serving.executor import Executor, Parts, Turn
 from edge_runtime.serving.inference import ASKED, Inference
 from edge_runtime.serving.ledger_file import LedgerFile
 from edge_runtime.serving.notifying import ALIVE, READY, STOPPING, Notifier
@@ -34,6 +35,10 @@ from edge_runtime.serving.watchdog import LOOK_S, Watchdog
 from models.bundle import Bundle
 from models.errors import InputError
 from models.sizes import exact_text
+
+if TYPE_CHECKING:
+    from edge_runtime.serving.watched import Observer
+    from edge_runtime.watching.service import HttpService
 
 STEP_S, CAMERAS_S, POST_S, LEDGER_S = 1.2, 0.4, 1.0, 0.8
 """How long each of these is waited for at the end, one after the other: within 5 seconds the process is gone."""
@@ -71,10 +76,18 @@ class Serving:
         self._arena = _allocated(box)
         self._trace = TraceWriter(config.trace) if config.trace else None
         self._identity = Identity(opened.bundle.digest)
-        executor, scene = _executor(box, self._arena, post, self._trace, self._identity)
-        cameras = _cameras(config, opened.bundle, executor.parts.mailboxes, scene)
+        self._observer = None if config.http is None else _observer(opened.bundle)
+        executor, scene = _executor(box, self._arena, self._trace, self._identity, _Heard(post, self._observer))
+        cameras = _cameras(config, opened.bundle, executor.parts.mailboxes, scene, self._observer)
         self._inference = Inference(executor, Switching(box), cameras, asked.stopping, lambda: post.is_unheard)
         self._notifier, self._is_ready, self._alive_at = Notifier(), False, 0.0
+        self._http: HttpService | None = None
+        if self._observer is not None and config.http is not None:
+            from edge_runtime.serving.watched import WatchedBox
+            from edge_runtime.watching.service import HttpService
+
+            watched = WatchedBox(opened, self._identity, self._inference, post, self._observer)
+            self._http = HttpService(watched, self._observer.measures, config.http, config.path)
         self._ended: float | None = None
         self._fault: str | None = None
         self._hanging: list[str] = []
@@ -82,6 +95,8 @@ class Serving:
 
     def start(self, seconds: float) -> None:
         """Begin to serve, for so many seconds."""
+        if self._http is not None:
+            self._http.start()
         self._ledger_file.start()
         self._post.start()
         self._inference.start(self._frames, seconds)
@@ -147,6 +162,8 @@ class Serving:
         closing: list[tuple[str, Callable[[], object]]] = [("the measuring of engines", self._inference.switching.stop)]
         if self._trace is not None:
             closing.append(("the trace", self._trace.close))
+        if self._http is not None:
+            closing.append(("HTTP", self._http.stop))
         threads = [(name, threading.Thread(target=close, daemon=True)) for name, close in closing]
         for _, thread in threads:
             thread.start()
@@ -197,6 +214,29 @@ class Serving:
         return ASKED if self._asked.stopping.is_set() else None
 
 
+def _observer(bundle: Bundle) -> Observer:
+    """Imported where a box is watched: the libraries of HTTP take half a second."""
+    from edge_runtime.serving.watched import Observer
+
+    return Observer(bundle)
+
+
+class _Heard:
+    """Who hears of results and turns: the post, and the observer where the box is watched."""
+
+    def __init__(self, post: Post, observer: Observer | None) -> None:
+        self._post, self._observer = post, observer
+
+    def answered(self, parcel: Parcel) -> None:
+        if self._observer is not None:
+            self._observer.answered(parcel)
+        self._post.offer(parcel)
+
+    def took(self, query: str, turn: Turn) -> None:
+        if self._observer is not None:
+            self._observer.took(query, turn)
+
+
 def _allocated(box: EquippedBox) -> Arena:
     config = box.fitted.box.config
     size = arena_bytes(box.costs, config.budget_bytes)
@@ -208,7 +248,7 @@ def _allocated(box: EquippedBox) -> Arena:
 
 
 def _executor(
-    box: EquippedBox, arena: Arena, post: Post, trace: TraceWriter | None, identity: Identity
+    box: EquippedBox, arena: Arena, trace: TraceWriter | None, identity: Identity, heard: _Heard
 ) -> tuple[Executor, SceneChange]:
     """The executor, and what tells it how urgent queries are."""
     opened = box.fitted.box
@@ -219,9 +259,10 @@ def _executor(
         box.fitted.policy,
         demands,
         Mailboxes(box.costs.queries, ledger, heard=_teller(trace)),
-        Publisher(post.offer, ledger, {query.id: query for query in bundle.queries}, identity, opened.damaged),
+        Publisher(heard.answered, ledger, {query.id: query for query in bundle.queries}, identity, opened.damaged),
         scene.urgency,
         trace,
+        heard.took,
     )
     return Executor(parts), scene
 
@@ -233,8 +274,12 @@ def _teller(trace: TraceWriter | None) -> Callable[[str, Frame], None] | None:
     return lambda query, frame: trace.frame(query, frame.captured_at, time.monotonic())
 
 
-def _cameras(config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes, scene: SceneChange) -> list[Camera]:
+def _cameras(
+    config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes, scene: SceneChange, observer: Observer | None
+) -> list[Camera]:
     def put(query: str, frame: Frame) -> None:
+        if observer is not None:
+            observer.saw(query, frame)
         if frame.image is not None:
             scene.saw(query, frame.captured_at, frame.image)
         mailboxes.put(query, frame)

@@ -6,7 +6,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Access:
 
     host: str
     port: int
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
 
     @property
     def is_local(self) -> bool:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from importlib import resources
+from pathlib import Path
 
 from aiohttp import WSMsgType, web
 
@@ -45,10 +47,27 @@ log = logging.getLogger("gemel.run")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def check_address(access: Access, where: str | Path) -> None:
+    """Raise InputError, naming the config, where the address cannot be had at present."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(access.host, access.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+            tried.listen(1)
+    except OSError as error:
+        raise _taken(access, where, error) from error
+
+
+def _taken(access: Access, where: str | Path, error: OSError) -> InputError:
+    fault = f"{access.host}:{access.port} cannot be had: {error.strerror or error}"
+    return InputError(where, fault, "give another address, or end what has it", "http.bind")
+
+
 class HttpService:
     """Serves a box's status, metrics, pictures and dashboard until it is stopped."""
 
-    def __init__(self, box: Watched, measures: Measures, access: Access, where: str) -> None:
+    def __init__(self, box: Watched, measures: Measures, access: Access, where: str | Path) -> None:
         """`where` names the config in what is said when the address cannot be had."""
         self._pages = Pages(box, measures, access)
         self._access, self._where = access, where
@@ -64,8 +83,7 @@ class HttpService:
         try:
             self._opened.result()
         except OSError as error:
-            fault = f"{self._access.host}:{self._access.port} cannot be had: {error.strerror or error}"
-            raise InputError(self._where, fault, "give another port, or end what has it", "http.bind") from error
+            raise _taken(self._access, self._where, error) from error
         log.info("watch it at http://%s:%d/", self._access.host, self.port)
 
     def stop(self) -> None:
@@ -205,31 +223,31 @@ class Pages:
         """
         if len(self._watching) >= MOST_CLIENTS:
             raise web.HTTPServiceUnavailable(reason=f"{MOST_CLIENTS} dashboards are open already")
-        socket = web.WebSocketResponse(heartbeat=20, max_msg_size=MOST_BODY_BYTES, compress=False)
-        socket.headers.update(HEADERS)
-        await socket.prepare(request)
-        self._watching.add(socket)
-        telling = asyncio.create_task(self._tell(socket))
+        dashboard = web.WebSocketResponse(heartbeat=20, max_msg_size=MOST_BODY_BYTES, compress=False)
+        dashboard.headers.update(HEADERS)
+        await dashboard.prepare(request)
+        self._watching.add(dashboard)
+        telling = asyncio.create_task(self._tell(dashboard))
         try:
-            async for message in socket:  # nothing is said to the box this way
+            async for message in dashboard:  # nothing is said to the box this way
                 if message.type is WSMsgType.ERROR:
                     break
         finally:
             telling.cancel()
             with contextlib.suppress(asyncio.CancelledError, ConnectionError):
                 await telling
-            self._watching.discard(socket)
-        return socket
+            self._watching.discard(dashboard)
+        return dashboard
 
-    async def _tell(self, socket: web.WebSocketResponse) -> None:
+    async def _tell(self, dashboard: web.WebSocketResponse) -> None:
         shown: dict[str, tuple[object, ...]] = {}
         told_at = -STATUS_EVERY_S
-        while not socket.closed:
+        while not dashboard.closed:
             now = time.monotonic()
             status = self._box.status()
             if now - told_at >= STATUS_EVERY_S:
                 told_at = now
-                await socket.send_str(status.model_dump_json())
+                await dashboard.send_str(status.model_dump_json())
             for camera in status.cameras:
                 picture = self._box.picture(camera.id)
                 if picture is None:
@@ -242,7 +260,7 @@ class Pages:
                         "answered_at": picture.answered_at}  # fmt: skip
                 text = json.dumps(head).encode()
                 jpeg = await asyncio.to_thread(picture.jpeg)
-                await socket.send_bytes(len(text).to_bytes(4, "big") + text + jpeg)
+                await dashboard.send_bytes(len(text).to_bytes(4, "big") + text + jpeg)
             await asyncio.sleep(max(0.0, 1 / PICTURES_PER_S - (time.monotonic() - now)))
 
     async def _remembering(self, _: web.Application) -> AsyncIterator[None]:
@@ -258,8 +276,8 @@ class Pages:
         noting.cancel()
 
     async def _close_all(self, _: web.Application) -> None:
-        for socket in list(self._watching):
-            await socket.close(code=1001, message=b"the box stops")
+        for dashboard in list(self._watching):
+            await dashboard.close(code=1001, message=b"the box stops")
 
 
 def _page(name: str) -> bytes:

@@ -110,7 +110,7 @@ function showMemory(status) {
 function showTroubles(status) {
   const told = [
     ...status.cameras.filter((one) => !one.up).map((one) => `camera ${one.id}: ${one.state}`),
-    ...status.sinks.filter((one) => !["up", "open", "idle"].includes(one.state)).map((one) => `sink ${one.id}: ${one.state}`),
+    ...status.sinks.filter((one) => !["up", "starting"].includes(one.state)).map((one) => `sink ${one.id}: ${one.state}`),
     ...status.queries.filter((one) => one.failure).map((one) => `query ${one.id}: ${one.failure}`),
   ];
   part("troubles").hidden = !told.length;
