@@ -26,6 +26,8 @@ FORMAT, PACKED_FORMAT = 1, 2
 MANIFEST_KEY = "gemel.manifest"
 RESIDUAL_A, RESIDUAL_B = "residual_a", "residual_b"
 SCALE = "scale"
+NESTING = 2
+"""Of lists in the arguments of a zoo model: anchors are a list of pairs."""
 
 Id = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 TensorName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -264,19 +266,19 @@ def _check_query(query: BundleQuery, where: str) -> None:
     ranks = args.pop(LOW_RANK, {})
     if not isinstance(ranks, dict) or not all(type(rank) is int and rank > 0 for rank in ranks.values()):
         raise Fault(f"{where}.model_args.{LOW_RANK}: no mapping of layer paths to ranks")
-    if ":" not in query.model and any(isinstance(_flat(value), dict | list) for value in args.values()):
-        raise Fault(f"{where}.model_args: only plain values and flat lists of them")
+    if ":" not in query.model and not all(_is_plain(value, NESTING) for value in args.values()):
+        raise Fault(f"{where}.model_args: only plain values, and lists and pairs of them")
 
 
 def _residual_state(layer: str, residual: ResidualTensors) -> dict[str, str]:
     return {f"{layer}.{RESIDUAL_A}": residual.a, f"{layer}.{RESIDUAL_B}": residual.b}
 
 
-def _flat(value: Any) -> Any:
-    """A value, or the first item of a list that is not plain itself."""
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether a value is no mapping, and a list of such values at most so deep."""
     if isinstance(value, list):
-        return next((item for item in value if isinstance(item, dict | list)), None)
-    return value
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return not isinstance(value, dict)
 
 
 def _finite(value: Any) -> Any:

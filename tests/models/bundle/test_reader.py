@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from models import zoo
 from models.bundle import open_bundle
 from models.errors import BundleError, InputError
+from models.frames.preprocess import Preprocess
 from models.weights.reading import save_weights
 
 
@@ -124,3 +126,14 @@ def test_a_factory_is_imported_only_when_the_local_config_lists_it(tmp_path, sam
     assert "foreign_architectures" in sys.modules
     assert torch.equal(built.get_parameter("0.weight"), model.get_parameter("0.weight"))
     del sys.modules["foreign_architectures"]
+
+
+def test_arguments_that_are_lists_of_pairs_come_back(tmp_path, sample, writer):
+    anchors = [[10, 14], [23, 27], [37, 58], [81, 82], [135, 169], [344, 300]]
+    shape = zoo.build("yolov3_tiny", ("car", "bus"), {"anchors": anchors}, 64, "detection", "meta")
+    record = replace(
+        sample.queries[0], id="own", task="detection", classes=("car", "bus"), model="yolov3_tiny", input_size=64,
+        model_args={"anchors": anchors}, preprocess=Preprocess(64),
+    )  # fmt: skip
+    writer(tmp_path / "own.safetensors", {"own": shape.to_empty(device="cpu")}, [record])
+    assert open_bundle(tmp_path / "own.safetensors").build("own", "meta").anchors == shape.anchors
