@@ -129,16 +129,6 @@ def test_a_full_disk_is_told_of_the_file_that_has_no_room_and_leaves_all_as_it_w
             assert not changed & {*OUTPUTS} or "state.pt" in changed, "or else to be gone on with"
 
 
-def test_a_box_on_a_full_disk_names_every_file_and_goes_on(attempt: Attempt) -> None:
-    _, whole = attempt(COMMANDS["run"], lambda *_: False, full)
-    first = [index for index, (path, changes) in enumerate(whole.touched) if changes and path.endswith(".jsonl")]
-    for place in first[:4]:
-        seen, _ = attempt(COMMANDS["run"], full_from(place), full)
-        assert seen.code == 2 and TRACEBACK not in seen.err
-        told = [line for line in seen.err.splitlines() if line.startswith("gemel: ")]
-        assert told and all("cannot be written: No space left on device; free some space" in line for line in told)
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOENT, errno.ESTALE])
 def test_whatever_the_system_refuses_a_file_is_whole_or_as_it_was(tmp_path: Path, number: int) -> None:
     path = tmp_path / "kept.bin"
