@@ -64,7 +64,7 @@ _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
 class _CameraKeys(_Strict):
-    source: PathText | Annotated[int, Field(ge=0)]
+    source: PathText | Annotated[int, Field(ge=0, le=999)]
     fps: Fps | None = None
     decoder: str = "auto"
     loop: bool = False

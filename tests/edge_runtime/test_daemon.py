@@ -307,15 +307,17 @@ def test_a_query_that_fails_is_counted_told_once_and_the_others_go_on(box, monke
     assert caplog.text.count("query gate failed") == 1
 
 
-def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_path, caplog):
+def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_path, caplog, monkeypatch):
     from models.bundle import Made, write_bundle
 
     write_bundle(
         tmp_path / "tiny.safetensors",
         {"gate": trained_looking(1)},
-        [query("gate", "left", sla_ms=1e-3)],
+        [query("gate", "left", sla_ms=1.0)],
         Made("tiny", "none", 0),
     )
+    slowed = TorchEngine.run
+    monkeypatch.setattr(TorchEngine, "run", lambda engine, images: time.sleep(0.02) or slowed(engine, images))
     summary = run(write_config(tmp_path, cameras={"left": {"source": str(box / "left.mp4")}}))
     assert summary["ledger"][0]["dropped"] == {"deadline": 12} and summary["balanced"]
     assert "its frames will be dropped" in caplog.text

@@ -74,7 +74,12 @@ def test_what_would_run_away_is_refused_at_once(workload: Callable[[str], Path],
 @pytest.mark.parametrize("seconds", ["1e300", "1e9", "1e6"])
 def test_a_simulation_of_no_end_is_refused_at_once(workload: Callable[[str], Path], seconds: str) -> None:
     path = workload(WORKLOAD.replace(", KEY: VALUE", ""))
-    refused(["simulate", path.name, "--duration", seconds], path.parent, path.name, "frames that are played")
+    refused(["simulate", path.name, "--duration", seconds], path.parent, "--duration", "at most 604800")
+
+
+def test_a_simulation_of_many_days_is_refused_at_once(workload: Callable[[str], Path]) -> None:
+    path = workload(WORKLOAD.replace(", KEY: VALUE", ""))
+    refused(["simulate", path.name, "--duration", "600000"], path.parent, path.name, "frames that are played")
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "-1", "0", "x", "1e-300"])
