@@ -223,7 +223,7 @@ def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workloa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
+@pytest.mark.parametrize("kind", ONE_STAGE_FIRST)
 def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

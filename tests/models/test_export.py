@@ -30,13 +30,12 @@ SIDES = (64, 96, 128, 224, 300, 320)
 TOLERANCE = 1e-4
 MATCHED = 0.95
 SCALED = (nn.Conv2d, nn.Linear)
-ONE_OF_EACH_KIND = (
-    *("alexnet", "cifar_resnet20", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet"),
-    *("mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vit_b_16"),
-    *("fasterrcnn_mobilenet_v3_large_fpn", "fastestdet", "fcos_resnet50_fpn", "retinanet_resnet50_fpn"),
-    *("ssd_resnet18", "yolov3_tiny"),
+FEW = (
+    *("cifar_resnet20", "efficientnet_b0", "googlenet", "mobilenet_v3_small", "regnet_y_400mf", "resnet18"),
+    *("shufflenet_v2_x0_5", "squeezenet1_1"),
+    *("fasterrcnn_mobilenet_v3_large_fpn", "fastestdet", "ssd_resnet18", "yolov3_tiny"),
 )
-"""Of the models that are built of the same operations the lightest; all 55 take nine minutes."""
+"""The lightest of most kinds; all 55 take nine minutes."""
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +186,7 @@ def assert_keeps_weights(path: Path, module: nn.Module) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", every(zoo.names(), ONE_OF_EACH_KIND))
+@pytest.mark.parametrize("name", every(zoo.names(), FEW))
 def test_every_model_of_the_zoo_answers_in_onnx_runtime_as_in_torch(name, tmp_path, monkeypatch):
     monkeypatch.setattr(two_stage, "CANONICAL_SIDE", 48)  # regions of a frame of 64 pixels fall on two levels as well
     module, side = build(name)

@@ -25,6 +25,7 @@ OPENED_BY = {
     "run": ("run", "box.yaml", "--check"),
 }
 ONCE = "plan"
+FEW = ("show", "plan", "run")
 """Stands for all that open a bundle where there are many cases."""
 
 

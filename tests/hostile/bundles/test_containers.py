@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from models.bundle.container import MAX_HEADER_BYTES, tensor_name
-from tests.hostile.bundles.opened import ONCE, OPENED_BY, VERIFY, Opened, header_text, sealed, told
+from tests.exhaustive import every
+from tests.hostile.bundles.opened import FEW, ONCE, OPENED_BY, VERIFY, Opened, header_text, sealed, told
 from tests.hostile.harness import refused, refused_apart
 from tests.hostile.reading.test_json import make_special
 from tests.hostile.samples import BUNDLE, OLD
@@ -20,7 +21,7 @@ from tests.hostile.samples import BUNDLE, OLD
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "/dev/zero", "endless", "missing", "empty"])
-@pytest.mark.parametrize("command", ["verify", *OPENED_BY])
+@pytest.mark.parametrize("command", every(["verify", *OPENED_BY], ["verify", *FEW]))
 def test_what_is_no_file_is_not_waited_for(house: Path, command: str, kind: str) -> None:
     path = house / BUNDLE
     path.unlink()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from models.bundle.container import encode_header, parse_header, place, tensor_name
-from tests.hostile.bundles.opened import ONCE, OPENED_BY, VERIFY, Opened, told
+from tests.exhaustive import every
+from tests.hostile.bundles.opened import FEW, ONCE, OPENED_BY, VERIFY, Opened, told
 from tests.hostile.harness import refused, tried
 from tests.hostile.samples import BUNDLE
 
@@ -114,7 +115,7 @@ def test_a_manifest_that_lies(house: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["format true", "an endless rate", "shared by nobody", "another model"])
-@pytest.mark.parametrize("command", OPENED_BY)
+@pytest.mark.parametrize("command", every(OPENED_BY, FEW))
 def test_a_manifest_that_lies_to_each_command(house: Path, command: str, name: str) -> None:
     bundle = Opened(house / BUNDLE)
     MANIFESTS[name](bundle.manifest)

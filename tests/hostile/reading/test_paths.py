@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.exhaustive import every
 from tests.hostile.asking import A, ask
 from tests.hostile.harness import Seen, refused, tried
 
@@ -64,6 +65,7 @@ COMMANDS: dict[str, list[str]] = {
     "bundle diff": ["bundle", "diff", "@", "b.safetensors", "-o", "new"],
     "bundle apply": ["bundle", "apply", "b.safetensors", "@", "-o", "new"],
 }
+FEW = ("inspect", "merge", "run --check", "bundle show", "bundle apply")
 OUTPUTS: dict[str, list[str]] = {
     "merge": ["merge", "workload.yaml", "-o", "@"],
     "eval": ["eval", "b.safetensors", "workload.yaml", "-o", "@"],
@@ -93,9 +95,9 @@ def _one_line(seen: Seen) -> str:
 
 
 @KINDS
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_reads_nothing_that_it_should_not(house: Path, command: list[str], kind: str) -> None:
-    refused(_with(command, _name(house, kind)), house)
+@pytest.mark.parametrize("command", every(COMMANDS, FEW))
+def test_a_command_reads_nothing_that_it_should_not(house: Path, command: str, kind: str) -> None:
+    refused(_with(COMMANDS[command], _name(house, kind)), house)
 
 
 @pytest.mark.parametrize("kind", NO_OUTPUTS)

@@ -184,7 +184,7 @@ def test_a_two_stage_detector_is_refused_in_words(tmp_path):
         engine.prepare()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_detector_finds_what_eager_finds(tmp_path):
     bundle = detectors(tmp_path, "fastestdet", 96)
     arena = arena_of(bundle, 64 * 2**20)
