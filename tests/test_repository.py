@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 import stat
 import subprocess
+import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
 
 import pytest
+
+BASH = shutil.which("bash") or "/bin/bash"
 
 
 def make_targets(repository: Path) -> set[str]:
@@ -54,6 +58,23 @@ def test_the_short_and_the_full_run_of_the_tests_differ_by_the_marker_alone(repo
     assert recipes["test"].replace(" -m 'not exhaustive'", "") == recipes["test-all"] != recipes["test"]
 
 
+def executable(path: Path, script: str) -> None:
+    path.write_text(f"#!{BASH}\n{script}")
+    path.chmod(0o755)
+
+
+def test_a_package_that_a_system_lacks_keeps_no_other_from_being_installed(repository: Path, tmp_path: Path):
+    executable(tmp_path / "id", "echo 0")
+    executable(tmp_path / "make", "")
+    executable(tmp_path / "apt-get", 'echo "$@" >&2; [ "${!#}" != chromium ]')
+    environment = {"PATH": str(tmp_path), "PYTHON": sys.executable}
+    script = repository / ".ci" / "system-packages"
+    ended = subprocess.run([BASH, script], capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0 and ended.stderr.count("its tests are skipped: chromium\n") == 1
+    asked = {line.split()[-1] for line in ended.stderr.splitlines() if line.startswith("install ")}
+    assert asked >= {"chromium", "openssh-client", "systemd", "g++"}
+
+
 @pytest.mark.parametrize(
     ("linted", "made", "code", "said"),
     [
@@ -70,6 +91,7 @@ def test_ci_passes_on_what_lint_and_pytest_say(
     (tmp_path / ".ci").mkdir()
     script = tmp_path / ".ci" / "run"
     script.write_text((repository / ".ci" / "run").read_text())
+    executable(tmp_path / ".ci" / "system-packages", "")
     (tmp_path / "Makefile").write_text(f"lint:\n\t@{linted}\ntest-all:\n\t@{made}\n")
     ended = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
     assert ended.returncode == code
