@@ -31,7 +31,8 @@ class BoxConfig:
     """The config of one box, every path made absolute; `device` is cpu or cuda, `engine` a name of ENGINES or auto.
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
-    With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
+    `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
+    the same. With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
     schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key` its owner
     must have signed the bundle. `http` says who may watch it, None where nobody can.
     """
@@ -52,6 +53,7 @@ class BoxConfig:
     trace: Path | None
     precision: str
     overflow: bool
+    late: str
 
 
 class _Strict(BaseModel):
@@ -91,6 +93,7 @@ class _BoxKeys(_Strict):
     policy: str = DEFAULT_POLICY
     trace: _Path | None = None
     overflow: bool = False
+    late: Literal["drop", "publish"] = "drop"
 
 
 def load_config(path: str | Path, environment: Mapping[str, str] = os.environ) -> BoxConfig:
@@ -134,6 +137,7 @@ def _config(path: Path, keys: _BoxKeys) -> BoxConfig:
         None if keys.trace is None else root / keys.trace,
         keys.precision,
         keys.overflow,
+        keys.late,
     )
 
 

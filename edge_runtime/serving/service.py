@@ -77,7 +77,9 @@ class Serving:
         self._trace = TraceWriter(config.trace) if config.trace else None
         self._identity = Identity(opened.bundle.digest)
         self._observer = None if config.http is None else _observer(opened.bundle)
-        executor, scene = _executor(box, self._arena, self._trace, self._identity, _Heard(post, self._observer))
+        executor, scene = _executor(
+            box, self._arena, self._trace, self._identity, _Heard(post, self._observer, config.late == "publish")
+        )
         cameras = _cameras(config, opened.bundle, executor.parts.mailboxes, scene, self._observer)
         self._inference = Inference(executor, Switching(box), cameras, asked.stopping, lambda: post.is_unheard)
         self._notifier, self._is_ready, self._alive_at = Notifier(), False, 0.0
@@ -222,15 +224,18 @@ def _observer(bundle: Bundle) -> Observer:
 
 
 class _Heard:
-    """Who hears of results and turns: the post, and the observer where the box is watched."""
+    """Who hears of results and turns: the post, of late ones if it `takes_late`, and the observer where the box is
+    watched.
+    """
 
-    def __init__(self, post: Post, observer: Observer | None) -> None:
-        self._post, self._observer = post, observer
+    def __init__(self, post: Post, observer: Observer | None, takes_late: bool) -> None:
+        self._post, self._observer, self._takes_late = post, observer, takes_late
 
     def answered(self, parcel: Parcel) -> None:
         if self._observer is not None:
             self._observer.answered(parcel)
-        self._post.offer(parcel)
+        if self._takes_late or not parcel.record["late"]:
+            self._post.offer(parcel)
 
     def took(self, query: str, turn: Turn) -> None:
         if self._observer is not None:

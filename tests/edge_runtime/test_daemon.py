@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from edge_runtime.daemon import run
 from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.serving import publishing
 from models.bundle.signing import sign_bundle
 from models.errors import BundleError, InputError
 from models.sizes import exact_text
@@ -305,6 +306,21 @@ def test_a_query_that_fails_is_counted_told_once_and_the_others_go_on(box, monke
     assert summary["balanced"] and gate["failed"] > 0 and gate["processed"] == 0 and yard["processed"] > 0
     assert summary["queries"][0]["last_failure"] == "RuntimeError: broken"
     assert caplog.text.count("query gate failed") == 1
+
+
+@pytest.mark.parametrize("late", [None, "drop", "publish"])
+def test_late_answers_are_counted_and_published_only_where_they_are_wanted(box, monkeypatch, late):
+    plain = publishing.record_of
+    monkeypatch.setattr(
+        publishing, "record_of", lambda asked, *more: plain(asked, *more) | {"late": asked.id == "gate"}
+    )
+    results = box / f"late-{late}.jsonl"
+    summary = run(write_config(box, late=late, sinks=[{"kind": "jsonl", "path": results.name}]))
+    gate, yard, _ = summary["ledger"]
+    assert summary["balanced"] and gate["late"] == gate["processed"] > 0 and yard["late"] == 0
+    published = [json.loads(line) for line in results.read_text().splitlines()]
+    assert sum(one["late"] for one in published) == (gate["late"] if late == "publish" else 0)
+    assert sum(one["query"] == "yard" for one in published) == yard["processed"] > 0
 
 
 def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_path, caplog, monkeypatch):
