@@ -32,9 +32,9 @@ class BoxConfig:
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
     `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
-    the same. With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy` names the
-    schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key` its owner
-    must have signed the bundle. `http` says who may watch it, None where nobody can.
+    the same. With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy`
+    names the schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key`
+    its owner must have signed the bundle. `http` says who may watch it, None where nobody can.
     """
 
     path: Path
