@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.checking import checked
 from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.delivery.post import Post
 from edge_runtime.equipping import equip
@@ -34,15 +35,14 @@ def run(
     The summary holds the ledger per query, the bytes moved and swaps while serving (those of the warm-up apart),
     the most bytes resident and used, and why the box stopped; it is also logged and written to `SPOOL/ledger.json`.
     What could not be written by then, as on a full disk, is in `unwritten`, a line each. With `check` everything is
-    validated, the fit included, cameras are asked for a frame, nothing runs, and the summary says what would. Raises
-    InputError (one line: file, key, fault, remedy) before anything is allocated when the config or the bundle is faulty
-    or when a query does not fit the budget even alone, or with `overflow: true` not even with an overflow. A camera
-    that does not answer is no fault: it is tried again.
+    validated, the fit included, cameras and sinks are asked for an answer, nothing runs, and the summary says what
+    would (`checking.checked`). Raises InputError (one line: file, key, fault, remedy) before anything is allocated when
+    the config or the bundle is faulty or when a query does not fit the budget even alone, or with `overflow: true` not
+    even with an overflow. A camera that does not answer is no fault: it is tried again.
     """
     if check:
-        config, fitted = _fitted(config_path, check)
-        cameras = [{"id": camera, **answer.to_json()} for camera, answer in fitted.box.answers.items()]
-        return {"ok": True, "cameras": cameras, **fitted.to_json(), "warnings": _unreached(config)}
+        _, fitted = _fitted(config_path, check)
+        return checked(fitted)
     with signals(stop or threading.Event()) as asked:
         try:
             config, fitted = _fitted(config_path)
@@ -67,14 +67,6 @@ def _fitted(config_path: str | Path, check: bool = False) -> tuple[BoxConfig, Fi
 
         check_address(config.http, config.path)
     return config, fit(open_box(config, check))
-
-
-def _unreached(config: BoxConfig) -> list[str]:
-    """What would not take results at present, a line each."""
-    found = [said for sink in config.sinks if (said := sink.reach()) is not None]
-    for said in found:
-        log.warning("%s", said)
-    return found
 
 
 def _unserved(reason: str) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class OpenBox:
 def open_box(config: BoxConfig, check: bool = False) -> OpenBox:
     """Open and rehash the bundle, and ask cameras that a query looks at for a frame, all at the same time.
 
-    With `check` every one is asked and has its `timeout_s`, and the log says which do not answer. Else only files are,
-    for a moment: a live camera is connected once, when the box serves, and no camera keeps a box from starting.
+    With `check` every one is asked and has its `timeout_s`. Else only files are, for a moment: a live camera is
+    connected once, when the box serves, and no camera keeps a box from starting.
     Raises InputError (one line: file, key, fault, remedy) where the bundle is faulty, or a query has no camera.
     """
     bundle = open_bundle(config.bundle, config.factories, config.path.resolve().parent)
@@ -66,8 +66,6 @@ def open_box(config: BoxConfig, check: bool = False) -> OpenBox:
     looked_at = {query.camera for query in bundle.queries}
     asked = [one for one in config.cameras.values() if one.id in looked_at and (check or not one.live)]
     answers = ask(asked, None if check else AT_ONCE_S)
-    if check:
-        _tell(bundle, answers)
     frames = {query.id: _frame(query, answers.get(query.camera)) for query in bundle.queries}
     return OpenBox(config, bundle, damaged, frames, answers)
 
@@ -75,19 +73,6 @@ def open_box(config: BoxConfig, check: bool = False) -> OpenBox:
 def wanted(query: BundleQuery) -> Wanted:
     """What a query wants of its camera."""
     return Wanted(query.fps, query.roi)
-
-
-def _tell(bundle: Bundle, answers: Mapping[str, Answer]) -> None:
-    """Warn of cameras that do not answer, and of queries that look outside of what one shows."""
-    for camera, answer in answers.items():
-        if answer.image is None:
-            log.warning("camera %s does not answer: %s", camera, answer.fault)
-            continue
-        height, width = answer.image.shape[:2]
-        for query in bundle.queries:
-            fault = region_fault(query.id, wanted(query), width, height) if query.camera == camera else None
-            if fault is not None:
-                log.warning("camera %s: %s", camera, fault)
 
 
 def _frame(query: BundleQuery, answer: Answer | None) -> np.ndarray:

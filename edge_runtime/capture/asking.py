@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from edge_runtime.at_once import at_once
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import SourceLost, picture_of, reason_of
 from edge_runtime.capture.sources.opening import open_source
@@ -34,24 +34,17 @@ class Answer:
 
 def ask(cameras: Iterable[CameraConfig], most_s: float | None = None) -> dict[str, Answer]:
     """What each camera answers within its `timeout_s`, or within `most_s` seconds."""
-    started = time.monotonic()
-    found: dict[str, Answer] = {}
-    asked = []
-    for camera in cameras:
-        thread = threading.Thread(target=_ask, args=(camera, found), name=f"asking-{camera.id}", daemon=True)
-        thread.start()
-        asked.append((camera, thread))
-    for camera, thread in asked:
-        patience_s = camera.timeout_s if most_s is None else most_s
-        thread.join(max(0.0, started + patience_s - time.monotonic()))
-    return {camera.id: found.get(camera.id, Answer()) for camera, _ in asked}
+    asked = list(cameras)
+    questions = [(partial(_ask, camera), camera.timeout_s if most_s is None else most_s) for camera in asked]
+    answers = at_once(questions, Answer())
+    return {camera.id: answer for camera, answer in zip(asked, answers, strict=True)}
 
 
-def _ask(camera: CameraConfig, found: dict[str, Answer]) -> None:
+def _ask(camera: CameraConfig) -> Answer:
     try:
-        found[camera.id] = Answer(first_frame(camera))
+        return Answer(first_frame(camera))
     except Exception as error:  # a decoder can fail in any way
-        found[camera.id] = Answer(fault=reason_of(error))
+        return Answer(fault=reason_of(error))
 
 
 def first_frame(camera: CameraConfig) -> np.ndarray:

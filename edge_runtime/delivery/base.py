@@ -99,8 +99,13 @@ class SinkConfig(ABC):
     def check(self) -> None:  # noqa: B027
         """Raise InputError, in one line, where it can never be opened."""
 
+    @property
+    def reach_s(self) -> float:
+        """How long `reach` may take; after that it does not answer."""
+        return 1.0
+
     def reach(self) -> str | None:
-        """Why it does not answer at present, if so."""
+        """Why it does not take results at present, if so; nothing is sent that would be one."""
         return None
 
 

@@ -100,12 +100,16 @@ class MqttConfig(SinkConfig):
     def made(self) -> Mqtt:
         return Mqtt(self)
 
+    @property
+    def reach_s(self) -> float:
+        return 2 * CONNECT_S + FAREWELL_S
+
     def reach(self) -> str | None:
         sink = Mqtt(self)
         try:
             sink.greet()
-        except (OSError, NotTaken) as error:
-            return f"the broker {self.host}:{self.port} does not take this box: {error}"
+        except (OSError, ValueError, NotTaken) as error:
+            return f"the broker does not take this box: {error}"
         finally:
             sink.close()
         return None

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import http.client
 import json
-import socket
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,11 +77,19 @@ class WebhookConfig(SinkConfig):
     def made(self) -> Webhook:
         return Webhook(self)
 
+    @property
+    def reach_s(self) -> float:
+        return 2 * self.timeout_s
+
     def reach(self) -> str | None:
+        """As far as that can be told without a POST: whether somebody listens, and who it is over HTTPS."""
+        sink = Webhook(self)
         try:
-            socket.create_connection(self.address, self.timeout_s).close()
-        except OSError as error:
-            return f"{self.name} does not answer: {error.strerror or error}"
+            sink.connect()
+        except (OSError, ValueError) as error:
+            return f"it does not answer: {getattr(error, 'strerror', None) or error}"
+        finally:
+            sink.close()
         return None
 
 
@@ -111,6 +118,10 @@ class Webhook(Sink):
                 raise NotTaken(SERVER_ERROR, f"the server answers {status}", done, answered=True)
             if not 200 <= status < 300:
                 raise NotTaken(REFUSED, f"the server answers {status}", done, for_good=True)
+
+    def connect(self) -> None:
+        """Connect, and no more."""
+        self._connection.connect()
 
     def close(self) -> None:
         self._connection.close()

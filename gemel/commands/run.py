@@ -10,7 +10,6 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
 from gemel.commands.shown import Shown
-from gemel.text import size
 
 SETTLE_S = 0.3
 
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.supervise and not args.check:
         return _supervised(args)
     from edge_runtime.daemon import run as run_box
-    from gemel.looking.box import box_text
+    from gemel.looking.box import box_text, checked_text
 
     shown = Shown()
     shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> Outcome:
     finally:
         shown.settle(SETTLE_S)
     if args.check:
-        return Outcome(summary, f"{args.config}: {_sound(summary)}", aside=True)
+        return Outcome(summary, checked_text(args.config, summary), aside=True, leaves=True)
     wrong = [*summary["unwritten"], *([summary["fault"]] if summary["fault"] else [])]
     text = "\n".join([box_text(summary), *(f"gemel: {line}" for line in wrong)])
     return Outcome(summary, text, _exit_code(summary), aside=True, leaves=True)
@@ -68,10 +67,3 @@ def _supervised(args: argparse.Namespace) -> Outcome:
     asked = [*(["--json"] if args.json else []), "--", args.config]
     code = supervise([sys.executable, "-m", "gemel", "run", *asked])
     return Outcome({"exit_code": code}, "", code, aside=True)
-
-
-def _sound(summary: dict[str, Any]) -> str:
-    fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
-    needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
-    copied = [f"; {query} copies {size(count)} in every run" for query, count in summary["overflow_bytes"].items()]
-    return f"sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{''.join(copied)}"

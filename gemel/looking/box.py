@@ -1,4 +1,4 @@
-"""What became of the frames of a box that ran."""
+"""What became of the frames of a box that ran; what a check of one found."""
 
 from __future__ import annotations
 
@@ -28,4 +28,21 @@ def box_text(summary: Mapping[str, Any]) -> str:
         *sinks,
         f"{duration(summary['seconds'])} until {summary['stopped_by']}: {size(summary['bytes_moved'])} moved in "
         f"{summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
+    ])  # fmt: skip
+
+
+def checked_text(config: str, summary: Mapping[str, Any]) -> str:
+    """What `gemel run --check` found sound, and who answers."""
+    fits = "everything stays resident" if summary["fits"] else "queries take turns in memory"
+    needs = f"{size(summary['weights_bytes'])} of weights, {size(summary['workspace_bytes'])} of workspace"
+    copied = [f"; {query} copies {size(count)} in every run" for query, count in summary["overflow_bytes"].items()]
+    cameras = [
+        f"{one['id']} {one['width']}x{one['height']}" if one["answers"] else f"{one['id']} does not answer"
+        for one in summary["cameras"]
+    ]
+    sinks = [one["name"] if one["answers"] else f"{one['name']} does not answer" for one in summary["sinks"]]
+    return "\n".join([
+        f"{config}: sound; {needs}, budget {size(summary['budget_bytes'])}: {fits}{''.join(copied)}",
+        f"cameras: {', '.join(cameras)}",
+        f"sinks: {', '.join(sinks)}",
     ])  # fmt: skip

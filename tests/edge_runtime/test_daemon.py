@@ -177,7 +177,9 @@ def test_check_asks_all_cameras_at_once_and_warns_of_those_that_do_not_answer(bo
         checked = run(write_config(box, cameras=cameras), check=True)
         assert 3 <= time.monotonic() - started < 6, "not one after the other"
         assert checked["ok"] and [camera["answers"] for camera in checked["cameras"]] == [False, False]
-        assert caplog.text.count("does not answer") == 2 and "secret" not in caplog.text + json.dumps(checked)
+        assert caplog.text.count("does not answer") == len(
+            checked["warnings"]
+        ) == 2 and "secret" not in caplog.text + json.dumps(checked)
         one.silent = False
         checked = run(write_config(box, cameras=cameras | {"right": {"source": "right"}}), check=True)
         left, right = checked["cameras"]
@@ -258,9 +260,11 @@ def test_a_broker_and_a_server_that_are_away_are_warnings_of_a_check(box, caplog
         {"kind": "mqtt", "host": "127.0.0.1", "port": port, "username": "me", "password": "s3cret"},
         {"kind": "webhook", "url": f"http://me:s3cret@127.0.0.1:{port}/hook"},
     ]
-    warnings = run(write_config(box, sinks=sinks), check=True)["warnings"]
-    assert [f"127.0.0.1:{port}" in warning for warning in warnings] == [True, True]
-    assert all(warning in caplog.text for warning in warnings) and "s3cret" not in caplog.text
+    checked = run(write_config(box, sinks=sinks), check=True)
+    assert [f"127.0.0.1:{port}: " in warning for warning in checked["warnings"]] == [True, True]
+    assert all(warning in caplog.text for warning in checked["warnings"])
+    assert [sink["answers"] for sink in checked["sinks"]] == [False, False] and checked["ok"]
+    assert "s3cret" not in caplog.text + json.dumps(checked)
 
 
 LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gemel.cli import main
-from gemel.looking.box import box_text
+from gemel.looking.box import box_text, checked_text
 from models.bundle import BundleQuery, Made, write_bundle
 from models.workload import load_workload
 from models.zoo import build
@@ -51,7 +51,12 @@ def write_config(box, budget="64MiB", loop="false", sink="results.jsonl"):
 def test_check_says_what_would_run_and_runs_nothing(box, capsys):
     assert main(["run", str(write_config(box)), "--check", "--json"]) == 0
     assert not logging.getLogger("gemel.run").filters, "whoever else listens hears all"
-    assert json.loads(capsys.readouterr().out)["ok"] is True
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["ok"] is True and checked["warnings"] == [] and checked["http"] is None
+    assert checked["cameras"] == [{"id": "gate", "answers": True, "width": 32, "height": 24}]
+    assert [(sink["kind"], sink["answers"]) for sink in checked["sinks"]] == [("jsonl", True)]
+    said = checked_text("box.yaml", checked)
+    assert "box.yaml: sound; " in said and "cameras: gate 32x24" in said and "results.jsonl" in said
     assert not (box / "results.jsonl").exists()
 
 

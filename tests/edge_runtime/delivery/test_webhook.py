@@ -121,6 +121,12 @@ def test_a_server_that_is_away_is_a_warning_and_gets_what_waited_once_it_is_ther
             later.shutdown()
 
 
+def test_a_check_of_https_asks_who_is_there_and_posts_nothing(server):
+    assert WebhookConfig(server.url).reach() is None
+    assert "does not answer" in (WebhookConfig(server.url.replace("http:", "https:")).reach() or "")
+    assert server.got == []
+
+
 def test_a_snapshot_comes_with_boxes_and_the_password_in_a_header_alone(server, caplog):
     url = server.url.replace("http://", "http://me:s3cret%21@")
     config = WebhookConfig(url, snapshot=True)

@@ -1,0 +1,24 @@
+"""Whether the box in this container is alive: the exit code says it to the container's HEALTHCHECK.
+
+Asks `/healthz` of GEMEL_HTTP (http://127.0.0.1:8080), with the token of GEMEL_TOKEN_FILE (/box/token) where
+there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.request
+from pathlib import Path
+
+TIMEOUT_S = 4
+
+asked = urllib.request.Request(os.environ.get("GEMEL_HTTP", "http://127.0.0.1:8080") + "/healthz")
+token = Path(os.environ.get("GEMEL_TOKEN_FILE", "/box/token"))
+if token.is_file():
+    asked.add_header("Authorization", f"Bearer {token.read_text().strip()}")
+try:
+    with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+        print(answer.read(100).decode(errors="replace").strip())
+except (OSError, ValueError) as error:
+    sys.exit(f"not healthy: {error}")
