@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -96,7 +96,29 @@ class _BoxKeys(_Strict):
     late: Literal["drop", "publish"] = "drop"
 
 
-def load_config(path: str | Path, environment: Mapping[str, str] = os.environ) -> BoxConfig:
+def torch_device(path: Path, device: str) -> str:
+    """The device that torch would use here for `auto`, `cpu` or `cuda`; InputError where it has none such."""
+    if device == "cpu":
+        return device
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "cuda":
+        raise InputError(path, "this machine has no CUDA device that torch can use", "use auto or cpu", "device")
+    return "cpu"
+
+
+def any_device(_: Path, device: str) -> str:
+    """The device as it is written, for who only reads a config, and needs no torch for that."""
+    return device
+
+
+def load_config(
+    path: str | Path,
+    environment: Mapping[str, str] = os.environ,
+    device_of: Callable[[Path, str], str] = torch_device,
+) -> BoxConfig:
     """Read a box config. Paths are relative to the file; `${NAME}` in any string is taken from the environment.
 
     Raises InputError, naming the file and the key, for an unknown key, a wrong value, a name that the environment
@@ -107,12 +129,12 @@ def load_config(path: str | Path, environment: Mapping[str, str] = os.environ) -
     written = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`")
     variables = Variables(path, environment)
     try:
-        return _config(path, checked(path, variables.filled(written), _BoxKeys))
+        return _config(path, checked(path, variables.filled(written), _BoxKeys), device_of)
     except InputError as error:
         raise variables.masked(error) from None
 
 
-def _config(path: Path, keys: _BoxKeys) -> BoxConfig:
+def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -> BoxConfig:
     _refuse_unbuilt(path, keys)
     root = path.resolve().parent
     cameras = {name: _camera(path, root, name, given) for name, given in keys.cameras.items()}
@@ -124,7 +146,7 @@ def _config(path: Path, keys: _BoxKeys) -> BoxConfig:
         path,
         root / keys.bundle,
         parse_memory(keys.budget, str(path), "budget"),
-        _device(path, keys.device),
+        device_of(path, keys.device),
         check_engine(keys.engine, path, "engine"),
         cameras,
         sinks_of(path, keys.sinks, root),
@@ -146,18 +168,6 @@ def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
     if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
         fault = f"the engine {keys.engine} computes in fp32"
         raise InputError(path, fault, "leave it out, or use engine torch", "precision")
-
-
-def _device(path: Path, device: str) -> str:
-    if device == "cpu":
-        return device
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    if device == "cuda":
-        raise InputError(path, "this machine has no CUDA device that torch can use", "use auto or cpu", "device")
-    return "cpu"
 
 
 def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConfig:

@@ -24,10 +24,10 @@ def register(commands: Any) -> None:
 
 def install(args: argparse.Namespace) -> Outcome:
     """Nothing is started: the last line says how."""
-    from edge_runtime.config import load_config
+    from edge_runtime.config import any_device, load_config
     from gemel.unit import PLACE, install
 
     path = Path(args.out) if args.out else PLACE
-    install(load_config(args.config), path, args.user)
+    install(load_config(args.config, device_of=any_device), path, args.user)
     then = f"systemctl daemon-reload && systemctl enable --now {path.name}"
     return Outcome({"unit": str(path), "then": then}, one_line(f"{path}: written; start it with: {then}"))
