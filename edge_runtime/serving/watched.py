@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 
 from edge_runtime.capture.camera import Camera
 from edge_runtime.capture.reconnection import Phase
@@ -54,8 +55,11 @@ class WatchedBox:
         self._config, self._bundle, self._identity = box.config, box.bundle, identity
         self._inference, self._post, self._observer = inference, post, observer
         self._started = time.monotonic()
-        self._bytes = {query.id: sum(map(box.bundle.nbytes, box.bundle.names_in_order(query.id)))
-                       for query in box.bundle.queries}  # fmt: skip
+        names = {query.id: set(box.bundle.names_in_order(query.id)) for query in box.bundle.queries}
+        having = Counter(name for given in names.values() for name in given)
+        self._bytes = {query: sum(map(box.bundle.nbytes, given)) for query, given in names.items()}
+        self._own_bytes = {query: sum(box.bundle.nbytes(name) for name in given if having[name] == 1)
+                           for query, given in names.items()}  # fmt: skip
         self._rates = {query: Rate() for query in self._bytes}
         self._lock = threading.Lock()
 
@@ -83,7 +87,8 @@ class WatchedBox:
         return [
             QueryStatus(
                 id=query.id, camera=query.camera, resident=device.is_resident(query.id), bytes=self._bytes[query.id],
-                fps=round(rates[query.id], 2), age_p95_ms=publisher.age_p95_ms(query.id), sla_ms=query.sla_ms,
+                own_bytes=self._own_bytes[query.id], fps=round(rates[query.id], 2),
+                age_p95_ms=publisher.age_p95_ms(query.id), sla_ms=query.sla_ms,
                 failure=publisher.failures.get(query.id), ledger=Account(**accounts[query.id]),
             )
             for query in self._bundle.queries
@@ -111,7 +116,8 @@ class WatchedBox:
         return [
             SinkStatus(
                 id=row["kind"] if kinds.count(row["kind"]) == 1 else f"{row['kind']}-{index}", kind=row["kind"],
-                state=row["state"], delivered=row["delivered"], undelivered=row["undelivered"],
+                state=row["state"], delivered=row["delivered"], undelivered=row["undelivered"], queued=row["queued"],
+                trouble=row["trouble"] if row["state"] == DOWN else None,
             )
             for index, row in enumerate(rows, 1)
         ]  # fmt: skip
@@ -122,5 +128,5 @@ def _camera(camera: Camera) -> CameraStatus:
     up = row["state"] == Phase.STREAMING or (row["state"] == Phase.ENDED and not row["error"])
     return CameraStatus(
         id=row["id"], state=row["state"], up=up,
-        fps=row["fps"], frame_age_s=row["frame_age_s"], reconnects=row["reconnects"],
+        fps=row["fps"], frame_age_s=row["frame_age_s"], reconnects=row["reconnects"], error=row["error"],
     )  # fmt: skip

@@ -257,7 +257,7 @@ class Pages:
                     continue
                 shown[camera.id] = seen
                 head = {"camera": camera.id, "frame": picture.frame, "captured_at": picture.captured_at,
-                        "answered_at": picture.answered_at}  # fmt: skip
+                        "answered_at": picture.answered_at, "told_at": time.time()}  # fmt: skip
                 text = json.dumps(head).encode()
                 jpeg = await asyncio.to_thread(picture.jpeg)
                 await dashboard.send_bytes(len(text).to_bytes(4, "big") + text + jpeg)

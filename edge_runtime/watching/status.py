@@ -33,6 +33,7 @@ class CameraStatus(_Value):
     fps: float = Field(ge=0, description="frames delivered a second, lately")
     frame_age_s: float | None
     reconnects: int = Count
+    error: str | None = Field(description="what is wrong, if anything")
 
 
 class QueryStatus(_Value):
@@ -42,6 +43,7 @@ class QueryStatus(_Value):
     camera: str
     resident: bool
     bytes: int = Field(ge=0, description="of its tensors, those it shares included")
+    own_bytes: int = Field(ge=0, description="of its tensors that no other query has")
     fps: float = Field(ge=0, description="results a second, lately")
     age_p95_ms: float | None
     sla_ms: float
@@ -57,6 +59,8 @@ class SinkStatus(_Value):
     state: str
     delivered: int = Count
     undelivered: dict[str, int] = Field(description="by reason")
+    queued: int = Count
+    trouble: str | None = Field(description="why it takes nothing at present, if so")
 
 
 class DriftStatus(_Value):

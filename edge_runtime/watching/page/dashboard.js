@@ -18,6 +18,8 @@ const seconds = (value) => {
 };
 const counts = (byReason) => Object.entries(byReason).map(([reason, count]) => `${reason} ${count}`).join(", ") || "–";
 const cameras = new Map();
+let ahead = 0; // seconds that this browser's clock is ahead of the box's
+const now = () => Date.now() / 1000 - ahead;
 
 function cameraCard(id) {
   if (cameras.has(id)) return cameras.get(id);
@@ -49,6 +51,7 @@ function showPicture(buffer) {
   card.image.hidden = false;
   card.none.hidden = true;
   card.result = head.answered_at;
+  ahead = Date.now() / 1000 - head.told_at;
   if (before) URL.revokeObjectURL(before);
 }
 
@@ -64,8 +67,9 @@ function showCameras(status) {
     card.card.classList.toggle("down", !camera.up);
     card.mark.hidden = camera.up;
     card.mark.textContent = camera.state;
-    const age = card.result === null ? "no result yet" : `result ${seconds(Math.max(0, Date.now() / 1000 - card.result))} old`;
-    card.told.textContent = `${camera.fps.toFixed(1)} fps · ${age}` + (camera.reconnects ? ` · came back ${camera.reconnects}×` : "");
+    const age = card.result === null ? "no result yet" : `result ${seconds(Math.max(0, now() - card.result))} old`;
+    card.told.textContent = (camera.up ? `${camera.fps.toFixed(1)} fps · ` : "") + age +
+      (camera.reconnects ? ` · came back ${camera.reconnects}×` : "");
   }
 }
 
@@ -83,6 +87,7 @@ function showQueries(status) {
     const late = query.age_p95_ms !== null && query.age_p95_ms > query.sla_ms;
     return [
       [query.id], [query.camera], [query.resident ? "yes" : "no", query.resident ? "good" : "soft"],
+      [megabytes(query.bytes), "n"], [megabytes(query.own_bytes), "n"],
       [query.fps.toFixed(1), "n"],
       [query.age_p95_ms === null ? "–" : seconds(query.age_p95_ms / 1000), late ? "n bad" : "n"],
       [seconds(query.sla_ms / 1000), "n"], [String(query.ledger.processed), "n"], [String(query.ledger.late), "n"],
@@ -92,25 +97,37 @@ function showQueries(status) {
 }
 
 function showMemory(status) {
+  const resident = status.queries.filter((query) => query.resident);
+  const total = (key) => resident.reduce((sum, query) => sum + query[key], 0);
+  const own = Math.min(status.resident_bytes, total("own_bytes")), shared = status.resident_bytes - own;
   const free = Math.max(0, status.budget_bytes - status.resident_bytes - status.workspace_bytes);
-  const shares = [["weights", status.resident_bytes], ["workspace", status.workspace_bytes], ["free", free]];
-  part("budget").replaceChildren(...shares.slice(0, 2).map(([name, bytes]) => {
+  const shares = [["shared", shared, "weights that queries share"], ["own", own, "weights of one query alone"],
+    ["workspace", status.workspace_bytes, "workspace"], ["free", free, "free"]];
+  part("budget").replaceChildren(...shares.slice(0, 3).map(([name, bytes]) => {
     const bar = make("i", "", name);
     bar.style.width = Math.min(100, (100 * bytes) / status.budget_bytes) + "%";
     return bar;
   }));
-  part("budget").ariaLabel = shares.map(([name, bytes]) => `${name} ${megabytes(bytes)}`).join(", ");
-  part("budget-legend").replaceChildren(...shares.map(([name, bytes]) => {
+  part("budget").ariaLabel = shares.map(([, bytes, told]) => `${told} ${megabytes(bytes)}`).join(", ");
+  part("budget-legend").replaceChildren(...shares.map(([name, bytes, told]) => {
     const entry = make("span");
-    entry.append(make("i", "", name), `${name} ${megabytes(bytes)}`);
+    entry.append(make("i", "", name), `${told} ${megabytes(bytes)}`);
     return entry;
-  }), make("span", `budget ${megabytes(status.budget_bytes)}`), make("span", `copied so far ${megabytes(status.bytes_moved)}`));
+  }));
+  part("budget-words").textContent =
+    `Of a budget of ${megabytes(status.budget_bytes)}; ${resident.length} of ${status.queries.length} queries are resident` +
+    (total("bytes") > status.resident_bytes ? `, which would take ${megabytes(total("bytes"))} unshared` : "") +
+    `. Copied so far: ${megabytes(status.bytes_moved)}.`;
 }
+
+const because = (reason) => (reason ? ` (${reason})` : "");
 
 function showTroubles(status) {
   const told = [
-    ...status.cameras.filter((one) => !one.up).map((one) => `camera ${one.id}: ${one.state}`),
-    ...status.sinks.filter((one) => !["up", "starting"].includes(one.state)).map((one) => `sink ${one.id}: ${one.state}`),
+    ...status.cameras.filter((one) => !one.up || one.error).map((one) => `camera ${one.id}: ${one.state}` +
+      (one.up || one.frame_age_s === null ? "" : `, newest frame ${seconds(one.frame_age_s)} old`) + because(one.error)),
+    ...status.sinks.filter((one) => !["up", "starting"].includes(one.state))
+      .map((one) => `sink ${one.id}: ${one.state}${because(one.trouble)}`),
     ...status.queries.filter((one) => one.failure).map((one) => `query ${one.id}: ${one.failure}`),
   ];
   part("troubles").hidden = !told.length;
@@ -130,11 +147,10 @@ function showStatus(status) {
   showMemory(status);
   showQueries(status);
   rows("sinks", status.sinks.map((sink) => [
-    [sink.id], [sink.state], [String(sink.delivered), "n"],
+    [sink.id], [sink.state, sink.state === "down" ? "bad" : ""], [String(sink.delivered), "n"], [String(sink.queued), "n"],
     [counts(sink.undelivered), Object.keys(sink.undelivered).length ? "bad" : "soft"],
   ]));
-  part("drift-part").hidden = !status.drift.length;
-  rows("drift", status.drift.map((one) => [
+  rows("drift", !status.drift.length ? [[["none yet", "soft"]]] : status.drift.map((one) => [
     [one.query], [one.ratio.toFixed(3), "n"], [new Date(one.checked_at * 1000).toLocaleString()],
     [one.reverted ? "has its own weights again" : ""],
   ]));

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
+from typing import Self
 
 import av
 import cv2
+import numpy as np
 
 from tests.edge_runtime.tiny import picture
 
@@ -41,7 +43,7 @@ class FaultyCamera:
         if not listening:
             self.refuse()
 
-    def __enter__(self) -> FaultyCamera:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -123,6 +125,10 @@ class RtspCamera(FaultyCamera):
     def url(self) -> str:
         return f"rtsp://user:secret@127.0.0.1:{self.port}/live"
 
+    def film(self) -> list[list[bytes]]:
+        """What it plays, again and again: the NAL units of each frame, the first of which is a keyframe."""
+        return encoded(self.size)
+
     def _greet(self, connection: socket.socket) -> bool:
         with connection.makefile("rb") as requests:
             while True:
@@ -153,8 +159,8 @@ class RtspCamera(FaultyCamera):
     def _frames(self) -> Iterator[bytes]:
         sequence, index = 0, 2
         while True:
-            size, at = self.size, index % FRAMES
-            for units in encoded(size)[at:]:
+            size, at = self.size, index % len(self.film())
+            for units in self.film()[at:]:
                 if self.size != size:
                     break
                 stamp = round(index * CLOCK_HZ / self.fps)
@@ -195,12 +201,18 @@ class HttpCamera(FaultyCamera):
 
 @cache
 def encoded(size: tuple[int, int]) -> list[list[bytes]]:
-    """The NAL units of each frame of a short film, which can be played again and again."""
+    """The NAL units of each frame of a short film of pictures."""
+    return units_of([picture(seed, *size) for seed in range(FRAMES)])
+
+
+def units_of(pictures: list[np.ndarray]) -> list[list[bytes]]:
+    """The NAL units (H.264) of each of these pictures, RGB uint8 (H, W, 3)."""
     context = av.CodecContext.create("libx264", "w")
-    context.width, context.height, context.pix_fmt = *size, "yuv420p"
+    context.height, context.width = pictures[0].shape[:2]
+    context.pix_fmt = "yuv420p"
     context.time_base, context.gop_size, context.thread_count = Fraction(1, 25), KEYFRAME_EVERY, 1
     context.options = {"preset": "ultrafast", "tune": "zerolatency", "x264-params": "slice-max-size=0"}
-    frames = [av.VideoFrame.from_ndarray(picture(seed, *size), format="rgb24") for seed in range(FRAMES)]
+    frames = [av.VideoFrame.from_ndarray(one, format="rgb24") for one in pictures]
     for index, frame in enumerate(frames):
         frame.pts = index
     packets = [packet for frame in [*frames, None] for packet in context.encode(frame)]

@@ -90,6 +90,8 @@ def test_a_box_at_work_is_seen_and_its_counts_add_up(box: Path) -> None:
         working.join(PATIENCE_S)
     assert [one["id"] for one in status["queries"]] == ["gate", "yard", "road"]
     assert all(one["ledger"]["processed"] > 0 and one["resident"] for one in status["queries"])
+    gate, yard, road = (one["bytes"] - one["own_bytes"] for one in status["queries"])
+    assert gate == yard > 0 and road == 0, "of two queries that share a tensor it is nobody's own"
     assert {one["state"] for one in status["cameras"]} == {"streaming"} and status["sinks"][0]["state"] == "up"
     record = json.loads((box / "results.jsonl").read_text().splitlines()[0])
     assert record["run"] == status["run"] == done[0]["run"] and record["bundle"] == status["bundle"]

@@ -22,16 +22,22 @@ def account(received: int = 100, **counts: Any) -> Account:
 def query(name: str, camera: str, **values: Any) -> QueryStatus:
     """A query at work."""
     given = {
-        "resident": True, "bytes": 40_000_000, "fps": 4.9, "age_p95_ms": 61.5, "sla_ms": 100.0, "failure": None,
-        "ledger": account(),
+        "resident": True, "bytes": 40_000_000, "own_bytes": 4_000_000, "fps": 4.9, "age_p95_ms": 61.5,
+        "sla_ms": 100.0, "failure": None, "ledger": account(),
     }  # fmt: skip
     return QueryStatus(id=name, camera=camera, **(given | values))
 
 
 def camera(name: str, **values: Any) -> CameraStatus:
     """A camera at work."""
-    given = {"state": "streaming", "up": True, "fps": 10.0, "frame_age_s": 0.05, "reconnects": 0}
+    given = {"state": "streaming", "up": True, "fps": 10.0, "frame_age_s": 0.05, "reconnects": 0, "error": None}
     return CameraStatus(id=name, **(given | values))
+
+
+def sink(name: str, **values: Any) -> SinkStatus:
+    """A sink at work."""
+    given = {"kind": name, "state": "up", "delivered": 0, "undelivered": {}, "queued": 0, "trouble": None}
+    return SinkStatus(id=name, **(given | values))
 
 
 class Box:
@@ -49,7 +55,7 @@ class Box:
             "workspace_bytes": 9_000_000, "bytes_moved": 123_456_789, "loads": 17,
             "reloads": {"applied": 1, "refused": 2}, "cameras": [camera(name) for name in CAMERAS],
             "queries": [query("bridge-cars", "bridge"), query("gate-kind", "gate", resident=False)],
-            "sinks": [SinkStatus(id="jsonl", kind="jsonl", state="up", delivered=181, undelivered={"full": 3})],
+            "sinks": [sink("jsonl", delivered=181, undelivered={"full": 3})],
             "drift": [DriftStatus(query="gate-kind", ratio=0.93, checked_at=1.79e9, reverted=True)],
         }  # fmt: skip
         return Status(**(given | self.changes))

@@ -13,8 +13,7 @@ import pytest
 from edge_runtime.watching.access import Access
 from edge_runtime.watching.measures import Measures
 from edge_runtime.watching.service import HttpService
-from edge_runtime.watching.status import SinkStatus
-from tests.edge_runtime.watching.box import Box, camera, detection, query, scene
+from tests.edge_runtime.watching.box import Box, camera, detection, query, scene, sink
 
 TOKEN = "a-token-of-32-characters-or-more"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -80,7 +79,8 @@ def test_it_shows_the_box_and_asks_nobody_else(browser: Any, box: Box, width: in
         assert "bridge-cars" in page.text_content("#queries") and "deadline 4, replaced 5" in page.text_content(
             "#queries"
         )
-        assert "weights 40 MB" in page.text_content("#budget-legend")
+        assert "weights that queries share 36 MB" in page.text_content("#budget-legend")
+        assert "1 of 2 queries are resident" in page.text_content("#budget-words")
         assert "full 3" in page.text_content("#sinks") and "0.930" in page.text_content("#drift")
         assert page.evaluate("Promise.all([...document.querySelectorAll('.camera img')].map(one => one.decode()))") == [
             None,
@@ -95,14 +95,14 @@ def test_what_is_wrong_is_seen_at_once_and_text_is_never_markup(browser: Any, bo
         page.goto(address)
         page.wait_for_selector(".camera img[src]", timeout=PATIENCE_MS)
         name = "<img src=x onerror=alert(1)>"
-        box.changes["cameras"] = [camera("bridge"), camera("gate", state="away", up=False)]
+        away = camera("gate", state="away", up=False, frame_age_s=90.0, error="the connection was refused")
+        box.changes["cameras"] = [camera("bridge"), away]
         box.changes["queries"] = [query(name, "bridge", failure="ValueError: <b>no</b>")]
-        box.changes["sinks"] = [SinkStatus(id="mqtt", kind="mqtt", state="away", delivered=0, undelivered={"old": 9})]
+        box.changes["sinks"] = [sink("mqtt", state="down", trouble="no answer", undelivered={"old": 9})]
         page.wait_for_selector("text=3 to look at", timeout=PATIENCE_MS)
         told = page.text_content("#troubles")
-        assert (
-            "camera gate: away" in told and "sink mqtt: away" in told and f"query {name}: ValueError: <b>no</b>" in told
-        )
+        assert "camera gate: away, newest frame 2 min old (the connection was refused)" in told
+        assert "sink mqtt: down (no answer)" in told and f"query {name}: ValueError: <b>no</b>" in told
         assert page.is_visible(".camera.down .mark") and page.query_selector("#queries img") is None and wrong == []
 
 
@@ -124,3 +124,10 @@ def test_beyond_the_loopback_the_token_opens_it(browser: Any, box: Box) -> None:
         page.click("button")
         page.wait_for_selector("text=all well", timeout=PATIENCE_MS)
         assert page.evaluate("document.cookie") == ""
+
+
+def test_ages_are_those_of_the_box_whatever_the_time_in_the_browser(browser: Any, box: Box) -> None:
+    with served(box) as address, page_of(browser) as (page, _):
+        page.add_init_script("const told = Date.now; Date.now = () => told() + 3600e3")
+        page.goto(address)
+        page.wait_for_selector("text=/result \\d+(\\.\\d)? m?s old/", timeout=PATIENCE_MS)
