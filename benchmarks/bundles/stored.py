@@ -34,13 +34,14 @@ from torch import Tensor, nn
 
 from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
 from benchmarks.machine import held_bytes, machine
-from models.parts.terms import MOST
+from models.parts.terms import Asked, most_code
 from models.parts.widths import Packed, choices, packed
 from models.sharing.layers import layers_of, weight_key
 from models.workload import Query, load_workload
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2")
-WEIGHTS = ("fp32", "fp16", "int8")
+WEIGHTS: tuple[Asked, ...] = ("fp32", "fp16", "int8")
+MOST = most_code("int8")
 CLIPS = torch.linspace(0.5, 1, 26).tolist()
 FRAMES, BATCH = 256, 32
 
@@ -77,7 +78,7 @@ def _shown(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def packed_of(query: Query | None, model: nn.Module, weights: str) -> dict[str, Packed]:
+def packed_of(query: Query | None, model: nn.Module, weights: Asked) -> dict[str, Packed]:
     """What a merge would store packed of this model, with nothing widened again."""
     state = model.state_dict()
     heads = {weight_key(state, row.path) for row in layers_of(query) if row.head} if query is not None else set()
@@ -147,7 +148,7 @@ def _errors(model: nn.Module, stored: dict[str, Packed]) -> tuple[float, float]:
     return (ours / whole) ** 0.5, (best / whole) ** 0.5
 
 
-def _bundle(folder: Path, name: str, weights: str) -> Any:
+def _bundle(folder: Path, name: str, weights: Asked) -> Any:
     from models import zoo
 
     torch.manual_seed(0)
@@ -198,7 +199,7 @@ def _memory(name: str) -> Iterator[dict[str, Any]]:
         yield {"model": name, "weights": weights, "resident MB": resident / 1e6, "held MB": held / 1e6}
 
 
-def _anonymous_bytes(name: str, weights: str) -> str:
+def _anonymous_bytes(name: str, weights: Asked) -> str:
     """Bytes held after a run above those held before the arena was made, and the resident bytes, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = _bundle(Path(folder), name, weights)

@@ -16,6 +16,7 @@ from edge_runtime.memory.onednn import Convolution, convolutions_of
 from models.bundle import Bundle, BundleQuery
 from models.errors import InputError
 from models.measuring.cost import workspace_bytes
+from models.parts.terms import Width
 from models.tasks import Answer, DetectionAnswer, task_of
 
 
@@ -49,8 +50,8 @@ class FrameEngine(ABC):
     starts_early: bool = False
     orders: frozenset[Order] = frozenset({Order.STORED})
     """The orders in which it takes the weights of convolutions; one engine of a class may take fewer."""
-    runs_packed: ClassVar[bool] = False
-    """Whether tensors that are stored as int8 or float16 stay so in the arena and are used from there."""
+    runs_packed: ClassVar[frozenset[Width]] = frozenset()
+    """The widths in which tensors stay in the arena as they are stored and are used from there."""
 
     automatic: ClassVar[bool] = True
     """Whether `auto` may choose it."""
@@ -141,10 +142,10 @@ class FrameEngine(ABC):
 
     def _check_packed(self, bundle: Bundle) -> None:
         """Raise InputError for weights that this engine cannot take as they are stored."""
-        if self.query.stored and not self.runs_packed:
-            dtypes = " and ".join(sorted({own.dtype for own in self.query.stored.values()}))
+        if other := {own.dtype for own in self.query.stored.values()} - self.runs_packed:
+            dtypes = " and ".join(sorted(other))
             fault = f"query {self.query.id} has weights stored as {dtypes}, which engine {self.name} cannot run"
-            raise InputError(bundle.path, fault, "take engine torch or onnx, or merge with --weights fp32")
+            raise InputError(bundle.path, fault, "take engine torch, or merge with --weights fp32")
 
     def _crop(self, frame: np.ndarray) -> np.ndarray:
         if self.query.roi is None:

@@ -13,7 +13,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from models.parts.widths import STORED, WIDE
+from models.parts.widths import WIDE
 
 Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of every tensor by name."""
@@ -78,7 +78,7 @@ def layouts_of_all(kinds: Kinds, layouts: Layouts) -> dict[str, Layout]:
 
 def convolutions(kinds: Kinds) -> dict[str, Layout]:
     """Channels last for the weights of two-dimensional convolutions, by shape; packed ones are widened as they lie."""
-    dtypes = (WIDE, *STORED.values())
+    dtypes = (WIDE, torch.float16, torch.int8)
     return {
         name: ChannelsLast(dtype, shape)
         for name, (dtype, shape) in kinds.items()

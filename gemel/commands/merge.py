@@ -8,6 +8,7 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
 from gemel.text import duration, percent, size
+from models.parts.terms import WEIGHTS
 
 METHODS = (
     "wide", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
@@ -31,7 +32,7 @@ def register(commands: Any) -> None:
     )
     made.add_argument(
         "--weights",
-        choices=("fp32", "fp16", "int8"),
+        choices=WEIGHTS,
         help="the fewest bits in which weights are stored and resident, as far as every query bears it (default fp32)",
     )
     _bounds(made)

@@ -57,7 +57,7 @@ def bytes_of(bundle: Bundle) -> dict[str, Any]:
 
 
 def stored_of(bundle: Bundle) -> dict[str, int]:
-    """How the bytes of the weights are stored: dtype (fp32, fp16, int8) -> bytes, scales with what they scale."""
+    """How the bytes of the weights are stored: dtype (fp32, fp16, int8 ...) -> bytes, scales with what they scale."""
     found = {dtype: dict[str, int]() for dtype in WEIGHTS}
     for query in bundle.queries:
         for key, name in query.state().items():

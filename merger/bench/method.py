@@ -14,7 +14,7 @@ from merger.training.loop import Recipe, check
 from merger.training.precision import check_precision
 from merger.workers.jobs import Resources
 from models.errors import InputError
-from models.parts.terms import FP32, WEIGHTS
+from models.parts.terms import FP32, WEIGHTS, Asked
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class MergeOptions:
     target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
     the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
-    `wide` go past the ceiling (merger.beyond.search). `weights` fp16 or int8: the fewest bits they are stored in
+    `wide` go past the ceiling (merger.beyond.search). `weights` below fp32: the fewest bits they are stored in
     (merger.widths.search). `resources` say how long it takes, not what comes out.
     """
 
@@ -37,7 +37,7 @@ class MergeOptions:
     max_work: float | None = None
     precision: str = "auto"
     beyond: bool = False
-    weights: str = FP32
+    weights: Asked = FP32
     resources: Resources = field(default_factory=Resources)
 
     def __post_init__(self) -> None:

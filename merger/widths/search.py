@@ -1,7 +1,7 @@
 """The width of every weight of a merge: the fewest bits that all the queries that use it can bear, on val.
 
 At first everything is stored in the fewest bits that were asked for. While a query falls short, some of its weights
-become wider, float16 and after that float32: those first whose rounding moves the inputs of its heads most per byte
+become wider, step by step up to float32: those first whose rounding moves the inputs of its heads most per byte
 that is given back, and as few as do (by bisection). A weight that is shared widens for all who share it. Statistics of
 norms stay as they are unless measuring them again brings a query back. What was met with wide weights is met in the
 end: wide weights are the last step.
@@ -23,21 +23,22 @@ from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching
 from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
-from models.parts.widths import STORED, packed
+from models.parts.terms import BITS, FP32, Width
+from models.parts.widths import packed
 
 KEPT = 0.99
 """A query that misses what is required with wide weights may lose no more than to this part of what it reaches."""
 FRAMES = 16
 """Train frames of a query on which the error of rounding a weight is measured: there is a run for each weight."""
 
-ROUNDS = 8
-"""Every query is judged about so often at most: with wide weights, with all in fewer bits, and in a bisection."""
+ROUNDS = 12
+"""Every query is judged about so often at most: with wide weights, in each width, and in a bisection."""
 
 
 def fit_widths(
-    bench: Workbench, merged: Merged, width: str, required: Mapping[str, float], journal: Journal, bounds: Bounds
+    bench: Workbench, merged: Merged, width: Width, required: Mapping[str, float], journal: Journal, bounds: Bounds
 ) -> dict[str, Any]:
-    """The `storage` (plain) of what is merged for the `width` "fp16" or "int8", and log `rows`.
+    """The `storage` (plain) of what is merged for the `width` asked for, and log `rows`.
 
     Once the bounds are over, all weights of a query that falls short are widened at once.
     """
@@ -66,7 +67,7 @@ class _Search:
     bounds: Bounds
     judged: int = 0
 
-    def run(self, asked_for: str) -> dict[str, Any]:
+    def run(self, asked_for: Width) -> dict[str, Any]:
         """Widen until every query keeps what it needs."""
         bench = self.bench
         wide = {query: self.journal.step(f"wide {query}", partial(self._wide, query)) for query in bench.queries}
@@ -95,25 +96,25 @@ class _Search:
         """
         of_short = [at for at, weight in enumerate(weights) if weight.width is not None and weight.used_by(short)]
         present = {weights[at].width for at in of_short}
-        width = "int8" if "int8" in present else "fp16"
+        width = next(one for one in BITS if one in present)
         open_ = [at for at in of_short if weights[at].width == width]
+
+        def wider(chosen: Sequence[int]) -> list[Weight]:
+            return [weight.wider if at in chosen else weight for at, weight in enumerate(weights)]
+
+        best = self._judge(wider(open_), sorted(short), need)
+        if self.bounds.over or any(best[query]["ratio"] < need[query] for query in short):
+            return wider(open_), [weights[at] for at in open_], best
         order = self._most_error_first(weights, open_, short)
-
-        def at_once(count: int) -> list[Weight]:
-            wider = set(order[:count])
-            return [weight.wider if at in wider else weight for at, weight in enumerate(weights)]
-
         low, high = 1, len(order)
-        best = self._judge(at_once(high), sorted(short), need)
-        if not self.bounds.over and all(best[query]["ratio"] >= need[query] for query in short):
-            while low < high:
-                middle = (low + high) // 2
-                found = self._judge(at_once(middle), sorted(short), need)
-                if all(found[query]["ratio"] >= need[query] for query in short):
-                    high, best = middle, found
-                else:
-                    low = middle + 1
-        return at_once(high), [weights[at] for at in order[:high]], best
+        while low < high:
+            middle = (low + high) // 2
+            found = self._judge(wider(order[:middle]), sorted(short), need)
+            if all(found[query]["ratio"] >= need[query] for query in short):
+                high, best = middle, found
+            else:
+                low = middle + 1
+        return wider(order[:high]), [weights[at] for at in order[:high]], best
 
     def _most_error_first(self, weights: Sequence[Weight], open_: Sequence[int], short: set[str]) -> list[int]:
         """These weights, the largest error per byte that the next width costs first."""
@@ -190,9 +191,10 @@ class _Search:
     ) -> dict[str, Any]:
         """A row of the log: how everything is stored now and how the queries do."""
         ratios = {query: one["ratio"] for query, one in found.items()}
-        sizes = {width or "fp32": 0 for width in (*STORED, None)}
+        sizes = dict[str, int]()
         for weight in weights:
-            sizes[weight.width or "fp32"] += weight.nbytes
+            stored = weight.width or FP32
+            sizes[stored] = sizes.get(stored, 0) + weight.nbytes
         row = {
             "width": asked_for, "stored_bytes": sizes, "ratios": ratios,
             "widened": [f"{weight.places[0][0]}: {weight.places[0][1]}" for weight in widened],

@@ -14,8 +14,8 @@ from merger.bench.merged import Merged, State
 from merger.bench.workbench import Workbench
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers
-from models.parts.terms import Width
-from models.parts.widths import STORED, WIDE, Packed, choices, packed
+from models.parts.terms import Width, stored_bytes
+from models.parts.widths import WIDE, Packed, choices, packed
 from models.sharing.layers import layers_of, weight_key
 from models.sharing.plan import tie
 
@@ -56,8 +56,10 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Bytes as stored, its scale included."""
-        itemsize = WIDE.itemsize if self.width is None else STORED[self.width].itemsize
-        return math.prod(self.shape) * itemsize + (self.shape[0] * WIDE.itemsize if self.width == "int8" else 0)
+        if self.width is None:
+            return math.prod(self.shape) * WIDE.itemsize
+        scale = 0 if self.width == "fp16" else self.shape[0] * WIDE.itemsize
+        return stored_bytes(self.width, self.shape) + scale
 
     @property
     def wider(self) -> Weight:
@@ -86,7 +88,7 @@ def store(models: Mapping[str, nn.Module], storage: Storage) -> dict[str, dict[s
     return stored
 
 
-def weights_of(bench: Workbench, merged: Merged, asked_for: str) -> list[Weight]:
+def weights_of(bench: Workbench, merged: Merged, asked_for: Width) -> list[Weight]:
     """Every weight that may be stored in fewer bits, each once, in the fewest that were asked for."""
     models = tied_models(bench, merged, bench.queries)
     found: dict[int, Weight] = {}

@@ -4,21 +4,31 @@ one line.
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
 from models.bundle.container import ALIGNMENT_BYTES, Entry, Header
-from models.bundle.counting import count_bytes, original_bytes, wide_code
+from models.bundle.counting import count_bytes, original_bytes, wide_code, wide_shape
 from models.bundle.described import Described
 from models.bundle.dtypes import ITEM_BYTES
-from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B, BundleQuery, Manifest, shared_of
+from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B, BundleQuery, Manifest, StoredTensor, shared_of
 from models.bundle.writer import load_order
-from models.parts.terms import MOST, STORED_CODES, WIDE_CODE, residual_shapes
+from models.parts.terms import (
+    BITS,
+    BYTE,
+    STORED_CODES,
+    WIDE_CODE,
+    Width,
+    most_code,
+    residual_shapes,
+    stored_shape,
+)
 
-MOST_SCALE = float(np.finfo(np.float32).max) / MOST
-"""A larger scale would widen a code to infinity."""
+MOST_FP32 = float(np.finfo(np.float32).max)
+"""A scale that is larger than this over the largest code would widen a code to infinity."""
 _INFINITE = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}
 """The bits of an exponent that says infinite or no number."""
 _CHUNK_BYTES = 1 << 22
@@ -105,8 +115,8 @@ def architecture_problems(query: BundleQuery, wanted: Described, entries: Mappin
         yield f"{where}: {query.model} has no {path}"
     for path in query.tensors.keys() & wanted.tensors.keys():
         entry, (dtype, shape) = entries[query.tensors[path]], wanted.tensors[path]
-        if entry.shape != shape:
-            yield f"{where}: {path} has shape {entry.shape}, {query.model} needs {shape}"
+        if (own := wide_shape(query, path, entry)) != shape:
+            yield f"{where}: {path} has shape {own}, {query.model} needs {shape}"
         elif wide_code(query, path, entry) != dtype:
             yield f"{where}: {path} has dtype {entry.dtype}, {query.model} needs {dtype}"
     for path, residual in query.residuals.items():
@@ -123,15 +133,18 @@ def _residual_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iter
     for layer, residual in query.residuals.items():
         where = f"query {query.id}: the residual of {layer}"
         weight = entries.get(query.tensors.get(f"{layer}.weight", ""))
-        if weight is None or len(weight.shape) not in (2, 4):
+        shape = None if weight is None else wide_shape(query, f"{layer}.weight", weight)
+        if weight is None or shape is None or len(shape) not in (2, 4):
             yield f"{where} stands beside no weight of a convolution or linear layer"
             continue
-        a, b = entries[residual.a], entries[residual.b]
-        out, *inner = weight.shape
-        rank = residual.rank
-        if a.shape != (rank, *inner) or b.shape != (out, rank, *(1,) * (len(inner) - 1)):
-            yield f"{where}: a {a.shape} and b {b.shape} do not fit rank {rank} and weight {weight.shape}"
-        keys = {f"{layer}.{RESIDUAL_A}": a, f"{layer}.{RESIDUAL_B}": b, f"{layer}.weight": weight}
+        keys = {
+            f"{layer}.{RESIDUAL_A}": entries[residual.a], f"{layer}.{RESIDUAL_B}": entries[residual.b],
+            f"{layer}.weight": weight,
+        }  # fmt: skip
+        a, b, _ = (wide_shape(query, key, entry) for key, entry in keys.items())
+        out, inner, rank = shape[0], shape[1:], residual.rank
+        if a != (rank, *inner) or b != (out, rank, *(1,) * (len(inner) - 1)):
+            yield f"{where}: a {a} and b {b} do not fit rank {rank} and weight {shape}"
         if len({wide_code(query, key, entry) for key, entry in keys.items()}) > 1:
             yield f"{where} has another dtype than the weight"
 
@@ -147,20 +160,27 @@ def _stored_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterat
         entry = entries[state[key]]
         if entry.dtype != STORED_CODES[own.dtype]:
             yield f"{where} has a tensor of dtype {entry.dtype}"
-        if (own.dtype == "int8") != (own.scale is not None):
+        if (BITS[own.dtype] < BYTE) != (own.shape is not None):
+            yield f"{where} names {'no shape' if own.shape is None else 'a shape, which it has no use for'}"
+            continue
+        shape = wide_shape(query, key, entry)
+        if shape and entry.shape != stored_shape(own.dtype, shape):
+            yield f"{where} has a tensor of shape {entry.shape} for a weight of shape {shape}"
+        if (own.dtype != "fp16") != (own.scale is not None):
             yield f"{where} names {'no scale' if own.scale is None else 'a scale, which it has no use for'}"
         elif own.scale is not None:
             scale = entries[own.scale]
-            if (scale.dtype, scale.shape) != (WIDE_CODE, entry.shape[:1]) or not entry.shape:
-                yield f"{where} has a scale {scale.dtype} {scale.shape} for a tensor of shape {entry.shape}"
+            if (scale.dtype, scale.shape) != (WIDE_CODE, shape[:1]) or not shape:
+                yield f"{where} has a scale {scale.dtype} {scale.shape} for a tensor of shape {shape}"
 
 
-def value_problems(entry: Entry, packed: bool, data: memoryview) -> Iterator[str]:
-    """Values that no tensor of a bundle has: what is not finite, a BOOL beside 0 and 1, and -128 as a code of int8.
+def value_problems(entry: Entry, stored: Collection[StoredTensor], data: memoryview) -> Iterator[str]:
+    """Values that no tensor of a bundle has: what is not finite, a BOOL beside 0 and 1, a code that no weight gets.
 
-    `data` are its bytes; `packed` says how it is stored.
+    `data` are its bytes; `stored` says as what it is packed.
     """
     where, item = f"tensor {entry.name[:80]}", ITEM_BYTES[entry.dtype]
+    least = -most_code("int8")
     for at in range(0, entry.nbytes, _CHUNK_BYTES):
         values = np.frombuffer(data, _READ_AS[entry.dtype], min(_CHUNK_BYTES, entry.nbytes - at) // item, at)
         if entry.dtype in _INFINITE and bool(((values & _INFINITE[entry.dtype]) == _INFINITE[entry.dtype]).any()):
@@ -169,9 +189,24 @@ def value_problems(entry: Entry, packed: bool, data: memoryview) -> Iterator[str
         if entry.dtype == "BOOL" and bool((values > 1).any()):
             yield f"{where} holds bytes that are neither true nor false"
             return
-        if packed and entry.dtype == "I8" and bool((values == -MOST - 1).any()):
-            yield f"{where} holds the code {-MOST - 1}; the least is {-MOST}"
+        if stored and entry.dtype == "I8" and bool((values < least).any()):
+            yield f"{where} holds the code {least - 1}; the least is {least}"
             return
+    for own in stored:
+        if own.shape is not None and _holds_other_bits(own.dtype, math.prod(own.shape[1:]), entry, data):
+            yield f"{where} holds, as {own.dtype}, a code or padding that no weight has"
+
+
+def _holds_other_bits(width: Width, count: int, entry: Entry, data: memoryview) -> bool:
+    """Whether a row of `count` codes holds one with all bits set, the only one that no weight has, or bits after it."""
+    rows, bits = np.frombuffer(data, np.uint8).reshape(entry.shape), BITS[width]
+    at_once = max(1, _CHUNK_BYTES // BYTE // max(entry.shape[1], 1))
+    for at in range(0, len(rows), at_once):
+        found = np.unpackbits(rows[at : at + at_once], axis=1, bitorder="little")
+        codes = found[:, : count * bits].reshape(-1, bits)
+        if bool(codes.all(1).any()) or bool(found[:, count * bits :].any()):
+            return True
+    return False
 
 
 def scale_problems(manifest: Manifest, header: Header, content: memoryview | mmap.mmap) -> Iterator[str]:
@@ -186,5 +221,5 @@ def scale_problems(manifest: Manifest, header: Header, content: memoryview | mma
             values = np.frombuffer(
                 content, "<f4", entry.nbytes // ITEM_BYTES[WIDE_CODE], header.data_start + entry.begin
             )
-            if not bool(np.all((values > 0) & (values <= MOST_SCALE))):
+            if not bool(np.all((values > 0) & (values <= MOST_FP32 / most_code(own.dtype)))):
                 yield f"query {query.id}: the scale of {key} is not above zero and finite in every channel"

@@ -27,18 +27,25 @@ def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
     However the bundle came by what stands at a place: shared within the model, or a layer as two factors.
     """
     total = sum(
-        math.prod(entries[name].shape) * ITEM_BYTES[wide_code(query, key, entries[name])]
+        math.prod(wide_shape(query, key, entries[name])) * ITEM_BYTES[wide_code(query, key, entries[name])]
         for key, name in query.tensors.items()
     )
     for path in query.model_args.get(LOW_RANK, {}):  # type: ignore[union-attr]
         keys = [f"{path}.{factor}.weight" for factor in FACTORS]
-        a, b = (entries.get(query.tensors.get(key, "")) for key in keys)
-        if a is not None and b is not None and a.shape and b.shape:
-            factors = math.prod(a.shape) + math.prod(b.shape)
-            total += (b.shape[0] * math.prod(a.shape[1:]) - factors) * ITEM_BYTES[wide_code(query, keys[0], a)]
+        found = [entries.get(query.tensors.get(key, "")) for key in keys]
+        a, b = (() if entry is None else wide_shape(query, key, entry) for key, entry in zip(keys, found, strict=True))
+        if a and b and found[0] is not None:
+            factors = math.prod(a) + math.prod(b)
+            total += (b[0] * math.prod(a[1:]) - factors) * ITEM_BYTES[wide_code(query, keys[0], found[0])]
     return total
 
 
 def wide_code(query: BundleQuery, key: str, entry: Entry) -> str:
     """The dtype (its code) in which the tensor at a state_dict key is used, however it is stored."""
     return WIDE_CODE if key in query.stored else entry.dtype
+
+
+def wide_shape(query: BundleQuery, key: str, entry: Entry) -> tuple[int, ...]:
+    """The shape in which the tensor at a state_dict key is used, however it is stored."""
+    own = query.stored.get(key)
+    return entry.shape if own is None or own.shape is None else own.shape

@@ -60,12 +60,16 @@ class ResidualTensors:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """How a tensor is stored where the architecture wants float32 (models.parts.widths): int8 names its scale's
-    tensor.
+    """How a tensor is stored where the architecture wants float32 (models.parts.widths).
+
+    Codes name their scale's tensor, and those of less than a byte the shape of what they are widened to.
     """
 
     dtype: Width
     scale: TensorName | None = None
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(min_length=2, max_length=8)] | None = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,9 @@ class Manifest:
             for key in ("stored", "trained"):
                 if not query[key]:
                     del query[key]
+            for own in query.get("stored", {}).values():
+                if own["shape"] is None:
+                    del own["shape"]
         return json.dumps(document, allow_nan=False, separators=(",", ":"))
 
 

@@ -17,7 +17,7 @@ from models.bundle.checks import architecture_problems, layout_problems, manifes
 from models.bundle.container import Fault, Header, parse_header
 from models.bundle.described import REMEDY, Described, architecture, describe, described
 from models.bundle.dtypes import dtype_of
-from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, parse_manifest
+from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
 from models.errors import BundleError, InputError
 from models.files.bounded import opened
 from models.frames.preprocess import Cropped
@@ -53,7 +53,7 @@ class Bundle:
         self.factories = frozenset(factories)
         self.folder = folder
         self.mapping = mapping
-        self._widened: weakref.WeakValueDictionary[tuple[str, str | None], Tensor] = weakref.WeakValueDictionary()
+        self._widened: weakref.WeakValueDictionary[tuple[str, StoredTensor], Tensor] = weakref.WeakValueDictionary()
         self._queries = {query.id: query for query in manifest.queries}
 
     @property
@@ -97,7 +97,7 @@ class Bundle:
         name, own = query.state()[key], query.stored.get(key)
         if own is None:
             return self.tensor(name)
-        found = self._widened.get((name, own.scale))
+        found = self._widened.get((name, own))
         if found is None:
             from torch import nn
 
@@ -105,8 +105,9 @@ class Bundle:
 
             scale = None if own.scale is None else self.tensor(own.scale)
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
-            found = nn.Parameter(Packed(self.tensor(name), scale).wide(), requires_grad=False)
-            self._widened[name, own.scale] = found
+            stored = self.tensor(name)
+            wide = Packed(stored, scale, own.dtype, own.shape or tuple(stored.shape)).wide()
+            found = self._widened[name, own] = nn.Parameter(wide, requires_grad=False)
         return found
 
     def nbytes(self, name: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from models.bundle.checks import (
 )
 from models.bundle.container import ALIGNMENT_BYTES, Fault, Header, tensor_name
 from models.bundle.described import architecture, described
-from models.bundle.manifest import Manifest
+from models.bundle.manifest import Manifest, StoredTensor
 from models.bundle.reader import map_file, parse
 from models.errors import BundleError
 
@@ -76,8 +76,11 @@ def _problems(
     yield from order_problems(manifest, header)
     if not any("is missing" in lie for lie in lies):
         yield from of_architectures(header, manifest)
-    packed = {name for query in manifest.queries for key, name in query.state().items() if key in query.stored}
-    yield from _content_problems(view, header, packed)
+    stored: dict[str, set[StoredTensor]] = {}
+    for query in [] if lies else manifest.queries:
+        for key, own in query.stored.items():
+            stored.setdefault(query.state()[key], set()).add(own)
+    yield from _content_problems(view, header, stored)
 
 
 def _architecture_problems(
@@ -94,8 +97,10 @@ def _architecture_problems(
         yield from architecture_problems(query, wanted, header.entries)
 
 
-def _content_problems(view: memoryview, header: Header, packed: Collection[str]) -> Iterator[str]:
-    """Rehash every tensor, and look at its values; gap fillers must be zero. `packed` are tensors by name."""
+def _content_problems(
+    view: memoryview, header: Header, stored: Mapping[str, Collection[StoredTensor]]
+) -> Iterator[str]:
+    """Rehash every tensor, and look at its values; gap fillers must be zero. `stored`: as what a tensor is packed."""
     zeros = bytes(ALIGNMENT_BYTES)
     for name, entry in header.entries.items():
         with view[header.data_start + entry.begin : header.data_start + entry.end] as data:
@@ -105,4 +110,4 @@ def _content_problems(view: memoryview, header: Header, packed: Collection[str])
             elif tensor_name(entry.dtype, entry.shape, data) != name:
                 yield f"tensor {name[:80]} is damaged: its bytes do not match its name"
             else:
-                yield from value_problems(entry, name in packed, data)
+                yield from value_problems(entry, stored.get(name, ()), data)

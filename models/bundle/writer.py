@@ -189,8 +189,8 @@ def _as_stored(state: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> dic
     for key, tensor in state.items():
         own = packed.get(key)
         stored[key] = tensor if own is None else own.tensor
-        if stored[key].shape != tensor.shape:
-            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its packed tensor {tuple(stored[key].shape)}")
+        if own is not None and own.shape != tensor.shape:
+            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its packed tensor {own.shape}")
         if own is not None and own.scale is not None:
             stored[f"{key}.{SCALE}"] = own.scale
     if unknown := packed.keys() - state.keys():
@@ -224,7 +224,12 @@ def _bind(
     from models.parts.residual import residual_layers
 
     paths = {path: names[_identity(tensor)] for path, tensor in state.items()}
-    stored = {key: StoredTensor(own.width, paths.pop(f"{key}.{SCALE}", None)) for key, own in packed.items()}
+    stored = {
+        key: StoredTensor(
+            own.width, paths.pop(f"{key}.{SCALE}", None), own.shape if own.shape != own.tensor.shape else None
+        )
+        for key, own in packed.items()
+    }
     residuals = {
         layer: ResidualTensors(
             rank=module.residual_a.shape[0],

@@ -7,26 +7,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 LOW_RANK = "low_rank"
 """The argument of a model that asks for layers as two factors (models.parts.low_rank)."""
 FACTORS = ("a", "b")
-Width = Literal["fp16", "int8"]
+Width = Literal["fp16", "int8", "int6", "int4", "int3", "int2"]
 """How a weight can be stored in fewer bits (models.parts.widths)."""
-FP32 = "fp32"
-WEIGHTS = (FP32, "fp16", "int8")
+BITS: dict[Width, int] = {"int2": 2, "int3": 3, "int4": 4, "int6": 6, "int8": 8, "fp16": 16}
+"""The bits of one weight by width, the fewest first."""
+FP32: Final = "fp32"
+Asked = Literal["fp32"] | Width
+WEIGHTS: tuple[Asked, ...] = (FP32, *reversed(BITS))
 WIDE_CODE = "F32"
 """What packed weights are widened to, as the container calls it."""
-STORED_CODES: dict[str, str] = {"fp16": "F16", "int8": "I8"}
-MOST = 127
-"""The largest code of int8; -128 is left out, so that codes are symmetric."""
+STORED_CODES: dict[Width, str] = {"int2": "U8", "int3": "U8", "int4": "U8", "int6": "U8", "int8": "I8", "fp16": "F16"}
+BYTE = 8
 
 
 def with_ranks(model_args: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:
     """A model's arguments with these ranks in place of those they had; without any, the plain architecture."""
     plain = {key: value for key, value in model_args.items() if key != LOW_RANK}
     return {**plain, LOW_RANK: dict(ranks)} if ranks else plain
+
+
+def most_code(width: Width) -> int:
+    """The largest code of a width with a scale; the least is its negative, so that codes are symmetric."""
+    return 2 ** (BITS[width] - 1) - 1
+
+
+def stored_shape(width: Width, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what a weight (out, ...) is stored as: its own, or (out, bytes) for codes of less than a byte."""
+    if BITS[width] >= BYTE:
+        return tuple(shape)
+    return shape[0], -(-BITS[width] * math.prod(shape[1:]) // BYTE)
+
+
+def stored_bytes(width: Width, shape: Sequence[int]) -> int:
+    """Bytes of a weight (out, ...) as it is stored, without its scale."""
+    return math.prod(stored_shape(width, shape)) * max(BITS[width] // BYTE, 1)
 
 
 def residual_shapes(weight: Sequence[int], groups: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

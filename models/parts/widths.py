@@ -1,8 +1,10 @@
-"""Widths of weights: stored in fewer bits and widened to float32 where used, int8 with scales per channel, or float16.
+"""Widths of weights: stored in fewer bits and widened to float32 where used: codes with scales per channel, or float16.
 
-int8 is symmetric: a channel's weights are code * scale, codes -127 to 127 and scale = largest magnitude / 127, so that
-no weight moves by more than half a scale (Krishnamoorthi 2018, section 3.1.2, per channel). Packing is a function of
-the weight alone: what shares one weight shares one packed tensor and one scale.
+Codes are symmetric: a channel's weights are code * scale, codes -most to most (`terms.most_code`). int8's scale is
+largest magnitude / 127, so that no weight moves by more than half a scale (Krishnamoorthi 2018, section 3.1.2, per
+channel). With fewer bits the scale is the one that moves the channel least in the mean square, and what lies beyond is
+clipped (Banner et al. 2019 clip for that reason); codes lie side by side (`bits`). Packing is a function of the weight
+alone: what shares one weight shares one packed tensor and one scale.
 """
 
 from __future__ import annotations
@@ -14,31 +16,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.parts.terms import MOST, Width
+from models.parts.bits import packed_bits, unpack_bits
+from models.parts.terms import BITS, BYTE, Width, most_code
 
 WIDE = torch.float32
-STORED: dict[str, torch.dtype] = {"fp16": torch.float16, "int8": torch.int8}
 LEAST_BYTES = 4096
 """Smaller tensors stay as they are: together they weigh next to nothing."""
 LEAST_ROW = 16
-"""Channels of fewer weights are stored as float16: beside a scale of 4 bytes, int8 saves little more."""
+"""Channels of fewer weights are stored as float16: beside a scale of 4 bytes, codes save little more."""
+CLIPS = torch.logspace(math.log10(0.08), 0, 24).tolist()
+"""The scales tried, as parts of the one that clips nothing; the least suits three codes and far outliers."""
+SEEN = 1024
+"""Weights of a channel that the scale is chosen on, evenly taken."""
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A tensor as it is stored: int8 with `scale` f32 (out,), or float16 without; `out` is its first dimension."""
+    """A weight of `shape` (out, ...) as it is stored: codes with `scale` f32 (out,), or float16 without.
+
+    `tensor` is of that shape, or uint8 (out, bytes) where a code has less than a byte (`terms.stored_shape`).
+    """
 
     tensor: Tensor
-    scale: Tensor | None = None
-
-    @property
-    def width(self) -> Width:
-        """How it is stored."""
-        return "fp16" if self.scale is None else "int8"
+    scale: Tensor | None
+    width: Width
+    shape: tuple[int, ...]
 
     def wide(self) -> Tensor:
         """The float32 tensor that is used in its place."""
-        return widen(self.tensor, self.scale, torch.empty(self.tensor.shape, device=self.tensor.device))
+        return widen(self.tensor, self.scale, self.width, torch.empty(self.shape, device=self.tensor.device))
 
 
 def packed(weight: Tensor, width: Width) -> Packed:
@@ -48,28 +54,52 @@ def packed(weight: Tensor, width: Width) -> Packed:
         stored, scale = weight.half(), None
         sound = stored
     else:
-        rows = weight.reshape(len(weight), -1)
-        # A channel of zeros needs a scale above zero, too.
-        sound = scale = (rows.abs().amax(1) / MOST).clamp(min=torch.finfo(WIDE).tiny)
-        codes = (rows / scale[:, None]).round().clamp(-MOST, MOST)
-        stored = codes.to(torch.int8).view(weight.shape)
+        rows, most = weight.reshape(len(weight), -1), most_code(width)
+        sound = scale = _scales(rows, most, clipped=BITS[width] < BYTE)
+        codes = (rows / scale[:, None]).round_().clamp_(-most, most)
+        if BITS[width] < BYTE:
+            stored = packed_bits(codes.add_(most).to(torch.uint8), BITS[width])
+        else:
+            stored = codes.to(torch.int8).view(weight.shape)
     if not bool(torch.isfinite(sound).all()):
         raise ValueError(f"a weight that is not finite, or too large for {width}")
-    return Packed(stored.contiguous(), scale)
+    return Packed(stored.contiguous(), scale, width, tuple(weight.shape))
 
 
-def widen(stored: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
-    """Write a stored tensor's float32 values into `out`, of the same shape, and return it."""
-    out.copy_(stored)
+def _scales(rows: Tensor, most: int, clipped: bool) -> Tensor:
+    """The scale of each row's codes (out,): above zero, also for a channel of zeros."""
+    tiny = torch.finfo(WIDE).tiny
+    largest = rows.abs().amax(1).clamp(min=tiny)
+    unclipped = (largest / most).clamp(min=tiny)
+    if not clipped:
+        return unclipped
+    some = rows[:, :: math.ceil(rows.shape[1] / SEEN)] / largest[:, None]  # within -1 and 1: squares stay in range
+    best, least = torch.ones_like(largest), torch.full_like(largest, math.inf)
+    for clip in CLIPS:
+        error = some.mul(most / clip).round_().clamp_(-most, most).mul_(clip / most).sub_(some).square_().sum(1)
+        best = torch.where(error < least, clip, best)
+        least = torch.minimum(error, least)
+    return (unclipped * best).clamp(min=tiny)
+
+
+def widen(stored: Tensor, scale: Tensor | None, width: Width, out: Tensor) -> Tensor:
+    """Write a stored tensor's float32 values into `out`, of the weight's shape, and return it.
+
+    Where codes have less than a byte, `out` lies row by row, and about a byte for each weight is taken meanwhile.
+    """
+    if BITS[width] < BYTE:
+        unpack_bits(stored, BITS[width], out.view(len(out), -1)).sub_(most_code(width))
+    else:
+        out.copy_(stored)
     # In two steps: one that converts and multiplies at once is four to six times slower on the CPU.
-    return out if scale is None else out.mul_(scale.view(-1, *(1,) * (stored.ndim - 1)))
+    return out if scale is None else out.mul_(scale.view(-1, *(1,) * (out.ndim - 1)))
 
 
-def choices(key: str, shape: Sequence[int], width: str, head: bool = False) -> tuple[Width, ...]:
-    """How a state dict's float32 tensor may be stored when `width` ("fp16" or "int8") is asked for, fewest bits first.
+def choices(key: str, shape: Sequence[int], width: Width, head: bool = False) -> tuple[Width, ...]:
+    """How a state dict's float32 tensor may be stored when a width is asked for, fewest bits first.
 
     Empty for what stays wide: norms, biases, statistics and small tensors. A head, a residual and a layer whose
-    channels are short (depthwise) are stored as float16 at least: int8 would hurt most, or save little, there.
+    channels are short (depthwise) are stored as float16 at least: codes would hurt most, or save little, there.
     """
     name = key.rpartition(".")[2]
     is_weight = name == "weight" or name.endswith("_weight")
@@ -77,4 +107,5 @@ def choices(key: str, shape: Sequence[int], width: str, head: bool = False) -> t
     if len(shape) < 2 or math.prod(shape) * WIDE.itemsize < LEAST_BYTES or not (is_weight or is_residual):
         return ()
     short = math.prod(shape[1:]) < LEAST_ROW
-    return ("fp16",) if width == "fp16" or head or is_residual or short else ("int8", "fp16")
+    widths = tuple(BITS)
+    return widths[widths.index("fp16" if head or is_residual or short else width) :]

@@ -17,6 +17,7 @@ from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.onednn import takes_blocked
 from models.bundle import Bundle
+from models.parts.terms import BITS
 
 FULL = "fp32"
 PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,7 +39,7 @@ class TorchEngine(FrameEngine):
     name = "torch"
     starts_early = True
     orders = frozenset(Order)
-    runs_packed = True
+    runs_packed = frozenset(BITS)
 
     def __init__(
         self,

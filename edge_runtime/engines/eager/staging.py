@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from edge_runtime.memory.binding import TensorOf, Wait
+from edge_runtime.memory.layout import row_major
 from edge_runtime.memory.store import check_length
 from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
 from models.compiler import without_compiler
 from models.parts.low_rank import READS_WEIGHTS
-from models.parts.widths import STORED, WIDE, widen
+from models.parts.terms import BITS, BYTE, stored_bytes
+from models.parts.widths import WIDE, widen
 
 ALIGNMENT_BYTES = 64
 """What is staged begins at multiples of this, as memory that torch allocates itself does."""
@@ -38,8 +40,7 @@ class _Place:
     attribute: str
     shape: tuple[int, ...]
     part: Part
-    scale: str | None
-    packed: bool
+    own: StoredTensor | None
     overflows: bool
     start: int
     stored: Tensor | None = None
@@ -50,19 +51,25 @@ class _Place:
         """The names of what it is made from in the arena."""
         return [*(() if self.overflows else (self.part.tensor,)), *(() if self.scale is None else (self.scale,))]
 
+    @property
+    def scale(self) -> str | None:
+        """The name of what its codes are multiplied by."""
+        return None if self.own is None else self.own.scale
+
     def fill(self, scratch: Tensor) -> None:
         """Widen or copy it into its place, and let the module use it."""
         stored = self.stored
         assert stored is not None, "bind comes before a run"
-        if not self.packed:
+        if self.own is None:
             self.where[self.attribute] = _view(scratch, stored, self.start).copy_(stored, non_blocking=True)
             return
         # In the order in which the arena holds it: an engine that asks for channels last gets that.
-        wide = scratch.view(WIDE).as_strided(self.shape, stored.stride(), self.start // WIDE.itemsize)
+        strides = stored.stride() if self.own.shape is None else row_major(self.shape)
+        wide = scratch.view(WIDE).as_strided(self.shape, strides, self.start // WIDE.itemsize)
         if stored.device != scratch.device:  # it crosses packed, which is what it was stored so for
             behind = self.start + _aligned(math.prod(self.shape) * WIDE.itemsize)
             stored = _view(scratch, stored, behind).copy_(stored, non_blocking=True)
-        self.where[self.attribute] = widen(stored, self.factor, wide)
+        self.where[self.attribute] = widen(stored, self.factor, self.own.dtype, wide)
 
 
 class Staging:
@@ -156,7 +163,8 @@ def layers_of(
     """The tensors of a model on the meta device, by the module that is called nearest above their use.
 
     `names` are content names by state dict key, `stored` says which are packed; where these overflow to a `device`
-    other than the CPU, they take scratch as they are stored, too. Some modules read the weights of their children
+    other than the CPU, they take scratch as they are stored, too. Codes of less than a byte are counted a byte a weight
+    more, which unpacking takes. Some modules read the weights of their children
     without calling them (attention does): these are the parent's. A module's memory is in use until it returns.
     """
     calls = _calls(model, input_size)
@@ -187,8 +195,9 @@ def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, devi
     nbytes = _aligned(tensor.nbytes)
     if stored is None:
         return Part(key, name, 0, nbytes)
-    packed = 0 if device == "cpu" else _aligned(tensor.numel() * STORED[stored.dtype].itemsize)
-    return Part(key, name, nbytes, nbytes + packed)
+    packed = 0 if device == "cpu" else _aligned(stored_bytes(stored.dtype, tensor.shape))
+    unpacking = _aligned(tensor.numel()) if BITS[stored.dtype] < BYTE else 0
+    return Part(key, name, nbytes + unpacking, nbytes + packed + unpacking)
 
 
 def _places(
@@ -207,8 +216,7 @@ def _places(
                     attribute,
                     tuple(where[attribute].shape),
                     part,
-                    own.scale if own else None,
-                    own is not None,
+                    own,
                     overflows,
                     begin,
                     bundle.tensor(part.tensor) if overflows else None,

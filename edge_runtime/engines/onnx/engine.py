@@ -18,6 +18,7 @@ from edge_runtime.memory.binding import TensorOf, Wait
 from models.bundle import Bundle
 from models.detector import OneStage
 from models.export import INPUT
+from models.parts.terms import Width
 from models.tasks import Answer
 
 
@@ -31,7 +32,7 @@ class OnnxEngine(FrameEngine):
     """
 
     name = "onnx"
-    runs_packed = True
+    runs_packed = frozenset[Width]({"fp16", "int8"})
     providers: ClassVar[Mapping[str, str]] = {"cpu": CPU, "cuda": CUDA}
     """By device."""
 

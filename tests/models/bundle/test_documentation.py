@@ -16,7 +16,7 @@ from models.parts.residual import attach
 from models.parts.widths import choices, packed
 
 
-@pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("weights", ["fp32", "fp16", "int8", "int6", "int3"])
 @pytest.mark.parametrize("factors", [False, True])
 def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(
     tmp_path, repository, sample, writer, factors, weights

@@ -121,12 +121,77 @@ def test_packed_tensors_must_fit_the_model(tmp_path, tied, writer):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def fewer(tmp_path, tied, writer) -> Bundle:
+    """The sample with the shared convolution in three bits."""
+    models, queries = tied()
+    one = packed(models["north"].get_parameter(KEY), "int3")
+    writer(tmp_path / "f.safetensors", models, queries, packed={query.id: {KEY: one} for query in queries})
+    return open_bundle(tmp_path / "f.safetensors")
+
+
+def test_codes_of_less_than_a_byte_are_stored_once_side_by_side(fewer, tied):
+    models, _ = tied()
+    places = fewer.query("north").places()
+    assert verify_bundle(fewer.path) == [] and fewer.manifest.format == 2
+    assert fewer.nbytes(places[KEY]) == 8 * 11 and fewer.nbytes(places[SCALE]) == 8 * 4  # 27 weights of 3 bits a row
+    assert {query.places()[KEY] for query in fewer.queries} == {places[KEY]}
+    assert fewer.query("north").stored[KEY].shape == (8, 3, 3, 3)
+    expected = packed(models["north"].get_parameter(KEY), "int3").wide()
+    built = [fewer.build(query.id) for query in fewer.queries]
+    assert all(torch.equal(model.get_parameter(KEY), expected) for model in built)
+    assert len({model.get_parameter(KEY).data_ptr() for model in built}) == 1
+    states = [model.state_dict().items() for model in models.values()]
+    before = sum(tensor.nbytes for state in states for key, tensor in state if "residual" not in key)
+    assert fewer.manifest.bytes.before == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ([8, 3, 3, 4], "of shape (8, 11) for a weight of shape (8, 3, 3, 4)"),
+        ([4, 3, 3, 3], "of shape (8, 11) for a weight of shape (4, 3, 3, 3)"),
+        ([8, 27], "conv.weight has shape (8, 27)"),
+        ([8], "queries[0].stored.conv.weight.shape"),
+        ([8, 3, 3, 0], "queries[0].stored.conv.weight.shape"),
+        ([8, 1 << 40, 1 << 40], "for a weight of shape"),
+        ("8", "queries[0].stored.conv.weight.shape"),
+    ],
+)
+def test_a_lie_about_the_shape_of_codes_is_refused(fewer, rewrite, shape, reason):
+    rewrite(fewer.path, lambda manifest, data, types: stored(manifest)[KEY].update(shape=shape))
+    problems = verify_bundle(fewer.path)
+    assert any(reason in problem for problem in problems), problems
+    with pytest.raises(BundleError):
+        open_bundle(fewer.path).build("north")
+
+
+@pytest.mark.parametrize("spoilt", [0x07, 0xC0], ids=["all bits set", "bits behind the last code"])
+def test_bits_that_no_weight_has_are_found(fewer, rewrite, spoilt):
+    name = fewer.query("north").places()[KEY]
+    at = 0 if spoilt == 0x07 else 10
+
+    def spoil(manifest, data, types):
+        codes = bytearray(data.pop(name))
+        codes[at] |= spoilt
+        renamed = tensor_name("U8", types[name][1], bytes(codes))
+        types[renamed] = types.pop(name)
+        manifest |= json.loads(json.dumps(manifest).replace(name, renamed))
+        kept = dict(data)
+        data.clear()
+        data |= {renamed: bytes(codes), **kept}
+
+    rewrite(fewer.path, spoil)
+    (problem,) = verify_bundle(fewer.path)
+    assert problem.endswith(" holds, as int3, a code or padding that no weight has")
+
+
 def stored(manifest, query=0):
     return manifest["queries"][query]["stored"]
 
 
 LIES = {
-    "unknown dtype": (lambda m: stored(m)[KEY].update(dtype="int4"), "queries[0].stored.conv.weight.dtype"),
+    "unknown dtype": (lambda m: stored(m)[KEY].update(dtype="int5"), "queries[0].stored.conv.weight.dtype"),
     "no dtype": (lambda m: stored(m)[KEY].pop("dtype"), "queries[0].stored.conv.weight.dtype"),
     "scale is no name": (lambda m: stored(m)[KEY].update(scale="fast"), "queries[0].stored.conv.weight.scale"),
     "scale is gone": (lambda m: stored(m)[KEY].update(scale=None), "conv.weight, stored as int8, names no scale"),
@@ -145,6 +210,11 @@ LIES = {
     "int8 called fp16": (lambda m: stored(m)[KEY].update(dtype="fp16", scale=None), "of dtype I8"),
     "not said to be packed": (lambda m: stored(m).pop("depthwise.weight"), "dtype torch.float16|F16"),
     "format 1": (lambda m: m.update(format=1), "format: 1, but tensors are stored packed"),
+    "bits for bytes": (lambda m: stored(m)[KEY].update(dtype="int4"), "stored as int4, names no shape"),
+    "other bits for bytes": (
+        lambda m: stored(m)[KEY].update(dtype="int4", shape=[8, 3, 3, 3]), "stored as int4, has a tensor of dtype I8",
+    ),
+    "a shape for bytes": (lambda m: stored(m)[KEY].update(shape=[8, 27]), "names a shape, which it has no use for"),
     "stored as a list": (lambda m: m["queries"][0].update(stored=[]), "queries[0].stored"),
 }  # fmt: skip
 
@@ -216,7 +286,7 @@ def test_a_code_that_cannot_be_is_found(small, rewrite):
 def test_a_number_that_is_none_is_found_whatever_its_dtype(values, fault):
     data = raw_bytes(values)
     entry = Entry("0" * 64, code_of(values.dtype), tuple(values.shape), 0, len(data))
-    problems = list(value_problems(entry, False, data))
+    problems = list(value_problems(entry, (), data))
     assert len(problems) == bool(fault) and all(fault in problem for problem in problems)
 
 

@@ -31,6 +31,7 @@ from models import zoo
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
+from models.parts.terms import BITS, Width
 from models.parts.widths import Packed, choices, packed
 from tests.edge_runtime.engines.eager.test_widening import ATTENDING, attending
 from tests.edge_runtime.tiny import Kept, picture
@@ -71,8 +72,8 @@ def asked(query_id: str, model: str) -> BundleQuery:
     )
 
 
-def packed_of(model: nn.Module) -> dict[str, Packed]:
-    kinds = {key: choices(key, tensor.shape, "int8") for key, tensor in model.state_dict().items()}
+def packed_of(model: nn.Module, width: Width) -> dict[str, Packed]:
+    kinds = {key: choices(key, tensor.shape, width) for key, tensor in model.state_dict().items()}
     return {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
 
 
@@ -130,6 +131,8 @@ def bound(bundle: Bundle, query: str, found: Overflow) -> tuple[TorchEngine, Are
         "swin_t",
         ATTENDING,
         f"{ATTENDING} int8",
+        "resnet18 int6",
+        f"{ATTENDING} int3",
     ],
 )
 def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(kind: str, tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(k
         for path in ("layer2.0.conv1", "layer4.1.conv2"):
             nn.init.normal_(attach(model.get_submodule(path), 8).residual_b, std=1e-2)
     bundle = write(
-        tmp_path / "b.safetensors", {"one": (name, model)}, {"one": packed_of(model)} if how == "int8" else {}
+        tmp_path / "b.safetensors", {"one": (name, model)}, {"one": packed_of(model, how)} if how in BITS else {}
     )
     frames, least = [picture(1), picture(2)], least_of(bundle, "one")
     whole = costs_of(bundle)
@@ -207,7 +210,8 @@ def two(tmp_path: Path) -> Bundle:
         for key, tensor in small.state_dict().items():
             if key.startswith(("layer3", "layer4", "fc")) and tensor.is_floating_point():
                 tensor.mul_(0.5)
-    stored = {"small": {key: one for key, one in packed_of(small).items() if key.startswith(("layer3", "layer4"))}}
+    late = ("layer3", "layer4")
+    stored = {"small": {key: one for key, one in packed_of(small, "int8").items() if key.startswith(late)}}
     return write(tmp_path / "two.safetensors", {"big": ("resnet18", big), "small": ("resnet18", small)}, stored)
 
 
@@ -274,7 +278,7 @@ def test_a_file_that_becomes_shorter_fails_the_run_that_overflows_and_ends_nothi
 
 def test_packed_weights_that_overflow_to_a_card_take_scratch_as_they_are_stored_too(tmp_path: Path) -> None:
     model = filled("resnet18")
-    bundle = write(tmp_path / "b.safetensors", {"one": ("resnet18", model)}, {"one": packed_of(model)})
+    bundle = write(tmp_path / "b.safetensors", {"one": ("resnet18", model)}, {"one": packed_of(model, "int8")})
     plain, own = bundle.build("one", "meta"), bundle.query("one")
     here, card = (
         next(
