@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from edge_runtime.capture.settings import TIMEOUT_S, CameraConfig
 from edge_runtime.capture.sources.opening import config_fault
@@ -17,6 +18,7 @@ from edge_runtime.delivery.registry import sinks_of
 from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
+from edge_runtime.spool.settings import EVERY_S, MAX_BYTES, SpoolConfig
 from edge_runtime.variables import Variables
 from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError
@@ -44,7 +46,7 @@ class BoxConfig:
     engine: str
     cameras: dict[str, CameraConfig]
     sinks: tuple[SinkConfig, ...]
-    spool: Path | None
+    spool: SpoolConfig | None
     factories: tuple[str, ...]
     public_key: Path | None
     http: Access | None
@@ -78,6 +80,17 @@ class _HttpKeys(_Strict):
     token_file: _Path | None = None
 
 
+class _SpoolKeys(_Strict):
+    path: _Path
+    max_bytes: str | int = MAX_BYTES
+    every_s: Annotated[float, Field(ge=0.01, le=604_800)] = EVERY_S
+
+
+def _named(given: Any) -> Any:
+    """A path alone is the spool's with everything else as it is unless said."""
+    return {"path": given} if isinstance(given, str) else given
+
+
 class _BoxKeys(_Strict):
     bundle: _Path
     budget: str | int
@@ -88,7 +101,7 @@ class _BoxKeys(_Strict):
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: _HttpKeys | None = None
     public_key: _Path | None = None
-    spool: _Path | None = None
+    spool: Annotated[_SpoolKeys, BeforeValidator(_named)] | None = None
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
     trace: _Path | None = None
@@ -138,10 +151,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
     _refuse_unbuilt(path, keys)
     root = path.resolve().parent
     cameras = {name: _camera(path, root, name, given) for name, given in keys.cameras.items()}
-    spool = None if keys.spool is None else root / keys.spool
     token_file = None if keys.http is None or keys.http.token_file is None else root / keys.http.token_file
-    if spool is not None and not spool.is_dir():
-        raise InputError(path, f"there is no directory {spool}", "create it", "spool")
     return BoxConfig(
         path,
         root / keys.bundle,
@@ -150,7 +160,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         check_engine(keys.engine, path, "engine"),
         cameras,
         sinks_of(path, keys.sinks, root),
-        spool,
+        None if keys.spool is None else _spool(path, root, keys.spool),
         tuple(keys.factories),
         None if keys.public_key is None else root / keys.public_key,
         None if keys.http is None else access_of(keys.http.bind, token_file, path),
@@ -168,6 +178,19 @@ def _refuse_unbuilt(path: Path, keys: _BoxKeys) -> None:
     if keys.precision != "fp32" and keys.engine not in (AUTO, "torch"):
         fault = f"the engine {keys.engine} computes in fp32"
         raise InputError(path, fault, "leave it out, or use engine torch", "precision")
+
+
+def _spool(path: Path, root: Path, given: _SpoolKeys) -> SpoolConfig:
+    folder = root / given.path
+    try:
+        fault = None if stat.S_ISDIR(folder.stat().st_mode) else "it is no directory"
+    except FileNotFoundError:  # the box makes it
+        fault = None if folder.parent.is_dir() else f"there is no directory {folder.parent}"
+    except (OSError, ValueError) as error:
+        fault = getattr(error, "strerror", None) or str(error)
+    if fault is not None:
+        raise InputError(path, f"{folder} cannot be the spool: {fault}", "name another folder", "spool.path")
+    return SpoolConfig(folder, parse_memory(given.max_bytes, str(path), "spool.max_bytes"), given.every_s)
 
 
 def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConfig:

@@ -19,9 +19,10 @@ from edge_runtime.rehearsal.measured import profile_path
 from edge_runtime.serving.ledger_file import LEDGER_FILE, LedgerFile
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
+from edge_runtime.spool.settings import FOLDER_MODE
 from models.errors import InputError
 from models.files.apart import check_apart
-from models.files.atomic import check_output
+from models.files.atomic import check_output, told_of
 
 log = logging.getLogger("gemel.run")
 
@@ -51,8 +52,12 @@ def run(
             if not asked.reasons:
                 raise
             return _unserved(asked.reasons[0])
+        spool = None if config.spool is None else config.spool.path
+        if spool is not None:
+            with told_of(spool):
+                spool.mkdir(mode=FOLDER_MODE, exist_ok=True)
         asked.is_serving = True
-        summary = serve(equipped, Post(config.sinks), asked, seconds, LedgerFile(config.spool))
+        summary = serve(equipped, Post(config.sinks), asked, seconds, LedgerFile(spool))
     log.info("ledger: %s", json.dumps(summary))
     return summary
 
@@ -73,13 +78,14 @@ def _unserved(reason: str) -> dict[str, Any]:
     """The summary of a box that was asked to stop before it began to serve."""
     nothing = dict.fromkeys(("seconds", "bytes_moved", "swaps", "max_used_bytes", "budget_bytes"), 0)
     lists: dict[str, Any] = {name: [] for name in ("queries", "cameras", "sinks", "ledger", "unwritten", "hanging")}
-    return {**nothing, **lists, "stopped_by": reason, "fault": None, "balanced": True}
+    return {**nothing, **lists, "stopped_by": reason, "fault": None, "spool": None, "balanced": True}
 
 
 def _check_outputs(config: BoxConfig) -> None:
     """Refuse a trace, a sink's file or a ledger that is what the box reads, or that cannot be written."""
     sinks = [(f"sinks[{index}].path", path) for index, sink in enumerate(config.sinks) for path in sink.paths]
-    ledger = None if config.spool is None else config.spool / LEDGER_FILE
+    spool = None if config.spool is None else config.spool.path
+    ledger = spool / LEDGER_FILE if spool is not None and spool.is_dir() else spool
     cameras = [(f"the source of camera {name}", one.source) for name, one in config.cameras.items()]
     read = [
         ("the config", config.path),

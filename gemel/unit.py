@@ -35,7 +35,8 @@ def unit_of(config: BoxConfig, user: str | None = None) -> str:
     It restarts what fails, but not a config that is bad; writes where results, ledger and trace go, and nowhere else.
     """
     written = [path.parent for path in (config.trace, *(getattr(sink, "path", None) for sink in config.sinks)) if path]
-    written += [config.spool] if config.spool else []
+    if config.spool is not None:
+        written.append(config.spool.path if config.spool.path.is_dir() else config.spool.path.parent)
     if user is not None and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", user) is None:
         raise InputError(config.path, f"'{user}' is no user's name", "give the name of one", "--user")
     who = "DynamicUser=yes" if user is None else f"User={user}"

@@ -32,6 +32,7 @@ from edge_runtime.serving.publishing import Publisher
 from edge_runtime.serving.signals import Asked
 from edge_runtime.serving.switching import Switching
 from edge_runtime.serving.watchdog import LOOK_S, Watchdog
+from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle
 from models.errors import InputError
 from models.sizes import exact_text
@@ -77,9 +78,11 @@ class Serving:
         self._trace = TraceWriter(config.trace) if config.trace else None
         self._identity = Identity(opened.bundle.digest)
         self._observer = None if config.http is None else _observer(opened.bundle)
-        executor, scene = _executor(
-            box, self._arena, self._trace, self._identity, _Heard(post, self._observer, config.late == "publish")
-        )
+        self._spool = None
+        if config.spool is not None:
+            self._spool = Spool(config.spool, {query.id: query for query in opened.bundle.queries})
+        heard = _Heard(post, self._observer, self._spool, config.late == "publish")
+        executor, scene = _executor(box, self._arena, self._trace, self._identity, heard)
         cameras = _cameras(config, opened.bundle, executor.parts.mailboxes, scene, self._observer)
         self._inference = Inference(executor, Switching(box), cameras, asked.stopping, lambda: post.is_unheard)
         self._notifier, self._is_ready, self._alive_at = Notifier(), False, 0.0
@@ -88,7 +91,7 @@ class Serving:
             from edge_runtime.serving.watched import WatchedBox
             from edge_runtime.watching.service import HttpService
 
-            watched = WatchedBox(opened, self._identity, self._inference, post, self._observer)
+            watched = WatchedBox(opened, self._identity, self._inference, post, self._observer, self._spool)
             self._http = HttpService(watched, self._observer.measures, config.http, config.path)
         self._ended: float | None = None
         self._fault: str | None = None
@@ -100,6 +103,8 @@ class Serving:
         if self._http is not None:
             self._http.start()
         self._ledger_file.start()
+        if self._spool is not None:
+            self._spool.start()
         self._post.start()
         self._inference.start(self._frames, seconds)
 
@@ -166,6 +171,8 @@ class Serving:
             closing.append(("the trace", self._trace.close))
         if self._http is not None:
             closing.append(("HTTP", self._http.stop))
+        if self._spool is not None:
+            closing.append(("the spool", self._spool.stop))
         threads = [(name, threading.Thread(target=close, daemon=True)) for name, close in closing]
         for _, thread in threads:
             thread.start()
@@ -201,7 +208,8 @@ class Serving:
                 executor.parts.mailboxes.most_bytes,
             "overhead_bytes": self._overhead, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
             "queries": executor.to_json(), "cameras": [camera.to_json() for camera in inference.cameras],
-            "sinks": self._post.to_json(), "unwritten": list(self._unwritten),
+            "sinks": self._post.to_json(), "spool": None if self._spool is None else self._spool.to_json(),
+            "unwritten": list(self._unwritten),
             "balanced": ledger.balanced, "ledger": ledger.to_json(),
         }  # fmt: skip
 
@@ -224,16 +232,18 @@ def _observer(bundle: Bundle) -> Observer:
 
 
 class _Heard:
-    """Who hears of results and turns: the post, of late ones if it `takes_late`, and the observer where the box is
-    watched.
+    """Who hears of results and turns: the post, of late ones if it `takes_late`, the observer where the box is watched,
+    the spool where it has one.
     """
 
-    def __init__(self, post: Post, observer: Observer | None, takes_late: bool) -> None:
-        self._post, self._observer, self._takes_late = post, observer, takes_late
+    def __init__(self, post: Post, observer: Observer | None, spool: Spool | None, takes_late: bool) -> None:
+        self._post, self._observer, self._spool, self._takes_late = post, observer, spool, takes_late
 
     def answered(self, parcel: Parcel) -> None:
         if self._observer is not None:
             self._observer.answered(parcel)
+        if self._spool is not None:
+            self._spool.offer(parcel)
         if self._takes_late or not parcel.record["late"]:
             self._post.offer(parcel)
 

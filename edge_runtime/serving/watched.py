@@ -16,10 +16,19 @@ from edge_runtime.frames.results import BUNDLE_DIGITS, Identity
 from edge_runtime.opening import OpenBox
 from edge_runtime.serving.executor import Turn
 from edge_runtime.serving.inference import Inference
+from edge_runtime.spool.spool import Spool
 from edge_runtime.watching.gallery import Gallery, Picture
 from edge_runtime.watching.measures import Measures
 from edge_runtime.watching.rate import Rate
-from edge_runtime.watching.status import Account, CameraStatus, QueryStatus, SinkStatus, Status
+from edge_runtime.watching.status import (
+    Account,
+    CameraStatus,
+    DriftStatus,
+    QueryStatus,
+    SinkStatus,
+    SpoolStatus,
+    Status,
+)
 from models.bundle import Bundle
 
 
@@ -51,10 +60,18 @@ class Observer:
 class WatchedBox:
     """A box at work, as `edge_runtime.watching` asks for it: safe from any thread, never waiting for the inference."""
 
-    def __init__(self, box: OpenBox, identity: Identity, inference: Inference, post: Post, observer: Observer) -> None:
+    def __init__(
+        self,
+        box: OpenBox,
+        identity: Identity,
+        inference: Inference,
+        post: Post,
+        observer: Observer,
+        spool: Spool | None = None,
+    ) -> None:
         self._config, self._bundle, self._identity = box.config, box.bundle, identity
         self._inference, self._post, self._observer = inference, post, observer
-        self._started = time.monotonic()
+        self._started, self._spool = time.monotonic(), spool
         names = {query.id: set(box.bundle.names_in_order(query.id)) for query in box.bundle.queries}
         having = Counter(name for given in names.values() for name in given)
         self._bytes = {query: sum(map(box.bundle.nbytes, given)) for query, given in names.items()}
@@ -75,8 +92,20 @@ class WatchedBox:
             budget_bytes=device.budget_bytes, resident_bytes=device.arena.residency.resident_bytes,
             workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
             reloads={"applied": 0, "refused": 0}, cameras=[_camera(camera) for camera in self._inference.cameras],
-            queries=queries, sinks=self._sinks(), drift=[],
+            queries=queries, sinks=self._sinks(), drift=self._drift(),
+            spool=None if self._spool is None else SpoolStatus(**self._spool.to_json()),
         )  # fmt: skip
+
+    def _drift(self) -> list[DriftStatus]:
+        """What the last drift check found of the queries that are served."""
+        found = None if self._spool is None else self._spool.checked
+        return [] if found is None else [
+            DriftStatus(
+                query=one.id, ratio=one.ratio, ci95=one.ci95, frames=one.frames, verdict=one.verdict,
+                checked_at=found.checked_at, reverted=one.reverted,
+            )
+            for one in found.queries if one.id in self._bytes
+        ]  # fmt: skip
 
     def _queries(self, now: float) -> list[QueryStatus]:
         publisher, device = self._inference.executor.publisher, self._inference.executor.device

@@ -78,7 +78,7 @@ class _Told(Collector):
         yield from _sinks(status)
         yield _counted("gemel_reloads", "Reloads by outcome.", "outcome",
                        {str(outcome): count for outcome, count in status.reloads.items()})  # fmt: skip
-        ratios = {one.query: one.ratio for one in status.drift}
+        ratios = {one.query: ratio for one in status.drift if (ratio := one.ratio) is not None}
         yield _by("gemel_drift_ratio", "A query's answers against its original's, at the last check.", "query", ratios)
         yield InfoMetricFamily("gemel_bundle", "What is served.",
                                {"digest": status.bundle, "workload": status.workload})  # fmt: skip

@@ -67,9 +67,20 @@ class DriftStatus(_Value):
     """What the last drift check found of a query."""
 
     query: str
-    ratio: float
+    ratio: float | None = Field(description="of its accuracy to its original's; null where the frames were too few")
+    ci95: list[float] | None = Field(description="the 95 % interval of that")
+    frames: int = Count
+    verdict: str = Field(description="kept, below, unsure or too few")
     checked_at: float = Field(description="Unix seconds")
-    reverted: bool
+    reverted: bool = Field(description="whether a bundle was made in which it has its own weights again")
+
+
+class SpoolStatus(_Value):
+    """What is kept for a drift check."""
+
+    samples: int = Field(ge=0, description="written since the start")
+    unsampled: dict[str, int] = Field(description="answers that could not be kept, by reason")
+    bytes: int = Field(ge=0, description="of all that are kept")
 
 
 class Status(_Value):
@@ -91,6 +102,7 @@ class Status(_Value):
     queries: list[QueryStatus]
     sinks: list[SinkStatus]
     drift: list[DriftStatus]
+    spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
 
 
 class Watched(Protocol):

@@ -16,16 +16,17 @@ def box_text(summary: Mapping[str, Any]) -> str:
         for row in summary["ledger"]
     ]  # fmt: skip
     sinks = [
-        f"sink {sink['kind']}: {sink['delivered']} delivered"
-        + "".join(f", {count} {reason}" for reason, count in sink["undelivered"].items())
-        for sink in summary["sinks"]
+        f"sink {sink['kind']}: {sink['delivered']} delivered{_counts(sink['undelivered'])}" for sink in summary["sinks"]
     ]
+    spool = summary["spool"]
+    kept = [] if spool is None else [f"spool: {spool['samples']} samples kept{_counts(spool['unsampled'])}"]
     wrong = [f"camera {one['id']}: {one['error']}" for one in summary["cameras"] if one["error"] is not None]
     return "\n".join([
         table(("query", "received", "processed", "of these late", "dropped", "failed", "pending"), rows),
         "",
         *wrong,
         *sinks,
+        *kept,
         f"{duration(summary['seconds'])} until {summary['stopped_by']}: {size(summary['bytes_moved'])} moved in "
         f"{summary['swaps']} loads, at most {size(summary['max_used_bytes'])} of {size(summary['budget_bytes'])} used",
     ])  # fmt: skip
@@ -46,3 +47,7 @@ def checked_text(config: str, summary: Mapping[str, Any]) -> str:
         f"cameras: {', '.join(cameras)}",
         f"sinks: {', '.join(sinks)}",
     ])  # fmt: skip
+
+
+def _counts(by_reason: Mapping[str, int]) -> str:
+    return "".join(f", {count} {reason}" for reason, count in by_reason.items())

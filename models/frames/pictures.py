@@ -41,9 +41,13 @@ def read_picture(path: Path) -> np.ndarray:
 
     Raises InputError for a file that is no whole JPEG or PNG, larger than MOST_BYTES or of more than MOST_PIXELS.
     """
+    return picture_of(read_bounded(path, MOST_BYTES, REMEDY), path)
+
+
+def picture_of(data: bytes, path: Path) -> np.ndarray:
+    """As `read_picture`, of what was read from a file already."""
     from PIL import Image
 
-    data = read_bounded(path, MOST_BYTES, REMEDY)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

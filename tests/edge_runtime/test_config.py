@@ -6,6 +6,7 @@ import pytest
 
 from edge_runtime.config import load_config
 from edge_runtime.delivery.jsonl import JsonLinesConfig
+from edge_runtime.spool.settings import SpoolConfig
 from models.errors import InputError
 from tests.edge_runtime.tiny import write_config
 
@@ -28,7 +29,8 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
             sinks=[{"kind": "jsonl"}, {"kind": "jsonl", "path": "r"}],
         )
     )
-    assert (config.bundle, config.spool) == (tmp_path / "tiny.safetensors", tmp_path / "spool")
+    assert config.bundle == tmp_path / "tiny.safetensors"
+    assert config.spool == SpoolConfig(tmp_path / "spool", 256 * 2**20, 60.0)
     assert (config.budget_bytes, config.engine) == (2**20, "torch") and config.device in ("cpu", "cuda")
     assert [(c.source, c.fps, c.loop) for c in config.cameras.values()] == [
         (str(tmp_path / "left.mp4"), None, True),
@@ -37,6 +39,8 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
     ]
     assert config.sinks == (JsonLinesConfig(None), JsonLinesConfig(tmp_path / "r")) and not config.overflow
     assert load_config(write_config(tmp_path, overflow=True)).overflow
+    given = load_config(write_config(tmp_path, spool={"path": "new", "max_bytes": "1MiB", "every_s": 5})).spool
+    assert given == SpoolConfig(tmp_path / "new", 2**20, 5.0) and not given.path.exists()
 
 
 def test_names_in_any_string_are_filled_in_from_the_environment(tmp_path):
@@ -60,7 +64,7 @@ def test_names_in_any_string_are_filled_in_from_the_environment(tmp_path):
         {"cameras": {"left": {"source": "${SECRET}://box"}}},
         {"sinks": [{"kind": "${SECRET}"}]},
         {"policy": "${SECRET}"},
-        {"spool": "${SECRET}"},
+        {"spool": "${SECRET}/spool"},
     ],
     ids=str,
 )
@@ -108,7 +112,11 @@ def test_without_sinks_results_go_to_stdout(tmp_path):
     ({"cameras": {"left": {"source": "x", "decoder": "gstreamer"}}}, "cameras.left.decoder", "without GStreamer here"),
     ({"cameras": {"left": {"source": "x", "timeout_s": 0}}}, "cameras.left.timeout_s", "greater than or equal to 0.1"),
     ({"sinks": [{"kind": "jsonl", "path": "${NOWHERE_TO_BE_FOUND}"}]}, "sinks[0].path", "has no NOWHERE_TO_BE_FOUND"),
-    ({"spool": "nowhere"}, "spool", "there is no directory"),
+    ({"spool": "nowhere/spool"}, "spool.path", "there is no directory"),
+    ({"spool": {"path": "box.yaml"}}, "spool.path", "it is no directory"),
+    ({"spool": {"path": "spool", "max_bytes": "lots"}}, "spool.max_bytes", "'lots' is not a size"),
+    ({"spool": {"path": "spool", "every_s": 0}}, "spool.every_s", "greater than or equal to 0.01"),
+    ({"spool": {"every_s": 5}}, "spool.path", "missing"),
     ({"factories": ["os.system"]}, "factories[0]", "pattern"),
 ])  # fmt: skip
 def test_a_faulty_key_is_refused_in_one_line_with_file_key_fault_and_remedy(tmp_path, keys, key, fault):

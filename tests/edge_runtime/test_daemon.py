@@ -22,12 +22,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from edge_runtime.daemon import run
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.serving import publishing
+from edge_runtime.spool.sample import read_sample
+from models.bundle import open_bundle
 from models.bundle.signing import sign_bundle
 from models.errors import BundleError, InputError
 from models.sizes import exact_text
 from models.tasks import ClassAnswer, task_of
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
-from tests.edge_runtime.tiny import query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
+from tests.edge_runtime.tiny import FACTORY, query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
 
 RECORD = {"run", "query", "camera", "frame", "captured_at", "finished_at", "age_ms", "late", "bundle", "label", "score"}
 
@@ -94,6 +96,26 @@ def test_a_box_with_room_for_one_query_at_a_time_answers_as_the_unswapped_models
         assert account["failed"] == account["pending"] == 0
     assert json.loads((box / "spool" / "ledger.json").read_text()) == json.loads(json.dumps(summary))
     assert '"balanced": true' in caplog.text
+
+
+def test_samples_are_what_the_models_saw_and_answered(box):
+    summary = run(write_config(box, spool={"path": "fresh", "every_s": 0.01}, sinks=[{"kind": "jsonl", "path": "s"}]))
+    results = {(row["query"], row["frame"]): row for row in map(json.loads, (box / "s").read_text().splitlines())}
+    samples = [read_sample(path) for path in sorted((box / "fresh" / "samples").iterdir())]
+    assert summary["spool"]["samples"] == len(samples) and {one.head.query for one in samples} == {
+        "gate",
+        "yard",
+        "road",
+    }
+    bundle = open_bundle(box / "tiny.safetensors", [FACTORY])
+    for sample in samples:
+        head, asked = sample.head, bundle.query(sample.head.query)
+        result = results[head.query, head.frame]
+        assert (head.label, head.score, head.bundle) == (result["label"], result["score"], result["bundle"])
+        with torch.inference_mode():
+            outputs = bundle.build(asked.id)(asked.preprocess(sample.picture))
+        answer = task_of("classification").answers(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
+        assert isinstance(answer, ClassAnswer) and (answer.label, answer.score) == (head.label, head.score)
 
 
 def test_with_room_for_all_nothing_moves_after_the_warm_up(box, capsys):

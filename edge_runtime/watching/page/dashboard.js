@@ -137,6 +137,24 @@ function showTroubles(status) {
   state.className = "state " + (told.length ? "bad" : "good");
 }
 
+const VERDICTS = {
+  kept: ["on target", "soft"], below: ["below its target", "bad"], unsure: ["below its target, perhaps by chance", "bad"],
+  "too few": ["too few frames", "soft"],
+};
+
+function showDrift(status) {
+  rows("drift", !status.drift.length ? [[["none yet", "soft"]]] : status.drift.map((one) => [
+    [one.query], [one.ratio === null ? "–" : one.ratio.toFixed(3), "n"],
+    [one.ci95 === null ? "–" : one.ci95.map((end) => end.toFixed(3)).join(" to "), "n"], [String(one.frames), "n"],
+    one.reverted ? ["its own weights again", "bad"] : VERDICTS[one.verdict],
+    [new Date(one.checked_at * 1000).toLocaleString()],
+  ]));
+  const spool = status.spool;
+  const lost = spool && Object.keys(spool.unsampled).length ? ` · not kept: ${counts(spool.unsampled)}` : "";
+  part("spool").textContent =
+    spool ? `${megabytes(spool.bytes)} of frames kept for the next check, ${spool.samples} since the start${lost}` : "";
+}
+
 function showStatus(status) {
   document.title = `${status.workload} · Gemel`;
   part("workload").textContent = status.workload;
@@ -150,10 +168,7 @@ function showStatus(status) {
     [sink.id], [sink.state, sink.state === "down" ? "bad" : ""], [String(sink.delivered), "n"], [String(sink.queued), "n"],
     [counts(sink.undelivered), Object.keys(sink.undelivered).length ? "bad" : "soft"],
   ]));
-  rows("drift", !status.drift.length ? [[["none yet", "soft"]]] : status.drift.map((one) => [
-    [one.query], [one.ratio.toFixed(3), "n"], [new Date(one.checked_at * 1000).toLocaleString()],
-    [one.reverted ? "has its own weights again" : ""],
-  ]));
+  showDrift(status);
 }
 
 const curves = {};

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.watching.gallery import Gallery, Picture
-from edge_runtime.watching.status import Account, CameraStatus, DriftStatus, QueryStatus, SinkStatus, Status
+from edge_runtime.watching.status import (
+    Account,
+    CameraStatus,
+    DriftStatus,
+    QueryStatus,
+    SinkStatus,
+    SpoolStatus,
+    Status,
+)
 
 CAMERAS = ("bridge", "gate")
 
@@ -56,7 +64,13 @@ class Box:
             "reloads": {"applied": 1, "refused": 2}, "cameras": [camera(name) for name in CAMERAS],
             "queries": [query("bridge-cars", "bridge"), query("gate-kind", "gate", resident=False)],
             "sinks": [sink("jsonl", delivered=181, undelivered={"full": 3})],
-            "drift": [DriftStatus(query="gate-kind", ratio=0.93, checked_at=1.79e9, reverted=True)],
+            "drift": [
+                DriftStatus(query="gate-kind", ratio=0.93, ci95=[0.91, 0.94], frames=120, verdict="below",
+                            checked_at=1.79e9, reverted=True),
+                DriftStatus(query="bridge-cars", ratio=None, ci95=None, frames=3, verdict="too few",
+                            checked_at=1.79e9, reverted=False),
+            ],
+            "spool": SpoolStatus(samples=41, unsampled={"busy": 2}, bytes=5_000_000),
         }  # fmt: skip
         return Status(**(given | self.changes))
 

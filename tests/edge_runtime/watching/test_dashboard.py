@@ -81,7 +81,9 @@ def test_it_shows_the_box_and_asks_nobody_else(browser: Any, box: Box, width: in
         )
         assert "weights that queries share 36 MB" in page.text_content("#budget-legend")
         assert "1 of 2 queries are resident" in page.text_content("#budget-words")
-        assert "full 3" in page.text_content("#sinks") and "0.930" in page.text_content("#drift")
+        assert "full 3" in page.text_content("#sinks")
+        assert all(told in page.text_content("#drift") for told in ("0.930", "its own weights again", "too few frames"))
+        assert "5.0 MB of frames kept" in page.text_content("#spool") and "busy 2" in page.text_content("#spool")
         assert page.evaluate("Promise.all([...document.querySelectorAll('.camera img')].map(one => one.decode()))") == [
             None,
             None,

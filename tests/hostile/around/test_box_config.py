@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from edge_runtime.config import _BoxKeys, _CameraKeys, _HttpKeys
+from edge_runtime.config import _BoxKeys, _CameraKeys, _HttpKeys, _SpoolKeys
 from edge_runtime.delivery.jsonl import JsonLinesKeys
 from tests.hostile.harness import refused
 from tests.hostile.samples import BUNDLE
@@ -19,11 +19,11 @@ from tests.hostile.samples import BUNDLE
 SOUND: dict[str, Any] = {
     "bundle": BUNDLE, "budget": "64MiB", "device": "cpu", "engine": "torch",
     "cameras": {"gate": {"source": "gate.mp4", "fps": 5}}, "sinks": [{"kind": "jsonl", "path": "results.jsonl"}],
-    "http": {"bind": "127.0.0.1:0"},
+    "http": {"bind": "127.0.0.1:0"}, "spool": {"path": "spool"},
 }  # fmt: skip
 SCHEMAS: dict[tuple[str | int, ...], type[BaseModel]] = {
     (): _BoxKeys, ("cameras", "gate"): _CameraKeys, ("sinks", 0): JsonLinesKeys,
-    ("http",): _HttpKeys,
+    ("http",): _HttpKeys, ("spool",): _SpoolKeys,
 }  # fmt: skip
 FREE_TEXT = {"path", "trace", "source", "bundle", "spool", "public_key", "token_file"}
 """Keys any text is a value of."""
@@ -54,7 +54,9 @@ def is_sound(at: tuple[str | int, ...], name: str, value: Any) -> bool:
     default = SCHEMAS[at].model_fields[name].default
     if value == default or (value is None and default is None):
         return True
-    if (name in ("path", "trace") and value == "2026-13-45") or (name == "spool" and value == "."):
+    if name in ("path", "trace", "spool") and value == "2026-13-45":
+        return True
+    if value == "." and (name == "spool" or at == ("spool",)):
         return True
     if (name == "source" and value in (0, "2026-13-45")) or (name == "http" and value == {}):
         return True

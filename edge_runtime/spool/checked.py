@@ -1,0 +1,57 @@
+"""What the last drift check found, as it leaves it in the spool for the box to show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from edge_runtime.spool.sample import Digits, Fraction, Name
+from models.files.atomic import writing
+from models.files.json_file import read_json
+from models.files.schema import Exact, checked
+from models.limits import MOST_QUERIES
+
+FILE = "drift.json"
+MOST_FILE_BYTES = 1 << 20
+KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
+"""What a check may say of a query: on target, below it for certain, below it and perhaps by chance, too few frames."""
+
+Ratio = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class CheckedQuery(Exact):
+    """One query: the `ratio` of its accuracy to its original's on so many frames, the 95 % interval of that, and what
+    follows from it. Where the frames are too few there is no ratio.
+    """
+
+    id: Name
+    frames: Annotated[int, Field(ge=0, le=1 << 40)]
+    ratio: Ratio | None
+    ci95: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None
+    target: Fraction
+    verdict: Literal["kept", "below", "unsure", "too few"]
+    reverted: bool
+
+
+class Checked(Exact):
+    """A drift check: when (Unix seconds), of which bundle (the first digits of its SHA-256), and what of each query."""
+
+    format: Literal[1] = 1
+    checked_at: Annotated[float, Field(ge=0, le=1e11)]
+    bundle: Digits
+    queries: Annotated[list[CheckedQuery], Field(max_length=MOST_QUERIES)]
+
+
+def write_checked(spool: Path, found: Checked) -> None:
+    """Leave in the spool what was found; InputError where that cannot be."""
+    with writing(spool / FILE, overwrite=True) as file:
+        file.write(json.dumps(found.model_dump(), allow_nan=False).encode())
+
+
+def read_checked(spool: Path) -> Checked:
+    """What the last check left, whoever wrote it; InputError where that is nothing, or damaged."""
+    path, remedy = spool / FILE, "run `gemel drift check` again"
+    return checked(path, read_json(path, remedy, MOST_FILE_BYTES), Checked, remedy=remedy)

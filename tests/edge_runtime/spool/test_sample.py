@@ -1,0 +1,104 @@
+"""A sample holds what the model was shown, to the pixel, and what it answered; anything else is refused."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from edge_runtime.frames.mailbox import Frame
+from edge_runtime.frames.results import Identity, record_of
+from edge_runtime.spool.sample import read_head, read_sample, sample_bytes, sample_name
+from models.errors import InputError
+from models.tasks import ClassAnswer, DetectionAnswer
+from tests.edge_runtime.tiny import picture, query
+
+IMAGE = picture(3, 200, 120)
+ROI = (10.0, 5.0, 110.0, 85.0)
+SEEN = DetectionAnswer(("a", "b"), (0.9, 0.4), ((11.0, 6.0, 60.5, 40.0), (20.0, 20.0, 30.0, 30.0)))
+
+
+def record(asked, answer):
+    return record_of(asked, Frame(7, 5.0, 1.7e9, IMAGE), answer, 5.01, Identity("ab" * 32, "0011"))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A sample of a detector that looks at a part of the frame."""
+    asked = query("gate", "left", task="detection", roi=ROI, input_size=32, min_score=0.2, threshold=0.3)
+    path = tmp_path / "a.png"
+    path.write_bytes(sample_bytes(record(asked, SEEN), IMAGE, asked))
+    return path, asked
+
+
+def test_the_picture_is_what_the_model_was_shown(written):
+    path, asked = written
+    sample = read_sample(path)
+    shown = asked.preprocess.resize(IMAGE[5:85, 10:110])
+    assert np.array_equal(sample.picture, shown.permute(1, 2, 0).numpy())
+    assert np.array_equal(asked.preprocess.resize(sample.picture).numpy(), shown.numpy())
+    opened = cv2.imread(str(path))  # as any viewer does
+    assert opened is not None and np.array_equal(opened[..., ::-1], sample.picture)
+
+
+def test_the_head_says_what_was_answered_of_what(written):
+    head = read_head(written[0])
+    assert (head.query, head.camera, head.frame, head.bundle) == ("gate", "left", 7, "ab" * 6)
+    assert (head.size, head.roi, head.threshold, head.captured_at) == ([100, 80], list(ROI), 0.3, 1.7e9)
+    assert head.label is None and head.detections is not None
+    assert [(one.name, one.score, tuple(one.box)) for one in head.detections] == list(
+        zip(SEEN.classes, SEEN.scores, SEEN.boxes, strict=True)
+    )
+
+
+def test_a_classification_has_its_label(tmp_path):
+    asked = query("gate", "left")
+    (tmp_path / "a.png").write_bytes(sample_bytes(record(asked, ClassAnswer("b", 0.7, (0.3, 0.7))), IMAGE, asked))
+    head = read_head(tmp_path / "a.png")
+    assert (head.label, head.score, head.detections, head.roi, head.size) == ("b", 0.7, None, None, [200, 120])
+
+
+def test_names_are_in_the_order_of_time():
+    times = [0.5, 9.0, 10.0, 1.7e9, 1.7e9 + 0.002]
+    names = [sample_name({"captured_at": at, "query": "q", "frame": 1}) for at in times]
+    assert names == sorted(names) and len(set(names)) == len(names)
+
+
+def of_chunk(data, old, new):
+    """The same sample with another text, its length and checksum mended."""
+    import zlib
+
+    length = int.from_bytes(data[33:37])
+    body = data[41 : 41 + length].replace(old, new)
+    chunk = len(body).to_bytes(4) + b"tEXt" + body + zlib.crc32(b"tEXt" + body).to_bytes(4)
+    return data[:33] + chunk + data[33 + 12 + length :]
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda data: b"", "no text chunk"),
+    (lambda data: data[:60], "damaged or too long"),
+    (lambda data: data[:50] + b"!" + data[51:], "damaged or too long"),
+    (lambda data: data[:33] + data[33 + 12 + int.from_bytes(data[33:37]) :], "no text chunk"),
+    (lambda data: of_chunk(data, b"gemel\0", b"other\0"), "of something else"),
+    (lambda data: of_chunk(data, b"{", b"[[", ), "is no sample"),
+    (lambda data: of_chunk(data, b'"frame":7', b'"frame":7,"frame":8'), "stands twice"),
+    (lambda data: of_chunk(data, b'"frame":7', b'"frame":-7'), "frame"),
+    (lambda data: of_chunk(data, b'"frame":7', b'"frame":7,"odd":1'), "unknown key"),
+    (lambda data: of_chunk(data, b'"score":0.9', b'"score":NaN'), "NaN"),
+    (lambda data: of_chunk(data, b'"gate"', b'"../gate"'), "query"),
+    (lambda data: of_chunk(data, b'"detections"', b'"label":"a","score":0.5,"detections"'), "has no answer"),
+], ids=str)  # fmt: skip
+def test_what_is_no_sample_is_refused_in_one_line_that_names_it(written, damage, said):
+    path = written[0]
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match=said) as error:
+        read_sample(path)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+
+def test_a_picture_that_is_cut_is_refused(written):
+    path = written[0]
+    path.write_bytes(path.read_bytes()[:-40])
+    assert read_head(path).frame == 7
+    with pytest.raises(InputError, match="not an image"):
+        read_sample(path)

@@ -1,0 +1,160 @@
+"""The spool at work: bounded, private, whole files, and nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from edge_runtime.delivery.parcel import Parcel
+from edge_runtime.spool import spool as at_work
+from edge_runtime.spool.checked import FILE
+from edge_runtime.spool.sample import read_sample
+from edge_runtime.spool.settings import SpoolConfig
+from edge_runtime.spool.spool import WAITING, Spool
+from tests.edge_runtime.delivery.parcels import until
+from tests.edge_runtime.tiny import picture, query
+
+QUERIES = {name: query(name, "left") for name in ("gate", "yard")}
+CHECK = {
+    "format": 1, "checked_at": 1.7e9, "bundle": "ab" * 6,
+    "queries": [{"id": "gate", "frames": 50, "ratio": 0.8, "ci95": [0.7, 0.9], "target": 0.95, "verdict": "below",
+                 "reverted": True}],
+}  # fmt: skip
+
+
+def parcel(frame: int, name: str = "gate") -> Parcel:
+    record = {"run": "r", "query": name, "camera": "left", "frame": frame, "captured_at": 1.7e9 + frame,
+              "bundle": "ab" * 6, "label": "a", "score": 0.5}  # fmt: skip
+    return Parcel(record, picture(frame))
+
+
+@contextmanager
+def working(folder, max_bytes: int = 2**20) -> Iterator[Spool]:
+    """A spool in which every answer is due."""
+    spool = Spool(SpoolConfig(folder, max_bytes, 0.0), QUERIES)
+    spool.start()
+    try:
+        yield spool
+    finally:
+        spool.stop()
+
+
+def keep(spool: Spool, *frames: int) -> None:
+    for frame in frames:
+        before = spool.samples + spool.unsampled.total()
+        spool.offer(parcel(frame))
+        until(lambda before=before: spool.samples + spool.unsampled.total() > before)
+
+
+def test_samples_are_files_that_nobody_else_reads(tmp_path):
+    with working(tmp_path) as spool:
+        spool.offer(parcel(1))
+        spool.offer(parcel(2, "yard"))
+    folder = tmp_path / "samples"
+    names = sorted(os.listdir(folder))
+    assert [read_sample(folder / name).head.query for name in names] == ["gate", "yard"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in names} == {0o600}
+    nbytes = sum((folder / name).stat().st_size for name in names)
+    assert spool.to_json() == {"samples": 2, "unsampled": {}, "bytes": nbytes}
+
+
+def test_the_oldest_go_so_that_all_stay_within_the_bound_over_restarts_too(tmp_path):
+    folder = tmp_path / "samples"
+
+    def size() -> int:
+        return sum(one.stat().st_size for one in folder.iterdir())
+
+    with working(tmp_path) as spool:
+        keep(spool, *range(4))
+        most = size()
+    (folder / ".torn.png..1234.tmp").write_bytes(bytes(100))  # what a kill left
+    with working(tmp_path, most) as spool:
+        keep(spool, *range(4, 12))
+        assert size() == spool.to_json()["bytes"] <= most
+    frames = [read_sample(path).head.frame for path in sorted(folder.iterdir())]
+    assert frames == list(range(frames[0], 12)) and 2 <= len(frames) <= 4
+
+
+def test_a_sample_larger_than_all_may_be_is_counted(tmp_path):
+    with working(tmp_path, 100) as spool:
+        keep(spool, 1)
+        assert spool.to_json() == {"samples": 0, "unsampled": {"too_large": 1}, "bytes": 0}
+
+
+def test_a_folder_that_cannot_be_written_is_told_once_and_counted_and_it_recovers(tmp_path, caplog):
+    (tmp_path / "samples").write_text("in the way")
+    with caplog.at_level(logging.INFO), working(tmp_path) as spool:
+        keep(spool, 1, 2, 3)
+        assert spool.to_json() == {"samples": 0, "unsampled": {"unwritable": 3}, "bytes": 0}
+        (tmp_path / "samples").unlink()
+        keep(spool, 4)
+        assert spool.samples == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "samples" in said[0] and said[1] == "spool: samples are written again"
+
+
+def test_a_full_disk_is_counted_as_such(tmp_path, monkeypatch):
+    def full(descriptor: int, mode: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with working(tmp_path) as spool:
+        keep(spool, 1)
+        monkeypatch.setattr(at_work.os, "fchmod", full)
+        keep(spool, 2)
+        monkeypatch.undo()
+        keep(spool, 3)
+    assert spool.unsampled == {"disk_full": 1} and spool.samples == 2
+    assert len(list((tmp_path / "samples").iterdir())) == 2
+
+
+def test_a_disk_that_hangs_holds_up_nobody_and_takes_no_more_memory(tmp_path, monkeypatch):
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def slow(*given):
+        hangs.set()
+        assert goes_on.wait(30)
+        return b"png"
+
+    monkeypatch.setattr(at_work, "sample_bytes", slow)
+    spool = Spool(SpoolConfig(tmp_path, 2**20, 0.0), QUERIES)
+    spool.start()
+    spool.offer(parcel(0))
+    assert hangs.wait(30)
+    for frame in range(1, 2 * WAITING):
+        spool.offer(parcel(frame))  # returns, though nothing is written
+    assert spool._waiting.qsize() == WAITING and spool.unsampled["busy"] == WAITING - 1
+    goes_on.set()
+    spool.stop()
+    assert spool.samples == WAITING + 1
+
+
+def test_what_a_drift_check_left_is_taken_up(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(at_work, "LOOK_S", 0.01)
+    with working(tmp_path) as spool:
+        (tmp_path / "new").write_text(json.dumps(CHECK))
+        (tmp_path / "new").rename(tmp_path / FILE)
+        until(lambda: spool.checked is not None)
+        found = spool.checked
+        assert found is not None and found.queries[0].ratio == 0.8 and found.checked_at == 1.7e9
+        (tmp_path / "new").write_text(json.dumps({**CHECK, "queries": [{"id": "gate"}]}))
+        (tmp_path / "new").rename(tmp_path / FILE)
+        until(lambda: spool.checked is None)
+        until(lambda: caplog.records)
+        assert FILE in caplog.text and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', "[" * 1000, json.dumps({**CHECK, "checked_at": -1})])
+def test_nonsense_in_its_place_is_none(tmp_path, monkeypatch, caplog, text):
+    monkeypatch.setattr(at_work, "LOOK_S", 0.01)
+    (tmp_path / FILE).write_text(text)
+    with working(tmp_path) as spool:
+        until(lambda: caplog.records)
+        assert spool.checked is None
