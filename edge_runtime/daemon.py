@@ -71,7 +71,10 @@ def _fitted(config_path: str | Path, check: bool = False) -> tuple[BoxConfig, Fi
         from edge_runtime.watching.service import check_address
 
         check_address(config.http, config.path)
-    return config, fit(open_box(config, check))
+    fitted = fit(open_box(config, check))
+    for query, reason in fitted.box.damaged.items():
+        log.error("query %s is out: %s; copy the bundle again", query, reason)
+    return config, fitted
 
 
 def _unserved(reason: str) -> dict[str, Any]:

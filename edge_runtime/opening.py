@@ -90,8 +90,6 @@ def _frame(query: BundleQuery, answer: Answer | None) -> np.ndarray:
 def _damaged(config: BoxConfig, bundle: Bundle) -> dict[str, str]:
     """Damage to some queries' tensors leaves the others running."""
     damaged = damaged_queries(bundle)
-    for query, reason in damaged.items():
-        log.error("query %s is out: %s; copy the bundle again", query, reason)
     if len(damaged) == len(bundle.queries):
         fault = f"every query has damaged tensors: {next(iter(damaged.values()))}"
         raise BundleError(config.bundle, fault, "copy or build the bundle again")

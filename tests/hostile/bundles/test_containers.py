@@ -180,3 +180,11 @@ def test_a_pipe_that_is_written_to_is_not_read_either(house: Path) -> None:
     (house / BUNDLE).unlink()
     os.mkfifo(house / BUNDLE)
     refused_apart(OPENED_BY["show"], house, BUNDLE)
+
+
+def test_a_box_whose_every_query_is_damaged_says_so_in_one_line(house: Path) -> None:
+    bundle = Opened(house / BUNDLE)
+    bundle.data = bytes(byte ^ 1 for byte in bundle.data)
+    bundle.write()
+    line = refused(OPENED_BY["run"], house)
+    assert "every query has damaged tensors" in line
