@@ -46,6 +46,8 @@ from models.workload import Query, Workload, inputs_of
 
 LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
+PAST_THE_CEILING = ("wide", "none")
+"""The methods that `beyond` is for: the default, and the rival that compresses alone."""
 SEARCHING, FITTING = "searching what models can share", "finding how few bits weights need"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
@@ -131,8 +133,9 @@ def _check(workload: Workload, out: Path, method: str, options: MergeOptions, be
     check_output(out, overwrite=begun)
     if method not in METHODS:
         raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
-    if options.beyond and method != "wide":
-        raise InputError("--beyond", f"method {method} stops at the ceiling", "leave it out, or take method wide")
+    if options.beyond and method not in PAST_THE_CEILING:
+        remedy = f"leave it out, or take method {' or '.join(PAST_THE_CEILING)}"
+        raise InputError("--beyond", f"method {method} stops at the ceiling", remedy)
     for query in workload.queries:
         if LOW_RANK in query.model_args:
             remedy = "leave it out: `merge --beyond` finds the ranks"

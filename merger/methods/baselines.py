@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from merger.bench.attempt import train_while
+from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot, snapshots
 from merger.bench.method import MergeOptions, method
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
+from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, all_at_once
 from merger.methods.rate import CHOOSING, choose_recipe, most_work
+from merger.methods.wide import BEYOND, FEATURES
 from merger.training.loop import Diverged, Recipe
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -21,8 +24,15 @@ TRAINING = "training all models as they are"
 
 @method("none")
 def none(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """The originals as they are."""
-    return Merged(SharingPlan(), snapshots(bench.originals))
+    """The originals as they are; with `beyond`, what can be saved within each of them, and nothing between two."""
+    merged = Merged(SharingPlan(), snapshots(bench.originals))
+    if not options.beyond:
+        return merged
+    bounds = Bounds.of(bench, options, checkpoint)
+    recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
+    bench.stages.announce([BEYOND])
+    bench.begin(BEYOND, work=most_tried(bench, recipe, bounds))
+    return beyond(bench, merged, recipe, options.required(bench), checkpoint, bounds)
 
 
 def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:

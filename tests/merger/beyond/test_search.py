@@ -100,6 +100,18 @@ def test_wide_goes_past_the_ceiling_and_the_bundle_says_so(deep: Workload, tmp_p
     assert report.bytes_before - report.bytes_after >= gained + 0.99 * layers
 
 
+def test_without_merging_each_model_is_compressed_for_itself(deep: Workload, tmp_path: Path) -> None:
+    out = tmp_path / "b.gemel"
+    report = merge(deep, out, "none", options=EASY)
+    assert 0 < report.saved_fraction and verify_bundle(out, [FACTORY]) == []
+    bundle = open_bundle(out, [FACTORY])
+    assert any("low_rank" in query.model_args for query in bundle.queries)
+    apart = {name for name in bundle.header.entries if bundle.header.entries[name].dtype == "F32"}
+    owners = [{query.id for query in bundle.queries if name in query.places().values()} for name in apart]
+    trained = [own for own in owners if len(own) > 1]
+    assert not trained, "nothing lies between two models"
+
+
 def test_a_merge_past_the_ceiling_goes_on_where_it_was_interrupted(
     deep: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
