@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,14 @@ class Picture:
     def answered_at(self) -> float | None:
         """When the newest of the results was there, Unix seconds; None without any."""
         return max((float(one["finished_at"]) for one in self.results), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the image; of each query's newest result the words: its label and score, or how many of which class
+        it saw.
+        """
+        results = [{"query": str(one["query"]), "says": _words(one)} for one in self.results]
+        return {"frame": self.frame, "captured_at": self.captured_at, "answered_at": self.answered_at,
+                "results": results}  # fmt: skip
 
     def jpeg(self) -> bytes:
         """The image with the results drawn into it."""
@@ -72,6 +81,13 @@ class Gallery:
         return Picture(frame, captured_at, image, tuple(results))
 
 
+def _words(result: Mapping[str, Any]) -> str:
+    if "label" in result:
+        return f"{result['label']} {float(result['score']):.2f}"
+    counts = Counter(str(found["class"]) for found in result["detections"])
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
+
+
 def jpeg_of(image: np.ndarray, results: Iterable[Mapping[str, Any]]) -> bytes:
     """A JPEG of a frame (RGB uint8, H, W, 3) with the results of its queries: boxes with class and score, or a line for
     each classification.
@@ -79,7 +95,7 @@ def jpeg_of(image: np.ndarray, results: Iterable[Mapping[str, Any]]) -> bytes:
     import cv2
 
     drawn = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-    size = max(0.4, min(drawn.shape[:2]) / 700)
+    size = max(0.4, min(drawn.shape[:2]) / 500)
     lines = 0
     for index, result in enumerate(results):
         colour = COLOURS[index % len(COLOURS)][::-1]

@@ -256,8 +256,7 @@ class Pages:
                 if shown.get(camera.id) == seen:
                     continue
                 shown[camera.id] = seen
-                head = {"camera": camera.id, "frame": picture.frame, "captured_at": picture.captured_at,
-                        "answered_at": picture.answered_at, "told_at": time.time()}  # fmt: skip
+                head = {"camera": camera.id, "told_at": time.time(), **picture.to_json()}
                 text = json.dumps(head).encode()
                 jpeg = await asyncio.to_thread(picture.jpeg)
                 await dashboard.send_bytes(len(text).to_bytes(4, "big") + text + jpeg)

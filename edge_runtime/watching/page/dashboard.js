@@ -33,10 +33,11 @@ function cameraCard(id) {
   view.append(none, image, mark);
   const caption = make("figcaption");
   const name = make("b", id), told = make("span");
+  const said = make("p", "", "said");
   caption.append(name, told);
-  card.append(view, caption);
+  card.append(view, caption, said);
   part("cameras").append(card);
-  const made = { card, none, image, mark, told, address: null, result: null };
+  const made = { card, none, image, mark, told, said, address: null, result: null };
   cameras.set(id, made);
   return made;
 }
@@ -53,6 +54,11 @@ function showPicture(buffer) {
   card.result = head.answered_at;
   ahead = Date.now() / 1000 - head.told_at;
   if (before) URL.revokeObjectURL(before);
+  card.said.replaceChildren(...head.results.map(({ query, says }) => {
+    const line = make("span", `${query}: `);
+    line.append(make("b", says));
+    return line;
+  }));
 }
 
 function showCameras(status) {
@@ -75,9 +81,14 @@ function showCameras(status) {
 
 function rows(id, values) {
   const body = part(id);
+  const names = [...body.parentElement.tHead.rows[0].cells].map((cell) => cell.textContent);
   body.replaceChildren(...values.map((cells) => {
     const row = make("tr");
-    row.append(...cells.map(([text, className = ""]) => make("td", text, className)));
+    row.append(...cells.map(([text, className = ""], column) => {
+      const cell = make("td", text, className);
+      cell.dataset.of = names[column];
+      return cell;
+    }));
     return row;
   }));
 }
@@ -115,9 +126,9 @@ function showMemory(status) {
     return entry;
   }));
   part("budget-words").textContent =
-    `Of a budget of ${megabytes(status.budget_bytes)}; ${resident.length} of ${status.queries.length} queries are resident` +
-    (total("bytes") > status.resident_bytes ? `, which would take ${megabytes(total("bytes"))} unshared` : "") +
-    `. Copied so far: ${megabytes(status.bytes_moved)}.`;
+    `Budget ${megabytes(status.budget_bytes)}. ${resident.length} of ${status.queries.length} queries resident` +
+    (total("bytes") > status.resident_bytes ? `, unshared they would take ${megabytes(total("bytes"))}` : "") +
+    `. ${megabytes(status.bytes_moved)} copied so far.`;
 }
 
 const because = (reason) => (reason ? ` (${reason})` : "");
@@ -143,7 +154,9 @@ const VERDICTS = {
 };
 
 function showDrift(status) {
-  rows("drift", !status.drift.length ? [[["none yet", "soft"]]] : status.drift.map((one) => [
+  part("drift-part").hidden = !status.drift.length;
+  part("no-drift").hidden = status.drift.length > 0;
+  rows("drift", status.drift.map((one) => [
     [one.query], [one.ratio === null ? "–" : one.ratio.toFixed(3), "n"],
     [one.ci95 === null ? "–" : one.ci95.map((end) => end.toFixed(3)).join(" to "), "n"], [String(one.frames), "n"],
     one.reverted ? ["its own weights again", "bad"] : VERDICTS[one.verdict],
@@ -180,12 +193,15 @@ function colour(name) {
 function drawCurve(id, at, values) {
   const width = part(id).clientWidth;
   if (curves[id]) curves[id].destroy();
+  const brief = at.length < 60; // seconds matter
+  const clock = { hour: "2-digit", minute: "2-digit", second: brief ? "2-digit" : undefined, hour12: false };
+  const times = (_, splits) => splits.map((one) => new Date(one * 1000).toLocaleTimeString([], clock));
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   curves[id] = new uPlot({
     width, height: 170, legend: { show: false }, cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1) * 1.1] } },
     series: [{}, { stroke: colour("--main"), width: 2, points: { show: at.length < 3 } }],
-    axes: [axis, { ...axis, size: 54 }],
+    axes: [{ ...axis, values: times, space: brief ? 80 : 60 }, { ...axis, size: 54 }],
   }, [at, values], part(id));
 }
 

@@ -55,9 +55,9 @@ class Watched:
 
 
 @contextmanager
-def playing(source, queries=None, fps=None, loop=False, **keys) -> Iterator[Watched]:
+def playing(source, queries=None, fps=None, loop=False, timeout_s=TIMEOUT_S, **keys) -> Iterator[Watched]:
     """A camera that plays this source meanwhile."""
-    watched = Watched(CameraConfig("c", str(source), fps, loop, timeout_s=TIMEOUT_S), queries, **keys)
+    watched = Watched(CameraConfig("c", str(source), fps, loop, timeout_s=timeout_s), queries, **keys)
     watched.camera.start()
     try:
         yield watched

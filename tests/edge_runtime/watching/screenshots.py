@@ -62,8 +62,6 @@ class ClipCamera(RtspCamera):
 class _Taking(BaseHTTPRequestHandler):
     """Takes every result."""
 
-    protocol_version = "HTTP/1.1"
-
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
@@ -74,15 +72,16 @@ class _Taking(BaseHTTPRequestHandler):
 
 
 def config_of(demo: Path, folder: Path, camera: RtspCamera, hook: int) -> Path:
-    """The config of a box on the demo's bundle, with room for most of it."""
+    """The config of a box on the demo's bundle, within the budget of the demo."""
     given = yaml.safe_load((demo / "workload.yaml").read_text())["cameras"]
+    budget = yaml.safe_load((demo / "box.yaml").read_text())["budget"]
     cameras: dict[str, Any] = {
         name: {"source": str((demo / one["source"]).resolve()), "fps": one["fps"], "loop": True}
         for name, one in given.items()
     }
     cameras[REMOTE] = {"source": camera.url, "fps": 5, "timeout_s": 3}
     document = {
-        "bundle": str((demo / "sample.safetensors").resolve()), "budget": "48MiB", "device": "cpu", "cameras": cameras,
+        "bundle": str((demo / "sample.safetensors").resolve()), "budget": budget, "device": "cpu", "cameras": cameras,
         "sinks": [{"kind": "jsonl", "path": "results.jsonl"}, {"kind": "webhook", "url": f"http://127.0.0.1:{hook}/"}],
         "http": {"bind": "127.0.0.1:8099"},
     }  # fmt: skip
@@ -128,7 +127,7 @@ def shot(browser: Any, address: str, width: int, scheme: str) -> bytes:
     page = context.new_page()
     page.goto(address)
     page.wait_for_selector("#age-curve canvas")
-    page.wait_for_function("document.querySelectorAll('.camera img[src]').length >= 3")
+    page.wait_for_selector(".camera:nth-child(3) img[src]")
     page.wait_for_timeout(1500)
     data = page.screenshot(full_page=True)
     context.close()

@@ -1,0 +1,70 @@
+"""Our capture against somebody else's RTSP server, GStreamer's; skipped where that is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.edge_runtime.capture.test_camera import playing
+
+PYTHON = "/usr/bin/python3"
+SERVER = Path(__file__).with_name("gstreamer_server.py")
+BARS = [(192, 192, 192), (192, 192, 0), (0, 192, 192), (0, 192, 0), (192, 0, 192), (192, 0, 0), (0, 0, 192)]
+"""RGB of the seven bars, from left to right."""
+
+
+class Server:
+    """GStreamer's server, which can end and come back at its port."""
+
+    def __init__(self) -> None:
+        self.port, self._process = "0", None
+        self.begin()
+
+    def begin(self) -> None:
+        command = [PYTHON, str(SERVER), self.port]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self.port = self._process.stdout.readline().strip()
+        if not self.port:
+            pytest.skip(f"GStreamer's RTSP server is not here: {self._process.stderr.read().strip()[-200:]}")
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def url(self, path: str, password: str = "secret") -> str:
+        return f"rtsp://user:{password}@127.0.0.1:{self.port}/{path}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("path", ["h264", "jpeg"])
+def test_its_pictures_are_the_right_ones(server: Server, path: str) -> None:
+    with playing(server.url(path), timeout_s=10.0) as watched:
+        watched.more(5)
+        frame = watched.frames[-1][1]
+    assert frame.image is not None and frame.image.shape == (288, 352, 3)
+    seen = [frame.image[20:120, round((bar + 0.5) * 352 / 7)].mean(axis=0) for bar in range(7)]
+    assert np.abs(np.array(seen) - BARS).max() < 25, seen
+
+
+def test_a_wrong_password_is_told_without_it_and_a_server_that_comes_back_is_found(server: Server) -> None:
+    with playing(server.url("h264", "wrong-one"), timeout_s=10.0) as watched:
+        told = watched.until_state("away")
+        assert "401" in told["error"] and "wrong-one" not in str(told)
+    with playing(server.url("h264"), timeout_s=2.0) as watched:
+        watched.more()
+        server.end()
+        watched.until_state("away")
+        server.begin()
+        watched.more()
