@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from edge_runtime.capture.asking import Answer, ask
 from edge_runtime.capture.regions import region_fault
 from edge_runtime.capture.settings import Wanted
 from edge_runtime.config import BoxConfig
-from edge_runtime.memory.soundness import damaged_queries
+from edge_runtime.integrity.hashing import damaged_queries, damaged_tensors
 from edge_runtime.schedule import Demand
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.bundle.signing import check_signature
@@ -22,6 +23,8 @@ from models.errors import BundleError, InputError
 UNKNOWN_FPS = 10.0
 AT_ONCE_S = 1.0
 """How long a box that starts waits for its files' first frames."""
+CLOCK_TICK_S = 0.02
+"""File systems note times no finer than this."""
 PLAUSIBLE_SIZE = (1280, 720)
 """Width and height of the frames of a camera that has shown none yet."""
 
@@ -33,11 +36,12 @@ class OpenBox:
     """A config whose bundle can be read, with a frame for every query (RGB uint8, H, W, 3).
 
     It is one of its camera's where that has answered, else a blank one. `answers` are those of the cameras that were
-    asked. `damaged` are queries whose tensors are not what they were, with the reason: the others can run.
+    asked. `bad` are tensors that are not what they were, `damaged` the queries with such, and why: the others can run.
     """
 
     config: BoxConfig
     bundle: Bundle
+    bad: frozenset[str]
     damaged: Mapping[str, str]
     frames: Mapping[str, np.ndarray]
     answers: Mapping[str, Answer]
@@ -61,13 +65,14 @@ def open_box(config: BoxConfig, check: bool = False) -> OpenBox:
     bundle = open_bundle(config.bundle, config.factories, config.path.resolve().parent)
     if config.public_key is not None:
         check_signature(bundle, config.public_key)
-    damaged = _damaged(config, bundle)
+    bad = _bad_tensors(bundle)
+    damaged = _damaged(config, bundle, bad)
     _check_cameras(config, bundle)
     looked_at = {query.camera for query in bundle.queries}
     asked = [one for one in config.cameras.values() if one.id in looked_at and (check or not one.live)]
     answers = ask(asked, None if check else AT_ONCE_S)
     frames = {query.id: _frame(query, answers.get(query.camera)) for query in bundle.queries}
-    return OpenBox(config, bundle, damaged, frames, answers)
+    return OpenBox(config, bundle, bad, damaged, frames, answers)
 
 
 def wanted(query: BundleQuery) -> Wanted:
@@ -87,9 +92,25 @@ def _frame(query: BundleQuery, answer: Answer | None) -> np.ndarray:
     return np.zeros((height, width, 3), np.uint8)
 
 
-def _damaged(config: BoxConfig, bundle: Bundle) -> dict[str, str]:
+def _bad_tensors(bundle: Bundle) -> frozenset[str]:
+    """Hash every tensor; from then on the file is read only as long as it looks as it did before.
+
+    Raises BundleError where it changes meanwhile.
+    """
+    before = bundle.file.opened_as
+    age_s = time.time() - before.mtime_ns / 1e9
+    if 0 <= age_s < CLOCK_TICK_S:  # what is written a moment later could not be told by its time
+        time.sleep(CLOCK_TICK_S)
+    bad = damaged_tensors(bundle)
+    if bundle.file.stamp() != before:
+        raise BundleError(bundle.path, "changes while it is read", "write it under another name and rename it")
+    bundle.file.proven = before
+    return bad
+
+
+def _damaged(config: BoxConfig, bundle: Bundle, bad: frozenset[str]) -> dict[str, str]:
     """Damage to some queries' tensors leaves the others running."""
-    damaged = damaged_queries(bundle)
+    damaged = damaged_queries(bundle, bad)
     if len(damaged) == len(bundle.queries):
         fault = f"every query has damaged tensors: {next(iter(damaged.values()))}"
         raise BundleError(config.bundle, fault, "copy or build the bundle again")

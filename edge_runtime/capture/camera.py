@@ -61,7 +61,7 @@ class Camera:
     ) -> None:
         self.id = config.id
         self.delivered = self._undecodable = self._frames = 0
-        self._config, self._queries, self._put, self._ended, self._clock = config, queries, put, ended, clock
+        self._config, self._queries, self._put, self._ended, self._clock = config, dict(queries), put, ended, clock
         self._opened = opened
         self._rules = Rules(config.timeout_s, config.forever)
         self._link = begun(clock())
@@ -74,11 +74,16 @@ class Camera:
         self._size: tuple[int, int] | None = None
         self._outside: dict[str, str] = {}
         self._rate, self._last_at = RecentRate(), None
+        self._offset, self._anew = 0, (self._queries, 0)
         self._thread = threading.Thread(target=self.play, name=f"camera-{config.id}", daemon=True)
 
     def start(self) -> None:
         """Begin to play in a thread."""
         self._thread.start()
+
+    def serve(self, queries: Mapping[str, Wanted], first: int) -> None:
+        """Go on for these queries, the connection as it is; frames are numbered from `first` on at least."""
+        self._anew = dict(queries), max(first, self._anew[1])
 
     def stop(self) -> None:
         """End soon; returns at once."""
@@ -224,6 +229,7 @@ class Camera:
 
     def _deliver(self, picked: Picked) -> None:
         self._last_at = picked.captured_at
+        self._take_on(picked.index)
         image = picture_of(picked.shot)
         if image is None:
             self._undecodable += 1
@@ -231,10 +237,22 @@ class Camera:
         self._look_at(image.shape[1], image.shape[0])
         self._rate.came(picked.captured_at)
         self.delivered += 1
-        frame = Frame(picked.index, picked.captured_at, picked.captured_unix, image)
+        frame = Frame(picked.index + self._offset, picked.captured_at, picked.captured_unix, image)
         for query, gate in self._gates.items():
             if gate.passes(picked.media_s) and query not in self._outside:
                 self._put(query, frame)
+
+    def _take_on(self, index: int) -> None:
+        """Serve other queries from this frame on, where that was asked for; those that stay keep their turn."""
+        queries, first = self._anew
+        if queries is self._queries:
+            return
+        self._offset = max(self._offset, first - index)
+        self._gates = {
+            query: self._gates[query] if self._queries.get(query) == wanted else RateGate(wanted.fps)
+            for query, wanted in queries.items()
+        }
+        self._queries, self._size = queries, None
 
     def _look_at(self, width: int, height: int) -> None:
         """Where the picture has another size than before, find the queries that look outside of it."""

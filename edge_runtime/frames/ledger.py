@@ -12,6 +12,7 @@ REPLACED = "replaced"
 DEADLINE = "deadline"
 MEMORY = "memory"
 PAUSED = "paused"
+RELOADED = "reload"
 
 
 @dataclass(slots=True)
@@ -52,6 +53,11 @@ class Ledger:
     def __init__(self, queries: Iterable[str]) -> None:
         self._accounts = {query: Account() for query in queries}
         self._lock = threading.Lock()
+
+    def add(self, queries: Iterable[str]) -> None:
+        """These have accounts from now on; one that had gone goes on with its own."""
+        with self._lock:
+            self._accounts.update({query: Account() for query in queries if query not in self._accounts})
 
     def received(self, query: str) -> None:
         with self._lock:

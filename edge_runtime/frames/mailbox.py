@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_runtime.frames.ledger import MEMORY, REPLACED, Ledger
+from edge_runtime.frames.ledger import MEMORY, RELOADED, REPLACED, Ledger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ class Mailboxes:
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._waiting: dict[str, deque[Frame]] = {query: deque() for query in queries}
-        self._depth = depth if isinstance(depth, Mapping) else dict.fromkeys(self._waiting, depth)
+        self._depth = dict(depth) if isinstance(depth, Mapping) else dict.fromkeys(self._waiting, depth)
         self._ledger = ledger
         self._heard = heard
         self._changed = threading.Condition()
@@ -81,6 +81,22 @@ class Mailboxes:
             self._unseen = True
             self._changed.notify_all()
             return oldest
+
+    def change(self, queries: Iterable[str], emptied: Container[str] = ()) -> None:
+        """Go on with these queries; what waits for others, and for those to be `emptied`, is dropped.
+
+        Frames for a query that has gone raise KeyError.
+        """
+        with self._changed:
+            before = self._waiting
+            self._waiting = {}
+            for query in queries:
+                self._waiting[query] = deque() if query in emptied else before.pop(query, None) or deque()
+                self._depth.setdefault(query, DEPTH)
+            for query, waiting in before.items():
+                for frame in waiting:
+                    self._gone(frame)
+                    self._ledger.dropped(query, RELOADED)
 
     def take(self, query: str, count: int = 1) -> list[Frame]:
         """Up to `count` frames of a query, oldest first; they stay pending in the ledger until they are settled."""

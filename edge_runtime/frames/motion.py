@@ -27,6 +27,13 @@ class SceneChange:
         self._change: dict[str, float] = {}
         self._lock = threading.Lock()
 
+    def change(self, priorities: Mapping[str, float]) -> None:
+        """Go on with these queries; what is known of those that stay is kept."""
+        with self._lock:
+            self._priorities = dict(priorities)
+            self._last = {query: last for query, last in self._last.items() if query in priorities}
+            self._change = {query: change for query, change in self._change.items() if query in priorities}
+
     def saw(self, query: str, captured_at: float, image: np.ndarray) -> None:
         """Take note of a frame, RGB uint8 (H, W, 3)."""
         height, width = image.shape[:2]
@@ -43,11 +50,9 @@ class SceneChange:
     def urgency(self) -> dict[str, float]:
         """What a stale result of each query costs: its priority times its scene's change over the average one."""
         with self._lock:
-            changes = dict(self._change)
+            changes, priorities = dict(self._change), self._priorities
         average = sum(changes.values()) / len(changes) if changes else 0.0
-        return {
-            query: priority * self._share(changes.get(query), average) for query, priority in self._priorities.items()
-        }
+        return {query: priority * self._share(changes.get(query), average) for query, priority in priorities.items()}
 
     @staticmethod
     def _share(change: float | None, average: float) -> float:

@@ -12,7 +12,8 @@ from edge_runtime.memory.binding import Bindable
 from edge_runtime.memory.layout import Layouts, layouts_of_all
 from edge_runtime.memory.loads import Loads
 from edge_runtime.memory.movers.base import Mover, mover_for
-from edge_runtime.memory.placing import ALIGNMENT_BYTES
+from edge_runtime.memory.movers.fresh import Fresh
+from edge_runtime.memory.placing import ALIGNMENT_BYTES, Move, Placement
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.views import Views
@@ -40,10 +41,10 @@ class Arena:
         layouts: Layouts | None = None,
     ) -> None:
         self.store, self.device, self.layouts = store, torch.device(device), layouts or {}
-        lying = layouts_of_all(store.kinds, self.layouts)
-        self.residency = Residency(capacity_bytes, store.extents, budget_bytes, _sizes(lying))
+        self._lying = layouts_of_all(store.kinds, self.layouts)
+        self.residency = Residency(capacity_bytes, store.extents, budget_bytes, _sizes(self._lying))
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
-        self._views = Views(lying, self.mover)
+        self._views = Views(self._lying, self.mover)
         self._loads = Loads(self.mover, self.residency, self._views)
         self._bound: dict[Bindable, int] = {}
         # Counts the times that anything was given a place.
@@ -168,12 +169,47 @@ class Arena:
         self._bound.clear()
         if layouts is not None:
             self.layouts = layouts
-        lying = layouts_of_all(self.store.kinds, self.layouts)
-        self._views.reset(lying)
+        self._lying = layouts_of_all(self.store.kinds, self.layouts)
+        self._views.reset(self._lying)
         # Until the memory is there nothing fits; should it not come, another try may find some.
-        self.residency.resize(0, budget_bytes, _sizes(lying))
+        self.residency.resize(0, budget_bytes, _sizes(self._lying))
         self.mover.resize(capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
-        self.residency.resize(capacity_bytes, budget_bytes, _sizes(lying))
+        self.residency.resize(capacity_bytes, budget_bytes, _sizes(self._lying))
+
+    def prepare(self, store: Store, capacity_bytes: int, most_bytes: int, budget_bytes: int) -> Fresh:
+        """Make ready to go over to another store, with `capacity_bytes` at least and `most_bytes` at most; from any
+        thread. The memory stays where it is as large as that. Raises what `Mover.prepare` raises.
+        """
+        fits = capacity_bytes <= self.residency.capacity_bytes <= most_bytes
+        wanted = None if fits else capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        return self.mover.prepare(store, wanted, budget_bytes)
+
+    def take_over(self, fresh: Fresh, store: Store, budget_bytes: int, layouts: Layouts) -> None:
+        """Go on with what was made ready: resident tensors that the other store has too, and lie as they are wanted,
+        stay. Unbind all engines first. ValueError while a query runs.
+        """
+        if any(map(self.residency.holds, self.residency.resident)):
+            raise ValueError("an arena cannot go over to another store while a query runs")
+        self._loads.cut_short()
+        self._bound.clear()
+        self._placed += 1
+        before, lay = self.residency, self._lying
+        self.store, self.layouts, self._lying = store, layouts, layouts_of_all(store.kinds, layouts)
+        stay = sorted(
+            ((name, at) for name, at in before.placed.items() if fresh.keeps and self._lying.get(name) == lay[name]),
+            key=lambda one: one[1].offset,
+        )
+        if fresh.capacity_bytes is None:
+            capacity_bytes, kept, moves = before.capacity_bytes, dict(stay), []
+        else:
+            capacity_bytes = fresh.capacity_bytes
+            kept, moves = _closed_up(stay, capacity_bytes)
+        self._views.reset(self._lying)
+        # Until the memory is there nothing fits, as in `resize`.
+        self.residency = self._loads.residency = Residency(0, store.extents, budget_bytes, _sizes(self._lying))
+        self.mover.take(fresh, moves)
+        self.residency.resize(capacity_bytes, budget_bytes, _sizes(self._lying))
+        self.residency.adopt(kept)
 
     def close(self) -> None:
         """Let go of threads and files; the memory goes with the last view."""
@@ -186,6 +222,17 @@ class Arena:
             self._loads.begin(admission.copies, waits)
         self.max_resident_bytes = max(self.max_resident_bytes, self.residency.resident_bytes)
         return bool(admission.copies)
+
+
+def _closed_up(stay: Iterable[tuple[str, Placement]], capacity_bytes: int) -> tuple[dict[str, Placement], list[Move]]:
+    """Where tensors go, one behind the other from the start, as many as there is room for."""
+    kept, moves, end = {}, [], 0
+    for name, at in stay:
+        place = Placement(end, at.nbytes)
+        if place.end <= capacity_bytes:
+            kept[name], end = place, place.end
+            moves.append(Move(name, at.offset, place.offset, at.nbytes))
+    return kept, moves
 
 
 def _sizes(layouts: Layouts) -> dict[str, int]:

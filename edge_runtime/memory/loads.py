@@ -17,7 +17,7 @@ class Loads:
     """
 
     def __init__(self, mover: Mover, residency: Residency, views: Views) -> None:
-        self._mover, self._residency, self._views = mover, residency, views
+        self._mover, self.residency, self._views = mover, residency, views
         self._under_way: list[Transfer] = []
         self.bytes_moved = 0
         self.load_s = 0.0
@@ -31,7 +31,7 @@ class Loads:
         """Begin copies, after those begun before; `waits` says that `finish` comes next."""
         transfer = self._mover.start(copies, waits)
         self._under_way.append(transfer)
-        self._views.arriving(transfer.names, self._residency.placed)
+        self._views.arriving(transfer.names, self.residency.placed)
 
     def arriving(self, names: Iterable[str]) -> bool:
         """Whether any of these tensors may still be on its way."""
@@ -73,7 +73,7 @@ class Loads:
         self._under_way.remove(transfer)
         lost = transfer.lost()
         self.load_s += transfer.seconds()
-        self.bytes_moved += sum(self._residency.extents[name].nbytes for name in transfer.names - lost)
-        self._residency.evict(lost)
+        self.bytes_moved += sum(self.residency.extents[name].nbytes for name in transfer.names - lost)
+        self.residency.evict(lost)
         self._views.lost(lost)
         self._views.arrived(transfer.names)

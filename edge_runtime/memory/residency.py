@@ -51,6 +51,12 @@ class Residency:
         self._prefetched: dict[str, None] = {}
         self._holes = Holes.between((), self.capacity_bytes)
 
+    def adopt(self, kept: Mapping[str, Placement]) -> None:
+        """Go on with other tensors in an emptied range; those `kept` lie at these places already."""
+        self.placed = dict(kept)
+        self.resident_bytes = sum(map(self.footprints.__getitem__, kept))
+        self._holes = Holes.between(kept.values(), self.capacity_bytes)
+
     @property
     def resident(self) -> frozenset[str]:
         """The names of all resident tensors, prefetched ones included."""

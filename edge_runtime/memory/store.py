@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,23 +11,22 @@ from torch import Tensor
 
 from edge_runtime.memory.copies import Extent
 from models.bundle import Bundle
-from models.errors import BundleError
+from models.bundle.file import BundleFile
 
 
 @dataclass(frozen=True, eq=False)
 class Store:
     """Stored tensors: where each lies in `data`, and its dtype and shape.
 
-    `data` holds the bytes (uint8, read-only, a view of the bundle's `mapping`). `file` and `data_start` say where the
-    same bytes stand on disk, for movers that read them without the mapping; None for a store in memory.
+    `data` holds the bytes (uint8, read-only, a view of the mapped bundle). They are read from its `file`, from
+    `data_start` on: a mapping ends the process when the file became shorter. None for a store in memory.
     """
 
     extents: Mapping[str, Extent]
     kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     data: np.ndarray
-    file: Path | None = None
+    file: BundleFile | None = None
     data_start: int = 0
-    mapping: mmap.mmap | None = None
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Store:
@@ -39,14 +34,8 @@ class Store:
         tensors = [entry for entry in bundle.header.entries.values() if not entry.is_pad]
         data = np.frombuffer(bundle.mapping, np.uint8, offset=bundle.header.data_start)
         kinds = {entry.name: (bundle.tensor(entry.name).dtype, entry.shape) for entry in tensors}
-        return cls(
-            {entry.name: Extent(entry.begin, entry.nbytes) for entry in tensors},
-            kinds,
-            data,
-            bundle.path,
-            bundle.header.data_start,
-            bundle.mapping,
-        )
+        extents = {entry.name: Extent(entry.begin, entry.nbytes) for entry in tensors}
+        return cls(extents, kinds, data, bundle.file, bundle.header.data_start)
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor]) -> Store:
@@ -63,25 +52,12 @@ class Store:
             data[extent.offset : extent.offset + extent.nbytes] = raw
         return cls(extents, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, data)
 
-    def check(self) -> None:
-        """`check_length` of the mapped file; a store in memory is whole."""
-        if self.mapping is not None:
-            check_length(self.mapping)
+    def read(self, source: int, into: np.ndarray) -> None:
+        """Copy stored bytes from `source` on into an array (uint8, contiguous).
 
-    def open_file(self) -> int:
-        """A descriptor of the file that was mapped; BundleError when another one has taken its place since."""
+        OSError when they are gone, or no longer those that were proven.
+        """
         if self.file is None:
-            raise ValueError("a store in memory has no file")
-        descriptor = os.open(self.file, os.O_RDONLY)
-        # The header is sealed and names every tensor by its content: equal headers, equal files.
-        header = np.frombuffer(self.data.base, np.uint8, self.data_start)  # type: ignore[call-overload]
-        if os.pread(descriptor, self.data_start, 0) != header.tobytes():
-            os.close(descriptor)
-            raise BundleError(self.file, "another file has taken its place since it was opened", "start the box again")
-        return descriptor
-
-
-def check_length(mapping: mmap.mmap) -> None:
-    """OSError when the file behind a mapping has become shorter: to read what is gone would end the process."""
-    if mapping.size() < len(mapping):
-        raise OSError(errno.EIO, "the bundle has become shorter")
+            into[:] = self.data[source : source + into.size]
+        else:
+            self.file.read(self.data_start + source, memoryview(into))  # type: ignore[arg-type]

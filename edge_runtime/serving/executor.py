@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from edge_runtime.schedule.estimates import Estimates
 from edge_runtime.serving.breaker import CLOSED, MOST_FAILURES, OPEN, Breaker
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.publishing import Publisher
-from edge_runtime.serving.warming import warmed_up
+from edge_runtime.serving.warming import WarmUp, warming_up
 from edge_runtime.serving.watchdog import Doing
 from models.errors import one_line
 
@@ -89,6 +89,8 @@ class Executor:
         self._breakers = {query: Breaker() for query in parts.device.engines}
         self._wake_s: float | None = None
         self._policy_failures, self._ask_at = 0, -math.inf
+        self._warming: Generator[None, None, WarmUp] | None = None
+        self._cold: frozenset[str] = frozenset()
         self._begin(parts.device.costs)
 
     def _begin(self, costs: Costs) -> None:
@@ -121,11 +123,40 @@ class Executor:
 
         A query that fails here is out: the others run without it.
         """
-        self.doing = Doing("the warm-up", WARM_UP_S * len(self.device.engines))
+        self.begin_warm_up(frames, self.device.engines)
+        while self.warm():
+            pass
+
+    def begin_warm_up(self, frames: Mapping[str, np.ndarray], queries: Collection[str]) -> None:
+        """Let `warm` do the same for these queries, a run at a time; until it is done they take no frames."""
+        self._cold = frozenset(queries) - self.publisher.out
+        self._warming = warming_up(self.device, self._plan, self._cold, frames, self.clock)
+
+    def warm(self) -> bool:
+        """One run of the warm-up; False where there is none."""
+        if self._warming is None:
+            return False
+        self.doing = Doing("the warm-up", WARM_UP_S)
         try:
-            found = warmed_up(self.device, self._plan, self.publisher.out, frames, self.clock)
+            next(self._warming)
+        except StopIteration as end:
+            self._warming, self._cold = None, frozenset()
+            self._learn(end.value)
         finally:
             self.doing = None
+        return True
+
+    def follow(self, before: Executor, same: Collection[str]) -> None:
+        """Go on where another executor ends: these queries are as they were, and pause where they paused."""
+        self._breakers.update({query: before._breakers[query] for query in same if query in before._breakers})
+
+    def believe(self, before: Executor, alike: Collection[str]) -> None:
+        """Take over what another executor has learned: these queries run as long as they did."""
+        run_s = {query: before.costs.queries[query].run_s for query in alike}
+        self._estimates.warmed(run_s, before.costs.copy_bytes_per_s)
+        self._planned = self._plan_anew()
+
+    def _learn(self, found: WarmUp) -> None:
         for query, error in found.failed.items():
             self.publisher.give_up(query, error)
         self._estimates.warmed(found.run_s, found.copy_bytes_per_s or self.costs.copy_bytes_per_s)
@@ -205,6 +236,8 @@ class Executor:
     def _situation(self) -> Situation:
         """The present one; the frames of queries that cannot run fail here."""
         now, waiting = self.parts.mailboxes.snapshot(self.clock)
+        for query in self._cold & waiting.keys():
+            del waiting[query]
         for query in self.publisher.out & waiting.keys():
             self.publisher.failed(query, self.parts.mailboxes.take(query, len(waiting.pop(query))))
         for query in [query for query in waiting if self._breakers[query].state(now) == OPEN]:

@@ -71,9 +71,14 @@ class Header:
 
 def tensor_name(dtype: str, shape: Sequence[int], data: Any) -> str:
     """The content name of a tensor: SHA-256 hex of `F32[64,3,7,7]` (ASCII) followed by its bytes."""
-    digest = hashlib.sha256(f"{dtype}[{','.join(map(str, shape))}]".encode())
+    digest = tensor_hash(dtype, shape)
     digest.update(data)
     return digest.hexdigest()
+
+
+def tensor_hash(dtype: str, shape: Sequence[int]) -> hashlib._Hash:
+    """What a tensor's bytes are to be added to, piece by piece, for its content name."""
+    return hashlib.sha256(f"{dtype}[{','.join(map(str, shape))}]".encode())
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import itertools
 import mmap
-import os
 import warnings
 import weakref
 from collections.abc import Collection
@@ -17,19 +16,14 @@ from models.bundle.checks import architecture_problems, layout_problems, manifes
 from models.bundle.container import Fault, Header, parse_header
 from models.bundle.described import REMEDY, Described, architecture, describe, described
 from models.bundle.dtypes import dtype_of
+from models.bundle.file import CHUNK_BYTES, BundleFile, open_file
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
 from models.errors import BundleError, InputError
-from models.files.bounded import opened
 from models.frames.preprocess import Cropped
-from models.sizes import size_text
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-MOST_HOLLOW_BYTES, LEAST_PART = 1 << 30, 16
-"""A larger file of which less than one in so many bytes is on the disk is a hole, not a bundle; it is not hashed."""
-_BLOCK_BYTES = 512  # of st_blocks, whatever the disk's own
 
 
 class Bundle:
@@ -40,14 +34,14 @@ class Bundle:
 
     def __init__(
         self,
-        path: Path,
+        file: BundleFile,
         mapping: mmap.mmap,
         header: Header,
         manifest: Manifest,
         factories: Collection[str],
         folder: Path | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.file = file.path, file
         self.manifest = manifest
         self.header = header
         self.factories = frozenset(factories)
@@ -63,8 +57,13 @@ class Bundle:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of the whole file; read once, when first asked for."""
-        return hashlib.sha256(self.mapping).hexdigest()
+        """SHA-256 (hex) of the whole file; read once, when first asked for. OSError where bytes are gone."""
+        digest, room = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+        for start in range(0, len(self.mapping), CHUNK_BYTES):
+            piece = room[: min(CHUNK_BYTES, len(self.mapping) - start)]
+            self.file.read(start, piece)
+            digest.update(piece)
+        return digest.hexdigest()
 
     @functools.cached_property
     def _data(self) -> Tensor:
@@ -87,6 +86,18 @@ class Bundle:
         """The tensor of this name: a view of the mapped file, no copy."""
         entry = self.header.entries[name]
         return self._data[entry.begin : entry.end].view(dtype_of(entry.dtype)).view(entry.shape)
+
+    def read(self, name: str, room: Tensor | None = None) -> Tensor:
+        """The tensor of this name in `room` (uint8, its bytes, on the CPU) or in memory of its own.
+
+        OSError when its bytes are gone, or no longer those that were proven.
+        """
+        import torch
+
+        entry = self.header.entries[name]
+        room = torch.empty(entry.nbytes, dtype=torch.uint8) if room is None else room
+        self.file.read(self.header.data_start + entry.begin, memoryview(room.numpy()))  # type: ignore[arg-type]
+        return room.view(dtype_of(entry.dtype)).view(entry.shape)
 
     def wide_tensor(self, query_id: str, key: str) -> Tensor:
         """The tensor at a state_dict key of a query as its architecture uses it.
@@ -173,7 +184,8 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
     when it is no sound bundle; the contents of the tensors are only checked by `verify_bundle`.
     """
     path = Path(path)
-    mapping = map_file(path)
+    file = open_file(path, REMEDY)
+    mapping = file.mapped()
     try:
         header, manifest = parse(mapping)
         checks = (layout_problems(header), manifest_problems(manifest, header),
@@ -182,20 +194,12 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
             raise Fault(problem)
     except Fault as fault:
         raise BundleError(path, str(fault), REMEDY) from None
-    return Bundle(path, mapping, header, manifest, factories, folder)
+    return Bundle(file, mapping, header, manifest, factories, folder)
 
 
 def map_file(path: Path) -> mmap.mmap:
     """Map a file read-only; InputError when it cannot be read, BundleError when it is empty."""
-    with opened(path, "give the path of a bundle") as file:
-        found = os.fstat(file.fileno())
-        if found.st_size == 0:
-            raise BundleError(path, "the file is truncated: 0 bytes", REMEDY)
-        held = found.st_blocks * _BLOCK_BYTES
-        if found.st_size > MOST_HOLLOW_BYTES and held * LEAST_PART < found.st_size:
-            fault = f"of its {size_text(found.st_size)}, {size_text(held)} are on the disk: it was not copied whole"
-            raise BundleError(path, fault, REMEDY)
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return open_file(path, REMEDY).mapped()
 
 
 def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import row_major
-from edge_runtime.memory.store import check_length
 from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
@@ -33,7 +33,7 @@ ALIGNMENT_BYTES = 64
 class _Place:
     """One staged tensor: the place in the module that takes it, `start` bytes into the scratch.
 
-    `stored` is what it is made from, in the arena or, where it `overflows`, in the mapped bundle.
+    It is made from what is `stored` in the arena or, where it `overflows`, from what `read` gives of the bundle.
     """
 
     where: dict[str, Any]
@@ -41,10 +41,16 @@ class _Place:
     shape: tuple[int, ...]
     part: Part
     own: StoredTensor | None
-    overflows: bool
     start: int
+    nbytes: int
+    read: Callable[[Tensor | None], Tensor] | None = None
     stored: Tensor | None = None
     factor: Tensor | None = None
+
+    @property
+    def overflows(self) -> bool:
+        """Whether it is read from the bundle in each run."""
+        return self.read is not None
 
     @property
     def awaited(self) -> list[str]:
@@ -58,7 +64,10 @@ class _Place:
 
     def fill(self, scratch: Tensor) -> None:
         """Widen or copy it into its place, and let the module use it."""
-        stored = self.stored
+        if self.read is not None and self.own is None and scratch.device.type == "cpu":
+            self.where[self.attribute] = self.read(scratch[self.start : self.start + self.nbytes])
+            return
+        stored = self.read(None) if self.read is not None else self.stored
         assert stored is not None, "bind comes before a run"
         if self.own is None:
             self.where[self.attribute] = _view(scratch, stored, self.start).copy_(stored, non_blocking=True)
@@ -91,7 +100,6 @@ class Staging:
         )
         self.bytes, self._spans = scratch_bytes(layers, overflow), spans(layers, overflow)
         self.overflow_bytes = 0
-        self._mapping = bundle.mapping
         self._all: list[_Place] = []
         for index, layer in enumerate(layers):
             places = _places(model, bundle, query, layer, self._spans[index][0], overflow)
@@ -137,7 +145,7 @@ class Staging:
 
     def _before(self, index: int, places: list[_Place]) -> Callable[..., None]:
         awaited = [name for place in places for name in place.awaited]
-        overflow_bytes = sum(place.stored.nbytes for place in places if place.overflows and place.stored is not None)
+        overflow_bytes = sum(place.nbytes for place in places if place.overflows)
         begin, end = self._spans[index]
         overlapping = {one for one, (start, stop) in enumerate(self._spans) if start < end and begin < stop}
 
@@ -146,8 +154,6 @@ class Staging:
                 return
             if self._wait is not None:
                 self._wait(awaited)
-            if overflow_bytes:
-                check_length(self._mapping)
             self._there -= overlapping
             for place in places:
                 place.fill(self._scratch)
@@ -209,7 +215,7 @@ def _places(
             path, _, attribute = part.key.rpartition(".")
             module = model.get_submodule(path)
             where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
-            own, overflows = query.stored.get(part.key), part.tensor in overflow
+            own = query.stored.get(part.key)
             places.append(
                 _Place(
                     where,
@@ -217,9 +223,9 @@ def _places(
                     tuple(where[attribute].shape),
                     part,
                     own,
-                    overflows,
                     begin,
-                    bundle.tensor(part.tensor) if overflows else None,
+                    bundle.nbytes(part.tensor),
+                    partial(bundle.read, part.tensor) if part.tensor in overflow else None,
                 )
             )
             begin += size

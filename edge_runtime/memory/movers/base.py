@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.copies import Copy
+from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.store import Store
 
@@ -79,6 +80,23 @@ class Mover(Protocol):
         """Let go of the memory and of what the device keeps for reuse, then take this much; contents are lost."""
         ...
 
+    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int) -> Fresh:
+        """Make ready to go over to another store, in other memory where a capacity is given; from any thread.
+
+        Raises RuntimeError or MemoryError when the device has no such memory, OSError when the store cannot be read.
+        """
+        ...
+
+    def take(self, fresh: Fresh, kept: Sequence[Move]) -> None:
+        """Go over to what was made ready. Into other memory these tensors come along, in this order; nothing is under
+        way, and no view of the old memory is used any more.
+        """
+        ...
+
+    def drop(self, fresh: Fresh) -> None:
+        """Let go of what was made ready in vain."""
+        ...
+
     def close(self) -> None:
         """End threads and close files."""
         ...
@@ -93,7 +111,7 @@ def mover_for(device: str | torch.device, store: Store, capacity_bytes: int) -> 
     if device.type == "cpu":
         from edge_runtime.memory.movers.host import HostMover
 
-        return HostMover.mapped(store, capacity_bytes)
+        return HostMover.stored(store, capacity_bytes)
     if torch.cuda.get_device_properties(device).is_integrated and store.file is not None:
         from edge_runtime.memory.movers.unified import unified_mover
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.copies import Copy
+from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.memory.movers.host import PIECE_BYTES
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.store import Store
@@ -36,7 +37,7 @@ class CudaMover:
         self._device, self._cuda = device, cuda
         self._stream = cuda.Stream(device)
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
-        self._stored = self._pinned(store.data)
+        self._stored = self._pinned(store)
 
     def start(self, copies: Sequence[Copy], waits: bool = False) -> CudaTransfer:
         """Enqueue copies after those begun before, and return at once."""
@@ -75,15 +76,44 @@ class CudaMover:
         self._cuda.empty_cache()
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device)
 
+    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int) -> Fresh:
+        """See `Mover.prepare`; both memories lie beside each other for a moment, if the budget has room for that."""
+        memory = None
+        if capacity_bytes is not None and capacity_bytes + self.memory.numel() <= budget_bytes:
+            memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device), np.empty(0, np.uint8)
+        return Fresh(self._pinned(store), capacity_bytes, memory)
+
+    def take(self, fresh: Fresh, kept: Sequence[Move]) -> None:
+        """See `Mover.take`."""
+        self._cuda.synchronize(self._device)
+        before, self._stored = self._stored, fresh.source
+        self._unpin(before)
+        if fresh.memory is not None:
+            memory, _ = fresh.memory
+            for move in kept:
+                memory[move.target : move.target + move.nbytes] = self.memory[move.source : move.source + move.nbytes]
+            self.memory = memory
+            self._cuda.synchronize(self._device)
+            self._cuda.empty_cache()
+        elif fresh.capacity_bytes is not None:
+            self.resize(fresh.capacity_bytes)
+
+    def drop(self, fresh: Fresh) -> None:
+        """See `Mover.drop`."""
+        self._unpin(fresh.source)
+
     def close(self) -> None:
         """Unpin the host memory."""
-        if self._stored.nbytes:
-            self._cuda.cudart().cudaHostUnregister(self._stored.data_ptr())
+        self._unpin(self._stored)
 
-    def _pinned(self, data: np.ndarray) -> Tensor:
+    def _unpin(self, stored: Tensor) -> None:
+        if stored.nbytes:
+            self._cuda.cudart().cudaHostUnregister(stored.data_ptr())
+
+    def _pinned(self, store: Store) -> Tensor:
         """A copy of the bundle's data in pinned memory: registered, since torch's own would round up to 2^n bytes."""
-        stored = torch.empty(data.nbytes, dtype=torch.uint8)
-        stored.numpy()[:] = data
+        stored = torch.empty(store.data.nbytes, dtype=torch.uint8)
+        store.read(0, stored.numpy())
         if stored.nbytes and int(self._cuda.cudart().cudaHostRegister(stored.data_ptr(), stored.nbytes, 0)):
             log.warning("the bundle's %d bytes could not be pinned: loads will be slower", stored.nbytes)
         return stored

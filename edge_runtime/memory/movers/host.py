@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.copies import Copy
-from edge_runtime.memory.movers.readers import MappedReader, Reader
+from edge_runtime.memory.movers.fresh import Fresh
+from edge_runtime.memory.movers.readers import Reader, StoredReader
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.store import Store
 
@@ -38,11 +39,19 @@ def ordinary_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
     return memory.zero_(), memory.numpy()
 
 
+def untouched_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
+    """The same, of which only what is written takes any room."""
+    region = mmap.mmap(-1, max(capacity_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(region, dtype=torch.uint8)[:capacity_bytes]
+    return memory, memory.numpy()
+
+
 class HostMover:
     """Threads that fill memory the CPU can write.
 
     `allocate` takes memory as engines see it (a tensor) and as the CPU does (an array of the same bytes);
-    `reader` makes what reads into it; `synchronise` waits for a device that shares the memory.
+    `reader` makes what reads into it, `again` the same for another store; `synchronise` waits for a device that shares
+    the memory.
     """
 
     overlaps = False
@@ -56,16 +65,18 @@ class HostMover:
         threads: int = COPY_THREADS,
         allocate: Callable[[int], tuple[Tensor, np.ndarray]] = ordinary_memory,
         synchronise: Callable[[], None] = lambda: None,
+        again: Callable[[Store, np.ndarray], Reader] = lambda store, _: StoredReader(store),
     ) -> None:
+        self._again = again
         self._allocate, self.synchronise, self._threads = allocate, synchronise, threads
         self.memory, self._bytes = allocate(capacity_bytes)
         self._reader = reader(self._bytes)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="mover")
 
     @classmethod
-    def mapped(cls, store: Store, capacity_bytes: int) -> HostMover:
-        """A mover for the CPU as device: copies from the mapped bundle."""
-        return cls(lambda _: MappedReader(store), capacity_bytes)
+    def stored(cls, store: Store, capacity_bytes: int) -> HostMover:
+        """A mover for the CPU as device: copies out of the store."""
+        return cls(lambda _: StoredReader(store), capacity_bytes)
 
     def start(self, copies: Sequence[Copy], waits: bool = False) -> HostTransfer:
         """Begin copies, after those begun before, and return at once.
@@ -104,6 +115,34 @@ class HostMover:
         """Let go of the memory, then take this much; contents are lost."""
         self.memory, self._bytes = torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8)
         self.memory, self._bytes = self._allocate(capacity_bytes)
+
+    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int) -> Fresh:
+        """See `Mover.prepare`. Ordinary memory takes room only as it is filled, and is given back as it is left."""
+        memory = None
+        if capacity_bytes is not None:
+            if self._allocate is ordinary_memory:
+                memory = untouched_memory(capacity_bytes)
+            elif capacity_bytes + self.memory.numel() <= budget_bytes:
+                memory = self._allocate(capacity_bytes)
+        return Fresh(self._again(store, self._bytes), capacity_bytes, memory)
+
+    def take(self, fresh: Fresh, kept: Sequence[Move]) -> None:
+        """See `Mover.take`."""
+        self.synchronise()
+        before, self._reader = self._reader, fresh.source
+        before.close()
+        if fresh.memory is not None:
+            memory, into = fresh.memory
+            for move in kept:
+                into[move.target : move.target + move.nbytes] = self._bytes[move.source : move.source + move.nbytes]
+                self.give_back(((move.source, move.source + move.nbytes),))
+            self.memory, self._bytes = memory, into
+        elif fresh.capacity_bytes is not None:
+            self.resize(fresh.capacity_bytes)
+
+    def drop(self, fresh: Fresh) -> None:
+        """See `Mover.drop`."""
+        fresh.source.close()
 
     def close(self) -> None:
         """End the threads and close the file."""

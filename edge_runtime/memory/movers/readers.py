@@ -1,4 +1,4 @@
-"""Readers bring stored bytes into memory that the CPU can write: from the mapped bundle, or straight from storage."""
+"""Readers bring stored bytes into memory that the CPU can write: out of the store, or straight from storage."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ class Reader:
         """Let go of the file."""
 
 
-class MappedReader(Reader):
-    """Copies from the mapped bundle; numpy lets go of the interpreter meanwhile."""
+class StoredReader(Reader):
+    """Copies out of the store; the interpreter is let go meanwhile."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._data = store, store.data
+        self._store = store
 
     def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
-        self._store.check()
-        memory[target : target + nbytes] = self._data[source : source + nbytes]
+        self._store.read(source, memory[target : target + nbytes])
 
 
 class FileReader(Reader):
@@ -43,20 +42,21 @@ class FileReader(Reader):
     """
 
     def __init__(self, store: Store, memory: np.ndarray) -> None:
-        self._start = store.data_start
-        self._file = store.open_file()
-        self._direct = self._open_direct(store, memory)
+        if store.file is None:
+            raise ValueError("a store in memory has no file")
+        self._start, self._store = store.data_start, store.file
+        self._file = os.dup(store.file.descriptor)
+        self._direct = self._open_direct(memory)
 
-    def _open_direct(self, store: Store, memory: np.ndarray) -> bool:
-        assert store.file is not None
+    def _open_direct(self, memory: np.ndarray) -> bool:
         with suppress(OSError):
-            direct = os.open(store.file, os.O_RDONLY | os.O_DIRECT)
+            # The very file, whatever stands at its path by now.
+            direct = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_DIRECT)
             try:
                 # The alignment that a device asks for shows in a read at the least aligned place that is used.
                 os.preadv(direct, [memoryview(memory[:ALIGNMENT_BYTES])], self._start)  # type: ignore[arg-type]
-                if os.path.samestat(os.fstat(direct), os.fstat(self._file)):
-                    os.dup2(direct, self._file)
-                    return True
+                os.dup2(direct, self._file)
+                return True
             finally:
                 os.close(direct)
         return False
@@ -69,6 +69,7 @@ class FileReader(Reader):
             if not read:
                 raise OSError(errno.EIO, "the bundle has become shorter")
             done += read
+        self._store.check()
         if not self._direct:
             os.posix_fadvise(self._file, self._start + source, size, os.POSIX_FADV_DONTNEED)
 

@@ -37,6 +37,7 @@ def unified_mover(
         READ_THREADS,
         allocate or partial(managed_memory, device),
         synchronise or partial(torch.cuda.synchronize, device),
+        FileReader,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.movers.host import HostMover
-from edge_runtime.memory.movers.readers import MappedReader, Reader
+from edge_runtime.memory.movers.readers import Reader, StoredReader
 from edge_runtime.memory.store import Store
 
 
@@ -14,7 +14,7 @@ class SlowMover(HostMover):
     overlaps = True
 
     def __init__(self, store: Store, capacity_bytes: int) -> None:
-        super().__init__(lambda _: MappedReader(store), capacity_bytes)
+        super().__init__(lambda _: StoredReader(store), capacity_bytes)
         self._transfers: list[SlowTransfer] = []
         self.cancelled = 0
 
