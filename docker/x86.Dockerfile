@@ -32,7 +32,7 @@ COPY LICENSE /usr/share/doc/gemel/LICENSE
 COPY docker/healthy.py /opt/gemel/healthy.py
 ENV PATH=/opt/gemel/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
-    XDG_CACHE_HOME=/tmp/cache
+    XDG_CACHE_HOME=/data/cache
 WORKDIR /data
 VOLUME /data
 USER 10001:10001

@@ -118,5 +118,7 @@ def _text(image: np.ndarray, text: str, at: tuple[int, int], size: float, colour
     import cv2
 
     plain = text.encode("ascii", "replace").decode()  # what OpenCV's letters can show
-    for ink, width in (((0, 0, 0), 3), (tuple(colour), 1)):
-        cv2.putText(image, plain, at, cv2.FONT_HERSHEY_SIMPLEX, size, ink, width, cv2.LINE_AA)
+    (width, height), below = cv2.getTextSize(plain, cv2.FONT_HERSHEY_SIMPLEX, size, 1)
+    left, base = at
+    cv2.rectangle(image, (left - 2, base - height - 3), (left + width + 2, base + below), (24, 24, 24), cv2.FILLED)
+    cv2.putText(image, plain, at, cv2.FONT_HERSHEY_SIMPLEX, size, tuple(colour), 1, cv2.LINE_AA)

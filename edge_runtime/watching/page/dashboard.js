@@ -201,7 +201,7 @@ function drawCurve(id, at, values) {
     width, height: 170, legend: { show: false }, cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (_, low, high) => [0, Math.max(high || 0, 1) * 1.1] } },
     series: [{}, { stroke: colour("--main"), width: 2, points: { show: at.length < 3 } }],
-    axes: [{ ...axis, values: times, space: brief ? 80 : 60 }, { ...axis, size: 54 }],
+    axes: [{ ...axis, values: times, space: brief ? 80 : 60, size: 30 }, { ...axis, size: 54 }],
   }, [at, values], part(id));
 }
 

@@ -39,7 +39,7 @@ KEPT = {
     "failing-phone-light": "dashboard-phone",
 }
 """Those that stand in docs, and under which name."""
-COLOURS = 96
+COLOURS = 80
 READY_S, SETTLE_S, FAIL_S = 120.0, 45.0, 20.0
 REMOTE = "square"
 

@@ -1,0 +1,61 @@
+"""Images of a box: built from the product alone, run by nobody in particular, and able to say how they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.watching.access import Access
+from edge_runtime.watching.measures import Measures
+from edge_runtime.watching.service import HttpService
+from tests.edge_runtime.watching.box import Box
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+TOKEN = "a-token-of-32-characters-or-more"
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_it_runs_as_nobody_in_particular_and_starts_the_box(image: Path) -> None:
+    steps = re.findall(r"^([A-Z]+) (.+)$", image.read_text().replace("\\\n", " "), re.MULTILINE)
+    last = dict(steps)
+    assert last["USER"] == "10001:10001" and last["VOLUME"] == "/data" and "healthy.py" in last["HEALTHCHECK"]
+    assert (last["ENTRYPOINT"], last["CMD"]) == ('["gemel"]', '["run", "/box/box.yaml"]')
+    assert re.search(r":[\w.-]+( |$)", last["FROM"]), "a base with its version"
+    for what, rest in steps:
+        if what == "COPY" and "--from" not in rest:
+            assert all((ROOT / source).exists() for source in rest.split()[:-1])
+
+
+def test_what_is_built_from_is_the_product_alone() -> None:
+    kept = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert kept == packages | {"LICENSE", "README.md", "constraints.txt", "docker/healthy.py", "pyproject.toml"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_its_health_is_that_of_the_box(tmp_path: Path, host: str) -> None:
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    box = Box()
+    service = HttpService(box, Measures(["bridge-cars"]), Access(host, 0, TOKEN), "box.yaml")
+    service.start()
+
+    def asked(token: str) -> int:
+        told = {"GEMEL_HTTP": f"http://127.0.0.1:{service.port}", "GEMEL_TOKEN_FILE": str(tmp_path / token)}
+        command = [sys.executable, str(ROOT / "docker" / "healthy.py")]
+        return subprocess.run(command, env=os.environ | told, capture_output=True, check=False).returncode
+
+    try:
+        assert asked("token") == 0 and asked("absent") == (0 if host == "127.0.0.1" else 1)
+        box.moves = False
+        assert asked("token") == 1
+    finally:
+        service.stop()
+    assert asked("token") == 1
