@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | real | fuzz. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
+# make demo | test | test-all | lint | real | fuzz | faults. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ OUT ?= out
 MINUTES ?= 10
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-all lint real fuzz venv
+.PHONY: demo test test-all lint real fuzz faults venv
 
 demo: $(STAMP)  ## the whole road on rendered clips, within 4 CPU-minutes; ends with what to look at
 	$(BIN)/gemel demo --out $(OUT)/demo
@@ -28,6 +28,9 @@ real: $(STAMP)  ## both real workloads, end to end; can be interrupted and resum
 
 fuzz: $(STAMP)  ## damaged files of every kind for MINUTES on all cores; findings go to out/fuzz; FUZZ_ARGS="--seed 1" repeats
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.mutated.fuzz --minutes $(MINUTES) --out $(OUT)/fuzz $(FUZZ_ARGS)
+
+faults: $(STAMP)  ## all that a box withstands, in full (an hour): recorded, and the table in docs; goes on where it was interrupted
+	$(BIN)/python -m tests.faults.measure --out $(OUT)/faults --record $(FAULTS_ARGS)
 
 venv: $(STAMP)
 

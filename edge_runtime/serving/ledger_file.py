@@ -1,9 +1,13 @@
-"""The ledger's file: what a box has done so far, written again and again while it runs, and at its end."""
+"""The ledger's file: what a box has done so far, written again and again while it runs, and at its end; that of the
+run before is kept beside it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -13,7 +17,7 @@ from typing import Any
 from models.errors import InputError
 from models.files.atomic import writing
 
-LEDGER_FILE = "ledger.json"
+LEDGER_FILE, BEFORE_FILE = "ledger.json", "ledger.json.1"
 EVERY_S = 10.0
 
 log = logging.getLogger("gemel.run")
@@ -60,6 +64,8 @@ class LedgerFile:
 
     def _work(self) -> None:
         assert self._path is not None
+        with contextlib.suppress(OSError):  # the first run has none before it
+            os.replace(self._path, self._path.with_name(BEFORE_FILE))
         last = False
         while not last:
             with self._changed:

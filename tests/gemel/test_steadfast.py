@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+from tests.edge_runtime.running import START_S, Running, adds_up
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_folder
 
-ROOT = Path(__file__).resolve().parents[2]
-START_S = 120.0
-END_S = 5.0
 LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
 HANGING = """
 import sys, threading, time
@@ -48,49 +43,7 @@ def box(tmp_path: Path) -> Path:
     tiny_bundle(tmp_path / "tiny.safetensors")
     write_clip(tmp_path / "left.mp4", 12)
     write_folder(tmp_path / "right", 10)
-    (tmp_path / "spool").mkdir()
     return tmp_path
-
-
-class Running:
-    """A box in a process of its own; what it says goes to err.txt."""
-
-    def __init__(
-        self, folder: Path, *line: str, out: Any = subprocess.DEVNULL, env: dict[str, str] | None = None, **keys: Any
-    ) -> None:
-        write_config(folder, **{"cameras": LOOPING, "spool": "spool", **keys})
-        self.folder, self._err = folder, open(folder / "err.txt", "w+")  # noqa: SIM115
-        command = [sys.executable, *(line or ("-m", "gemel", "run", "box.yaml"))]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
-        self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=out, stderr=self._err)
-
-    def until(self, true: Callable[[], Any], most_s: float = START_S) -> None:
-        ends = time.monotonic() + most_s
-        while not true():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < ends, self.said()
-            time.sleep(0.02)
-
-    def ended(self, most_s: float) -> int:
-        """Its exit code, once it has ended by itself."""
-        try:
-            return self.process.wait(most_s)
-        finally:
-            self.process.kill()
-
-    def stopped(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.ended(END_S)
-
-    def said(self) -> str:
-        return (self.folder / "err.txt").read_text()
-
-    def results(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
-        path = self.folder / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def ledger(self) -> dict[str, Any]:
-        return json.loads((self.folder / "spool" / "ledger.json").read_text())
 
 
 @pytest.fixture
@@ -98,20 +51,12 @@ def running(box: Path) -> Iterator[Callable[..., Running]]:
     made: list[Running] = []
 
     def begin(*line: str, **keys: Any) -> Running:
-        made.append(Running(box, *line, **keys))
+        made.append(Running(box, *line, **{"cameras": LOOPING, **keys}))
         return made[-1]
 
     yield begin
     for one in made:
-        one.process.kill()
-        one.process.wait()
-
-
-def adds_up(summary: dict[str, Any]) -> bool:
-    return summary["balanced"] and all(
-        row["received"] == row["processed"] + row["failed"] + row["pending"] + sum(row["dropped"].values())
-        for row in summary["ledger"]
-    )
+        one.kill()
 
 
 def test_a_pipe_nobody_reads_and_a_full_disk_stop_no_other_sink_and_no_signal_and_the_manager_is_told(running, box):

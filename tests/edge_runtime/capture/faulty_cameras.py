@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import struct
 import threading
@@ -20,6 +21,7 @@ from tests.edge_runtime.tiny import picture
 
 CLOCK_HZ, PAYLOAD_TYPE, MOST_PAYLOAD = 90_000, 96, 1400
 FRAMES, KEYFRAME_EVERY = 20, 5
+BYTES_A_FLIP = 100
 SINGLE_UNIT_TYPES, FU_A = 31, 28
 
 
@@ -27,14 +29,16 @@ class FaultyCamera:
     """A camera on a port of its own, which it keeps for life; every connection has a thread.
 
     `muted`: connections stay and bring nothing. `silent`: a new connection gets no answer. `garbage`: random bytes
-    instead of all else. `size` is that of its frames, changed at any time. `port` is where it is, `accepted` how many
-    connections there were.
+    instead of all else. `flipping`: here and there a bit of a frame is another. `tear` cuts connections within a frame.
+    `size` is that of its frames, changed at any time. `port` is where it is, `accepted` how many connections there
+    were.
     """
 
     def __init__(self, fps: float = 25.0, size: tuple[int, int] = (64, 48), listening: bool = True) -> None:
         self.fps, self.size = fps, size
-        self.muted = self.silent = self.garbage = False
-        self.accepted = 0
+        self.muted = self.silent = self.garbage = self.flipping = False
+        self.accepted = self._torn = 0
+        self._random = random.Random(0)
         self._over = threading.Event()
         self._connections: set[socket.socket] = set()
         self._listener: socket.socket | None = None
@@ -71,15 +75,19 @@ class FaultyCamera:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def tear(self) -> None:
+        """Cut every connection in the midst of its next frame; new ones are served."""
+        self._torn = self.accepted
+
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()
                 self.accepted += 1
                 self._connections.add(connection)
-                threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._attend, args=(connection, self.accepted), daemon=True).start()
 
-    def _attend(self, connection: socket.socket) -> None:
+    def _attend(self, connection: socket.socket, number: int) -> None:
         try:
             with contextlib.suppress(OSError, ValueError):
                 if self.silent:
@@ -87,19 +95,31 @@ class FaultyCamera:
                 elif self.garbage:
                     connection.sendall(os.urandom(4096))
                 elif self._greet(connection):
-                    self._stream(connection)
+                    self._stream(connection, number)
         finally:
             self._connections.discard(connection)
             connection.close()
 
-    def _stream(self, connection: socket.socket) -> None:
+    def _stream(self, connection: socket.socket, number: int) -> None:
         for packed in self._frames():
             if self._over.wait(1 / self.fps):
+                return
+            if number <= self._torn:
+                connection.sendall(packed[: len(packed) // 2])
                 return
             if self.garbage:
                 connection.sendall(os.urandom(2000))
             elif not self.muted:
                 connection.sendall(packed)
+
+    def _worn(self, data: bytes) -> bytes:
+        """Part of a frame as it arrives."""
+        if not self.flipping:
+            return data
+        worn = bytearray(data)
+        for _ in range(1 + len(worn) // BYTES_A_FLIP):
+            worn[self._random.randrange(len(worn))] ^= 1 << self._random.randrange(8)
+        return bytes(worn)
 
     @property
     def url(self) -> str:
@@ -165,7 +185,8 @@ class RtspCamera(FaultyCamera):
                     break
                 stamp = round(index * CLOCK_HZ / self.fps)
                 packed = b""
-                for payload, last in _payloads(units):
+                for whole, last in _payloads(units):
+                    payload = self._worn(whole)
                     header = struct.pack(
                         ">BBHII", 0x80, PAYLOAD_TYPE | (0x80 if last else 0), sequence & 0xFFFF, stamp & 0xFFFFFFFF, 7
                     )
@@ -193,7 +214,7 @@ class HttpCamera(FaultyCamera):
         index = 0
         while True:
             data = cv2.imencode(".jpg", picture(index % FRAMES, *self.size))[1].tobytes()
-            index += 1
+            data, index = self._worn(data), index + 1
             yield (
                 f"Content-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data + b"\r\n--frame\r\n"
             )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,40 +18,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_runtime.delivery import mqtt
 from edge_runtime.delivery.mqtt import MqttConfig
+from tests.edge_runtime.delivery.broker import MOSQUITTO, Broker
 from tests.edge_runtime.delivery.parcels import courier, parcel, until
 
-MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="the broker mosquitto is not installed")
-
-
-class Broker:
-    """A broker of this machine alone, which can end and begin again."""
-
-    def __init__(self, folder: Path, *lines: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self._config = folder / "broker.conf"
-        allowed = [] if any("allow_anonymous" in line for line in lines) else ["allow_anonymous true"]
-        self._config.write_text("\n".join([f"listener {self.port} 127.0.0.1", "user root", *allowed, *lines]) + "\n")
-        self.process: subprocess.Popen[bytes] | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        assert MOSQUITTO is not None
-        self.process = subprocess.Popen([MOSQUITTO, "-c", str(self._config)], stderr=subprocess.DEVNULL)
-        until(self._listens)
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-        except OSError:
-            return False
-        return True
-
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
 
 
 class Reader:

@@ -1,0 +1,22 @@
+"""The ledger's file: the newest of a run, and that of the run before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edge_runtime.serving.ledger_file import LedgerFile
+
+PATIENCE_S = 30.0
+
+
+def test_the_last_word_of_a_run_is_kept_beside_the_first_of_the_next(tmp_path: Path) -> None:
+    for run in ("one", "two", "three"):
+        file = LedgerFile(tmp_path)
+        file.start()
+        file.write({"run": run, "fault": None})
+        assert file.finish({"run": run, "fault": "it hung"}, PATIENCE_S) and file.refused is None
+    kept = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert kept == {
+        "ledger.json": {"run": "three", "fault": "it hung"}, "ledger.json.1": {"run": "two", "fault": "it hung"}
+    }  # fmt: skip

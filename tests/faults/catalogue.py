@@ -1,0 +1,49 @@
+"""The fault table: one scenario for each row."""
+
+from __future__ import annotations
+
+from tests.faults import asked, cameras, delivery, engines, killed, overload
+from tests.faults.scenario import Scenario
+
+BESIDE = "the others lose < 1 % of their frames; the box serves within 10 s"
+
+SCENARIOS = (
+    Scenario(
+        "drops", "a camera drops", "back within 2 s of its return; memory < 5 MB more, threads and descriptors flat",
+        "drops", 100, 3, cameras.drops,
+    ),
+    Scenario("camera-hangs", "one of 16 cameras hangs", BESIDE, "seconds", 60, 5, cameras.hangs),
+    Scenario("camera-silent", "one of 16 cameras is silent at start", BESIDE, "seconds", 60, 5, cameras.silent),
+    Scenario("camera-garbage", "one of 16 cameras sends garbage", BESIDE, "seconds", 60, 5, cameras.garbage),
+    Scenario(
+        "overload", "4 times more work than the box can do",
+        "queues bounded; late <= 1 % of what is published; lag does not grow; the ledger adds up",
+        "seconds", 60, 6, overload.overload,
+    ),
+    Scenario(
+        "damage", "damaged video (bits flipped, cut, resolution changed)",
+        "no crash; goes on at the next good frame; counted", "faults of each kind of source", 100, 6, cameras.damaged,
+    ),
+    Scenario(
+        "sinks", "disk full, broker gone, webhook hanging 60 s, pipe nobody reads",
+        "inference goes on; counted; recovers by itself; SIGTERM within 5 s; final ledger written when the disk has "
+        "room", "times", 5, 1, delivery.troubles,
+    ),
+    Scenario(
+        "engine-raises", "an engine that raises on every frame", "that query pauses (breaker, back-off), others go on",
+        "times", 10, 1, engines.raises,
+    ),
+    Scenario(
+        "engine-hangs", "an engine that hangs", "a restart within 15 s with the ledger kept", "hangs", 5, 1,
+        engines.hangs,
+    ),
+    Scenario(
+        "kills", "kill -9 at random moments", "no torn file, no key twice; serving again within 10 s", "kills", 50, 3,
+        killed.kills,
+    ),
+    Scenario(
+        "http", "HTTP asked by its own OpenAPI schema (schemathesis)", "no 5xx, no hang over 1 s", "seconds", 300, 6,
+        asked.fuzz,
+    ),
+)  # fmt: skip
+"""In the order of the table."""
