@@ -55,7 +55,7 @@ def plan(lists: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
             train, val = splits.contiguous(own, [MOST["train"], MOST["val"]])
             for split, members in (("train", train), ("val", val), ("test", test)):
                 dealt[query][split][label] = members[: MOST[split]]
-    return {query: _played(query, own) for query, own in dealt.items()}
+    return {query: played(camera_of(query), own) for query, own in dealt.items()}
 
 
 def camera_of(query: str) -> str:
@@ -63,13 +63,13 @@ def camera_of(query: str) -> str:
     return query.removesuffix("-kind")
 
 
-def _played(query: str, dealt: Mapping[str, Mapping[str, list[str]]]) -> dict[str, str]:
-    """Each image's place in its clip, as the name it gets."""
+def played(camera: str, dealt: Mapping[str, Mapping[str, list[str]]]) -> dict[str, str]:
+    """{the name that an image of a split and class gets from its place in the camera's clips: its name in the tar}."""
     planned = {}
     for split, by_label in dealt.items():
         for place, (label, name) in enumerate(in_turn(by_label)):
             clip, number = divmod(place, CLIP)
-            planned[f"{split}/{label}/{camera_of(query)}-c{clip}__{number * STEP_MS:06d}.jpg"] = name
+            planned[f"{split}/{label}/{camera}-c{clip}__{number * STEP_MS:06d}.jpg"] = name
     return planned
 
 

@@ -1,4 +1,4 @@
-"""Prepares a real workload: `python -m benchmarks.data.prepare cifar|gti|junction [--data DIR] [--out DIR]`.
+"""Prepares a real workload: `python -m benchmarks.data.prepare cifar|gti|junction|published [--data DIR] [--out DIR]`.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -16,10 +16,16 @@ from typing import Any
 from benchmarks.data import cifar as prepare_cifar
 from benchmarks.data import gti as prepare_gti
 from benchmarks.data import junction as prepare_junction
+from benchmarks.data import published as prepare_published
 from benchmarks.data.files import DATA_LICENCES, PrepareError, copy_whole, data_folder, say
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-WORKLOADS = {"cifar": prepare_cifar.prepare, "gti": prepare_gti.prepare, "junction": prepare_junction.prepare}
+WORKLOADS = {
+    "cifar": prepare_cifar.prepare,
+    "gti": prepare_gti.prepare,
+    "junction": prepare_junction.prepare,
+    "published": prepare_published.prepare,
+}
 
 
 def prepare(name: str, data: Path, out: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_wide_goes_past_the_ceiling_and_the_bundle_says_so(deep: Workload, tmp_p
 def test_without_merging_each_model_is_compressed_for_itself(deep: Workload, tmp_path: Path) -> None:
     out = tmp_path / "b.gemel"
     report = merge(deep, out, "none", options=EASY)
-    assert 0 < report.saved_fraction and verify_bundle(out, [FACTORY]) == []
+    assert report.saved_fraction > 0 and verify_bundle(out, [FACTORY]) == []
     bundle = open_bundle(out, [FACTORY])
     assert any("low_rank" in query.model_args for query in bundle.queries)
     apart = {name for name in bundle.header.entries if bundle.header.entries[name].dtype == "F32"}
