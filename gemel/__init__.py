@@ -13,6 +13,7 @@
 | `simulate(bundle, conditions)` | the box's own schedule on a virtual clock |
 | `evaluate(bundle, workload, out)` | offline and streaming accuracy, and a report |
 | `run(config)` | the edge daemon |
+| `check_drift(spool, workload, out)` | whether a box still answers as its originals would; reverts |
 | `Bundle`, `Workload`, `Query`, `Conditions` | what they take and give |
 | `MergeOptions`, `Recipe`, `TrainOptions` | options of `merge` and `train` |
 | `GemelError`, `InputError`, `BundleError` | what they raise: one line that names the thing, the fault and the remedy |
@@ -29,7 +30,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gemel.library import evaluate, export, inspect, merge, open_bundle, plan, run, simulate, train, verify
+    from gemel.library import (
+        check_drift,
+        evaluate,
+        export,
+        inspect,
+        merge,
+        open_bundle,
+        plan,
+        run,
+        simulate,
+        train,
+        verify,
+    )
     from gemel.planning.conditions import Conditions
     from merger import MergeOptions, Recipe, TrainOptions
     from models.bundle import Bundle
@@ -47,6 +60,7 @@ __all__ = [
     "Recipe",
     "TrainOptions",
     "Workload",
+    "check_drift",
     "evaluate",
     "export",
     "inspect",

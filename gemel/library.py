@@ -123,6 +123,19 @@ def evaluate(
     return evaluated(bundle, path, out, device, seeds, progress or _silent)
 
 
+def check_drift(
+    spool: str | Path,
+    workload: str | Path | Workload,
+    out: str | Path | None = None,
+    bundle: str | Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Judge a box's answers by its originals on the frames in its spool, revert what fell (gemel.drift.checking)."""
+    from gemel.drift.checking import check
+
+    return check(spool, workload, out, bundle, progress or _silent)
+
+
 def run(config: str | Path, check: bool = False, seconds: float | None = None) -> dict[str, Any]:
     """Run the box that a config describes, until its cameras have ended or for so many seconds; its ledger at last."""
     import math

@@ -1,4 +1,4 @@
-"""`gemel eval`."""
+"""`gemel eval`, and `gemel drift check`: what a bundle is worth, before and while it serves."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ def register(commands: Any) -> None:
         "--seeds", type=grammar.whole(1, 1000), default=3, metavar="N", help="streams drawn and averaged (default 3)"
     )
 
+    drift = commands.add_parser("drift", help=(told := "whether a box still answers as its originals would"),
+                                 description=f"{told.capitalize()}.")  # fmt: skip
+    actions = drift.add_subparsers(dest="action", metavar="ACTION", required=True)
+    summary = "judge a box's answers by its originals, on the frames that it kept, and revert what fell"
+    made = grammar.command(actions, "check", summary, check_drift)
+    made.add_argument("spool", metavar="SPOOL", help="the folder that the box's config calls `spool`, or a copy of it")
+    made.add_argument("workload", metavar="WORKLOAD")
+    made.add_argument("-o", "--out", metavar="FILE", help="write a bundle in which what fell has its own weights again")
+    made.add_argument(
+        "--bundle", metavar="FILE", help="the bundle that the box ran (default what the ledger in SPOOL names)"
+    )
+
 
 def evaluate(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
@@ -42,3 +54,15 @@ def evaluate(args: argparse.Namespace) -> Outcome:
     text = f"{evaluation_text(document)}\n\n{verdict_text(document)}\nreport: {Path(args.out) / REPORT_HTML}"
     met = all(row["met"] for row in document["offline"])
     return Outcome(document, text, DONE if met else FELL_SHORT)
+
+
+def check_drift(args: argparse.Namespace) -> Outcome:
+    """Falls short when a query is below its target, certain or not."""
+    from gemel.drift.checking import check
+    from gemel.drift.said import check_text
+    from gemel.progress import shown_on
+
+    with shown_on() as progress:
+        found = check(args.spool, args.workload, args.out, args.bundle, progress)
+    met = all(row["ratio"] is None or row["ratio"] >= row["target"] for row in found["queries"])
+    return Outcome(found, check_text(found), DONE if met else FELL_SHORT)

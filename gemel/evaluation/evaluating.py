@@ -16,6 +16,7 @@ from edge_runtime.rehearsal.profiles import DeviceProfile, costs_for
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.settings import memory_bytes, memory_settings
 from gemel.evaluation.arms import MERGED, ORIGINALS, Streamed, Tested, stream_arms
+from gemel.evaluation.belonging import belonging
 from gemel.evaluation.caveats import caveats
 from gemel.evaluation.streaming import Footage, frame_interval_s
 from gemel.looking.footprint import bytes_of, resident_bytes, shared_of
@@ -25,7 +26,7 @@ from gemel.report.frames import examples
 from gemel.report.page import render
 from gemel.text import size
 from merger.journal.progress import Progress, Stages, silent
-from models.bundle import Bundle, open_bundle
+from models.bundle import Bundle
 from models.errors import InputError
 from models.files.apart import check_apart
 from models.files.atomic import writing
@@ -38,7 +39,7 @@ from models.sharing.layers import state_bytes
 from models.tasks import task_of
 from models.tasks.average_precision import mean_average_precision
 from models.weights.reading import load_weights
-from models.workload import Query, Workload, inputs_of, load_workload
+from models.workload import Query, inputs_of, load_workload
 from models.zoo import build_query
 
 LEAST = "min"
@@ -77,7 +78,8 @@ def evaluate(
     """
     out_dir = Path(out_dir)
     device = profile_named(profile)
-    opened, load = _belonging(bundle, workload)
+    load = load_workload(workload)
+    opened = belonging(bundle, load)
     written = [("--out", out_dir / name) for name in (REPORT_JSON, REPORT_HTML)]
     check_apart(written, [("the bundle", opened.path), *inputs_of(load)])
     _writable(out_dir)
@@ -124,21 +126,6 @@ def _budgets(memory: str, apart: Costs) -> dict[str, int]:
         least = f"the largest query alone does not fit; give at least {size(settings[LEAST])}"
         raise InputError("--memory", f"{memory} is too little", least)
     return dict(sorted(budgets.items(), key=lambda item: item[1]))
-
-
-def _belonging(bundle: str | Path, workload: str | Path) -> tuple[Bundle, Workload]:
-    """Both opened; InputError unless they hold the same queries with the same models."""
-    load = load_workload(workload)
-    opened = open_bundle(bundle, factories=[query.model for query in load.queries], folder=load.path.parent)
-    shipped = {query.id: query for query in opened.queries}
-    if set(shipped) != {query.id for query in load.queries}:
-        odd = sorted(set(shipped) ^ {query.id for query in load.queries})
-        raise InputError(bundle, f"does not hold the queries of {load.path.name} ({odd[0]})", "give its own workload")
-    for query in load.queries:
-        for key in ("task", "model", "input_size", "classes"):
-            if getattr(shipped[query.id], key) != getattr(query, key):
-                raise InputError(bundle, f"query {query.id} differs from {load.path.name}", "merge it again", key)
-    return opened, load
 
 
 def _writable(out_dir: Path) -> None:

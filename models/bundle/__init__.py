@@ -3,6 +3,7 @@
 `write_bundle` writes one, `open_bundle` maps one, `verify_bundle` checks every byte of one.
 """
 
+from models.bundle.exchanging import Part, write_exchanged
 from models.bundle.manifest import (
     BundleEvidence,
     BundleQuery,
@@ -25,6 +26,7 @@ __all__ = [
     "ByteCounts",
     "Made",
     "Manifest",
+    "Part",
     "ResidualTensors",
     "Shared",
     "StoredTensor",
@@ -34,4 +36,5 @@ __all__ = [
     "unchecked",
     "verify_bundle",
     "write_bundle",
+    "write_exchanged",
 ]

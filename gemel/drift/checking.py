@@ -1,0 +1,119 @@
+"""A drift check: a box's answers beside those of the originals, on the frames that it kept, and what follows.
+
+As in GEMEL (Padmanabhan et al., NSDI 2023) the box samples frames, and a query whose accuracy has fallen runs unmerged
+again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge_runtime.frames.results import BUNDLE_DIGITS
+from edge_runtime.spool.checked import BELOW, FILE, Checked, CheckedQuery, write_checked
+from gemel.drift.gathering import Gathered, gather
+from gemel.drift.judging import Judged, compared, judged
+from gemel.drift.reverting import bundle_of, check_same, is_own_already, original_of, part_of
+from merger.journal.progress import Progress, Stages, silent
+from models.bundle import Bundle, Part, check_output, write_exchanged
+from models.errors import InputError
+from models.files.apart import check_apart
+from models.tasks import task_of
+from models.workload import Query, Workload, inputs_of, load_workload
+
+READING, JUDGING, WRITING = "reading samples", "asking the originals", "writing the bundle"
+UNUSABLE = "unusable"
+OWN_ALREADY = "its weights are its own already: it is not the merge"
+
+
+def check(
+    spool: str | Path,
+    workload: str | Path | Workload,
+    out: str | Path | None = None,
+    bundle: str | Path | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Judge what a box answered by its originals, on the samples in its spool; returns what was found, as JSON values.
+
+    With `out` a bundle is written there in which each query that is below its target for certain has its own weights
+    again; it is made of the one that the box ran: `bundle`, or what the ledger in the spool names. What was found is
+    left in the spool, for the box to show; `told` says whether that could be done. Raises InputError, with nothing
+    written, where the spool has no samples, weights are missing, or the bundle is not the one that the samples are of.
+    """
+    spool = Path(spool)
+    load = load_workload(workload) if isinstance(workload, str | Path) else workload
+    opened = bundle_of(spool, load, bundle) if out is not None or bundle is not None else None
+    written = [("--out", out), ("the spool", spool / FILE)]
+    check_apart(written, [("the bundle", None if opened is None else opened.path), *inputs_of(load)])
+    if out is not None:
+        check_output(out)
+    stages = Stages(progress)
+    stages.announce([READING, JUDGING, *([] if out is None else [WRITING])])
+    stages.begin(READING)
+    found = gather(spool, load.queries, None if bundle is None or opened is None else opened.digest[:BUNDLE_DIGITS])
+    if opened is not None:
+        check_same(opened, found.bundle)
+    rows, left_out = _judged(load, found, stages)
+    below = [query for query in load.queries if rows[query.id].verdict == BELOW]
+    notes, parts = {}, dict[str, Part]()
+    if opened is not None and out is not None:
+        notes, parts = _parts(below, opened)
+        if parts:
+            stages.begin(WRITING)
+            write_exchanged(out, opened, parts)
+    queries = [_row(query, rows[query.id], query.id in parts) for query in load.queries]
+    checked = Checked(checked_at=round(time.time(), 3), bundle=found.bundle, queries=queries)
+    return {
+        "spool": str(spool), "workload": load.name, "bundle": found.bundle, "checked_at": checked.checked_at,
+        "queries": [
+            {**row.model_dump(), "metric": task_of(query.task).metric, "note": notes.get(query.id)}
+            for query, row in zip(load.queries, queries, strict=True)
+        ],
+        "left_out": dict(sorted(left_out.items())), "out": str(out) if parts else None, "told": _tell(spool, checked),
+    }  # fmt: skip
+
+
+def _judged(load: Workload, found: Gathered, stages: Stages) -> tuple[dict[str, Judged], Counter[str]]:
+    """The verdict on each query, and how many samples were left out by then, by reason."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows, left_out = dict[str, Judged](), found.left_out.copy()
+    stages.begin(JUDGING, sum(map(len, found.samples.values())))
+    for query in load.queries:
+        paths = found.samples[query.id]
+        original = original_of(query).to(device)
+        counts, lost = compared(query, original, paths, stages.add)
+        left_out[UNUSABLE] += lost
+        rows[query.id] = judged(counts, task_of(query.task), query.accuracy_target)
+    return rows, +left_out
+
+
+def _parts(below: list[Query], bundle: Bundle) -> tuple[dict[str, str], dict[str, Part]]:
+    """The queries that get their own weights again, and why others of these do not."""
+    notes, parts = dict[str, str](), dict[str, Part]()
+    for query in below:
+        part = part_of(query, original_of(query), bundle)
+        if is_own_already(part, bundle):
+            notes[query.id] = OWN_ALREADY
+        else:
+            parts[query.id] = part
+    return notes, parts
+
+
+def _row(query: Query, one: Judged, reverted: bool) -> CheckedQuery:
+    return CheckedQuery(
+        id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
+        target=query.accuracy_target, verdict=one.verdict, reverted=reverted,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _tell(spool: Path, checked: Checked) -> bool:
+    """Leave it in the spool, for the box to show, if that can be written; whether it could."""
+    try:
+        write_checked(spool, checked)
+    except InputError:
+        return False
+    return True

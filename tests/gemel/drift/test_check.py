@@ -1,0 +1,226 @@
+"""`gemel drift check`: what fell is found and gets its own weights again, nobody else is changed, hostile spools do no
+harm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge_runtime.spool.checked import BELOW, FILE, KEPT, TOO_FEW, read_checked
+from edge_runtime.spool.sample import _chunk, read_head
+from gemel import check_drift
+from gemel.cli import main
+from gemel.drift.judging import FEWEST
+from models.bundle import open_bundle, verify_bundle, write_exchanged
+from models.bundle.shipping import apply_update, write_update
+from models.errors import InputError
+from models.workload import load_workload
+from tests.gemel.drift.spooled import answer, originals, write_merged, write_workload
+
+ENOUGH = FEWEST + 5
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A workload; a bundle that answers as its originals, one in which `b` fell, and a spool of each."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("drift")
+    load = write_workload(folder)
+    for name, broken in (("good", ()), ("fallen", ("b",))):
+        bundle = write_merged(folder / f"{name}.safetensors", load, *broken)
+        answer(folder / name, bundle, range(ENOUGH))
+        (folder / name / "ledger.json").write_text(json.dumps({"bundle": str(bundle.path), "digest": bundle.digest}))
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A copy of it, for a test to change."""
+    shutil.copytree(made, tmp_path / "d")
+    for name in ("good", "fallen"):
+        ledger = {"bundle": str(tmp_path / "d" / f"{name}.safetensors")}
+        (tmp_path / "d" / name / "ledger.json").write_text(json.dumps(ledger))
+    return tmp_path / "d"
+
+
+def rows(found):
+    return {row["id"]: row for row in found["queries"]}
+
+
+def test_a_box_that_answers_as_its_originals_agrees_with_them_to_the_last_frame(folder):
+    found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
+    for row in found["queries"]:
+        assert (row["frames"], row["ratio"], row["ci95"], row["verdict"]) == (ENOUGH, 1.0, [1.0, 1.0], KEPT), row
+    assert found["left_out"] == {} and found["out"] is None and not (folder / "new.safetensors").exists()
+
+
+def test_the_samples_are_no_constant_answers(folder):
+    """Else the tests here would prove little."""
+    heads = [read_head(path) for path in (folder / "good" / "samples").iterdir()]
+    assert {head.label for head in heads if head.query == "a"} == {"empty", "busy"}
+    assert sum(bool(head.detections) for head in heads if head.query == "d") > FEWEST
+
+
+def test_what_fell_gets_its_own_weights_again_and_nobody_else_is_changed(folder, capsys):
+    out, old = folder / "new.safetensors", folder / "fallen.safetensors"
+    code = main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml"), "-o", str(out), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 1 and found["out"] == str(out) and found["told"]
+    assert {name: (row["verdict"], row["reverted"]) for name, row in rows(found).items()} == {
+        "a": (KEPT, False), "b": (BELOW, True), "d": (KEPT, False),
+    }  # fmt: skip
+    assert {"id", "frames", "ratio", "ci95", "reverted"} <= found["queries"][0].keys()
+    assert verify_bundle(out) == []
+    before, after = open_bundle(old), open_bundle(out)
+    for name in ("a", "d"):
+        assert after.query(name) == before.query(name) and after.query(name).tensors == before.query(name).tensors
+    own = originals(load_workload(folder / "workload.yaml"))["b"].state_dict()
+    assert all(torch.equal(after.tensor(name), own[key]) for key, name in after.query("b").tensors.items())
+    made = write_update(old, out, folder / "update")
+    assert 0 < made.tensors < made.of_tensors
+    apply_update(old, folder / "update", folder / "again.safetensors")
+    assert (folder / "again.safetensors").read_bytes() == out.read_bytes()
+    answer(folder / "later", after, range(ENOUGH))
+    assert all(row["ratio"] == 1.0 for row in check_drift(folder / "later", folder / "workload.yaml")["queries"])
+
+
+def test_the_box_is_told(folder):
+    found = check_drift(folder / "fallen", folder / "workload.yaml")
+    told = read_checked(folder / "fallen")
+    assert [(one.id, one.ratio, one.verdict) for one in told.queries] == [
+        (row["id"], row["ratio"], row["verdict"]) for row in found["queries"]
+    ]
+    assert told.checked_at == found["checked_at"] and told.bundle == found["bundle"]
+    assert not any(one.reverted for one in told.queries)  # nothing was written
+
+
+def test_without_out_it_says_how_to_revert(folder, capsys):
+    assert main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml")]) == 1
+    said = capsys.readouterr().out
+    assert "BELOW its target" in said and "with -o FILE" in said
+    assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 0
+
+
+def test_too_few_frames_are_no_verdict(folder, capsys):
+    for path in sorted((folder / "fallen" / "samples").glob("*-b-*"))[: ENOUGH - 5]:
+        path.unlink()
+    found = rows(check_drift(folder / "fallen", folder / "workload.yaml", folder / "new.safetensors"))
+    assert (found["b"]["frames"], found["b"]["ratio"], found["b"]["verdict"]) == (5, None, TOO_FEW)
+    assert main(["drift", "check", str(folder / "fallen"), str(folder / "workload.yaml")]) == 0
+    assert "too few" in capsys.readouterr().out
+
+
+def test_samples_of_another_bundle_are_left_out_and_said(folder):
+    shutil.copytree(folder / "good" / "samples", folder / "both" / "samples")
+    answer(folder / "both", open_bundle(folder / "fallen.safetensors"), range(100, 100 + ENOUGH))
+    newest = check_drift(folder / "both", folder / "workload.yaml")
+    assert rows(newest)["b"]["verdict"] == BELOW and newest["left_out"] == {"of another bundle": 3 * ENOUGH}
+    named = check_drift(folder / "both", folder / "workload.yaml", bundle=folder / "good.safetensors")
+    assert rows(named)["b"]["verdict"] == KEPT and named["bundle"] != newest["bundle"]
+
+
+def test_a_query_that_has_its_own_weights_already_is_not_reverted(folder):
+    """It answered otherwise for another reason, such as an engine."""
+    samples = folder / "good" / "samples"
+    for path in samples.glob("*-b-*"):
+        data = path.read_bytes()
+        length = int.from_bytes(data[33:37])
+        said = json.loads(data[47 : 41 + length])
+        said["label"] = {"empty": "busy", "busy": "empty"}[said["label"]]
+        path.write_bytes(data[:33] + _chunk(b"gemel\0" + json.dumps(said).encode()) + data[45 + length :])
+    found = check_drift(folder / "good", folder / "workload.yaml", folder / "new.safetensors")
+    assert rows(found)["b"]["verdict"] == BELOW and not rows(found)["b"]["reverted"]
+    assert "own already" in rows(found)["b"]["note"] and not (folder / "new.safetensors").exists()
+
+
+def damaged_picture(spool: Path) -> None:
+    path = sorted((spool / "samples").glob("*-a-*"))[0]
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def damaged_head(spool: Path) -> None:
+    path = sorted((spool / "samples").glob("*-a-*"))[0]
+    path.write_bytes(b"\0" * 100)
+
+
+def of_another_query(spool: Path) -> None:
+    path = sorted((spool / "samples").glob("*-a-*"))[0]
+    path.write_bytes(path.read_bytes().replace(b'"query":"a"', b'"query":"z"'))  # its checksum is wrong then
+
+
+def a_pipe(spool: Path) -> None:
+    path = sorted((spool / "samples").glob("*-a-*"))[0]
+    path.unlink()
+    os.mkfifo(path)
+
+
+def of_another_task(spool: Path) -> None:
+    path = sorted((spool / "samples").glob("*-a-*"))[0]
+    other = sorted((spool / "samples").glob("*-d-*"))[0].read_bytes()
+    length = int.from_bytes(other[33:37])
+    body = other[41 : 41 + length].replace(b'"query":"d"', b'"query":"a"')
+    path.write_bytes(other[:33] + _chunk(body) + other[45 + length :])
+
+
+@pytest.mark.parametrize(("damage", "reason"), [
+    (damaged_picture, "unusable"), (damaged_head, "unreadable"), (of_another_query, "unreadable"),
+    (a_pipe, "unreadable"), (of_another_task, "unusable"),
+])  # fmt: skip
+def test_a_sample_that_is_none_is_left_out_and_said(folder, damage, reason):
+    damage(folder / "good")
+    found = check_drift(folder / "good", folder / "workload.yaml")
+    assert found["left_out"] == {reason: 1} and rows(found)["a"]["frames"] == ENOUGH - 1
+    assert rows(found)["a"]["verdict"] == KEPT
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda folder: shutil.rmtree(folder / "good" / "samples"), "samples: cannot be read"),
+    (lambda folder: [one.unlink() for one in (folder / "good" / "samples").iterdir()], "holds no samples"),
+    (lambda folder: [one.write_bytes(b"x") for one in (folder / "good" / "samples").iterdir()], "can be read"),
+    (lambda folder: (folder / "weights" / "a.safetensors").unlink(), "a.safetensors"),
+    (lambda folder: (folder / "good" / "ledger.json").unlink(), "ledger.json"),
+    (lambda folder: (folder / "good" / "ledger.json").write_text("{"), "ledger.json"),
+    (lambda folder: (folder / "good" / "ledger.json").write_text('{"bundle": 3}'), "which bundle the box ran"),
+    (lambda folder: (folder / "good" / "ledger.json").write_text('{"bundle": "/nowhere"}'), "the ledger in"),
+    (lambda folder: shutil.copy(folder / "fallen.safetensors", folder / "good.safetensors"), "newest samples are of"),
+    (lambda folder: (folder / "new.safetensors").write_text("mine"), "exists already"),
+], ids=str)  # fmt: skip
+def test_what_cannot_be_judged_is_one_line_and_nothing_is_written(folder, change, said, capsys):
+    change(folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    words = [
+        "drift",
+        "check",
+        str(folder / "good"),
+        str(folder / "workload.yaml"),
+        "-o",
+        str(folder / "new.safetensors"),
+    ]
+    assert main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert said in line and "Traceback" not in line
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_spool_that_cannot_be_written_is_judged_all_the_same(folder, capsys):
+    (folder / "good" / FILE).mkdir()
+    assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 0
+    assert "the box is not told" in capsys.readouterr().out
+
+
+def test_an_output_that_is_an_input_is_refused(folder):
+    for out in ("good.safetensors", "workload.yaml", "good/drift.json"):
+        with pytest.raises(InputError):
+            check_drift(folder / "good", folder / "workload.yaml", folder / out)
+
+
+def test_nothing_exchanged_is_the_same_file(folder):
+    bundle = open_bundle(folder / "good.safetensors")
+    write_exchanged(folder / "same.safetensors", bundle, {})
+    assert (folder / "same.safetensors").read_bytes() == bundle.path.read_bytes()

@@ -1,0 +1,67 @@
+"""The verdict from tallies: how sure one can be, and when nothing can be said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.spool.checked import BELOW, KEPT, TOO_FEW, UNSURE
+from gemel.drift.judging import FEWEST, judged
+from models.tasks import task_of
+
+CLASSES, BOXES = task_of("classification"), task_of("detection")
+
+
+def tallies(right: np.ndarray) -> np.ndarray:
+    """Of a classifier with two classes that take turns, right where it says so."""
+    counts = np.zeros((len(right), 2, 2), np.int64)
+    for index, is_right in enumerate(right):
+        counts[index, :, index % 2] = is_right, 1
+    return counts
+
+
+@pytest.mark.parametrize(("share", "frames", "verdict"), [
+    (1.0, FEWEST, KEPT), (0.99, 400, KEPT), (0.5, 400, BELOW), (0.9, 60, UNSURE), (0.0, FEWEST, BELOW),
+    (0.0, FEWEST - 1, TOO_FEW), (1.0, 0, TOO_FEW),
+])  # fmt: skip
+def test_the_verdict_follows_from_the_interval(share, frames, verdict):
+    right = np.random.default_rng(4).permutation(np.arange(frames) < round(share * frames))
+    found = judged(tallies(right), CLASSES, 0.95)
+    assert (found.frames, found.verdict) == (frames, verdict)
+    if verdict == TOO_FEW:
+        assert found.ratio is None and found.ci95 is None
+    else:
+        assert found.ratio == pytest.approx(share, abs=0.02)
+
+
+def test_what_comes_in_runs_is_less_sure_than_as_many_single_errors():
+    """An hour in which everything fails tells less of the next than errors strewn over the day."""
+    strewn, together = np.ones(240, bool), np.ones(240, bool)
+    strewn[::8], together[100:130] = False, False
+    found = [judged(tallies(one), CLASSES, 0.95).ci95 for one in (strewn, together)]
+    widths = [one[1] - one[0] for one in found if one is not None]
+    assert widths[1] > 2 * widths[0]
+    assert judged(tallies(strewn), CLASSES, 0.95).verdict == BELOW
+    assert judged(tallies(together), CLASSES, 0.95).verdict == UNSURE
+
+
+def test_frames_without_anything_to_see_are_no_evidence():
+    nothing = np.zeros((500, 3), np.int64)
+    assert judged(nothing, BOXES, 0.95).verdict == TOO_FEW
+    nothing[: FEWEST - 1] = 1
+    assert judged(nothing, BOXES, 0.95).verdict == TOO_FEW
+    nothing[: 2 * FEWEST] = (0, 0, 2)  # objects that the box no longer sees
+    found = judged(nothing, BOXES, 0.95)
+    assert (found.ratio, found.verdict, found.frames) == (0.0, BELOW, 500)
+
+
+@given(st.lists(st.booleans(), min_size=FEWEST, max_size=150), st.floats(0.01, 1))
+def test_the_ratio_lies_in_its_interval_and_the_verdict_is_that_of_both(right, target):
+    found = judged(tallies(np.array(right)), CLASSES, target)
+    assert found.ratio is not None and found.ci95 is not None
+    low, high = found.ci95
+    assert 0 <= low <= high <= 1
+    assert (found.verdict == BELOW) == (high < target)
+    assert (found.verdict == KEPT) == (high >= target and found.ratio >= target)
