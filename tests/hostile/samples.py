@@ -5,7 +5,8 @@ In the folder: `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastes
 `.profile.json`; an interrupted merge of `merge.yaml` (a and b alone) to `half.safetensors`, whose state lies in
 `half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `one.yaml` and
 `detector.yaml` (a and d alone); `yolo.yaml`, whose one query reads the darknet file `yolo.weights`;
-`old.safetensors` (a alone, signed with `box-key`), which `b.update` makes `b.safetensors` of.
+`old.safetensors` (a alone, signed with `box-key`), which `b.update` makes `b.safetensors` of; `spool/`, as a box leaves
+it that runs `old.safetensors`, with one sample.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from edge_runtime.daemon import run
+from edge_runtime.frames.mailbox import Frame
+from edge_runtime.frames.results import Identity, record_of
+from edge_runtime.spool.sample import sample_bytes
 from gemel.planning.profiling import profile_bundle
 from merger import MergeOptions, Recipe, merge
 from merger.merging import MEASURING
+from models.bundle import open_bundle
 from models.bundle.shipping import write_update
 from models.bundle.signing import sign_bundle
+from models.tasks import ClassAnswer
 from models.weights.reading import save_weights
 from models.workload import load_workload
 from models.zoo import build
@@ -45,6 +51,7 @@ CLASSIFIED = [
 ]
 BUNDLE, HALF, DARKNET = "b.safetensors", "half.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
+SAMPLE = "spool/samples/1.png"
 OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), choose_rate=False, precision="fp32")
 RESUME = (
     "merge", "merge.yaml", "-o", HALF, "--resume", "--epochs", 1, "--frames-per-epoch", 4, "--batch", 2,
@@ -69,6 +76,7 @@ def write_house(folder: Path) -> None:
     merge(load_workload(folder / "workload.yaml"), folder / BUNDLE, options=OPTIONS)
     _write_half_a_merge(folder)
     _write_update(folder)
+    _write_spool(folder)
     profile_bundle(folder / BUNDLE, "cpu", rounds=1, engine="torch")
     run(folder / "box.yaml")
     (folder / "results.jsonl").unlink()
@@ -107,6 +115,17 @@ def _write_update(folder: Path) -> None:
     (folder / "box-key.pub").write_bytes(public)
     sign_bundle(folder / OLD, folder / "box-key")
     write_update(folder / OLD, folder / BUNDLE, folder / UPDATE)
+
+
+def _write_spool(folder: Path) -> None:
+    bundle = open_bundle(folder / OLD)
+    answer = ClassAnswer("busy", 0.75, (0.25, 0.75))
+    identity = Identity(bundle.digest, "0011")
+    image = cv2.resize(np.random.default_rng(2).integers(0, 256, (4, 6, 3), np.uint8), (48, 32))
+    record = record_of(bundle.query("a"), Frame(1, 0.0, 1.7e9, image), answer, 0.01, identity)
+    (folder / SAMPLE).parent.mkdir(parents=True)
+    (folder / SAMPLE).write_bytes(sample_bytes(record, image, bundle.query("a")))
+    (folder / "spool" / "ledger.json").write_text(json.dumps({"bundle": str(bundle.path), "digest": bundle.digest}))
 
 
 def _write_box(folder: Path) -> None:

@@ -149,6 +149,17 @@ def damaged_png(data: bytes, random: Random) -> bytes:
     return data[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
 
 
+def damaged_sample(data: bytes, random: Random) -> bytes:
+    """A picture's bytes, or what it says of itself, with the checksum mended."""
+    if random.random() < 0.3:
+        return damaged_png(data, random)
+    length = struct.unpack(">I", data[33:37])[0]
+    said = b"tEXtgemel\0" + JSON.damaged(data[47 : 41 + length], random)
+    return (
+        data[:33] + struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said)) + data[45 + length :]
+    )
+
+
 def damaged_darknet(data: bytes, random: Random) -> bytes:
     """Its header, or its length, by a little or much."""
     if random.random() < 0.4:

@@ -91,6 +91,12 @@ KINDS = {
     ),
     "image": Kind("data/a/test/busy/u0__0busy.png", codecs.damaged_png, (MERGE_ONE,), NEW, progress=True),
     "jpeg": Kind("data/d/val/images/u0__0.jpg", damaged_bytes, (MERGE_DETECTOR,), NEW, progress=True),
+    "sample": Kind(samples.SAMPLE, codecs.damaged_sample, (
+        ("drift", "check", "spool", "one.yaml", "--bundle", samples.OLD),
+    ), ("spool/drift.json",), told=False, progress=True),
+    "ledger": Kind("spool/ledger.json", codecs.JSON.damaged, (
+        ("drift", "check", "spool", "one.yaml", "-o", "new"),
+    ), ("spool/drift.json", "new"), told=False, progress=True),
     "clip": Kind("gate.mp4", damaged_bytes, (("run", "box.yaml", "--check"),), told=False),
     "safetensors": Kind("weights/a.safetensors", codecs.SAFETENSORS.damaged, (("inspect", "one.yaml", "--weights"),)),
     "pt": Kind("weights/b.pt", codecs.TORCH.damaged, (("inspect", "merge.yaml", "--weights"),)),

@@ -41,9 +41,11 @@ def damaged_tree(tree: Tree, random: Random, values: Sequence[Any] = VALUES) -> 
     holder = [copy.deepcopy(tree)]
     for _ in range(random.randint(1, MOST_STEPS)):
         places = [place for place in _places(holder) if place[0] is not holder] or _places(holder)
+        if not places:  # dropped altogether
+            return None
         node, key = random.choice(places)
         random.choice(STEPS)(node, key, random, [holder, places, values])
-    return holder[0]
+    return holder[0] if holder else None
 
 
 def _places(node: Any) -> list[tuple[Any, Any]]:
