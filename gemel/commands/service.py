@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,22 @@ def register(commands: Any) -> None:
     made = grammar.command(actions, "install", "write the systemd unit that runs a box", install)
     made.add_argument("config", metavar="CONFIG", help="the box config")
     made.add_argument("-o", "--out", metavar="FILE", help="the unit (default /etc/systemd/system/gemel.service)")
-    made.add_argument("--user", metavar="NAME", help="whom it runs as (default a new user of the system's)")
+    made.add_argument(
+        "--user", metavar="NAME", help="whom it runs as (default the config's owner; for root's, a new user)"
+    )
+    made.add_argument("--environment", metavar="FILE", help="lines NAME=VALUE, for each ${NAME} of the config")
 
 
 def install(args: argparse.Namespace) -> Outcome:
     """Nothing is started: the last line says how."""
     from edge_runtime.config import any_device, load_config
-    from gemel.unit import PLACE, install
+    from gemel.unit import PLACE, install, variables_of
 
     path = Path(args.out) if args.out else PLACE
-    install(load_config(args.config, device_of=any_device), path, args.user)
+    environment = Path(args.environment) if args.environment else None
+    variables = {} if environment is None else variables_of(environment)
+    config = load_config(args.config, {**os.environ, **variables}, any_device)
+    warnings = install(config, path, args.user, environment)
     then = f"systemctl daemon-reload && systemctl enable --now {path.name}"
-    return Outcome({"unit": str(path), "then": then}, one_line(f"{path}: written; start it with: {then}"))
+    lines = [*(f"warning: {line}" for line in warnings), f"{path}: written; start it with: {then}"]
+    return Outcome({"unit": str(path), "then": then, "warnings": warnings}, "\n".join(map(one_line, lines)))

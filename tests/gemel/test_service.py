@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.serving.notifying import ALIVE, READY, Notifier
+from gemel import unit
 from gemel.cli import main
 from gemel.supervising import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Again, again
 from gemel.unit import MARK
@@ -97,29 +99,88 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_the_unit_is_one_that_systemd_takes(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unit = tmp_path / "gemel.service"
-    assert main(["service", "install", str(config), "-o", str(unit), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["unit"] == str(unit)
-    text = unit.read_text()
+    path = tmp_path / "gemel.service"
+    assert main(["service", "install", str(config), "-o", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unit"] == str(path)
+    text = path.read_text()
     assert f'-P -m gemel run "{config}"' in text and f'ReadWritePaths="{tmp_path / "spool"}"' in text
-    assert main(["service", "install", str(config), "-o", str(unit), "--user", "camera"]) == 0
-    assert "User=camera" in unit.read_text() and "DynamicUser" not in unit.read_text()
+    assert main(["service", "install", str(config), "-o", str(path), "--user", "camera"]) == 0
+    assert "User=camera" in path.read_text() and "DynamicUser" not in path.read_text()
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here")
     checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True, check=False
     )
     wrong = [line for line in checked.stderr.splitlines() if "gemel.service" in line]
     assert wrong == []
 
 
+def installed(config: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str]:
+    """The unit, and the warnings."""
+    path = config.parent / "made.service"
+    assert main(["service", "install", str(config), "-o", str(path), "--json", *more]) == 0
+    return path.read_text(), "\n".join(json.loads(capsys.readouterr().out)["warnings"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_it_runs_as_the_owner_of_its_config(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nobody = pwd.getpwnam("nobody")
+    os.chown(config, nobody.pw_uid, nobody.pw_gid)
+    text, warnings = installed(config, capsys)
+    assert "User=nobody" in text and warnings == ""
+
+
+def test_what_its_own_user_cannot_reach_is_told(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unit, "owner_of", lambda _: None)
+    config.parent.chmod(0o755)
+    config.chmod(0o600)
+    text, warnings = installed(config, capsys)
+    assert "DynamicUser=yes" in text and "StateDirectory=%N" in text
+    assert f"{config.parent}: the box's own user cannot write there" in warnings
+    assert f"{config}: the box's own user cannot read it" in warnings
+    assert installed(config, capsys, "--user", "camera")[1] == ""
+    config.chmod(0o644)
+    monkeypatch.setattr(unit, "STATE", config.parent.parent)
+    assert installed(write_config(config.parent), capsys)[1] != "", "below another unit's folder"
+    (config.parent.parent / "made").mkdir(exist_ok=True)
+    results = [{"kind": "jsonl", "path": "../made/results.jsonl"}]
+    assert installed(write_config(config.parent, sinks=results), capsys)[1] == ""
+
+
+def test_variables_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    cameras = {"left": {"source": "rtsp://box:${GATE}@10.0.0.5/1"}}
+    made, variables = write_config(tmp_path, cameras=cameras), tmp_path / "box.env"
+    assert main(["service", "install", str(made), "-o", str(tmp_path / "unit")]) == 2
+    assert "the environment has no GATE" in capsys.readouterr().err
+    variables.write_text("# of the gate\nGATE='s3cret'\n")
+    text, warnings = installed(made, capsys, "--environment", str(variables), "--user", "camera")
+    assert f"EnvironmentFile={variables}\n" in text and "s3cret" not in text and warnings == ""
+    monkeypatch.setenv("GATE", "s3cret")
+    assert "a service has no GATE" in installed(made, capsys, "--user", "camera")[1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"device": "cpu"}, "PrivateDevices=yes"),
+        ({"device": "auto"}, "SupplementaryGroups=video"),
+        ({"device": "cpu", "cameras": {"left": {"source": 0}}}, "SupplementaryGroups=video"),
+    ],
+)
+def test_it_sees_devices_only_where_it_may_need_them(tmp_path: Path, capsys, keys: dict, line: str) -> None:
+    text, _ = installed(write_config(tmp_path, **keys), capsys)
+    assert ("PrivateDevices=yes" in text) + ("SupplementaryGroups=video" in text) == 1 and line in text
+
+
 def test_a_unit_of_somebody_else_is_kept(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unit = tmp_path / "gemel.service"
-    unit.write_text("[Unit]\n")
-    assert main(["service", "install", str(config), "-o", str(unit)]) == 2
-    assert unit.read_text() == "[Unit]\n" and "was not written by Gemel" in capsys.readouterr().err
-    unit.write_text(MARK)
-    assert main(["service", "install", str(config), "-o", str(unit)]) == 0
+    path = tmp_path / "gemel.service"
+    path.write_text("[Unit]\n")
+    assert main(["service", "install", str(config), "-o", str(path)]) == 2
+    assert path.read_text() == "[Unit]\n" and "was not written by Gemel" in capsys.readouterr().err
+    path.write_text(MARK)
+    assert main(["service", "install", str(config), "-o", str(path)]) == 0
 
 
 def test_a_name_that_would_be_another_line_of_the_unit_is_refused(tmp_path: Path, capsys) -> None:
