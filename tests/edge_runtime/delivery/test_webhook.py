@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import base64
+import datetime
+import ipaddress
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from edge_runtime.delivery.webhook import WebhookConfig
 from tests.edge_runtime.delivery.parcels import courier, parcel, until
@@ -125,6 +134,42 @@ def test_a_check_of_https_asks_who_is_there_and_posts_nothing(server):
     assert WebhookConfig(server.url).reach() is None
     assert "does not answer" in (WebhookConfig(server.url.replace("http:", "https:")).reach() or "")
     assert server.got == []
+
+
+def certified(folder: Path) -> Path:
+    """A key and a certificate for 127.0.0.1, signed by nobody else, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "webhook")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "certificate.pem"
+    plain = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(plain + made.public_bytes(Encoding.PEM))
+    return path
+
+
+def test_over_https_only_who_is_certified_gets_results(server, tmp_path, monkeypatch):
+    certificate = certified(tmp_path)
+    secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secured.load_cert_chain(certificate)
+    server.socket = secured.wrap_socket(server.socket, server_side=True)
+    config = WebhookConfig(server.url.replace("http:", "https:"))
+    assert "certificate verify failed" in (config.reach() or "")
+    with courier(config) as one:
+        one.offer(parcel(1))
+        until(lambda: one.to_json()["state"] == "down")
+        assert server.got == [] and "certificate" in one.to_json()["trouble"]
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert config.reach() is None
+    with courier(config) as one:
+        one.offer(parcel(2))
+        until(lambda: frames(server) == [2])
 
 
 def test_a_snapshot_comes_with_boxes_and_the_password_in_a_header_alone(server, caplog):
