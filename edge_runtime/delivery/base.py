@@ -126,7 +126,8 @@ def not_taken(error: Exception) -> NotTaken:
     if isinstance(error, NotTaken):
         return error
     cause = error if isinstance(error, OSError) else error.__cause__
-    return NotTaken(_reason(cause if isinstance(cause, OSError) else error), str(error) or type(error).__name__)
+    said = error.strerror if isinstance(error, OSError) and error.filename is None else None
+    return NotTaken(_reason(cause if isinstance(cause, OSError) else error), said or str(error) or type(error).__name__)
 
 
 def _reason(error: Exception) -> str:

@@ -79,7 +79,8 @@ class Courier:
             if not lost or self.is_gone or self._outbox.trouble is None:
                 return None
             counted = ", ".join(f"{count} {reason}" for reason, count in sorted(lost.items()))
-            return one_line(f"{self._said or self.config.name}: results not delivered: {counted}")
+            because = f" ({self._said})" if self._said else ""
+            return one_line(f"{self.config.name}: results not delivered: {counted}{because}")
 
     def to_json(self) -> dict[str, Any]:
         """Kind, state (`up`, `down`, or `starting`), what was delivered and what was not by reason, what waits."""
