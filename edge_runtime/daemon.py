@@ -6,21 +6,25 @@ import json
 import logging
 import math
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_runtime.checking import checked
 from edge_runtime.config import BoxConfig, load_config
-from edge_runtime.delivery.post import Post
-from edge_runtime.equipping import equip
+from edge_runtime.equipping import EquippedBox, equip
 from edge_runtime.fitting import FittedBox, fit
 from edge_runtime.opening import open_box
 from edge_runtime.rehearsal.measured import profile_path
-from edge_runtime.serving.ledger_file import LEDGER_FILE, LedgerFile
+from edge_runtime.reloading.differences import check_change
+from edge_runtime.reloading.reloads import Refit
+from edge_runtime.reloading.workplace import AtWork
+from edge_runtime.serving.ledger_file import LEDGER_FILE
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
 from edge_runtime.spool.settings import FOLDER_MODE
-from models.errors import InputError
+from models.bundle.file import is_open_as
+from models.errors import BundleError, InputError
 from models.files.apart import check_apart
 from models.files.atomic import check_output, told_of
 
@@ -46,27 +50,52 @@ def run(
         return checked(fitted)
     with signals(stop or threading.Event()) as asked:
         try:
-            config, fitted = _fitted(config_path)
-            equipped = equip(fitted)
+            equipped, refit = prepared(config_path)
         except KeyboardInterrupt:
             if not asked.reasons:
                 raise
             return _unserved(asked.reasons[0])
-        spool = None if config.spool is None else config.spool.path
-        if spool is not None:
-            with told_of(spool):
-                spool.mkdir(mode=FOLDER_MODE, exist_ok=True)
         asked.is_serving = True
-        summary = serve(equipped, Post(config.sinks), asked, seconds, LedgerFile(spool))
+        summary = serve(equipped, asked, refit, seconds)
     log.info("ledger: %s", json.dumps(summary))
     return summary
 
 
-def _fitted(config_path: str | Path, check: bool = False) -> tuple[BoxConfig, FittedBox]:
+def prepared(config_path: str | Path) -> tuple[EquippedBox, Refit]:
+    """A box that can serve, its spool's folder there, and what makes it anew for a reload; raises as `run` does."""
+    config, fitted = _fitted(config_path)
+    equipped = equip(fitted)
+    if config.spool is not None:
+        with told_of(config.spool.path):
+            config.spool.path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    return equipped, partial(_refitted, config_path)
+
+
+def _loaded(config_path: str | Path) -> BoxConfig:
     config = load_config(config_path)
     _check_outputs(config)
     for sink in config.sinks:
         sink.check()
+    return config
+
+
+def _refitted(config_path: str | Path, work: AtWork) -> EquippedBox | None:
+    """The box as config and bundle are now, ready to serve; None where they are what is at work.
+
+    Raises InputError where anything is wrong: what a box that starts can do without, a running one need not go over to.
+    """
+    before, config = work.box.fitted.box, _loaded(config_path)
+    check_change(before.config, config)
+    if config == before.config and work.vigil.fault is None and is_open_as(before.bundle.file):
+        return None
+    opened = open_box(config)
+    for query, reason in opened.damaged.items():
+        raise BundleError(config.bundle, f"query '{query}': {reason}", "copy or build the bundle again")
+    return equip(fit(opened))
+
+
+def _fitted(config_path: str | Path, check: bool = False) -> tuple[BoxConfig, FittedBox]:
+    config = _loaded(config_path)
     if config.http is not None:
         from edge_runtime.watching.service import check_address
 

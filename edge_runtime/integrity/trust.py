@@ -37,6 +37,10 @@ class Trust:
         return self.proven is None or name in self.bad
 
 
+WELL = Trust(Stamp(0, 0, 0))
+"""All that there is can be loaded."""
+
+
 def looked(trust: Trust, stamp: Stamp, now: float) -> Trust:
     """The file looks so now: where that is not as it was proven, nothing in it is any more."""
     if stamp == (trust.seen or trust.proven):

@@ -9,10 +9,12 @@ from typing import TypeVar
 import numpy as np
 
 from edge_runtime.engines.base import Engine
+from edge_runtime.integrity.trust import Trust
+from edge_runtime.memory.admission import NoRoomError
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.layout import Layouts
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.costs import Costs, stored_name
 from edge_runtime.schedule.pieces import pieces_of
 from models.sizes import exact_text
 from models.tasks import Answer
@@ -64,10 +66,18 @@ class Device:
         resident = self.arena.residency.resident
         return all(name in resident for name in self._tensors[query])
 
+    def lacks(self, query: str, trust: Trust) -> bool:
+        """Whether a query needs tensors that are neither in memory nor to be had from the bundle."""
+        if not (trust.doubted or trust.bad) or not self.arena.mover.reads_file:
+            return False
+        resident = self.arena.residency.resident
+        return any(name not in resident and trust.lacks(stored_name(name)) for name in self._tensors[query])
+
     def held(self) -> tuple[frozenset[str], int]:
         """The pieces that are whole in memory, and their bytes; looked up anew only when something came or went.
 
-        Tensors of pieces that are not whole (after a load that failed) are noted, to be evicted with the next change.
+        Tensors of pieces that are not whole (after a load that failed, or in another bundle) are noted: they stay until
+        there is no room for them.
         """
         if self._held is None:
             resident = self.arena.residency.resident
@@ -83,11 +93,12 @@ class Device:
         return.
         """
         workspace_bytes = self.costs.queries[query].workspace_of(max(1, count))
-        gone = (*self.pieces.names(evict), *self._loose.difference(self._tensors[query]))
+        gone = self.pieces.names(evict)
+        loose = tuple(self._loose.difference(self._tensors[query]))
         try:
-            self._twice(query, lambda: self._bring(query, workspace_bytes, gone, early))
+            self._twice(query, lambda: self._bring(query, workspace_bytes, gone, loose, early))
         finally:
-            if changes or gone:
+            if changes or gone or loose:
                 self._held = None
         self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
@@ -124,8 +135,14 @@ class Device:
             # Nothing fits now; so the next load makes way and asks for less.
             log.warning("out of memory while tensors were to lie otherwise: %s", error)
 
-    def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], early: bool) -> None:
-        self.arena.start(self._tensors[query], workspace_bytes, evict, waits=not early)
+    def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], loose: Sequence[str], early: bool) -> None:
+        names = self._tensors[query]
+        try:
+            self.arena.start(names, workspace_bytes, evict, waits=not early)
+        except NoRoomError:
+            if not loose:
+                raise
+            self.arena.start(names, workspace_bytes, (*evict, *loose), waits=not early)
         if not early:
             self.arena.finish(self._tensors[query])
 

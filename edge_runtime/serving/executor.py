@@ -15,6 +15,7 @@ from edge_runtime.backoff import BackOff
 from edge_runtime.engines.base import Engine
 from edge_runtime.frames.ledger import DEADLINE, PAUSED
 from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.integrity.trust import WELL, Trust
 from edge_runtime.memory.layout import Layouts
 from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.schedule import Decision, Demand, Plan, Policy, Situation
@@ -33,6 +34,7 @@ WARM_UP_S = 120.0
 """How long the warm-up of one query may last, which may compile what it runs."""
 POLICY_PAUSES = BackOff(0.1, 2.0, spread=0.0)
 MOST_POLICY_FAILURES = 10
+UNPROVEN = "the bundle was changed in place, and its weights are not all in memory"
 
 log = logging.getLogger("gemel.run")
 
@@ -50,12 +52,18 @@ def _unheard(query: str, turn: Turn) -> None:
     """Nobody wants to know."""
 
 
+def _trusting() -> Trust:
+    """All is well."""
+    return WELL
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
     """What an executor is made of.
 
     `policy` plans for the `demands` from what the warm-up measures; `urgency` says what stale results cost at the
-    moment; `took` hears of every turn. Seconds are those of `clock`, by which frames were captured, too.
+    moment; `took` hears of every turn; `trust` looks at the bundle's file. Seconds are those of `clock`, by which
+    frames were captured, too.
     """
 
     device: Device
@@ -66,6 +74,7 @@ class Parts:
     urgency: Callable[[], Mapping[str, float]] = dict
     trace: TraceWriter | None = None
     took: Callable[[str, Turn], None] = _unheard
+    trust: Callable[[], Trust] = _trusting
     clock: Callable[[], float] = time.monotonic
 
 
@@ -91,6 +100,7 @@ class Executor:
         self._policy_failures, self._ask_at = 0, -math.inf
         self._warming: Generator[None, None, WarmUp] | None = None
         self._cold: frozenset[str] = frozenset()
+        self._unproven: set[str] = set()
         self._begin(parts.device.costs)
 
     def _begin(self, costs: Costs) -> None:
@@ -242,6 +252,11 @@ class Executor:
             self.publisher.failed(query, self.parts.mailboxes.take(query, len(waiting.pop(query))))
         for query in [query for query in waiting if self._breakers[query].state(now) == OPEN]:
             self.publisher.dropped(query, self.parts.mailboxes.take(query, len(waiting.pop(query))), PAUSED)
+        trust = self.parts.trust()
+        for query in [query for query in waiting if self.device.lacks(query, trust)]:
+            self.publisher.dropped(query, self.parts.mailboxes.take(query, len(waiting.pop(query))), PAUSED)
+            self.publisher.pauses(query, UNPROVEN)
+            self._unproven.add(query)
         held, held_bytes = self.device.held()
         return Situation(now, waiting, held, held_bytes, self._recall, self.parts.urgency())
 
@@ -303,6 +318,9 @@ class Executor:
         except Exception as error:
             self._failed(query, frames, error)
             return False
+        if query in self._unproven:
+            self._unproven.remove(query)
+            self.publisher.readmit([query])
         if self._breakers[query].ran():
             log.info("query %s runs again", query)
         return True

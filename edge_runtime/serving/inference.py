@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_runtime.capture.camera import Camera
-from edge_runtime.equipping import engines_text
+from edge_runtime.equipping import EquippedBox, engines_text
+from edge_runtime.reloading.workplace import Workplace
 from edge_runtime.serving.executor import Executor, PolicyFailed
 from edge_runtime.serving.switching import Switching
 from models.errors import GemelError, one_line
@@ -25,7 +26,7 @@ log = logging.getLogger("gemel.run")
 
 class Inference:
     """Warms up, lets the cameras begin, and works until they have ended and nothing waits, until it is asked to stop,
-    its time is over, or nobody is left to read results (`is_unheard`).
+    its time is over, or nobody is left to read results (`is_unheard`). `between` is called between two frames.
 
     `over` is set then; `ended_by` says why, `fault` what went wrong, if that was the reason. `warmed` holds the bytes
     and the swaps of the warm-up, `overflowed` what runs had copied by then.
@@ -33,13 +34,13 @@ class Inference:
 
     def __init__(
         self,
-        executor: Executor,
+        workplace: Workplace,
         switching: Switching,
-        cameras: Sequence[Camera],
         stopping: threading.Event,
         is_unheard: Callable[[], bool],
+        between: Callable[[Inference], object] = lambda _: None,
     ) -> None:
-        self.executor, self.switching, self.cameras = executor, switching, cameras
+        self.workplace, self.switching, self._between = workplace, switching, between
         self.over = threading.Event()
         self.ended_by = "it could not go on"
         self.fault: str | None = None
@@ -48,6 +49,21 @@ class Inference:
         self.overflowed = 0
         self._stopping, self._is_unheard = stopping, is_unheard
         self._thread: threading.Thread | None = None
+
+    @property
+    def executor(self) -> Executor:
+        """That of what is at work."""
+        return self.workplace.now.executor
+
+    @property
+    def cameras(self) -> Sequence[Camera]:
+        """Those of what is at work."""
+        return self.workplace.now.cameras
+
+    def follow(self, switching: Switching) -> None:
+        """Another box is at work from now on; call it between two frames."""
+        self.overflowed -= overflowed(self.switching.box)
+        self.switching = switching
 
     def start(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         """Begin, with a frame for the warm-up of each query (RGB uint8, H, W, 3), to serve for so many seconds."""
@@ -77,10 +93,11 @@ class Inference:
         self.executor.warm_up(frames)
         arena, box = self.executor.device.arena, self.switching.box
         self.warmed = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
-        self.overflowed = sum(engine.overflow_bytes for engine in box.engines.values())
+        self.overflowed = overflowed(box)
         if self._stopping.is_set():
             return
         self.switching.start()
+        self.workplace.now.vigil.start()
         log.info(
             "running %s, %d cameras, policy %s, order of turns: %s",
             engines_text(box.names()),
@@ -92,18 +109,25 @@ class Inference:
             camera.start()
 
     def _loop(self, ends: float) -> str:
-        mailboxes = self.executor.parts.mailboxes
+        mailboxes = self.workplace.mailboxes
         while not self._stopping.is_set():
             now = time.monotonic()
             if now >= ends:
                 return TIME_OVER
             if self._is_unheard():
                 return UNHEARD
+            self._between(self)
             self.switching.take_up(self.executor)
             over = not any(camera.alive for camera in self.cameras)
-            if self.executor.step():
+            warmed = self.executor.warm()
+            if self.executor.step() or warmed:
                 continue
             if over and not mailboxes.pending():
                 return CAMERAS_ENDED
             mailboxes.wait(min(self.executor.sleep_s(), ends - now))
         return ASKED
+
+
+def overflowed(box: EquippedBox) -> int:
+    """The bytes that runs of a box have copied so far."""
+    return sum(engine.overflow_bytes for engine in box.engines.values())

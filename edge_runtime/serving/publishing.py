@@ -44,6 +44,10 @@ class Publisher:
         self._offer, self._queries, self._identity = offer, queries, identity
         self._ages = {query: deque[float](maxlen=AGES_KEPT) for query in queries}
 
+    def follow(self, before: Publisher) -> None:
+        """Go on where another publisher ends, for the queries that both have."""
+        self._ages.update({query: ages for query, ages in before._ages.items() if query in self._ages})
+
     @property
     def out(self) -> Set[str]:
         """The queries that cannot run."""
@@ -82,6 +86,12 @@ class Publisher:
         for query in queries:
             self._out.discard(query)
             self.failures.pop(query, None)
+
+    def pauses(self, query: str, reason: str) -> None:
+        """Remember why a query pauses; say it once."""
+        if self.failures.get(query) != reason:
+            log.error("query %s pauses: %s", query, reason)
+        self.failures[query] = reason
 
     def tell(self, query: str, error: Exception) -> None:
         """Remember why a query failed; say it once, also where only numbers in it change."""

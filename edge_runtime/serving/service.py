@@ -7,35 +7,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.capture.camera import Camera
-from edge_runtime.config import BoxConfig
-from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.post import Post
-from edge_runtime.engines.unshared import bound_as
 from edge_runtime.equipping import EquippedBox
-from edge_runtime.frames.ledger import Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
-from edge_runtime.frames.motion import SceneChange
-from edge_runtime.frames.results import Identity
-from edge_runtime.memory.arena import Arena
-from edge_runtime.opening import wanted
-from edge_runtime.rehearsal.trace import TraceWriter
-from edge_runtime.serving.device import Device, arena_bytes
-from edge_runtime.serving.executor import Executor, Parts, Turn
-from edge_runtime.serving.inference import ASKED, Inference
+from edge_runtime.reloading.reloads import Refit, Reloads
+from edge_runtime.reloading.workplace import Workplace
+from edge_runtime.serving.inference import ASKED, Inference, overflowed
 from edge_runtime.serving.ledger_file import LedgerFile
-from edge_runtime.serving.notifying import ALIVE, READY, STOPPING, Notifier
-from edge_runtime.serving.publishing import Publisher
+from edge_runtime.serving.notifying import ALIVE, READY, RELOADING, STOPPING, Notifier
 from edge_runtime.serving.signals import Asked
 from edge_runtime.serving.switching import Switching
 from edge_runtime.serving.watchdog import LOOK_S, Watchdog
 from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle
-from models.errors import InputError
-from models.sizes import exact_text
 
 if TYPE_CHECKING:
     from edge_runtime.serving.watched import Observer
@@ -49,16 +36,16 @@ LEISURE_S = 10.0
 log = logging.getLogger("gemel.run")
 
 
-def serve(box: EquippedBox, post: Post, asked: Asked, seconds: float, ledger_file: LedgerFile) -> dict[str, Any]:
+def serve(box: EquippedBox, asked: Asked, refit: Refit, seconds: float) -> dict[str, Any]:
     """Serve until the cameras have ended and nothing waits, the box is asked to stop, so many seconds are over, or
-    something is at fault; nothing that hangs is waited for.
+    something is at fault; nothing that hangs is waited for. `refit` makes the box anew when a reload is asked for.
 
     Returns what was done, as JSON values: the ledger, bytes moved and swaps while serving (those of warm-ups apart),
     the most bytes resident and used, what could not be written (`unwritten`, a line each), why it stopped, the `fault`
     if that was one, and what is `hanging`. The same is written to the ledger's file now and then, and at the end
     whatever comes between. Raises InputError where the device lacks the memory.
     """
-    serving = Serving(box, post, asked, ledger_file)
+    serving = Serving(box, asked, refit)
     try:
         serving.start(seconds)
         serving.oversee()
@@ -70,29 +57,29 @@ def serve(box: EquippedBox, post: Post, asked: Asked, seconds: float, ledger_fil
 class Serving:
     """All that is at work in a box, overseen from the thread that called for it."""
 
-    def __init__(self, box: EquippedBox, post: Post, asked: Asked, ledger_file: LedgerFile) -> None:
-        self._post, self._asked, self._ledger_file = post, asked, ledger_file
+    def __init__(self, box: EquippedBox, asked: Asked, refit: Refit) -> None:
         opened, self._overhead = box.fitted.box, _private_bytes()
         config, self._frames = opened.config, opened.frames
-        self._arena = _allocated(box)
-        self._trace = TraceWriter(config.trace) if config.trace else None
-        self._identity = Identity(opened.bundle.digest)
-        self._observer = None if config.http is None else _observer(opened.bundle)
+        self._asked, self._post = asked, Post(config.sinks)
+        self._ledger_file = LedgerFile(None if config.spool is None else config.spool.path)
+        observer = None if config.http is None else _observer(opened.bundle)
         self._spool = None
         if config.spool is not None:
             self._spool = Spool(config.spool, {query.id: query for query in opened.bundle.queries})
-        heard = _Heard(post, self._observer, self._spool, config.late == "publish")
-        executor, scene = _executor(box, self._arena, self._trace, self._identity, heard)
-        cameras = _cameras(config, opened.bundle, executor.parts.mailboxes, scene, self._observer)
-        self._inference = Inference(executor, Switching(box), cameras, asked.stopping, lambda: post.is_unheard)
+        self._workplace = Workplace(box, self._post, observer, self._spool)
+        self._arena, self._trace = self._workplace.arena, self._workplace.trace
         self._notifier, self._is_ready, self._alive_at = Notifier(), False, 0.0
+        self._reloads = Reloads(self._workplace, refit, self._reloading, self._admit)
+        self._inference = Inference(
+            self._workplace, Switching(box), asked.stopping, lambda: self._post.is_unheard, self._reloads.take_up
+        )
         self._http: HttpService | None = None
-        if self._observer is not None and config.http is not None:
+        if observer is not None and config.http is not None:
             from edge_runtime.serving.watched import WatchedBox
             from edge_runtime.watching.service import HttpService
 
-            watched = WatchedBox(opened, self._identity, self._inference, post, self._observer, self._spool)
-            self._http = HttpService(watched, self._observer.measures, config.http, config.path)
+            watched = WatchedBox(self._inference, self._reloads, self._post, observer, self._spool)
+            self._http = HttpService(watched, observer.measures, config.http, config.path)
         self._ended: float | None = None
         self._fault: str | None = None
         self._hanging: list[str] = []
@@ -106,7 +93,12 @@ class Serving:
         if self._spool is not None:
             self._spool.start()
         self._post.start()
+        self._reloads.start()
         self._inference.start(self._frames, seconds)
+
+    def reload(self) -> Future[str | None]:
+        """Take up config and bundle as they are now; the reason where they are not applied."""
+        return self._reloads.ask()
 
     def oversee(self) -> None:
         """Look after what is at work until it is over, something hangs, or the box is asked to stop."""
@@ -117,14 +109,27 @@ class Serving:
                 return
             if self._asked.reopening.is_set():
                 self._asked.reopening.clear()
-                log.info("files are opened anew")
+                log.info("files are opened anew; config and bundle are read again")
                 self._post.reopen()
+                self.reload()
             self._fault = watchdog.looks(inference.executor.doing, time.monotonic())
             if self._fault is not None:
                 log.error("%s: the box ends", self._fault)
                 return
             if self._ledger_file.is_due():
                 self._ledger_file.write(self.summary())
+
+    def _reloading(self, begins: bool) -> None:
+        """Tell the service manager of a reload."""
+        if self._is_ready:
+            now = f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"
+            self._notifier.tell(*((RELOADING, now) if begins else (READY,)))
+
+    def _admit(self, box: EquippedBox) -> None:
+        """Another box serves: its config may have another token."""
+        access = box.fitted.box.config.http
+        if self._http is not None and access is not None:
+            self._http.admit(access)
 
     def _tell_manager(self) -> None:
         """That it serves, once it does, and that it is alive, as often as the service manager wants to hear it."""
@@ -143,7 +148,8 @@ class Serving:
         inference, asked = self._inference, self._asked
         by_itself = inference.over.is_set() and not asked.stopping.is_set()
         asked.stopping.set()
-        inference.executor.parts.mailboxes.nudge()
+        self._workplace.mailboxes.nudge()
+        self._reloads.stop()
         try:
             for camera in inference.cameras:
                 camera.stop()
@@ -192,14 +198,14 @@ class Serving:
         """What was done so far."""
         inference, arena, executor = self._inference, self._arena, self._inference.executor
         again, warmed, ledger = inference.switching, inference.warmed, executor.publisher.ledger
-        began = inference.began
+        began, outcomes = inference.began, self._reloads.state
         return {
-            **again.box.fitted.to_json(), "run": self._identity.run, "engines": again.box.names(),
+            **again.box.fitted.to_json(), "run": self._workplace.now.identity.run, "engines": again.box.names(),
             "seconds": 0.0 if began is None else round((self._ended or time.monotonic()) - began, 3),
             "stopped_by": self._stopped_by(), "fault": self._fault, "hanging": list(self._hanging),
             "bytes_moved": arena.bytes_moved - warmed["bytes_moved"] - again.bytes_moved,
             "swaps": arena.swaps - warmed["swaps"] - again.swaps,
-            "bytes_overflowed": _overflowed(again.box) - inference.overflowed,
+            "bytes_overflowed": overflowed(again.box) - inference.overflowed,
             "warm_up": {"bytes_moved": warmed["bytes_moved"] + again.bytes_moved,
                         "swaps": warmed["swaps"] + again.swaps},
             "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
@@ -208,7 +214,10 @@ class Serving:
                 executor.parts.mailboxes.most_bytes,
             "overhead_bytes": self._overhead, "copy_bytes_per_s": round(executor.costs.copy_bytes_per_s),
             "queries": executor.to_json(), "cameras": [camera.to_json() for camera in inference.cameras],
-            "sinks": self._post.to_json(), "spool": None if self._spool is None else self._spool.to_json(),
+            "reloads": {"applied": outcomes.applied, "refused": outcomes.refused}, "refused": outcomes.reason,
+            "bundle_fault": self._workplace.now.vigil.fault,
+            "sinks": self._post.to_json(), "sinks_gone": self._post.past_json(),
+            "spool": None if self._spool is None else self._spool.to_json(),
             "unwritten": list(self._unwritten),
             "balanced": ledger.balanced, "ledger": ledger.to_json(),
         }  # fmt: skip
@@ -229,86 +238,6 @@ def _observer(bundle: Bundle) -> Observer:
     from edge_runtime.serving.watched import Observer
 
     return Observer(bundle)
-
-
-class _Heard:
-    """Who hears of results and turns: the post, of late ones if it `takes_late`, the observer where the box is watched,
-    the spool where it has one.
-    """
-
-    def __init__(self, post: Post, observer: Observer | None, spool: Spool | None, takes_late: bool) -> None:
-        self._post, self._observer, self._spool, self._takes_late = post, observer, spool, takes_late
-
-    def answered(self, parcel: Parcel) -> None:
-        if self._observer is not None:
-            self._observer.answered(parcel)
-        if self._spool is not None:
-            self._spool.offer(parcel)
-        if self._takes_late or not parcel.record["late"]:
-            self._post.offer(parcel)
-
-    def took(self, query: str, turn: Turn) -> None:
-        if self._observer is not None:
-            self._observer.took(query, turn)
-
-
-def _allocated(box: EquippedBox) -> Arena:
-    config = box.fitted.box.config
-    size = arena_bytes(box.costs, config.budget_bytes)
-    try:
-        return Arena(box.store, size, config.device, config.budget_bytes, layouts=box.layouts)
-    except (RuntimeError, MemoryError) as error:
-        fault = f"the device {config.device} has no {exact_text(size)} for weights"
-        raise InputError(config.path, fault, "give a smaller budget", "budget") from error
-
-
-def _executor(
-    box: EquippedBox, arena: Arena, trace: TraceWriter | None, identity: Identity, heard: _Heard
-) -> tuple[Executor, SceneChange]:
-    """The executor, and what tells it how urgent queries are."""
-    opened = box.fitted.box
-    bundle, demands, ledger = opened.bundle, opened.demands(), Ledger(box.costs.queries)
-    scene = SceneChange({query: demand.urgency for query, demand in demands.items()})
-    parts = Parts(
-        Device(arena, bound_as(box.engines, box.costs), box.costs, opened.config.budget_bytes),
-        box.fitted.policy,
-        demands,
-        Mailboxes(box.costs.queries, ledger, heard=_teller(trace)),
-        Publisher(heard.answered, ledger, {query.id: query for query in bundle.queries}, identity, opened.damaged),
-        scene.urgency,
-        trace,
-        heard.took,
-    )
-    return Executor(parts), scene
-
-
-def _teller(trace: TraceWriter | None) -> Callable[[str, Frame], None] | None:
-    """What tells a trace of every frame that arrives."""
-    if trace is None:
-        return None
-    return lambda query, frame: trace.frame(query, frame.captured_at, time.monotonic())
-
-
-def _cameras(
-    config: BoxConfig, bundle: Bundle, mailboxes: Mailboxes, scene: SceneChange, observer: Observer | None
-) -> list[Camera]:
-    def put(query: str, frame: Frame) -> None:
-        if observer is not None:
-            observer.saw(query, frame)
-        if frame.image is not None:
-            scene.saw(query, frame.captured_at, frame.image)
-        mailboxes.put(query, frame)
-
-    cameras = []
-    for one in config.cameras.values():
-        queries = {query.id: wanted(query) for query in bundle.queries if query.camera == one.id}
-        if queries:
-            cameras.append(Camera(one, queries, put, ended=mailboxes.nudge))
-    return cameras
-
-
-def _overflowed(box: EquippedBox) -> int:
-    return sum(engine.overflow_bytes for engine in box.engines.values())
 
 
 def _private_bytes() -> int | None:

@@ -33,6 +33,11 @@ class Switching:
         self._thread: threading.Thread | None = None
         self._found: tuple[EquippedBox, Choice] | None = None
 
+    def after(self, before: Switching) -> Switching:
+        """Itself, where another box was served before: what was counted goes on."""
+        self.bytes_moved, self.swaps = before.bytes_moved, before.swaps
+        return self
+
     def start(self) -> None:
         """Begin to measure."""
         wish = self.box.wish

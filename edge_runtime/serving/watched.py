@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
+from functools import lru_cache
 
 from edge_runtime.capture.camera import Camera
 from edge_runtime.capture.reconnection import Phase
@@ -12,8 +14,9 @@ from edge_runtime.delivery.courier import DOWN
 from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.post import Post
 from edge_runtime.frames.mailbox import Frame
-from edge_runtime.frames.results import BUNDLE_DIGITS, Identity
-from edge_runtime.opening import OpenBox
+from edge_runtime.frames.results import BUNDLE_DIGITS
+from edge_runtime.reloading.reloads import Reloads
+from edge_runtime.reloading.workplace import AtWork
 from edge_runtime.serving.executor import Turn
 from edge_runtime.serving.inference import Inference
 from edge_runtime.spool.spool import Spool
@@ -39,6 +42,12 @@ class Observer:
         self._cameras = {query.id: query.camera for query in bundle.queries}
         self.gallery, self.measures = Gallery(self._cameras), Measures(self._cameras)
 
+    def change(self, bundle: Bundle) -> None:
+        """Other queries are served; what is known of those that stay is kept."""
+        self._cameras = {query.id: query.camera for query in bundle.queries}
+        self.gallery.change(self._cameras)
+        self.measures.change(self._cameras)
+
     def saw(self, query: str, frame: Frame) -> None:
         """A frame came for a query."""
         if frame.image is not None:
@@ -62,41 +71,36 @@ class WatchedBox:
 
     def __init__(
         self,
-        box: OpenBox,
-        identity: Identity,
         inference: Inference,
+        reloads: Reloads,
         post: Post,
         observer: Observer,
         spool: Spool | None = None,
     ) -> None:
-        self._config, self._bundle, self._identity = box.config, box.bundle, identity
-        self._inference, self._post, self._observer = inference, post, observer
+        self._inference, self._reloads, self._post, self._observer = inference, reloads, post, observer
         self._started, self._spool = time.monotonic(), spool
-        names = {query.id: set(box.bundle.names_in_order(query.id)) for query in box.bundle.queries}
-        having = Counter(name for given in names.values() for name in given)
-        self._bytes = {query: sum(map(box.bundle.nbytes, given)) for query, given in names.items()}
-        self._own_bytes = {query: sum(box.bundle.nbytes(name) for name in given if having[name] == 1)
-                           for query, given in names.items()}  # fmt: skip
-        self._rates = {query: Rate() for query in self._bytes}
+        self._rates: dict[str, Rate] = {}
         self._lock = threading.Lock()
 
     def status(self) -> Status:
         """The box at this moment; the counts of frames are of one."""
-        executor, bundle, now = self._inference.executor, self._bundle, time.monotonic()
-        device = executor.device
-        queries = self._queries(now)
+        work, outcomes, now = self._inference.workplace.now, self._reloads.state, time.monotonic()
+        opened, device = work.box.fitted.box, work.executor.device
+        queries = self._queries(work, now)
         workspaces = [device.costs.queries[one.id].workspace_bytes for one in queries if one.resident]
         return Status(
-            run=self._identity.run, bundle=bundle.digest[:BUNDLE_DIGITS], workload=bundle.manifest.workload,
-            device=self._config.device, policy=self._config.policy, uptime_s=round(now - self._started, 1),
+            run=work.identity.run, bundle=work.identity.bundle[:BUNDLE_DIGITS],
+            workload=opened.bundle.manifest.workload, device=opened.config.device, policy=opened.config.policy,
+            uptime_s=round(now - self._started, 1),
             budget_bytes=device.budget_bytes, resident_bytes=device.arena.residency.resident_bytes,
             workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
-            reloads={"applied": 0, "refused": 0}, cameras=[_camera(camera) for camera in self._inference.cameras],
-            queries=queries, sinks=self._sinks(), drift=self._drift(),
+            reloads={"applied": outcomes.applied, "refused": outcomes.refused}, refused=outcomes.reason,
+            bundle_fault=work.vigil.fault, cameras=[_camera(camera) for camera in work.cameras],
+            queries=queries, sinks=self._sinks(), drift=self._drift(work),
             spool=None if self._spool is None else SpoolStatus(**self._spool.to_json()),
         )  # fmt: skip
 
-    def _drift(self) -> list[DriftStatus]:
+    def _drift(self, work: AtWork) -> list[DriftStatus]:
         """What the last drift check found of the queries that are served."""
         found = None if self._spool is None else self._spool.checked
         return [] if found is None else [
@@ -104,23 +108,24 @@ class WatchedBox:
                 query=one.id, ratio=one.ratio, ci95=one.ci95, frames=one.frames, verdict=one.verdict,
                 checked_at=found.checked_at, reverted=one.reverted,
             )
-            for one in found.queries if one.id in self._bytes
+            for one in found.queries if one.id in work.queries
         ]  # fmt: skip
 
-    def _queries(self, now: float) -> list[QueryStatus]:
-        publisher, device = self._inference.executor.publisher, self._inference.executor.device
+    def _queries(self, work: AtWork, now: float) -> list[QueryStatus]:
+        publisher, device, nbytes = work.executor.publisher, work.executor.device, _bytes_of(work)
         ledger = publisher.ledger.to_json()
         accounts = {row["query"]: {key: row[key] for key in row.keys() - {"query"}} for row in ledger}
         with self._lock:
+            self._rates = {query: self._rates.get(query) or Rate() for query in work.queries}
             rates = {query: one.per_second(now, accounts[query]["processed"]) for query, one in self._rates.items()}
         return [
             QueryStatus(
-                id=query.id, camera=query.camera, resident=device.is_resident(query.id), bytes=self._bytes[query.id],
-                own_bytes=self._own_bytes[query.id], fps=round(rates[query.id], 2),
+                id=query.id, camera=query.camera, resident=device.is_resident(query.id), bytes=nbytes[query.id][0],
+                own_bytes=nbytes[query.id][1], fps=round(rates[query.id], 2),
                 age_p95_ms=publisher.age_p95_ms(query.id), sla_ms=query.sla_ms,
                 failure=publisher.failures.get(query.id), ledger=Account(**accounts[query.id]),
             )
-            for query in self._bundle.queries
+            for query in work.queries.values()
         ]  # fmt: skip
 
     def moving(self) -> bool:
@@ -133,7 +138,17 @@ class WatchedBox:
         for camera in self._inference.cameras:
             if camera.to_json()["frame_age_s"] is None:
                 lacking.append(f"camera {camera.id}: no frame yet")
+        if (fault := self.bundle_fault()) is not None:
+            lacking.append(f"bundle: {fault}")
         return [*lacking, *(f"sink {one.id}: {one.state}" for one in self._sinks() if one.state == DOWN)]
+
+    def bundle_fault(self) -> str | None:
+        """What became of the bundle's file in place; None while it is what it was."""
+        return self._inference.workplace.now.vigil.fault
+
+    def reload(self) -> Future[str | None]:
+        """Take up config and bundle as they are now; the reason where they are not applied."""
+        return self._reloads.ask()
 
     def picture(self, camera: str) -> Picture | None:
         """The newest frame of a camera with its results; KeyError where there is no such camera."""
@@ -159,3 +174,15 @@ def _camera(camera: Camera) -> CameraStatus:
         id=row["id"], state=row["state"], up=up,
         fps=row["fps"], frame_age_s=row["frame_age_s"], reconnects=row["reconnects"], error=row["error"],
     )  # fmt: skip
+
+
+@lru_cache(maxsize=2)
+def _bytes_of(work: AtWork) -> dict[str, tuple[int, int]]:
+    """The bytes of each query's tensors, and of those that are its alone."""
+    bundle = work.box.fitted.box.bundle
+    names = {query: set(bundle.names_in_order(query)) for query in work.queries}
+    having = Counter(name for given in names.values() for name in given)
+    return {
+        query: (sum(map(bundle.nbytes, given)), sum(bundle.nbytes(name) for name in given if having[name] == 1))
+        for query, given in names.items()
+    }

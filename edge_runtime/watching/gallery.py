@@ -58,6 +58,16 @@ class Gallery:
         self._results: dict[str, Mapping[str, Any]] = {}
         self._lock = threading.Lock()
 
+    def change(self, queries: Mapping[str, str]) -> None:
+        """Other queries are served; what is known of those that stay is kept."""
+        with self._lock:
+            cameras = set(queries.values())
+            self._frames = {camera: frame for camera, frame in self._frames.items() if camera in cameras}
+            self._results = {
+                query: result for query, result in self._results.items() if self._cameras[query] == queries.get(query)
+            }
+            self._cameras = dict(queries)
+
     def saw(self, camera: str, frame: int, captured_unix: float, image: np.ndarray) -> None:
         """A frame came."""
         with self._lock:

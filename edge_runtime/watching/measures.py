@@ -29,10 +29,20 @@ class Measures:
                 made.labels(query)
             return made
 
-        known = tuple(queries)
+        self._known = known = frozenset(queries)
         self._age = histogram("gemel_result_age_seconds", "From the capture of a frame to its result.")
         self._run = histogram("gemel_run_seconds", "A run of a query over the frames of one turn.")
         self._load = histogram("gemel_load_seconds", "Bringing what a query lacks into memory.")
+
+    def change(self, queries: Iterable[str]) -> None:
+        """Other queries are served; those that have gone are forgotten."""
+        known = frozenset(queries)
+        for histogram in (self._age, self._run, self._load):
+            for query in self._known - known:
+                histogram.remove(query)
+            for query in known:
+                histogram.labels(query)
+        self._known = known
 
     def finished(self, query: str, age_s: float) -> None:
         """A result of this age."""

@@ -34,6 +34,9 @@ def openapi() -> dict[str, Any]:
                 "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
             }},
             "/api/session": {"post": _post("The token of the request becomes a cookie.", {204: ("it did", None)})},
+            "/api/reload": {"post": _post("Config and bundle are taken up as they are now.",
+                                          {200: ("they are applied", JSON, _applied()),
+                                           409: ("they are not, and why", JSON, _applied("reason"))})},
             "/openapi.json": {"get": _get("This document.", {200: ("the document", JSON, {"type": "object"})})},
         },
         "components": {
@@ -61,6 +64,13 @@ def _answers(answers: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
 
 def _schema(more: list[Any]) -> dict[str, Any]:
     return more[0] if more else {"type": "string"}
+
+
+def _applied(*more: str) -> dict[str, Any]:
+    return {
+        "type": "object", "required": ["applied", *more], "additionalProperties": False,
+        "properties": {"applied": {"type": "boolean"}, **{name: {"type": "string"} for name in more}},
+    }  # fmt: skip
 
 
 def _missing() -> dict[str, Any]:

@@ -86,6 +86,10 @@ class HttpService:
             raise _taken(self._access, self._where, error) from error
         log.info("watch it at http://%s:%d/", self._access.host, self.port)
 
+    def admit(self, access: Access) -> None:
+        """Go on with another token."""
+        self._pages.access = access
+
     def stop(self) -> None:
         """End; what hangs is left."""
         if self._thread.is_alive():
@@ -119,7 +123,7 @@ class Pages:
     """What is answered at which path."""
 
     def __init__(self, box: Watched, measures: Measures, access: Access) -> None:
-        self._box, self._measures, self._access = box, measures, access
+        self._box, self._measures, self.access = box, measures, access
         self._history = History()
         self._watching: set[web.WebSocketResponse] = set()
         self._schema = json.dumps(openapi()).encode()
@@ -140,6 +144,7 @@ class Pages:
         made.router.add_get("/api/cameras/{id}/frame.jpg", self._frame)
         made.router.add_get("/api/watch", self._watch)
         made.router.add_post("/api/session", self._session)
+        made.router.add_post("/api/reload", self._reload)
         return made
 
     @web.middleware
@@ -162,7 +167,7 @@ class Pages:
 
     def _refused(self, request: web.Request) -> web.Response | None:
         open_to_all = request.method in ("GET", "HEAD") and request.path.startswith("/page/")
-        refusal = self._access.refusal(request.method, request.headers, open_to_all)
+        refusal = self.access.refusal(request.method, request.headers, open_to_all)
         if refusal is None:
             return None
         status, reason = refusal
@@ -181,8 +186,10 @@ class Pages:
         return web.Response(body=_page(name), content_type=PAGE[name], charset="utf-8")
 
     async def _health(self, _: web.Request) -> web.Response:
-        moving = self._box.moving()
-        return web.Response(status=200 if moving else 503, text="moving\n" if moving else "stuck\n")
+        moving, fault = self._box.moving(), self._box.bundle_fault()
+        said = [] if fault is None else [f"bundle: {fault}"]
+        text = "\n".join(["moving" if moving else "stuck", *said, ""])
+        return web.Response(status=200 if moving else 503, text=text)
 
     async def _ready(self, _: web.Request) -> web.Response:
         missing = self._box.missing()
@@ -212,8 +219,15 @@ class Pages:
     async def _session(self, _: web.Request) -> web.Response:
         """Whoever came so far has the token: the dashboard keeps it in a cookie that scripts cannot read."""
         answer = web.Response(status=204)
-        answer.set_cookie(COOKIE, self._access.token or "", httponly=True, samesite="Strict", path="/")
+        answer.set_cookie(COOKIE, self.access.token or "", httponly=True, samesite="Strict", path="/")
         return answer
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        """The answer comes when it is over: the checks take seconds."""
+        reason = await asyncio.wrap_future(self._box.reload())
+        if reason is None:
+            return web.json_response({"applied": True})
+        return web.json_response({"applied": False, "reason": reason}, status=409)
 
     async def _watch(self, request: web.Request) -> web.WebSocketResponse:
         """A dashboard: the status every second as text, pictures as they come as bytes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -98,6 +99,8 @@ class Status(_Value):
     bytes_moved: int
     loads: int
     reloads: dict[Literal["applied", "refused"], int]
+    refused: str | None = Field(description="why the last reload was not applied, null where it was")
+    bundle_fault: str | None = Field(description="what became of the bundle's file in place, null while it is whole")
     cameras: list[CameraStatus]
     queries: list[QueryStatus]
     sinks: list[SinkStatus]
@@ -118,6 +121,14 @@ class Watched(Protocol):
 
     def missing(self) -> list[str]:
         """What the box still lacks to be ready, in words; empty when it has all."""
+        ...
+
+    def bundle_fault(self) -> str | None:
+        """What became of the bundle's file in place, in words; None while it is what it was."""
+        ...
+
+    def reload(self) -> Future[str | None]:
+        """Take up config and bundle as they are now; once it is over, the reason where they were not applied."""
         ...
 
     def picture(self, camera: str) -> Any:

@@ -78,6 +78,15 @@ class BundleFile:
             done += read
 
 
+def is_open_as(file: BundleFile) -> bool:
+    """Whether what stands at its path is this very file, as it was when it was opened."""
+    try:
+        found = os.stat(file.path)
+    except OSError:
+        return False
+    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns) == file.opened_as
+
+
 def open_file(path: Path, remedy: str) -> BundleFile:
     """Open it; InputError when it cannot be read, BundleError when it is empty or hollow."""
     with opened(path, REMEDY_PATH) as file:

@@ -54,11 +54,13 @@ class Transfer(Protocol):
 class Mover(Protocol):
     """The memory of one arena and the way into it.
 
-    `overlaps` says whether it is worth moving weights while a query runs.
+    `overlaps` says whether it is worth moving weights while a query runs, `reads_file` whether they come out of the
+    bundle's file, and not of a copy in memory.
     """
 
     memory: Tensor
     overlaps: bool
+    reads_file: bool
 
     def start(self, copies: Sequence[Copy], waits: bool = False) -> Transfer:
         """Begin copies, after those begun before, and return at once; `waits` says that the caller waits for them."""

@@ -31,6 +31,7 @@ class CudaMover:
     """
 
     overlaps = True
+    reads_file = False
     memory: Tensor
 
     def __init__(self, store: Store, capacity_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:

@@ -55,6 +55,7 @@ class HostMover:
     """
 
     overlaps = False
+    reads_file = True
     memory: Tensor
     _bytes: np.ndarray
 

@@ -1,0 +1,1 @@
+"""A running box takes up another bundle or config: checked whole beside what serves, swapped between two frames."""

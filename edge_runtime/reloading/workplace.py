@@ -1,0 +1,261 @@
+"""What stays in a box as long as its process runs, and what is at work there: made anew for each config and bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_runtime.capture.camera import Camera
+from edge_runtime.capture.settings import Wanted
+from edge_runtime.delivery.parcel import Parcel
+from edge_runtime.delivery.post import Post, Rounds
+from edge_runtime.engines.unshared import bound_as
+from edge_runtime.equipping import EquippedBox
+from edge_runtime.frames.intake import Intake
+from edge_runtime.frames.ledger import Ledger
+from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.frames.motion import SceneChange
+from edge_runtime.frames.results import Identity
+from edge_runtime.integrity.vigil import Vigil
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.faults import is_out_of_memory
+from edge_runtime.memory.movers.fresh import Fresh
+from edge_runtime.opening import wanted
+from edge_runtime.rehearsal.trace import TraceWriter
+from edge_runtime.reloading.differences import looks_alike, runs_alike
+from edge_runtime.serving.device import Device, arena_bytes
+from edge_runtime.serving.executor import Executor, Parts, Turn
+from edge_runtime.serving.publishing import Publisher
+from edge_runtime.spool.spool import Spool
+from models.bundle import Bundle, BundleQuery
+from models.errors import InputError
+from models.sizes import exact_text
+
+log = logging.getLogger("gemel.run")
+
+
+class Observing(Protocol):
+    """Who watches a box at work (`edge_runtime.serving.watched.Observer`)."""
+
+    def saw(self, query: str, frame: Frame) -> None: ...
+    def answered(self, parcel: Parcel) -> None: ...
+    def took(self, query: str, turn: Turn) -> None: ...
+    def change(self, bundle: Bundle) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class AtWork:
+    """What is at work for one config and bundle."""
+
+    box: EquippedBox
+    identity: Identity
+    executor: Executor
+    cameras: tuple[Camera, ...]
+    vigil: Vigil
+
+    @property
+    def queries(self) -> dict[str, BundleQuery]:
+        """Its queries by id."""
+        return {query.id: query for query in self.box.fitted.box.bundle.queries}
+
+
+@dataclass(frozen=True, eq=False)
+class Successor:
+    """What is ready to be at work next: it holds no memory of the budget yet, and none of its threads runs."""
+
+    work: AtWork
+    memory: Fresh
+    rounds: Rounds
+    fresh_cameras: tuple[Camera, ...]
+
+
+class Workplace:
+    """Memory, mailboxes, ledger and who hears of results; `now` is at work there.
+
+    Raises InputError where the device lacks the memory.
+    """
+
+    def __init__(self, box: EquippedBox, post: Post, observer: Observing | None, spool: Spool | None) -> None:
+        self.post, self._observer, self._spool = post, observer, spool
+        config, demands = box.fitted.box.config, box.fitted.box.demands()
+        self.arena = _allocated(box)
+        self.trace = TraceWriter(config.trace) if config.trace else None
+        self.ledger = Ledger(box.costs.queries)
+        self.mailboxes = Mailboxes(box.costs.queries, self.ledger, heard=_teller(self.trace))
+        self._scene = SceneChange({query: demand.urgency for query, demand in demands.items()})
+        self._intake = Intake(self.mailboxes, self._saw)
+        self._identity = Identity(box.fitted.box.bundle.digest)
+        self.now = self._made(box, self._identity, {})
+        self._intake.change(_sources(self.now))
+
+    def prepare(self, box: EquippedBox) -> Successor:
+        """Make ready to go over to another box, beside what is at work; InputError where the device lacks the memory.
+
+        What takes long or can fail is done here: engines are built by now, schedules planned, memory found, sinks made.
+        """
+        config, before = box.fitted.box.config, self.now
+        kept = {camera.id: camera for camera in before.cameras
+                if before.box.fitted.box.config.cameras[camera.id] == config.cameras.get(camera.id)}  # fmt: skip
+        work = self._made(box, dataclasses.replace(self._identity, bundle=box.fitted.box.bundle.digest), kept)
+        alike = [query for query in self._runs_alike(work) if query in before.executor.costs.queries]
+        work.executor.believe(before.executor, alike)
+        needed = arena_bytes(box.costs, config.budget_bytes)
+        smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
+        most = max(needed, config.budget_bytes - smallest)
+        try:
+            memory = self.arena.prepare(box.store, needed, most, config.budget_bytes)
+        except (RuntimeError, MemoryError, OSError) as error:
+            raise _lacking(box, needed) from error
+        fresh = tuple(camera for camera in work.cameras if camera.id not in kept)
+        return Successor(work, memory, self.post.prepare(config.sinks), fresh)
+
+    def go_over(self, successor: Successor) -> None:
+        """Let it be at work from now on; call it between two frames, in the thread that runs queries."""
+        before, after = self.now, successor.work
+        box, old, new = after.box, before.queries, after.queries
+        for engine in before.executor.device.engines.values():
+            self.arena.unbind(engine)
+        try:
+            self.arena.take_over(successor.memory, box.store, box.fitted.box.config.budget_bytes, box.layouts)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # Nothing fits now; so the next load makes way and asks for less.
+            log.warning("out of memory while another box was taken up: %s", error)
+        same = [query for query in new if old.get(query) == new[query]]
+        after.executor.follow(before.executor, same)
+        after.executor.publisher.follow(before.executor.publisher)
+        after.executor.device.max_used_bytes = before.executor.device.max_used_bytes
+        emptied = {query for query in old.keys() & new.keys() if not looks_alike(old[query], new[query])}
+        sources = _sources(after)
+        sources_before = _sources(before)
+        moved = {query for query, source in sources.items() if sources_before.get(query) is not source}
+
+        def meanwhile() -> None:
+            self.ledger.add(new)
+            self.mailboxes.change(new, emptied | moved)
+            self._scene.change({query: demand.urgency for query, demand in box.fitted.box.demands().items()})
+            if self._observer is not None:
+                self._observer.change(box.fitted.box.bundle)
+            if self._spool is not None:
+                self._spool.queries = new
+
+        first = self._intake.change(sources, meanwhile)
+        for camera in before.cameras:
+            if camera not in after.cameras:
+                camera.stop()
+        for camera in after.cameras:
+            gains = any(sources[query] is camera for query in moved)
+            camera.serve(self._wanted_of(box, camera.id), first if gains else 0)
+        for camera in successor.fresh_cameras:
+            camera.start()
+        self.post.take(successor.rounds)
+        self.now = after
+        cold = [query for query in new if query not in old or not runs_alike(old[query], new[query])]
+        if cold:
+            after.executor.begin_warm_up(box.fitted.box.frames, cold)
+
+    def drop(self, successor: Successor) -> None:
+        """It is not needed after all."""
+        self.arena.mover.drop(successor.memory)
+
+    def _made(self, box: EquippedBox, identity: Identity, kept: Mapping[str, Camera]) -> AtWork:
+        opened = box.fitted.box
+        config, bundle = opened.config, opened.bundle
+        vigil = Vigil(bundle, opened.bad)
+        heard = _Heard(self.post, self._observer, self._spool, config.late == "publish")
+        queries = {query.id: query for query in bundle.queries}
+        parts = Parts(
+            Device(self.arena, bound_as(box.engines, box.costs), box.costs, config.budget_bytes),
+            box.fitted.policy,
+            opened.demands(),
+            self.mailboxes,
+            Publisher(heard.answered, self.ledger, queries, identity, opened.damaged),
+            self._scene.urgency,
+            self.trace,
+            heard.took,
+            vigil.look,
+        )
+        looked_at = {query.camera for query in bundle.queries}
+        cameras = [kept.get(name) or self._camera(box, name) for name in config.cameras if name in looked_at]
+        return AtWork(box, identity, Executor(parts), tuple(cameras), vigil)
+
+    def _camera(self, box: EquippedBox, name: str) -> Camera:
+        config = box.fitted.box.config.cameras[name]
+
+        def put(query: str, frame: Frame) -> None:
+            self._intake.put(camera, query, frame)
+
+        camera = Camera(config, self._wanted_of(box, name), put, ended=self.mailboxes.nudge)
+        return camera
+
+    def _wanted_of(self, box: EquippedBox, camera: str) -> dict[str, Wanted]:
+        return {query.id: wanted(query) for query in box.fitted.box.bundle.queries if query.camera == camera}
+
+    def _runs_alike(self, work: AtWork) -> list[str]:
+        """Queries whose runs take as long as those of the same query did before, on the same engine."""
+        before, engines = self.now.queries, self.now.executor.device.engines
+        return [
+            name for name, query in work.queries.items()
+            if name in before and runs_alike(before[name], query)
+            and getattr(engines[name], "name", "") == getattr(work.executor.device.engines[name], "name", "")
+        ]  # fmt: skip
+
+    def _saw(self, query: str, frame: Frame) -> None:
+        if self._observer is not None:
+            self._observer.saw(query, frame)
+        if frame.image is not None:
+            self._scene.saw(query, frame.captured_at, frame.image)
+
+
+class _Heard:
+    """Who hears of results and turns: the post, of late ones if it `takes_late`, the observer where the box is watched,
+    the spool where it has one.
+    """
+
+    def __init__(self, post: Post, observer: Observing | None, spool: Spool | None, takes_late: bool) -> None:
+        self._post, self._observer, self._spool, self._takes_late = post, observer, spool, takes_late
+
+    def answered(self, parcel: Parcel) -> None:
+        if self._observer is not None:
+            self._observer.answered(parcel)
+        if self._spool is not None:
+            self._spool.offer(parcel)
+        if self._takes_late or not parcel.record["late"]:
+            self._post.offer(parcel)
+
+    def took(self, query: str, turn: Turn) -> None:
+        if self._observer is not None:
+            self._observer.took(query, turn)
+
+
+def _sources(work: AtWork) -> dict[str, Camera]:
+    """The camera of each query."""
+    cameras = {camera.id: camera for camera in work.cameras}
+    return {name: cameras[query.camera] for name, query in work.queries.items()}
+
+
+def _allocated(box: EquippedBox) -> Arena:
+    config = box.fitted.box.config
+    size = arena_bytes(box.costs, config.budget_bytes)
+    try:
+        return Arena(box.store, size, config.device, config.budget_bytes, layouts=box.layouts)
+    except (RuntimeError, MemoryError) as error:
+        raise _lacking(box, size) from error
+
+
+def _lacking(box: EquippedBox, size: int) -> InputError:
+    config = box.fitted.box.config
+    fault = f"the device {config.device} has no {exact_text(size)} for weights"
+    return InputError(config.path, fault, "give a smaller budget", "budget")
+
+
+def _teller(trace: TraceWriter | None) -> Callable[[str, Frame], None] | None:
+    """What tells a trace of every frame that arrives."""
+    if trace is None:
+        return None
+    return lambda query, frame: trace.frame(query, frame.captured_at, time.monotonic())
