@@ -1,4 +1,4 @@
-"""`gemel run`."""
+"""`gemel run`, and `gemel reload` for what runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTLE_S = 0.3
 
 
 def register(commands: Any) -> None:
-    """Its grammar."""
+    """The grammar of both."""
     summary = "the edge daemon: cameras in, results out, under a memory budget"
     made = grammar.command(commands, "run", summary, run)
     made.add_argument("config", metavar="CONFIG")
@@ -23,6 +23,18 @@ def register(commands: Any) -> None:
     made.add_argument(
         "--check", action="store_true", help="check config and bundle, ask cameras and sinks for an answer, then stop"
     )
+    made = grammar.command(commands, "reload", "let a running box take up its config and bundle as they are now", ask)
+    made.add_argument("config", metavar="CONFIG", help="the config that the box was started with")
+
+
+def ask(args: argparse.Namespace) -> Outcome:
+    """A box that refuses serves on as it is."""
+    from gemel.reloading import reload_box
+
+    found = reload_box(args.config)
+    if found["applied"]:
+        return Outcome(found, f"{args.config}: applied", DONE)
+    return Outcome(found, f"{args.config}: not applied, the box serves on as it is: {found['reason']}", FELL_SHORT)
 
 
 def run(args: argparse.Namespace) -> Outcome:

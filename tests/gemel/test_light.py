@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--help", 0),
         ("service install box.yaml -o unit", 0),
         ("run absent.yaml --supervise", 2),
+        ("reload box.yaml", 2),
         ("bundle show tiny.safetensors", 0),
         ("bundle diff tiny.safetensors new.safetensors -o there", 0),
         ("bundle apply tiny.safetensors update -o applied.safetensors", 0),

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +18,7 @@ from edge_runtime.daemon import prepared
 from edge_runtime.serving.service import Serving
 from edge_runtime.serving.signals import Asked
 from models.bundle import BundleQuery, Made, write_bundle
-from tests.edge_runtime.tiny import net, query, trained_looking
+from tests.edge_runtime.tiny import net
 
 PATIENCE_S = 60.0
 
@@ -90,6 +92,9 @@ def wider(seed: int, width: int = 20) -> nn.Module:
     return net(3, width=width).eval()
 
 
-def plain(query_id: str, camera: str, seed: int, **keys: Any) -> tuple[BundleQuery, nn.Module]:
-    """A query with a model of its own."""
-    return query(query_id, camera, **keys), trained_looking(seed)
+def frames_of(clip: Path) -> list[np.ndarray]:
+    """All frames of a video, RGB."""
+    capture, frames = cv2.VideoCapture(str(clip)), []
+    while (read := capture.read())[0]:
+        frames.append(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
+    return frames

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tests.edge_runtime.reloading.running import Running, wider, write
-from tests.edge_runtime.tiny import query, trained_looking, write_clip, write_config, write_folder
+from models.bundle import open_bundle
+from tests.edge_runtime.reloading.running import Running, frames_of, wider, write
+from tests.edge_runtime.tiny import FACTORY, query, trained_looking, write_clip, write_config, write_folder
 
 CAMERAS = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
 
@@ -48,3 +51,187 @@ def test_a_new_bundle_serves_from_one_frame_to_the_next_and_its_results_say_so(f
     assert box.summary["balanced"] and box.summary["reloads"] == {"applied": 1, "refused": 0}
     assert not box.summary["fault"] and [row["query"] for row in box.summary["ledger"]] == ["gate", "yard", "new"]
     assert moved
+
+
+def test_queries_cameras_and_sinks_come_go_and_change_and_what_stays_is_left_alone(folder):
+    write_folder(folder / "third", 5)
+    sinks = [{"kind": "jsonl", "path": "results.jsonl"}, {"kind": "jsonl", "path": "gone.jsonl"}]
+    with Running(write_config(folder, cameras=CAMERAS, sinks=sinks)) as box:
+        for name in ("gate", "yard"):
+            box.more(name)
+        left, _ = before = box.serving.summary()["cameras"]
+        queries = [query("gate", "left"), query("yard", "third", classes=("x", "y", "z"))]
+        write(folder / "other.safetensors", {"gate": trained_looking(1), "yard": trained_looking(2)}, *queries)
+        cameras = {"left": CAMERAS["left"], "third": {"source": "third", "fps": 9, "loop": True}}
+        write_config(folder, bundle="other.safetensors", cameras=cameras,
+                     sinks=[sinks[0], {"kind": "jsonl", "path": "fresh.jsonl"}])  # fmt: skip
+        assert box.reload() is None
+        box.until(lambda: [one for one in box.records("fresh.jsonl") if one["camera"] == "third"])
+        after = box.serving.summary()["cameras"]
+        box.more("gate")
+    assert [one["id"] for one in after] == ["left", "third"] and len(before) == 2
+    assert after[0]["frames"] > left["frames"] and after[0]["reconnects"] == left["reconnects"], "it never left"
+    records = box.records()
+    assert no_key_twice(records) and box.summary["balanced"]
+    moved = [record for record in records if record["query"] == "yard"]
+    assert [one["camera"] for one in moved] == sorted(one["camera"] for one in moved), "first right, then third"
+    assert {one["label"] for one in moved if one["camera"] == "third"} <= {"x", "y", "z"}
+    gone, fresh = box.records("gone.jsonl"), box.records("fresh.jsonl")
+    assert gone == records[: len(gone)] and fresh == records[len(gone) :], "each result once, to whoever was there"
+    assert box.summary["sinks_gone"] == [
+        {"name": f"jsonl {folder / 'gone.jsonl'}", "delivered": len(gone), "undelivered": {}}
+    ]
+
+
+def test_a_query_that_is_gone_keeps_its_ledger_and_goes_on_with_it_when_it_is_back(folder):
+    both = {"gate": trained_looking(1), "yard": trained_looking(2)}
+    with Running(folder / "box.yaml") as box:
+        box.more("yard")
+        write(folder / "tiny.safetensors", {"gate": both["gate"]}, query("gate", "left"))
+        assert box.reload() is None
+        gone = {row["query"]: row for row in box.serving.summary()["ledger"]}["yard"]
+        assert gone["pending"] == 0 and gone["received"] == gone["processed"] + sum(gone["dropped"].values())
+        box.more("gate")
+        assert {row["query"]: row for row in box.serving.summary()["ledger"]}["yard"] == gone
+        write(folder / "tiny.safetensors", both, query("gate", "left"), query("yard", "left"))
+        assert box.reload() is None
+        box.more("yard")
+    assert no_key_twice(box.records()) and box.summary["balanced"]
+    ledger = {row["query"]: row for row in box.summary["ledger"]}
+    assert ledger["yard"]["processed"] == len(box.of("yard")) and ledger["gate"]["processed"] == len(box.of("gate"))
+
+
+def test_tensors_that_both_bundles_have_are_not_loaded_again(folder):
+    with Running(folder / "box.yaml") as box:
+        box.more("gate")
+        before = box.serving.summary()
+        models = {"gate": trained_looking(1), "yard": trained_looking(2), "new": trained_looking(5)}
+        queries = [query("gate", "left"), query("yard", "right"), query("new", "left")]
+        bundle = open_bundle(write(folder / "tiny.safetensors", models, *queries), [FACTORY])
+        assert box.reload() is None
+        for name in ("new", "gate", "yard"):
+            box.more(name)
+        names = [set(bundle.names_in_order(name)) for name in ("gate", "yard", "new")]
+        fresh = sum(map(bundle.nbytes, names[2] - names[1] - names[0]))
+        assert box.serving.summary()["bytes_moved"] - before["bytes_moved"] == fresh
+
+
+def test_answers_are_those_of_the_bundle_that_they_name(folder):
+    """Between two architectures of one query, back and forth, with memory for one query at a time."""
+    bundles = []
+    for number, model in enumerate((trained_looking(1), wider(9))):
+        keys = {"model_args": {"width": 20}} if number else {}
+        path = write(folder / f"{number}.safetensors", {"gate": model}, query("gate", "left", **keys))
+        bundles.append(open_bundle(path, [FACTORY]))
+    config = {"cameras": CAMERAS, "sinks": [{"kind": "jsonl", "path": "results.jsonl"}]}
+    with Running(write_config(folder, bundle="0.safetensors", **config)) as box:
+        for turn in range(1, 7):
+            write_config(folder, bundle=f"{turn % 2}.safetensors", **config)
+            assert box.reload() is None
+            box.more("gate", 1)
+    frames = frames_of(folder / "left.mp4")
+    digests = [bundle.digest[:12] for bundle in bundles]
+    seen = set()
+    for record in box.records():
+        which = digests.index(record["bundle"])
+        seen.add(which)
+        asked = bundles[which].query("gate")
+        batch = asked.preprocess.normalise(torch.stack([asked.preprocess.resize(frames[record["frame"] % 12])]))
+        with torch.inference_mode():
+            scores = bundles[which].build("gate")(batch).softmax(1)[0]
+        assert record["score"] == pytest.approx(float(scores.max()), rel=1e-4)
+        assert record["label"] == asked.classes[int(scores.argmax())]
+    assert seen == {0, 1} and box.summary["reloads"]["applied"] == 6 and box.summary["balanced"]
+    assert no_key_twice(box.records())
+
+
+def damaged(folder: Path) -> None:
+    data = bytearray((folder / "tiny.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "bad.safetensors").write_bytes(data)
+    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
+
+
+def headless(folder: Path) -> None:
+    data = bytearray((folder / "tiny.safetensors").read_bytes())
+    data[200] ^= 1
+    (folder / "bad.safetensors").write_bytes(data)
+    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
+
+
+def cut(folder: Path) -> None:
+    (folder / "bad.safetensors").write_bytes((folder / "tiny.safetensors").read_bytes()[:-600])
+    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
+
+
+def unsigned(folder: Path) -> None:
+    (folder / "key.pub").write_bytes(
+        Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
+    write_config(folder, cameras=CAMERAS, public_key="key.pub")
+
+
+def foreign(folder: Path) -> None:
+    write(folder / "bad.safetensors", {"q": trained_looking(1)}, query("q", "left", model="os:getcwd"))
+    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
+
+
+def elsewhere(folder: Path) -> None:
+    write(folder / "bad.safetensors", {"q": trained_looking(1)}, query("q", "nowhere"))
+    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
+
+
+def raising(folder: Path) -> None:
+    write(folder / "bad.safetensors", {"q": trained_looking(1)}, query("q", "left", model=f"{__name__}:leaves"))
+    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors", factories=[f"{__name__}:leaves"])
+
+
+def leaves(*_: object, **__: object) -> None:
+    """A factory that would end the process."""
+    raise SystemExit("and\nmore")
+
+
+WRONG = {
+    "no config": (lambda folder: (folder / "box.yaml").unlink(), "cannot be read"),
+    "no yaml": (lambda folder: (folder / "box.yaml").write_text("a: ["), "line 1"),
+    "a key": (lambda folder: write_config(folder, cameras=CAMERAS, frob=1), "frob"),
+    "a variable": (lambda folder: write_config(folder, cameras={"left": {"source": "${NOWHERE}"}}), "NOWHERE"),
+    "a budget": (lambda folder: write_config(folder, cameras=CAMERAS, budget="9KiB"), "budget"),
+    "a sink": (lambda folder: write_config(folder, cameras=CAMERAS, sinks=[{"kind": "jsonl", "path": "no/r"}]), "no"),
+    "a sink over the bundle": (
+        lambda folder: write_config(folder, cameras=CAMERAS, sinks=[{"kind": "jsonl", "path": "tiny.safetensors"}]),
+        "the bundle",
+    ),
+    "no bundle": (lambda folder: write_config(folder, cameras=CAMERAS, bundle="absent"), "cannot be read"),
+    "a bit": (damaged, "does not match its content hash"),
+    "a header": (headless, "is damaged"),
+    "a cut": (cut, "truncated"),
+    "a signature": (unsigned, "is not signed"),
+    "a factory": (foreign, "not in the zoo"),
+    "a factory that ends the process": (raising, "SystemExit"),
+    "a camera": (elsewhere, "needs a camera 'nowhere'"),
+    "http": (lambda folder: write_config(folder, cameras=CAMERAS, http={"bind": "127.0.0.1:0"}), "http.bind"),
+    "a trace": (lambda folder: write_config(folder, cameras=CAMERAS, trace="t.jsonl"), "trace"),
+    "a spool": (lambda folder: write_config(folder, cameras=CAMERAS, spool="elsewhere"), "spool"),
+}
+
+
+def test_nothing_of_what_is_wrong_is_applied_and_one_line_says_why(folder, caplog):
+    good = (folder / "box.yaml").read_text()
+    with Running(folder / "box.yaml") as box:
+        box.more("gate")
+        for number, (name, (spoil, said)) in enumerate(WRONG.items(), 1):
+            caplog.clear()
+            spoil(folder)
+            reason = box.reload()
+            assert reason is not None and said in reason and "\n" not in reason, (name, reason)
+            told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+            assert told == [f"not reloaded, the box serves on as it is: {reason}"], name
+            summary = box.serving.summary()
+            assert summary["reloads"] == {"applied": 0, "refused": number} and summary["refused"] == reason
+        bundle = box.of("gate")[0]["bundle"]
+        assert {record["bundle"] for record in box.more("gate") + box.more("yard")} == {bundle}
+        (folder / "box.yaml").write_text(good)
+        assert box.reload() is None and box.serving.summary()["refused"] is None
+        box.more("gate")
+    assert box.summary["balanced"] and no_key_twice(box.records()) and not box.summary["fault"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,8 @@ class Box:
     def __init__(self, **changes: Any) -> None:
         self.changes = changes
         self.moves, self.lacks = True, list[str]()
+        self.refuses: str | None = None
+        self.reloads = 0
         self.gallery = Gallery({"bridge-cars": "bridge", "gate-kind": "gate"})
 
     def status(self) -> Status:
@@ -61,7 +64,8 @@ class Box:
             "run": "f3a9c1", "bundle": "0123456789ab", "workload": "junction", "device": "cpu", "policy": "ours",
             "uptime_s": 3725.0, "budget_bytes": 64_000_000, "resident_bytes": 40_000_000,
             "workspace_bytes": 9_000_000, "bytes_moved": 123_456_789, "loads": 17,
-            "reloads": {"applied": 1, "refused": 2}, "cameras": [camera(name) for name in CAMERAS],
+            "reloads": {"applied": 1, "refused": 2}, "refused": None, "bundle_fault": None,
+            "cameras": [camera(name) for name in CAMERAS],
             "queries": [query("bridge-cars", "bridge"), query("gate-kind", "gate", resident=False)],
             "sinks": [sink("jsonl", delivered=181, undelivered={"full": 3})],
             "drift": [
@@ -79,6 +83,15 @@ class Box:
 
     def missing(self) -> list[str]:
         return self.lacks
+
+    def bundle_fault(self) -> str | None:
+        return self.status().bundle_fault
+
+    def reload(self) -> Future[str | None]:
+        self.reloads += 1
+        future: Future[str | None] = Future()
+        future.set_result(self.refuses)
+        return future
 
     def picture(self, camera: str) -> Picture | None:
         return self.gallery.picture(camera)
