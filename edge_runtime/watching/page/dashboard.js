@@ -140,6 +140,8 @@ function showTroubles(status) {
     ...status.sinks.filter((one) => !["up", "starting"].includes(one.state))
       .map((one) => `sink ${one.id}: ${one.state}${because(one.trouble)}`),
     ...status.queries.filter((one) => one.failure).map((one) => `query ${one.id}: ${one.failure}`),
+    ...(status.bundle_fault ? [`bundle: ${status.bundle_fault}`] : []),
+    ...(status.refused ? [`the last reload was not applied: ${status.refused}`] : []),
   ];
   part("troubles").hidden = !told.length;
   part("troubles").replaceChildren(...told.map((text) => make("li", text)));

@@ -119,6 +119,23 @@ def test_metrics_are_those_of_the_design_and_add_up(address: str, box: Box, meas
     assert not any(name.endswith("_created") for name in names)
 
 
+def test_a_reload_needs_the_token_and_says_what_came_of_it(address: str, box: Box) -> None:
+    assert asked(address, "/api/reload", "POST")[0] == 401 and asked(address, "/api/reload", **BEARER)[0] == 405
+    assert box.reloads == 0
+    status, body, _ = asked(address, "/api/reload", "POST", **BEARER)
+    assert status == 200 and json.loads(body) == {"applied": True}
+    box.refuses = "box.yaml: bundle: is cut"
+    status, body, _ = asked(address, "/api/reload", "POST", **BEARER)
+    assert status == 409 and json.loads(body) == {"applied": False, "reason": box.refuses} and box.reloads == 2
+    described = json.loads(asked(address, "/openapi.json")[1])["paths"]["/api/reload"]["post"]
+    assert {"200", "409"} <= described["responses"].keys() and described["security"] == [{"token": []}]
+
+
+def test_a_bundle_that_was_changed_in_place_is_told_by_health(address: str, box: Box) -> None:
+    box.changes["bundle_fault"] = "box.safetensors was changed in place"
+    assert asked(address, "/healthz")[:2] == (200, b"moving\nbundle: box.safetensors was changed in place\n")
+
+
 def test_a_cameras_frame_is_a_jpeg_with_its_results_drawn(address: str, box: Box) -> None:
     assert asked(address, "/api/cameras/bridge/frame.jpg")[0] == 404
     assert asked(address, "/api/cameras/nowhere/frame.jpg")[0] == 404
