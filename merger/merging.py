@@ -39,6 +39,7 @@ from models.files.json_file import finite
 from models.files.lock import locked
 from models.measuring.evaluation import Evidence
 from models.parts.terms import FP32, LOW_RANK
+from models.sharing.equal import ceiling_with_copies, copies
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
 from models.weights.reading import fingerprint
@@ -98,7 +99,7 @@ def _merged(
         evidence = _measured(bench, models, checkpoint)
         bench.begin(WRITING)
         records = _records(bench, found.merged, evidence)
-        made = Made(workload.name, method, ceiling_bytes(bench.layers))
+        made = Made(workload.name, method, _ceiling_bytes(bench))
         manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
     _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(bench, found, method, options)])
     checkpoint.remove()
@@ -210,6 +211,12 @@ def _precision(bench: Workbench, merged: Merged, query: Query) -> Any:
     if original.keys() == state.keys() and all(torch.equal(original[key].cpu(), state[key].cpu()) for key in state):
         return None
     return bench.precisions.chosen(query)
+
+
+def _ceiling_bytes(bench: Workbench) -> int:
+    sizes = {query.id: model_bytes(query) for query in bench.workload.queries}
+    twins = copies({query: model.state_dict() for query, model in bench.originals.items()})
+    return ceiling_with_copies(bench.layers, sizes, twins)
 
 
 def _accounted(bench: Workbench, found: _Found, method: str, options: MergeOptions) -> list[dict[str, Any]]:

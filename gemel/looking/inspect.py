@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemel.looking.missing import missing
 from gemel.text import percent, size, table
-from models.sharing.groups import Group, Likeness, ceiling_bytes, groups
+from models.sharing.equal import ceiling_with_copies, copies
+from models.sharing.groups import Group, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
 from models.sharing.likeness import cosine_likeness
 from models.weights.reading import load_weights
 from models.workload import Workload
 from models.zoo import build_query
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEXT_GROUPS = 12
 PAIRING_EXPLAINED = (
@@ -97,10 +101,12 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
     """The models of a workload and what they could share.
 
     With `weights` the queries' weights files are read, where they exist, and decide by their likeness which of several
-    layers of one signature meet.
+    layers of one signature meet; a model that is a copy of another's is shared whole.
     """
     layers = layers_of_all(workload.queries)
-    found = groups(layers, signature, likeness=_likeness(workload) if weights else None)
+    states = _states(workload) if weights else {}
+    twins = copies(states)
+    found = groups(layers, signature, likeness=cosine_likeness(states) if weights else None)
     shareable: Counter[str] = Counter()
     for group in found:
         for query, _ in group.members:
@@ -124,24 +130,30 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
         queries=queries,
         total_bytes=total,
         groups=tuple(found),
-        ceiling_bytes=ceiling_bytes(layers, signature),
+        ceiling_bytes=ceiling_with_copies(layers, {query["id"]: query["bytes"] for query in queries}, twins, signature),
         heaviest=_heaviest([layer.bytes for layer in layers], total),
-        notes=tuple(
-            f"{query.id}: {query.model} has no convolution or linear layer but its head, so it can share nothing"
-            for query in workload.queries
-            if query.id not in free
+        notes=(
+            *(
+                f"{query}: its weights are those of {other}, so all of it is shared as it is"
+                for query, other in twins.items()
+            ),
+            *(
+                f"{query.id}: {query.model} has no convolution or linear layer but its head, so it can share nothing"
+                for query in workload.queries
+                if query.id not in free
+            ),
         ),
         warnings=missing(workload),
     )
 
 
-def _likeness(workload: Workload) -> Likeness:
+def _states(workload: Workload) -> dict[str, dict[str, Tensor]]:
     states = {}
     for query in workload.queries:
         if query.weights is not None and query.weights.exists():
             model = build_query(query)
             states[query.id] = load_weights(query, model).state_dict()
-    return cosine_likeness(states)
+    return states
 
 
 def _heaviest(layer_bytes: list[int], total: int) -> tuple[tuple[int, float], ...]:

@@ -90,6 +90,11 @@ def _ancestry(f: Fields) -> str:
     )
 
 
+def _equal(f: Fields) -> str:
+    as_is = f"; {listed(f['settled'])} share nothing else and stay as they are" if f["settled"] else ""
+    return f"{f['sets']} sets of layers are equal already: {size(f['saved_bytes'])} less without any training{as_is}"
+
+
 def _aligned(f: Fields) -> str:
     return (
         f"{f['query']}: {f['moved']} of {f['channels']} channels change places, so that they match those of the others"
@@ -212,7 +217,7 @@ def _profile(f: Fields) -> str:
 SENTENCES: dict[str, Callable[[Fields], str]] = {
     "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
     "reference": _reference, "precision": _precision, "workers": _workers,
-    "ancestry": _ancestry, "aligned": _aligned, "start": _start, "rate": _rate, "waits": _waits,
+    "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate, "waits": _waits,
     "accepted": _accepted, "alone": _alone, "repair": _repair, "candidates": _candidates, "beyond": _beyond,
     "widths": _widths, "prefix": _prefix, "attempt": _attempt, "round": _round, "test": _test,
     "evaluate": _evaluate, "stream": _stream, "profile": _profile,

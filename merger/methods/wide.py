@@ -28,6 +28,8 @@ from merger.mending.several import mend_all, most_work
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
+from merger.training.loop import Recipe
+from models.sharing.equal import equal_sets, settled, with_equal
 from models.sharing.groups import groups
 from models.sharing.layers import model_bytes
 from models.sharing.likeness import cosine_likeness
@@ -47,28 +49,58 @@ FEATURES = 1.0
 
 
 def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
-    return all_at_once(whole_plan(bench, options).shared, log, options.required(bench), work)
+    sets = whole_plan(bench, options).shared
+    known = {query for row in log for query in row.get("equal", ())}
+    as_is = [members for members in sets if members[0][0] in known]
+    trained = [members for members in sets if members[0][0] not in known]
+    return [*map(Trial, as_is), *all_at_once(trained, log, options.required(bench), work)]
 
 
 @method("wide", _sets_tried)
 def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Tie all, choose the start, train jointly, mend; a query that nothing helps gets its original back.
 
-    With `beyond`, on from there past the ceiling.
+    Whoever shares only weights that are equal already is tied as it is, and takes no part in that. With `beyond`, on
+    from there past the ceiling.
     """
-    plan = whole_plan(bench, options)
-    originals = snapshots(bench.originals)
+    whole, originals = whole_plan(bench, options), snapshots(bench.originals)
+    equal = equal_sets(whole, originals)
+    known = settled(whole, equal)
+    plan = whole.without(*known)
     recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
-    required = {query: bench.required(query, options.margin) for query in bench.queries}
     bounds = Bounds.of(bench, options, checkpoint)
-    if not plan.shared:
+    trains = [CHOOSING, TRAINING, MENDING] if plan.shared else []
+    if stages := [*trains, *([BEYOND] if options.beyond else [])]:
+        bench.stages.announce(stages)
+    if not whole.shared:
         bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
-        merged = Merged(plan, originals)
-        return beyond(bench, merged, recipe, required, checkpoint, bounds) if options.beyond else merged
+    if equal.shared:
+        saved = equal.saved_bytes(bench.layers)
+        bench.progress("equal", sets=len(equal.shared), saved_bytes=saved, settled=sorted(known))
+        checkpoint.note({"equal": sorted(known), "saved_bytes": saved, "work": bench.work.total})
+    merged = Merged(plan, originals)
+    if plan.shared:
+        merged, recipe = _merged(bench, plan, recipe, options, checkpoint, bounds)
+    apart = bench.queries.keys() - merged.plan.queries()
+    states = {query: originals[query] if query in apart else state for query, state in merged.states.items()}
+    merged = Merged(with_equal(merged.plan, equal, apart), states)
+    if stored_bytes(bench, merged.plan) > stored_bytes(bench, equal):
+        bench.progress("warning", text="less is saved than by what is equal already: that alone is shared")
+        merged = Merged(equal, originals)
+    if not options.beyond:
+        return merged
+    bench.begin(BEYOND, work=most_tried(bench, recipe, bounds))
+    return beyond(bench, merged, recipe, options.required(bench), checkpoint, bounds)
+
+
+def _merged(
+    bench: Workbench, plan: SharingPlan, recipe: Recipe, options: MergeOptions, checkpoint: Checkpoint, bounds: Bounds
+) -> tuple[Merged, Recipe]:
+    """What the training of all that share under a plan comes to, and the recipe that it took."""
+    required, originals = options.required(bench), snapshots(bench.originals)
     planned = bounds.part(JOINT)
     end = replace(planned, most_work=bounds.most_work)
     sprints = Sprints(bench, plan, recipe, required, checkpoint, planned, end)
-    bench.stages.announce([CHOOSING, TRAINING, MENDING, *([BEYOND] if options.beyond else [])])
     trained, accepted = _trained(sprints, options.choose_rate)
     merged = Merged(trained.plan, {**originals, **trained.states})
     cases = [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
@@ -85,10 +117,7 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
             why = {"after": JOINING, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
         merged = Merged(accepted.plan, {**originals, **accepted.states})
-    if not options.beyond:
-        return merged
-    bench.begin(BEYOND, work=most_tried(bench, trained.recipe, bounds))
-    return beyond(bench, merged, trained.recipe, required, checkpoint, bounds)
+    return merged, trained.recipe
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:

@@ -81,6 +81,50 @@ def test_a_workload_without_common_layers_keeps_its_originals(bench: Workbench) 
     assert not merged.plan.shared and any("nothing is shared" in text for text in said)
 
 
+def _same(bench: Workbench, one: str, other: str) -> None:
+    bench.originals[other].load_state_dict(bench.originals[one].state_dict(), strict=False)  # q1 has a layer more
+
+
+def test_models_that_are_equal_are_shared_as_they_are_and_train_nothing(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _same(bench, "q0", "q1")
+    _same(bench, "q0", "q2")
+    told: dict[str, dict] = {}
+    bench.progress = lambda event, **fields: told.update({event: fields})
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: pytest.fail("there is nothing to train"))
+    checkpoint = Checkpoint(tmp_path / "work", {}, False)
+    merged = wide(bench, OPTIONS, checkpoint)
+    assert merged.plan == whole_plan(bench, OPTIONS) and bench.work.total == 0
+    for query, model in bench.originals.items():
+        assert all(torch.equal(merged.states[query][key], tensor) for key, tensor in model.state_dict().items())
+    assert told["equal"]["settled"] == ["q0", "q1", "q2"] and "stages" not in told
+    sets = wide_module._sets_tried(bench, OPTIONS, checkpoint.log, 0.0)
+    assert {one.members for one in sets} == set(merged.plan.shared) and not any(one.work for one in sets)
+
+
+def test_who_ends_with_nothing_shared_gets_its_original_back_and_shares_what_is_equal(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _same(bench, "q0", "q1")
+    whole = whole_plan(bench, OPTIONS)
+    spoiled = {
+        query: {key: torch.zeros_like(tensor) for key, tensor in model.state_dict().items()}
+        for query, model in bench.originals.items()
+    }
+    nothing = Merged(SharingPlan(), spoiled)
+    monkeypatch.setattr(wide_module, "_merged", lambda _b, plan, recipe, *_: (nothing, recipe))
+    merged = wide(bench, OPTIONS, Checkpoint(tmp_path / "work", {}, False))
+    assert merged.plan.queries() == {"q0", "q1"} and len(merged.plan.shared) == len(whole.shared)
+    for query, model in bench.originals.items():
+        assert all(torch.equal(merged.states[query][key], tensor) for key, tensor in model.state_dict().items())
+    joined = Merged(whole.without("q0"), spoiled)  # q1 went with q2, and has no equal any more
+    monkeypatch.setattr(wide_module, "_merged", lambda _b, plan, recipe, *_: (joined, recipe))
+    merged = wide(bench, OPTIONS, Checkpoint(tmp_path / "other", {}, False))
+    assert merged.plan == joined.plan, "as much is saved as by what is equal"
+    assert merged.states["q1"] is spoiled["q1"] and bool(merged.states["q0"]["head.weight"].any())
+
+
 def _start_of_q0(
     bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
 ) -> Start:
@@ -180,7 +224,8 @@ def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
     kept = wide(bench, OPTIONS, checkpoint)
     if ends != "less":
-        assert kept is ended and not checkpoint.log
+        assert kept.plan == ended.plan and not checkpoint.log
+        assert all(kept.states[query] is ended.states[query] for query in ended.plan.queries())
         return
     assert kept.plan == others and all("mark" in kept.states[query] for query in ("q0", "q2"))
     original = bench.originals["q1"].state_dict()
