@@ -13,6 +13,7 @@ from models.parts.terms import WEIGHTS
 METHODS = (
     "wide", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
 )  # fmt: skip
+SHARING_NOTHING = ("joint", "none")
 RECIPE = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
 BOUNDS = ("margin", "min_saving", "max_minutes", "max_work", "precision", "weights")
 
@@ -67,11 +68,13 @@ def _bounds(made: argparse.ArgumentParser) -> None:
 
 def merge(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
+    from gemel.looking.outcomes import Outcomes
     from gemel.looking.scores import scores_text
     from gemel.planning.on_paper import remember
     from gemel.progress import shown_on
     from merger import MergeOptions, Recipe, Resources
     from merger import merge as merge_workload
+    from models.bundle import open_bundle
     from models.workload import load_workload
 
     recipe = Recipe(**grammar.given(args, *RECIPE))
@@ -86,4 +89,6 @@ def merge(args: argparse.Namespace) -> Outcome:
     became = f"{size(report.bytes_before)} became {size(report.bytes_after)}"
     saved = f"{percent(report.saved_fraction)} saved (ceiling {percent(report.ceiling_fraction)})"
     text = f"{scores_text(result['queries'])}\n\n{report.bundle}: {became}, {saved}, in {duration(report.seconds)}"
+    if args.method not in SHARING_NOTHING and (why := Outcomes.of(open_bundle(report.bundle)).why_nothing()):
+        text += f"\n{why}"
     return Outcome(result, text, DONE if report.met else FELL_SHORT)

@@ -87,6 +87,16 @@ class Outcomes:
             parts.append(f"stored {self.widths[-1]['width']}: {widened} weights wider" + _in_whose_way(self.widths))
         return "\n".join([parts[0], *map(one_line, parts[1:])])
 
+    def why_nothing(self) -> str:
+        """Why nothing is shared, in one line; empty where something is."""
+        if any(row["kept"] for row in self.sets):
+            return ""
+        if not self.sets:
+            return "nothing is shared: no two models have a layer in common that saves enough"
+        reasons = {query: row for row in self.sets for query in row["in_the_way"]}
+        found = "; ".join(dict.fromkeys(_in_the_way(row) for row in reasons.values()))
+        return f"nothing is shared, every model is its original: {found or 'no set of layers was tried to the end'}"
+
 
 def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:
     """The sets that share a weight, by the manifest: the rows of `merger.journal.outcomes` without what only a log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -115,14 +116,17 @@ class Workbench(Stock):
         return models
 
     def calibrate(self, query: str, model: nn.Module, frames: int = CALIBRATION_FRAMES) -> None:
-        """Measure the running statistics of the norms that are not at rest again, on so many train frames."""
-        if all(map(at_rest, norms_of(model))):
-            return
+        """Measure the running statistics of the norms that are not at rest again, on so many train frames.
+
+        These go through the model in even chunks. One frame alone tells nothing of a spread: the norms stay.
+        """
         data = self.train[query]
         count = min(len(data), frames)
-        indices = torch.linspace(0, len(data) - 1, count).long().tolist()
-        chunks = [indices[start : start + CALIBRATION_BATCH] for start in range(0, count, CALIBRATION_BATCH)]
-        calibrate_norms(model, (data.frames(chunk, self.device) for chunk in chunks))
+        if all(map(at_rest, norms_of(model))) or count < 2:
+            return
+        indices = torch.linspace(0, len(data) - 1, count).long()
+        chunks = indices.tensor_split(math.ceil(count / CALIBRATION_BATCH))
+        calibrate_norms(model, (data.frames(chunk.tolist(), self.device) for chunk in chunks))
         self.work.add(self.queries[query], count)
 
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe, eased: Collection[str] = ()) -> Training:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,11 @@ def at_rest(norm: _BatchNorm) -> bool:
 
 @torch.no_grad()
 def calibrate_norms(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Measure the running statistics anew: the plain average over `batches` of what each norm meets in training.
+    """Measure the running statistics anew: the average over `batches` of what each norm meets in training.
 
-    Batches are inputs ready for the model, f32 (N, 3, S, S). Weights stay, and so do norms at rest; nothing happens
-    without norms or batches.
+    Batches are inputs ready for the model, f32 (N, 3, S, S); each counts as many times as it has frames. Weights stay,
+    and so do norms at rest; nothing happens without norms or batches. ValueError for a batch of one frame of which a
+    norm sees one value a channel.
     """
     norms = [norm for norm in norms_of(model) if not at_rest(norm)]
     batches = iter(batches)
@@ -41,9 +43,12 @@ def calibrate_norms(model: nn.Module, batches: Iterable[Tensor]) -> None:
     for norm in norms:
         norm.train()
         norm.reset_running_stats()
-        norm.momentum = None  # a cumulative average
+    seen = 0
     try:
-        for batch in _chain(first, batches):
+        for batch in chain([first], batches):
+            seen += len(batch)
+            for norm in norms:
+                norm.momentum = len(batch) / seen  # a cumulative average
             model(batch)
     finally:
         for norm, momentum in zip(norms, momenta):
@@ -135,8 +140,3 @@ def _watch(norms: list[_BatchNorm], see: Callable[[_BatchNorm, Tensor], None]) -
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _chain(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
-    yield first
-    yield from rest

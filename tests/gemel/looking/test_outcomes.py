@@ -175,3 +175,15 @@ def test_the_words_are_the_mergers() -> None:
 def test_a_bundle_that_nothing_trained_says_nothing_of_it(bundle: Bundle) -> None:
     manifest = replace(bundle.manifest, queries=tuple(replace(one, trained=None) for one in bundle.queries))
     assert "trained" not in manifest.to_json() and '"trained":{"precision":"bf16"}' in bundle.manifest.to_json()
+
+
+def test_where_nothing_is_shared_it_is_said_why() -> None:
+    refused = [
+        _row("layer1", "", "refused", {"b": WHY, "c": {**WHY, "ratio": 0.5}}),
+        _row("layer2", "", "refused", {"b": WHY}),
+    ]
+    line = Outcomes(tuple(refused)).why_nothing()
+    assert line.startswith("nothing is shared, every model is its original: ") and "\n" not in line
+    assert "c: 50.0 % of 97.5 % after residuals of rank 16" in line and line.count("b: 90.0 %") <= 2
+    assert Outcomes(()).why_nothing().endswith("no two models have a layer in common that saves enough")
+    assert Outcomes((*refused, _row("layer3", "ab", "kept"))).why_nothing() == ""

@@ -35,6 +35,19 @@ def test_calibration_measures_what_each_norm_meets():
     torch.testing.assert_close(first.running_var, each.mean(dim=0), atol=1e-4, rtol=1e-4)
 
 
+def test_a_batch_counts_as_often_as_it_has_frames():
+    model = network().eval()
+    data = batches(2)
+    uneven = [data[0], data[1][:2]]
+    calibrate_norms(model, uneven)
+    first = model[1]
+    met = torch.cat([model[0](batch) for batch in uneven])
+    torch.testing.assert_close(first.running_mean, met.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
+    each = torch.stack([model[0](batch).var(dim=(0, 2, 3)) for batch in uneven])
+    expected = (each * torch.tensor([8.0, 2.0])[:, None]).sum(0) / 10
+    torch.testing.assert_close(first.running_var, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_calibration_mends_statistics_that_no_longer_fit():
     model = network()
     data = batches(1)
