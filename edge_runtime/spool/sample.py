@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FORMAT = 1
+LEAST_EXPECTED = 0.01
 SUFFIX = ".png"
 REMEDY = "remove it"
 MOST_HEAD_BYTES = 1 << 20
@@ -59,8 +60,9 @@ class Head(Exact):
     """What a sample says of its picture: when and of what it was taken, and what was answered.
 
     `size` is (width, height) of the part of the frame that the query looks at, `roi` that part, `threshold` the score
-    from which detections count, `bundle` the first digits of the SHA-256 of what was served. A classification has
-    `label` and `score`, a detection `detections`.
+    from which detections count, `expected` the agreement with its original of a model that is right as often (on the
+    test split of the merge; 1 where nobody knows), `bundle` the first digits of the SHA-256 of what was served. A
+    classification has `label` and `score`, a detection `detections`.
     """
 
     format: Literal[1]
@@ -73,6 +75,7 @@ class Head(Exact):
     size: Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(min_length=2, max_length=2)]
     roi: Box | None
     threshold: Fraction
+    expected: Annotated[float, Field(ge=LEAST_EXPECTED, le=1)]
     label: ClassName | None = None
     score: Fraction | None = None
     detections: Annotated[list[Found], Field(max_length=MOST_FOUND)] | None = None
@@ -95,7 +98,7 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
     head = {
         "format": FORMAT, **{key: record[key] for key in ("run", "query", "camera", "frame", "captured_at", "bundle")},
         "size": [part.shape[1], part.shape[0]], "roi": None if query.roi is None else list(query.roi),
-        "threshold": max(query.min_score, query.threshold or 0.0),
+        "threshold": max(query.min_score, query.threshold or 0.0), "expected": expected_agreement(query),
         **{key: record[key] for key in ("label", "score", "detections") if key in record},
     }  # fmt: skip
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode()
@@ -104,6 +107,18 @@ def sample_bytes(record: Mapping[str, Any], image: np.ndarray, query: BundleQuer
         raise ValueError(f"a picture of {picture.shape} cannot be written as PNG")
     png = data.tobytes()
     return png[:_FIRST_CHUNKS] + _chunk(_KEYWORD + text) + png[_FIRST_CHUNKS:]
+
+
+def expected_agreement(query: BundleQuery) -> float:
+    """The agreement with its original of a model that is right as often: by labels two that are equally good differ.
+
+    What it was on the test split of the merge, over the ratio there: 1 where the original's answers were the reference.
+    """
+    evidence: Mapping[str, Any] = query.evidence or {}
+    ratio, agreement = evidence.get("ratio"), evidence.get("agreement")
+    if not isinstance(agreement, float) or not ratio:
+        return 1.0
+    return min(1.0, max(LEAST_EXPECTED, agreement / ratio))
 
 
 def sample_name(record: Mapping[str, Any]) -> str:

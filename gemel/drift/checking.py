@@ -85,9 +85,9 @@ def _judged(load: Workload, found: Gathered, stages: Stages) -> tuple[dict[str, 
     for query in load.queries:
         paths = found.samples[query.id]
         original = original_of(query).to(device)
-        counts, lost = compared(query, original, paths, stages.add)
-        left_out[UNUSABLE] += lost
-        rows[query.id] = judged(counts, task_of(query.task), query.accuracy_target)
+        beside = compared(query, original, paths, stages.add)
+        left_out[UNUSABLE] += beside.unusable
+        rows[query.id] = judged(beside, task_of(query.task), query.accuracy_target)
     return rows, +left_out
 
 

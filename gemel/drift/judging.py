@@ -36,16 +36,26 @@ class Judged:
     verdict: str
 
 
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """The tally of every sample (`Task.tally`), the original's answer its truth, int64 (N, ...); the agreement that is
+    `expected` of a model that is right as often; and how many samples could not be used.
+    """
+
+    counts: np.ndarray
+    expected: float
+    unusable: int
+
+
 @torch.inference_mode()
 def compared(
     query: Query, original: nn.Module, paths: Sequence[Path], told: Callable[[int], object] = lambda frames: None
-) -> tuple[np.ndarray, int]:
-    """The tally of every sample (`Task.tally`), the original's answer its truth, int64 (N, ...), in the order of the
-    paths; and how many of them could not be used. `told` hears how many more were looked at.
-    """
+) -> Compared:
+    """The box's answers beside the original's, in the order of the paths; `told` hears how many more were looked at."""
     task, preprocess = task_of(query.task), preprocess_of(query.model, query.input_size)
     device = next(original.parameters()).device
     counts: list[np.ndarray] = []
+    expected = 1.0
     for start in range(0, len(paths), BATCH):
         chunk = paths[start : start + BATCH]
         samples = [sample for path in chunk if (sample := _usable(path, query)) is not None]
@@ -54,11 +64,11 @@ def compared(
             sizes = [(one.head.size[0], one.head.size[1]) for one in samples]
             answers = task.answers(original, original(preprocess.normalise(batch)), sizes, query.classes)
             for sample, answer in zip(samples, answers, strict=True):
-                threshold = sample.head.threshold
+                threshold, expected = sample.head.threshold, sample.head.expected
                 truth = task.truth_of(answer, threshold)
                 counts.append(task.tally(answer_of(sample.head), truth, query.classes, threshold))
         told(len(chunk))
-    return np.array(counts, np.int64), len(paths) - len(counts)
+    return Compared(np.array(counts, np.int64), expected, len(paths) - len(counts))
 
 
 def answer_of(head: Head) -> Answer:
@@ -72,23 +82,24 @@ def answer_of(head: Head) -> Answer:
     return DetectionAnswer(tuple(name for name, _, _ in found), tuple(score for _, score, _ in found), boxes)
 
 
-def judged(counts: np.ndarray, task: Task, target: float, seed: int = 0) -> Judged:
+def judged(found: Compared, task: Task, target: float, seed: int = 0) -> Judged:
     """The verdict of these tallies, which stand in the order of time.
 
-    The original agrees with itself, so its accuracy is 1 and the ratio is the metric itself. The interval is a
+    The ratio is the metric over what is expected: on the test split of the merge that is the ratio found there, by
+    labels or by the original's answers. The interval is a
     bootstrap over blocks of consecutive samples, about the cube root of their number long (Hall, Horowitz and Jing
     1995), since neighbours in time are alike. BELOW: all of the interval lies below the target; UNSURE: the ratio does,
     and not all of the interval. Frames on which neither saw anything count as compared and are no evidence.
     """
-    frames = len(counts)
+    counts, frames = found.counts, len(found.counts)
     if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < FEWEST:
         return Judged(frames, None, None, TOO_FEW)
     blocks = np.array_split(np.arange(frames), frames // round(frames ** (1 / 3)))
     sums = np.stack([counts[block].sum(axis=0) for block in blocks])
     random = np.random.default_rng(seed)
     drawn = [task.metric_of(sums[random.integers(len(sums), size=len(sums))].sum(axis=0)) for _ in range(ROUNDS)]
-    low, high = (float(np.quantile(drawn, part)) for part in (0.025, 0.975))
-    ratio = task.metric_of(counts.sum(axis=0))
+    low, high = (float(np.quantile(drawn, part)) / found.expected for part in (0.025, 0.975))
+    ratio = task.metric_of(counts.sum(axis=0)) / found.expected
     verdict = BELOW if high < target else UNSURE if ratio < target else KEPT
     return Judged(frames, ratio, (low, high), verdict)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Evidence:
 
     `ratio` = merged / original; `chance_corrected` the same above chance; `ci95` the bootstrap interval of the ratio
     over units; `certain` when its lower end reaches the target; `worth` is False where the original proves nothing.
+    `agreement` is the metric against what the original answers: two models that are right as often still differ.
     """
 
     metric: str
@@ -42,12 +43,11 @@ class Evidence:
     met: bool
     certain: bool
     worth: bool
-    extra: dict[str, float] = field(default_factory=dict)
+    agreement: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `extra` joins the others."""
-        values = {key: value for key, value in self.__dict__.items() if key != "extra"}
-        return {**values, "ci95": list(self.ci95), **self.extra}
+        """Plain values."""
+        return {**self.__dict__, "ci95": list(self.ci95)}
 
 
 @torch.inference_mode()
@@ -123,8 +123,13 @@ def compare(
         metric=task.metric, split=split.name, samples=len(split), units=len(units), original=before, merged=after,
         ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=(low, high),
         met=ratio >= query.accuracy_target, certain=low >= query.accuracy_target,
-        worth=worth_keeping(query, before),
+        worth=worth_keeping(query, before), agreement=_agreement(query, original, merged, threshold),
     )  # fmt: skip
+
+
+def _agreement(query: Query, original: Sequence[Answer], merged: Sequence[Answer], threshold: float) -> float:
+    task = task_of(query.task)
+    return score(task, merged, [task.truth_of(one, threshold) for one in original], query.classes, threshold)
 
 
 def worth_keeping(query: Query, reached: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
-from edge_runtime.spool.sample import read_head, read_sample, sample_bytes, sample_name
+from edge_runtime.spool.sample import expected_agreement, read_head, read_sample, sample_bytes, sample_name
 from models.errors import InputError
 from models.tasks import ClassAnswer, DetectionAnswer
 from tests.edge_runtime.tiny import picture, query
@@ -56,6 +56,16 @@ def test_a_classification_has_its_label(tmp_path):
     (tmp_path / "a.png").write_bytes(sample_bytes(record(asked, ClassAnswer("b", 0.7, (0.3, 0.7))), IMAGE, asked))
     head = read_head(tmp_path / "a.png")
     assert (head.label, head.score, head.detections, head.roi, head.size) == ("b", 0.7, None, None, [200, 120])
+
+
+@pytest.mark.parametrize(("evidence", "expected"), [
+    (None, 1.0), ({"ratio": 0.98}, 1.0), ({"ratio": 0.98, "agreement": 0.882}, 0.9),
+    ({"ratio": 0.97, "agreement": 0.97}, 1.0), ({"ratio": 0.5, "agreement": 0.9}, 1.0),
+    ({"ratio": 1.0, "agreement": 0.0}, 0.01), ({"ratio": None, "agreement": 0.9}, 1.0),
+    ({"ratio": 0.0, "agreement": 0.9}, 1.0), ({"ratio": 1.0, "agreement": "x"}, 1.0),
+])  # fmt: skip
+def test_what_is_expected_follows_from_the_merge(evidence, expected):
+    assert expected_agreement(query("gate", "left", evidence=evidence)) == pytest.approx(expected)
 
 
 def test_names_are_in_the_order_of_time():

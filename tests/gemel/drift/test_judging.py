@@ -8,18 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.spool.checked import BELOW, KEPT, TOO_FEW, UNSURE
-from gemel.drift.judging import FEWEST, judged
+from gemel.drift.judging import FEWEST, Compared, judged
 from models.tasks import task_of
 
 CLASSES, BOXES = task_of("classification"), task_of("detection")
 
 
-def tallies(right: np.ndarray) -> np.ndarray:
+def seen(counts: np.ndarray, expected: float = 1.0) -> Compared:
+    return Compared(counts, expected, 0)
+
+
+def tallies(right: np.ndarray) -> Compared:
     """Of a classifier with two classes that take turns, right where it says so."""
     counts = np.zeros((len(right), 2, 2), np.int64)
     for index, is_right in enumerate(right):
         counts[index, :, index % 2] = is_right, 1
-    return counts
+    return seen(counts)
 
 
 @pytest.mark.parametrize(("share", "frames", "verdict"), [
@@ -49,11 +53,11 @@ def test_what_comes_in_runs_is_less_sure_than_as_many_single_errors():
 
 def test_frames_without_anything_to_see_are_no_evidence():
     nothing = np.zeros((500, 3), np.int64)
-    assert judged(nothing, BOXES, 0.95).verdict == TOO_FEW
+    assert judged(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
     nothing[: FEWEST - 1] = 1
-    assert judged(nothing, BOXES, 0.95).verdict == TOO_FEW
+    assert judged(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
     nothing[: 2 * FEWEST] = (0, 0, 2)  # objects that the box no longer sees
-    found = judged(nothing, BOXES, 0.95)
+    found = judged(seen(nothing), BOXES, 0.95)
     assert (found.ratio, found.verdict, found.frames) == (0.0, BELOW, 500)
 
 
@@ -65,3 +69,13 @@ def test_the_ratio_lies_in_its_interval_and_the_verdict_is_that_of_both(right, t
     assert 0 <= low <= high <= 1
     assert (found.verdict == BELOW) == (high < target)
     assert (found.verdict == KEPT) == (high >= target and found.ratio >= target)
+
+
+def test_two_models_that_are_right_as_often_differ_and_are_not_judged_by_that():
+    """By labels the merged reached 0.98 of its original, and they agreed on 0.882 of it: 0.9 is to be expected."""
+    right = np.random.default_rng(1).permutation(np.arange(1000) < 882)
+    plain = judged(tallies(right), CLASSES, 0.95)
+    found = judged(seen(tallies(right).counts, 0.9), CLASSES, 0.95)
+    assert plain.verdict == BELOW and plain.ratio == pytest.approx(0.882, abs=0.005)
+    assert found.verdict == KEPT and found.ratio == pytest.approx(0.98, abs=0.005)
+    assert found.ci95 is not None and found.ci95[0] < 0.98 < found.ci95[1]

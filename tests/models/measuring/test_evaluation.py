@@ -67,6 +67,12 @@ def test_without_labels_the_original_is_the_reference() -> None:
     assert evidence.original == 1.0 and evidence.merged == 0.75
 
 
+def test_agreement_is_with_the_original_whatever_the_labels_say() -> None:
+    """Each is wrong once, about another frame: as good as each other, and two frames apart."""
+    evidence = compare(_query(), _split(tuple("aabb"), "uuvv"), _answers("abbb"), _answers("aaab"), 0.0)
+    assert evidence.ratio == 1.0 and evidence.agreement == pytest.approx((1 + 1 / 3) / 2)
+
+
 def test_without_labels_detections_above_the_threshold_are_the_reference() -> None:
     found = DetectionAnswer(("car", "car"), (0.9, 0.2), ((0, 0, 10, 10), (20, 20, 30, 30)))
     truths = truths_of(_query("detection", ("car",)), _split(None, "u"), [found], 0.5)
