@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from gemel.commands.outcome import BAD_INPUT, DONE, INTERRUPTED
 
+LOOK_S = 0.5
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 STEADY_S = 60.0
 """A box that ran so long before it failed is started again without delay."""
@@ -80,10 +81,11 @@ def supervise(command: Sequence[str]) -> int:
 def _ended(child: subprocess.Popen[bytes], asked: threading.Event) -> int:
     """The exit code of a box, killed where it does not end though it was asked to."""
     while True:
+        was_asked = asked.is_set()
         try:
-            return child.wait(PATIENCE_S)
+            return child.wait(PATIENCE_S if was_asked else LOOK_S)
         except subprocess.TimeoutExpired:
-            if asked.is_set():
+            if was_asked:
                 child.kill()
 
 

@@ -10,12 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from edge_runtime.serving.notifying import ALIVE, READY, Notifier
-from gemel import unit
+from gemel import supervising, unit
 from gemel.cli import main
 from gemel.supervising import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Again, again
 from gemel.unit import MARK
@@ -66,6 +67,32 @@ def test_a_bad_config_is_not_tried_again(tmp_path: Path) -> None:
     count = tmp_path / "count"
     script = f"import pathlib, sys; pathlib.Path({str(count)!r}).open('a').write('x'); sys.exit(2)"
     assert supervised(script).wait(30) == 2 and count.read_text() == "x"
+
+
+class Child(subprocess.Popen):
+    """A box that is asked to stop while it is waited for, and hangs."""
+
+    def __init__(self, asked: threading.Event) -> None:
+        self.asked, self.waited_s, self.killed = asked, 0.0, False
+
+    def __del__(self, **_) -> None:
+        """There is no process."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.killed:
+            return -9
+        if self.asked.is_set():
+            self.waited_s += timeout or 0.0
+        self.asked.set()
+        raise subprocess.TimeoutExpired("gemel", timeout or 0.0)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_box_that_was_told_to_stop_has_all_the_time_for_it() -> None:
+    child = Child(asked := threading.Event())
+    assert supervising._ended(child, asked) == -9 and child.waited_s == supervising.PATIENCE_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
