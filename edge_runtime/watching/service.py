@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from importlib import resources
 from pathlib import Path
@@ -18,6 +18,7 @@ from aiohttp import WSMsgType, web
 
 import edge_runtime.watching
 from edge_runtime.watching.access import COOKIE, Access
+from edge_runtime.watching.gallery import Picture
 from edge_runtime.watching.history import EVERY_S, History
 from edge_runtime.watching.measures import CONTENT_TYPE, Measures
 from edge_runtime.watching.openapi import openapi
@@ -255,26 +256,34 @@ class Pages:
 
     async def _tell(self, dashboard: web.WebSocketResponse) -> None:
         shown: dict[str, tuple[object, ...]] = {}
+        cameras: list[str] = []
         told_at = -STATUS_EVERY_S
         while not dashboard.closed:
             now = time.monotonic()
-            status = self._box.status()
             if now - told_at >= STATUS_EVERY_S:
-                told_at = now
+                told_at, status = now, self._box.status()
+                cameras = [camera.id for camera in status.cameras]
                 await dashboard.send_str(status.model_dump_json())
-            for camera in status.cameras:
-                picture = self._box.picture(camera.id)
+            due = {}
+            for camera in cameras:
+                picture = self._picture(camera)
                 if picture is None:
                     continue
                 seen = (picture.frame, picture.answered_at)
-                if shown.get(camera.id) == seen:
-                    continue
-                shown[camera.id] = seen
-                head = {"camera": camera.id, "told_at": time.time(), **picture.to_json()}
-                text = json.dumps(head).encode()
-                jpeg = await asyncio.to_thread(picture.jpeg)
+                if shown.get(camera) != seen:
+                    shown[camera], due[camera] = seen, picture
+            jpegs = await asyncio.to_thread(_jpegs, list(due.values()))
+            for (camera, picture), jpeg in zip(due.items(), jpegs, strict=True):
+                text = json.dumps({"camera": camera, "told_at": time.time(), **picture.to_json()}).encode()
                 await dashboard.send_bytes(len(text).to_bytes(4, "big") + text + jpeg)
             await asyncio.sleep(max(0.0, 1 / PICTURES_PER_S - (time.monotonic() - now)))
+
+    def _picture(self, camera: str) -> Picture | None:
+        """The newest of a camera, which may have gone with a reload."""
+        try:
+            return self._box.picture(camera)
+        except KeyError:
+            return None
 
     async def _remembering(self, _: web.Application) -> AsyncIterator[None]:
         """Samples for the curves, as long as the application lives."""
@@ -291,6 +300,10 @@ class Pages:
     async def _close_all(self, _: web.Application) -> None:
         for dashboard in list(self._watching):
             await dashboard.close(code=1001, message=b"the box stops")
+
+
+def _jpegs(pictures: Sequence[Picture]) -> list[bytes]:
+    return [one.jpeg() for one in pictures]
 
 
 def _page(name: str) -> bytes:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0
 END_S = 5.0
 ADDRESS = re.compile(r"watch it at (http://\S+)/\n")
-PAGE_BYTES, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Running:
@@ -117,12 +117,11 @@ class Running:
         return json.loads(self.get("/api/status"))
 
     def held(self) -> dict[str, int]:
-        """What the process holds: `memory_bytes` that are its alone, `threads` and open `descriptors`."""
+        """What the process holds: `memory_bytes` that no file stands behind, `threads` and open `descriptors`."""
         proc = Path(f"/proc/{self.process.pid}")
-        fields = dict(line.split(":", 1) for line in (proc / "smaps_rollup").read_text().splitlines()[1:])
-        kib = sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))
+        fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
         return {
-            "memory_bytes": 1024 * kib,
+            "memory_bytes": 1024 * int(fields["RssAnon"].split()[0]),
             "threads": len(os.listdir(proc / "task")),
             "descriptors": len(os.listdir(proc / "fd")),
         }

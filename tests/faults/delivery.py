@@ -22,7 +22,7 @@ from tests.faults.cameras import HTTP
 from tests.faults.queries import FACTORIES, one_each
 from tests.faults.scenario import Found, Missing, Tell
 
-DISK_BYTES, PIPE_BYTES = 2**19, 4096
+DISK_BYTES, PIPE_BYTES = 2**23, 4096
 FPS, QUERIES = 10.0, 4
 HANGS_S, SHORT_S = 60.0, 8.0
 """How long the server hangs in the first round of several, and in all others."""
@@ -100,7 +100,7 @@ class Disk:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Disk]:
-    """A real file system of half a MiB; Missing where nothing can be mounted."""
+    """A real file system of 8 MiB; Missing where nothing can be mounted."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     mounted = subprocess.run(mount, capture_output=True, check=False)
@@ -131,7 +131,7 @@ def troubles(folder: Path, times: int, tell: Tell) -> Found:
         stack.callback(broker.end)
         stack.callback(hook.close)
         keys["sinks"] = [
-            {"kind": "jsonl", "path": "disk/results.jsonl", "max_bytes": DISK_BYTES // 8, "keep": 2},
+            {"kind": "jsonl", "path": "disk/results.jsonl"},
             {"kind": "mqtt", "host": "127.0.0.1", "port": broker.port},
             {"kind": "webhook", "url": hook.url},
             {"kind": "jsonl"},

@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -73,18 +74,26 @@ def played(one: Scenario, times: int) -> dict[str, Any]:
     """The record of a scenario that was played so often; an assertion that a box did not keep is one thing more that
     did not hold.
     """
-    began, load = time.monotonic(), os.getloadavg()[0]
+    began, load, bare = time.monotonic(), os.getloadavg()[0], [bare_s()]
     with tempfile.TemporaryDirectory(prefix="gemel-fault-") as folder:
         try:
             found = one.run(Path(folder), times, lambda said: print(f"{one.name}: {said}", flush=True))
         except AssertionError as error:
             found = Found("it was not played to its end", {}, [str(error)[-2000:]])
-    on = {**machine(), "load": round(max(load, os.getloadavg()[0]), 1)}
+    bare.append(bare_s())
+    on = {**machine(), "bare_s": bare, "load": round(max(load, os.getloadavg()[0]), 1)}
     return {
         "name": one.name, "fault": one.fault, "must": one.must, "times": times, "unit": one.unit, "said": found.said,
         "figures": found.figures, "broken": found.broken, "slow": found.slow,
         "seconds": round(time.monotonic() - began), "machine": on, "date": str(datetime.date.today()),
     }  # fmt: skip
+
+
+def bare_s() -> float:
+    """How long importing torch takes at present, which every start of a box does: so busy is the machine."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, torchvision"], check=True)
+    return round(time.monotonic() - began, 1)
 
 
 if __name__ == "__main__":

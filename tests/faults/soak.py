@@ -2,8 +2,8 @@
 
 Usage: python -m tests.faults.soak --minutes 60 [--out FILE]
 
-Looped clips, a query on each, results to a file that is rotated, HTTP asked every few seconds. Memory is what the
-process alone holds; its slope is that of the straight line through the samples after the first ten minutes, or after
+Looped clips, a query on each, results to a file that is rotated, HTTP asked every few seconds. Memory is what no
+file stands behind; its slope is that of the straight line through the samples after the first ten minutes, or after
 the first third of a shorter run, which then says how short it was.
 """
 
@@ -46,6 +46,7 @@ def soak(folder: Path, minutes: float, every_s: float = EVERY_S) -> dict[str, An
         box.until(lambda: box.status()["queries"][-1]["ledger"]["processed"])
         began = time.monotonic()
         while (now := time.monotonic() - began) < 60 * minutes:
+            assert box.process.poll() is None, box.said()
             samples.append([round(now, 1), *box.held().values()])
             for path in ("/metrics", "/api/status", f"/api/cameras/{names[len(samples) % CAMERAS]}/frame.jpg"):
                 box.get(path)
