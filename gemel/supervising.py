@@ -5,8 +5,12 @@ For where no service manager does that. Decided by `again`, a function of how th
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import secrets
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -15,12 +19,15 @@ from dataclasses import dataclass
 
 from gemel.commands.outcome import BAD_INPUT, DONE, INTERRUPTED
 
+READY = b"READY=1"
 LOOK_S = 0.5
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 STEADY_S = 60.0
 """A box that ran so long before it failed is started again without delay."""
 PATIENCE_S = 8.0
 """A box that was told to stop has so long, then it is killed."""
+SILENCE_S = 15.0
+"""A box that has said that it serves and is not heard for so long hangs as a whole: it is killed, and starts again."""
 FINAL = frozenset((DONE, BAD_INPUT, INTERRUPTED))
 
 log = logging.getLogger("gemel.run")
@@ -45,6 +52,34 @@ def again(code: int, ran_s: float, wait_s: float) -> Again | None:
     return Again(wait_s, min(LONGEST_WAIT_S, 2 * wait_s))
 
 
+class Listener:
+    """Hears from a box as a service manager does (sd_notify), at an address that its environment names."""
+
+    def __init__(self) -> None:
+        name = f"gemel-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(f"\0{name}")
+        self.environment = {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": str(round(SILENCE_S * 1e6))}
+        self.heard_at: float | None = None
+        """When the box was last heard since it began to serve."""
+
+    def listen(self) -> None:
+        """Take what came."""
+        with contextlib.suppress(BlockingIOError):
+            while said := self._socket.recv(4096):
+                if READY in said or self.heard_at is not None:
+                    self.heard_at = time.monotonic()
+
+    @property
+    def hears_nothing(self) -> bool:
+        """Whether a box that served is silent for too long."""
+        return self.heard_at is not None and time.monotonic() - self.heard_at > SILENCE_S
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 def supervise(command: Sequence[str]) -> int:
     """Run the command of a box, again and again, until it ends well or is asked to; its last exit code.
 
@@ -65,10 +100,11 @@ def supervise(command: Sequence[str]) -> int:
     while True:
         started = time.monotonic()
         # In a session of its own, so that a terminal's Ctrl-C reaches it once, through here.
-        child = subprocess.Popen(command, start_new_session=True)
-        if asked.is_set():  # while it was started
-            child.send_signal(signal.SIGTERM)
-        code = _ended(child, asked)
+        with contextlib.closing(Listener()) as listener:
+            child = subprocess.Popen(command, start_new_session=True, env={**os.environ, **listener.environment})
+            if asked.is_set():  # while it was started
+                child.send_signal(signal.SIGTERM)
+            code = _ended(child, asked, listener)
         found = None if asked.is_set() else again(code, time.monotonic() - started, wait_s)
         if found is None:
             return code if code >= 0 else 128 - code
@@ -78,14 +114,16 @@ def supervise(command: Sequence[str]) -> int:
             return DONE
 
 
-def _ended(child: subprocess.Popen[bytes], asked: threading.Event) -> int:
-    """The exit code of a box, killed where it does not end though it was asked to."""
+def _ended(child: subprocess.Popen[bytes], asked: threading.Event, listener: Listener) -> int:
+    """The exit code of a box, killed where it does not end though it was asked to, or hangs."""
     while True:
         was_asked = asked.is_set()
         try:
             return child.wait(PATIENCE_S if was_asked else LOOK_S)
         except subprocess.TimeoutExpired:
-            if was_asked:
+            listener.listen()
+            if was_asked or listener.hears_nothing:
+                log.error("the box does not end: it is killed" if was_asked else "the box hangs: it is killed")
                 child.kill()
 
 

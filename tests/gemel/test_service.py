@@ -40,10 +40,11 @@ def test_what_failed_is_started_again_ever_later(code: int, ran_s: float, wait_s
 
 
 SUPERVISED = """
-import sys
+import os, sys
 from gemel.supervising import supervise
 import gemel.supervising as module
-module.FIRST_WAIT_S = 0.01
+module.FIRST_WAIT_S = module.LOOK_S = 0.01
+module.SILENCE_S = float(os.environ.get("SILENCE_S", 60))
 assert "torch" not in sys.modules
 sys.exit(supervise([sys.executable, "-c", sys.argv[1]]))
 """
@@ -61,6 +62,18 @@ def test_a_box_that_was_killed_runs_again_until_it_ends_well(tmp_path: Path) -> 
         "path.open('a').write('x'); os.kill(os.getpid(), 9) if path.stat().st_size < 3 else None"
     )
     assert supervised(script).wait(30) == 0 and count.read_text() == "xxx"
+
+
+def test_a_box_that_served_and_is_silent_is_killed_and_runs_again(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = (
+        f"import pathlib, time; path = pathlib.Path({str(count)!r}); path.open('a').write('x')\n"
+        "from edge_runtime.serving.notifying import ALIVE, READY, Notifier\n"
+        "if path.stat().st_size < 2:\n"
+        "    Notifier().tell(READY), Notifier().tell(ALIVE), time.sleep(60)"
+    )
+    with supervised(f"{script}", env={**os.environ, "SILENCE_S": "0.3"}) as running:
+        assert running.wait(30) == 0 and count.read_text() == "xx"
 
 
 def test_a_bad_config_is_not_tried_again(tmp_path: Path) -> None:
@@ -92,7 +105,7 @@ class Child(subprocess.Popen):
 
 def test_a_box_that_was_told_to_stop_has_all_the_time_for_it() -> None:
     child = Child(asked := threading.Event())
-    assert supervising._ended(child, asked) == -9 and child.waited_s == supervising.PATIENCE_S
+    assert supervising._ended(child, asked, supervising.Listener()) == -9 and child.waited_s == supervising.PATIENCE_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
