@@ -16,16 +16,12 @@ from models.limits import MOST_QUERIES
 
 FILE = "drift.json"
 MOST_FILE_BYTES = 1 << 20
-KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
-"""What a check may say of a query: on target, below it for certain, below it and perhaps by chance, too few frames."""
 
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class CheckedQuery(Exact):
-    """One query: the `ratio` of its accuracy to its original's on so many frames, the 95 % interval of that, and what
-    follows from it. Where the frames are too few there is no ratio.
-    """
+    """One query, as `models.measuring.agreement.Judged` says, by its `target`; whether it was reverted."""
 
     id: Name
     frames: Annotated[int, Field(ge=0, le=1 << 40)]

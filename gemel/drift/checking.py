@@ -14,16 +14,18 @@ from typing import Any
 import torch
 
 from edge_runtime.frames.results import BUNDLE_DIGITS
-from edge_runtime.spool.checked import BELOW, FILE, Checked, CheckedQuery, write_checked
+from edge_runtime.spool.checked import FILE, Checked, CheckedQuery, write_checked
+from edge_runtime.spool.comparing import compared
 from gemel.drift.gathering import Gathered, gather
-from gemel.drift.judging import Judged, compared, judged
 from gemel.drift.reverting import bundle_of, check_same, is_own_already, original_of, part_of
 from merger.journal.progress import Progress, Stages, silent
 from models.bundle import Bundle, Part, check_output, write_exchanged
 from models.errors import InputError
 from models.files.apart import check_apart
+from models.measuring.agreement import BELOW, Judged, judged
 from models.tasks import task_of
 from models.workload import Query, Workload, inputs_of, load_workload
+from models.zoo import preprocess_of
 
 READING, JUDGING, WRITING = "reading samples", "asking the originals", "writing the bundle"
 UNUSABLE = "unusable"
@@ -85,7 +87,7 @@ def _judged(load: Workload, found: Gathered, stages: Stages) -> tuple[dict[str, 
     for query in load.queries:
         paths = found.samples[query.id]
         original = original_of(query).to(device)
-        beside = compared(query, original, paths, stages.add)
+        beside = compared(query, original, preprocess_of(query.model, query.input_size), paths, stages.add)
         left_out[UNUSABLE] += beside.unusable
         rows[query.id] = judged(beside, task_of(query.task), query.accuracy_target)
     return rows, +left_out

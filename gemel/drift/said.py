@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edge_runtime.spool.checked import BELOW, KEPT, TOO_FEW, UNSURE
 from gemel.text import number, table
+from models.measuring.agreement import BELOW, KEPT, TOO_FEW, UNSURE
 
 WORDS = {
     KEPT: "on target", BELOW: "BELOW its target", UNSURE: "below its target, perhaps by chance",

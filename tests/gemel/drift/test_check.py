@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_runtime.spool.checked import BELOW, FILE, KEPT, TOO_FEW, read_checked
+from edge_runtime.spool.checked import FILE, read_checked
 from edge_runtime.spool.sample import _chunk, read_head
 from gemel import check_drift
 from gemel.cli import main
-from gemel.drift.judging import FEWEST
 from models.bundle import open_bundle, verify_bundle, write_exchanged
 from models.bundle.shipping import apply_update, write_update
 from models.errors import InputError
+from models.measuring.agreement import BELOW, FEWEST, KEPT, TOO_FEW
 from models.workload import load_workload
 from tests.gemel.drift.spooled import answer, originals, write_merged, write_workload
 

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.spool.checked import BELOW, KEPT, TOO_FEW, UNSURE
-from gemel.drift.judging import FEWEST, Compared, judged
+from models.measuring.agreement import BELOW, FEWEST, KEPT, TOO_FEW, UNSURE, Compared, judged
 from models.tasks import task_of
 
 CLASSES, BOXES = task_of("classification"), task_of("detection")
 
 
 def seen(counts: np.ndarray, expected: float = 1.0) -> Compared:
-    return Compared(counts, expected, 0)
+    return Compared(counts, expected)
 
 
 def tallies(right: np.ndarray) -> Compared:
