@@ -35,7 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_update(made / "tiny.safetensors", made / "new.safetensors", made / "update")
     key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     (made / "key").write_bytes(key)
-    write_config(made, device="auto")
+    (made / "token").write_text("a-token-of-32-characters-or-more")
+    write_config(made, device="auto", http={"bind": "127.0.0.1:1", "token_file": "token"})
     return made
 
 
@@ -45,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--help", 0),
         ("service install box.yaml -o unit", 0),
         ("run absent.yaml --supervise", 2),
+        ("reload box.yaml", 2),
         ("reload box.yaml", 2),
         ("bundle show tiny.safetensors", 0),
         ("bundle diff tiny.safetensors new.safetensors -o there", 0),
