@@ -39,6 +39,9 @@ def test_what_failed_is_started_again_ever_later(code: int, ran_s: float, wait_s
     assert again(code, ran_s, wait_s) == found
 
 
+MOST_EXPOSED = 20
+"""Of 100, as `systemd-analyze security` counts."""
+
 SUPERVISED = """
 import os, sys
 from gemel.supervising import supervise
@@ -153,6 +156,9 @@ def test_the_unit_is_one_that_systemd_takes(config: Path, tmp_path: Path, capsys
     )
     wrong = [line for line in checked.stderr.splitlines() if "gemel.service" in line]
     assert wrong == []
+    bounds = ["systemd-analyze", "security", "--offline=true", f"--threshold={MOST_EXPOSED}", path]
+    judged = subprocess.run(bounds, capture_output=True, text=True, check=False)
+    assert judged.returncode == 0, judged.stdout.splitlines()[-1:]
 
 
 def installed(config: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str]:
