@@ -65,12 +65,13 @@ class AtWork:
 
 @dataclass(frozen=True, eq=False)
 class Successor:
-    """What is ready to be at work next: it holds no memory of the budget yet, and none of its threads runs."""
+    """What is ready to be at work next: none of its threads runs. `cold` are queries that are to be warmed up."""
 
     work: AtWork
     memory: Fresh
     rounds: Rounds
     fresh_cameras: tuple[Camera, ...]
+    cold: frozenset[str]
 
 
 class Workplace:
@@ -101,7 +102,7 @@ class Workplace:
         kept = {camera.id: camera for camera in before.cameras
                 if before.box.fitted.box.config.cameras[camera.id] == config.cameras.get(camera.id)}  # fmt: skip
         work = self._made(box, dataclasses.replace(self._identity, bundle=box.fitted.box.bundle.digest), kept)
-        alike = [query for query in self._runs_alike(work) if query in before.executor.costs.queries]
+        alike = self._runs_alike(work) - before.executor.cold
         work.executor.believe(before.executor, alike)
         needed = arena_bytes(box.costs, config.budget_bytes)
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
@@ -111,7 +112,8 @@ class Workplace:
         except (RuntimeError, MemoryError, OSError) as error:
             raise _lacking(box, needed) from error
         fresh = tuple(camera for camera in work.cameras if camera.id not in kept)
-        return Successor(work, memory, self.post.prepare(config.sinks), fresh)
+        cold = frozenset(work.queries) - alike
+        return Successor(work, memory, self.post.prepare(config.sinks), fresh, cold)
 
     def go_over(self, successor: Successor) -> None:
         """Let it be at work from now on; call it between two frames, in the thread that runs queries."""
@@ -155,9 +157,8 @@ class Workplace:
             camera.start()
         self.post.take(successor.rounds)
         self.now = after
-        cold = [query for query in new if query not in old or not runs_alike(old[query], new[query])]
-        if cold:
-            after.executor.begin_warm_up(box.fitted.box.frames, cold)
+        if successor.cold:
+            after.executor.begin_warm_up(box.fitted.box.frames, successor.cold)
 
     def drop(self, successor: Successor) -> None:
         """It is not needed after all."""
@@ -196,14 +197,14 @@ class Workplace:
     def _wanted_of(self, box: EquippedBox, camera: str) -> dict[str, Wanted]:
         return {query.id: wanted(query) for query in box.fitted.box.bundle.queries if query.camera == camera}
 
-    def _runs_alike(self, work: AtWork) -> list[str]:
+    def _runs_alike(self, work: AtWork) -> frozenset[str]:
         """Queries whose runs take as long as those of the same query did before, on the same engine."""
         before, engines = self.now.queries, self.now.executor.device.engines
-        return [
+        return frozenset(
             name for name, query in work.queries.items()
             if name in before and runs_alike(before[name], query)
             and getattr(engines[name], "name", "") == getattr(work.executor.device.engines[name], "name", "")
-        ]  # fmt: skip
+        )  # fmt: skip
 
     def _saw(self, query: str, frame: Frame) -> None:
         if self._observer is not None:

@@ -156,6 +156,11 @@ class Executor:
             self.doing = None
         return True
 
+    @property
+    def cold(self) -> frozenset[str]:
+        """The queries that are not warmed up yet, or could not be."""
+        return self._cold | self.publisher.out
+
     def follow(self, before: Executor, same: Collection[str]) -> None:
         """Go on where another executor ends: these queries are as they were, and pause where they paused."""
         self._breakers.update({query: before._breakers[query] for query in same if query in before._breakers})

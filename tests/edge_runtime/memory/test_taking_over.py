@@ -1,0 +1,81 @@
+"""An arena goes over to another bundle: what both have stays, and is not read again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.movers.cuda import CudaMover
+from edge_runtime.memory.store import Store
+from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
+
+PAGE = 512
+
+
+def store_of(**sizes: int) -> Store:
+    """Tensors whose values say their name."""
+    return Store.of_tensors(
+        {name: torch.full((size,), ord(name[0]), dtype=torch.uint8) for name, size in sizes.items()}
+    )
+
+
+def arena_of(store: Store, capacity: int, kind: str) -> Arena:
+    mover = CudaMover(store, capacity, torch.device("cpu"), FakeCuda()) if kind == "cuda" else None
+    return Arena(store, capacity, mover=mover)
+
+
+def holds(arena: Arena, name: str) -> bool:
+    return bool((arena.tensor(name) == ord(name[0])).all())
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("capacity", [8 * PAGE, 4 * PAGE])
+def test_what_both_have_stays_and_only_the_rest_is_read(kind, capacity):
+    arena = arena_of(store_of(a=700, b=900, c=300), 5 * PAGE, kind)
+    arena.change((), ["a", "b", "c"])
+    other = store_of(d=500, c=300, a=700)
+    fresh = arena.prepare(other, capacity, 8 * PAGE, 100 * PAGE)
+    moved = arena.bytes_moved
+    arena.take_over(fresh, other, 100 * PAGE, {})
+    assert arena.residency.resident == {"a", "c"} and holds(arena, "a") and holds(arena, "c")
+    assert arena.residency.resident_bytes == 3 * PAGE
+    arena.change((), ["a", "c", "d"])
+    assert arena.bytes_moved - moved == 500 and all(holds(arena, name) for name in "acd")
+    arena.change("c", [])
+    arena.change((), ["c"])
+    assert holds(arena, "c"), "and it is read out of the other bundle"
+    assert arena.residency.capacity_bytes == max(capacity, 5 * PAGE)
+    arena.close()
+
+
+def test_where_both_memories_do_not_fit_nothing_is_kept():
+    arena = arena_of(store_of(a=700), 2 * PAGE, "cuda")
+    arena.change((), ["a"])
+    other = store_of(a=700, b=900)
+    arena.take_over(arena.prepare(other, 4 * PAGE, 5 * PAGE, 5 * PAGE), other, 5 * PAGE, {})
+    assert not arena.residency.resident and arena.residency.capacity_bytes == 4 * PAGE
+    arena.change((), ["a", "b"])
+    assert holds(arena, "a") and holds(arena, "b")
+
+
+def test_what_is_to_lie_otherwise_is_read_again():
+    weight = torch.rand(4, 3, 2, 2)
+    store = Store.of_tensors({"w": weight, "v": torch.ones(3)})
+    arena = Arena(store, 8 * PAGE)
+    arena.change((), ["w", "v"])
+    layouts = {name: one for name, one in convolutions(store.kinds).items() if name == "w"}
+    arena.take_over(arena.prepare(store, 8 * PAGE, 8 * PAGE, 8 * PAGE), store, 8 * PAGE, layouts)
+    assert arena.residency.resident == {"v"}
+    arena.change((), ["w"])
+    assert torch.equal(arena.tensor("w"), weight)
+
+
+def test_memory_that_was_made_ready_in_vain_is_let_go():
+    cuda = FakeCuda()
+    arena = Arena(store_of(a=700), 2 * PAGE, mover=CudaMover(store_of(a=700), 2 * PAGE, torch.device("cpu"), cuda))
+    fresh = arena.prepare(store_of(b=900), 2 * PAGE, 2 * PAGE, 9 * PAGE)
+    assert len(cuda.pinned) == 2
+    arena.mover.drop(fresh)
+    assert len(cuda.pinned) == 1

@@ -1,0 +1,94 @@
+"""A box that goes back and forth between two bundles of different architectures while it serves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.edge_runtime.running import Running, adds_up
+from tests.edge_runtime.tiny import write_clip, write_config
+from tests.faults.cameras import HTTP
+from tests.faults.queries import FACTORIES, bundle
+from tests.faults.scenario import Found, Tell
+
+FPS = 10.0
+TOKEN = "a-token-of-the-faults"
+MOST_DRIFT_BYTES = 10e6
+SETTLED = 20
+"""Reloads before memory is first looked at: allocators grow until they have seen everything a few times."""
+BUNDLES = ("a.safetensors", "b.safetensors")
+
+
+def back_and_forth(folder: Path, times: int, tell: Tell) -> Found:
+    """Reload so many times: one query stays as it is, one has another architecture each time, one comes and goes."""
+    keys = _written(folder)
+    seen: set[tuple[str, int]] = set()
+    frames: list[int] = []
+    held: list[dict[str, int]] = []
+    found, took, twice = Found(), [], 0
+    with Running(folder, bundle=BUNDLES[0], **keys) as box:
+        box.until(box.news)
+        for index in range(1, times + 1):
+            write_config(folder, bundle=BUNDLES[index % 2], spool="spool", **keys)
+            since = time.monotonic()
+            answer = _reloaded(box)
+            took.append(time.monotonic() - since)
+            found.hold(answer == {"applied": True}, f"reload {index}: {answer}")
+            waited = itertools.count()
+            while next(waited) < 1000:
+                news = box.news()
+                for record in news:
+                    key = record["query"], record["frame"]
+                    twice += key in seen
+                    seen.add(key)
+                    frames += [record["frame"]] if record["query"] == "stays" else []
+                if any(record["query"] == "changes" for record in news):
+                    break
+                time.sleep(0.01)
+            if index in (min(SETTLED, times // 2), times):
+                held.append(box.held())
+            if index % 100 == 0:
+                tell(f"{index} of {times}: {box.held()}")
+        ended, summary = box.stopped(), box.ledger()
+    missed = [after - before - 1 for before, after in itertools.pairwise(frames)]
+    drift = held[-1]["memory_bytes"] - held[0]["memory_bytes"]
+    found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
+    found.hold(summary["reloads"] == {"applied": times, "refused": 0}, f"reloads: {summary['reloads']}")
+    found.hold(not twice, f"{twice} keys of results came twice")
+    found.hold(drift < MOST_DRIFT_BYTES, f"memory grew by {drift / 1e6:.1f} MB")
+    for name in ("threads", "descriptors"):
+        found.hold(held[-1][name] <= held[0][name] + 2, f"{name}: {held[0][name]}, then {held[-1][name]}")
+    found.in_time(max(missed) <= 1, f"the query that stayed missed {max(missed)} frames in a row")
+    found.figures = {
+        "drift_bytes": drift, "gap_frames_max": max(missed), "gaps_over_one": sum(one > 1 for one in missed),
+        "reload_s_mean": round(sum(took) / len(took), 3), "reload_s_max": round(max(took), 3),
+        "threads_more": held[-1]["threads"] - held[0]["threads"], "keys": len(seen),
+    }  # fmt: skip
+    found.said = (
+        f"{times} reloads, {sum(took) / len(took):.2f} s each on average: memory {drift / 1e6:+.1f} MB, every frame "
+        f"accounted for, no key twice; the query that stayed missed {max(missed)} frames in a row at most"
+    )
+    return found
+
+
+def _written(folder: Path) -> dict[str, Any]:
+    """Two bundles, and the keys of a box that serves one of them."""
+    write_clip(folder / "c.mp4", 30, FPS)
+    (folder / "token").write_text(TOKEN)
+    stays = {"camera": "left"}
+    bundle(folder, {"stays": stays, "changes": {"camera": "right"}}, BUNDLES[0])
+    other = {"camera": "right", "model_args": {"width": 40}}
+    bundle(folder, {"stays": stays, "changes": other, "comes": {"camera": "left"}}, BUNDLES[1])
+    cameras = {name: {"source": "c.mp4", "loop": True} for name in ("left", "right")}
+    return {"cameras": cameras, "factories": FACTORIES, "http": {**HTTP, "token_file": "token"}}
+
+
+def _reloaded(box: Running) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    request = urllib.request.Request(f"{box.address()}/api/reload", method="POST", headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
