@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from edge_runtime.capture.camera import Camera
@@ -57,10 +59,21 @@ class AtWork:
     cameras: tuple[Camera, ...]
     vigil: Vigil
 
-    @property
+    @cached_property
     def queries(self) -> dict[str, BundleQuery]:
         """Its queries by id."""
         return {query.id: query for query in self.box.fitted.box.bundle.queries}
+
+    @cached_property
+    def bytes(self) -> dict[str, tuple[int, int]]:
+        """By query the bytes of its tensors, and of those that are its alone."""
+        bundle = self.box.fitted.box.bundle
+        names = {query: set(bundle.names_in_order(query)) for query in self.queries}
+        having = Counter(name for given in names.values() for name in given)
+        return {
+            query: (sum(map(bundle.nbytes, given)), sum(bundle.nbytes(name) for name in given if having[name] == 1))
+            for query, given in names.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from concurrent.futures import Future
-from functools import lru_cache
 
 from edge_runtime.capture.camera import Camera
 from edge_runtime.capture.reconnection import Phase
@@ -112,7 +110,7 @@ class WatchedBox:
         ]  # fmt: skip
 
     def _queries(self, work: AtWork, now: float) -> list[QueryStatus]:
-        publisher, device, nbytes = work.executor.publisher, work.executor.device, _bytes_of(work)
+        publisher, device, nbytes = work.executor.publisher, work.executor.device, work.bytes
         ledger = publisher.ledger.to_json()
         accounts = {row["query"]: {key: row[key] for key in row.keys() - {"query"}} for row in ledger}
         with self._lock:
@@ -174,15 +172,3 @@ def _camera(camera: Camera) -> CameraStatus:
         id=row["id"], state=row["state"], up=up,
         fps=row["fps"], frame_age_s=row["frame_age_s"], reconnects=row["reconnects"], error=row["error"],
     )  # fmt: skip
-
-
-@lru_cache(maxsize=2)
-def _bytes_of(work: AtWork) -> dict[str, tuple[int, int]]:
-    """The bytes of each query's tensors, and of those that are its alone."""
-    bundle = work.box.fitted.box.bundle
-    names = {query: set(bundle.names_in_order(query)) for query in work.queries}
-    having = Counter(name for given in names.values() for name in given)
-    return {
-        query: (sum(map(bundle.nbytes, given)), sum(bundle.nbytes(name) for name in given if having[name] == 1))
-        for query, given in names.items()
-    }

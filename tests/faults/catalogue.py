@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import asked, cameras, delivery, engines, killed, overload
+from tests.faults import asked, cameras, delivery, engines, killed, overload, reloads
 from tests.faults.scenario import Scenario
 
 BESIDE = "the others lose < 1 % of their frames; the box serves within 10 s"
@@ -40,6 +40,16 @@ SCENARIOS = (
     Scenario(
         "kills", "kill -9 at random moments", "no torn file, no key twice; serving again within 10 s", "kills", 50, 3,
         killed.kills,
+    ),
+    Scenario(
+        "reloads", "reloads between two bundles of different architectures",
+        "memory drift < 10 MB; no frame unaccounted for; gap <= one frame for queries that did not change", "reloads",
+        1000, 6, reloads.back_and_forth,
+    ),
+    Scenario(
+        "reloads", "reloads between two bundles of different architectures",
+        "memory drift < 10 MB; no frame unaccounted for; gap <= one frame for queries that did not change", "reloads",
+        1000, 6, reloads.back_and_forth,
     ),
     Scenario(
         "http", "HTTP asked by its own OpenAPI schema (schemathesis)", "no 5xx, no hang over 1 s", "seconds", 300, 6,

@@ -16,9 +16,7 @@ PAGE = 512
 
 def store_of(**sizes: int) -> Store:
     """Tensors whose values say their name."""
-    return Store.of_tensors(
-        {name: torch.full((size,), ord(name[0]), dtype=torch.uint8) for name, size in sizes.items()}
-    )
+    return Store.of_tensors({name: torch.full((size,), ord(name), dtype=torch.uint8) for name, size in sizes.items()})
 
 
 def arena_of(store: Store, capacity: int, kind: str) -> Arena:
@@ -27,7 +25,7 @@ def arena_of(store: Store, capacity: int, kind: str) -> Arena:
 
 
 def holds(arena: Arena, name: str) -> bool:
-    return bool((arena.tensor(name) == ord(name[0])).all())
+    return bool((arena.tensor(name) == ord(name)).all())
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
