@@ -66,7 +66,8 @@ class Courier:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; what is not delivered by then is given up. False where the sink hangs."""
-        self._thread.join(max(0.0, timeout_s))
+        if self._thread.ident is not None:  # one that came with a reload may not have begun
+            self._thread.join(max(0.0, timeout_s))
         with self._changed:
             self._outbox.close()
         return not self._thread.is_alive()

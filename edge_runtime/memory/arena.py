@@ -186,7 +186,8 @@ class Arena:
 
     def take_over(self, fresh: Fresh, store: Store, budget_bytes: int, layouts: Layouts) -> None:
         """Go on with what was made ready: resident tensors that the other store has too, and lie as they are wanted,
-        stay. Unbind all engines first. ValueError while a query runs.
+        stay. Engines that are bound must not run any more; where there is other memory, unbind them first, so that the
+        old is free. ValueError while a query runs.
         """
         if any(map(self.residency.holds, self.residency.resident)):
             raise ValueError("an arena cannot go over to another store while a query runs")

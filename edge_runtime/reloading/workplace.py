@@ -120,20 +120,22 @@ class Workplace:
         needed = arena_bytes(box.costs, config.budget_bytes)
         smallest = min(cost.workspace_bytes for cost in box.costs.queries.values())
         most = max(needed, config.budget_bytes - smallest)
+        rounds = self.post.prepare(config.sinks)
         try:
             memory = self.arena.prepare(box.store, needed, most, config.budget_bytes)
         except (RuntimeError, MemoryError, OSError) as error:
             raise _lacking(box, needed) from error
         fresh = tuple(camera for camera in work.cameras if camera.id not in kept)
         cold = frozenset(work.queries) - alike
-        return Successor(work, memory, self.post.prepare(config.sinks), fresh, cold)
+        return Successor(work, memory, rounds, fresh, cold)
 
     def go_over(self, successor: Successor) -> None:
         """Let it be at work from now on; call it between two frames, in the thread that runs queries."""
         before, after = self.now, successor.work
         box, old, new = after.box, before.queries, after.queries
-        for engine in before.executor.device.engines.values():
-            self.arena.unbind(engine)
+        if successor.memory.capacity_bytes is not None:  # else what the old engines see stays, and they go soon
+            for engine in before.executor.device.engines.values():
+                self.arena.unbind(engine)
         try:
             self.arena.take_over(successor.memory, box.store, box.fitted.box.config.budget_bytes, box.layouts)
         except Exception as error:

@@ -137,6 +137,7 @@ class HostMover:
             for move in kept:
                 into[move.target : move.target + move.nbytes] = self._bytes[move.source : move.source + move.nbytes]
                 self.give_back(((move.source, move.source + move.nbytes),))
+            self.give_back(((0, self._bytes.size),))  # views of it may live on for a while; nobody reads them
             self.memory, self._bytes = memory, into
         elif fresh.capacity_bytes is not None:
             self.resize(fresh.capacity_bytes)

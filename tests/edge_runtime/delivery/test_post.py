@@ -51,3 +51,11 @@ def test_of_two_sinks_alike_both_stay(tmp_path):
     rounds = post.prepare([one, one, one])
     assert len(set(rounds.couriers)) == 3 and len(rounds.fresh) == 1 and not rounds.gone
     assert len(post.prepare([one]).gone) == 1
+
+
+def test_a_sink_that_never_began_gives_up_what_waits(tmp_path):
+    post = Post([])
+    rounds = post.prepare([JsonLinesConfig(tmp_path / "r")])
+    post.take(rounds)
+    post.offer(parcel(0))
+    assert post.close(30.0) == [] and post.to_json()[0]["undelivered"] == {"stopped": 1}
