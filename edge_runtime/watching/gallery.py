@@ -112,7 +112,7 @@ def jpeg_of(image: np.ndarray, results: Iterable[Mapping[str, Any]]) -> bytes:
         if "label" in result:
             text = f"{result['query']}: {result['label']} {float(result['score']):.2f}"
             lines += 1
-            _text(drawn, text, (6, round(lines * 30 * size) + 4), size, colour)
+            _text(drawn, text, (6, lines * (round(22 * size) + 10)), size, colour)
             continue
         for found in result["detections"]:
             left, top, right, bottom = (round(float(value)) for value in found["box"])

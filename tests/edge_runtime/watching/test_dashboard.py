@@ -90,6 +90,9 @@ def test_it_shows_the_box_and_asks_nobody_else(browser: Any, box: Box, width: in
             None,
         ]
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(
+            "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+        )
         assert wrong == []
 
 
