@@ -4,8 +4,8 @@ Usage: python -m benchmarks.figures [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`. NAME is a recorded table (transcribed/NAME.json:
 command, machine, date, heads, rows), or it is worked out from the cells of `python -m benchmarks.merging.merge` or from
-what `python -m benchmarks.schedule.policies` recorded. `--check` writes nothing and ends with 1 where something is not
-as recorded.
+what `python -m benchmarks.schedule.policies`, `make faults` and `python -m benchmarks.serving.speed` recorded.
+`--check` writes nothing and ends with 1 where something is not as recorded.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.schedule.cases import DEVICES
 from benchmarks.schedule.cases import ORDER as POLICIES
 from benchmarks.schedule.frames import SUM_HEADS, claims, read, sums
 from benchmarks.schedule.speed import overhead_rows, planning_rows
+from benchmarks.serving import tables as serving
 from models.parts.terms import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -33,6 +34,7 @@ MEASURED = REPOSITORY / "benchmarks" / "measured"
 DOCS = REPOSITORY / "docs"
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 MERGE, SCHEDULE = "python -m benchmarks.merging.merge", "python -m benchmarks.schedule.policies"
+COSTS = ("frames", "start", "soak")
 ORDER = ("gti", "cifar", OURS, THEIRS, "mainstream", "ceiling", "joint")
 ARMS = ("workload", "target", *ARM_HEADS)
 WORKS = ("workload", "target", *WORK_HEADS)
@@ -101,6 +103,29 @@ def schedules(folder: Path) -> dict[str, Table]:
     return tables
 
 
+def services(folder: Path) -> dict[str, Table]:
+    """The tables about a box at work, from what `make faults`, a soak and the measure of its speed recorded."""
+    faults, speed = serving.read(folder / "faults"), [_read(folder / "serving" / f"{name}.json") for name in COSTS]
+    frames, start, soak = speed
+    minutes = f"`python -m tests.faults.soak --minutes {soak['minutes']:g}`"
+    costs = serving.cost_rows(frames["frames"], start["start"], soak)
+    return {
+        "faults": (f"`make faults`; {_served(faults)}", serving.FAULT_HEADS, serving.fault_rows(faults)),
+        "serving": (f"`python -m benchmarks.serving.speed`, {minutes}; {_served(speed)}", serving.COST_HEADS, costs),
+    }
+
+
+def _served(found: Sequence[Mapping[str, Any]]) -> str:
+    """Machine, how busy it was and dates of some records."""
+    loads, dates = [one["machine"]["load"] for one in found], sorted({one["date"] for one in found})
+    bare = [seconds for one in found for seconds in one["machine"].get("bare_s", ())]
+    busy = f"one thread, load {min(loads):g} to {max(loads):g}"
+    if bare:
+        busy += f", `import torch, torchvision` alone took {min(bare):g} to {max(bare):g} s meanwhile"
+    machines = sorted({_machine(one["machine"]) for one in found})
+    return "; ".join([*machines, busy, " to ".join(sorted({dates[0], dates[-1]}))])
+
+
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -131,7 +156,9 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     recorded = dict(transcribed(measured / "transcribed"))
     page = (docs / "figures.md").read_text(encoding="utf-8")
     drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
-    tables = {**recorded, **merges(chosen, averaged, recorded), **schedules(measured / "schedule")}
+    drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
+    worked_out = {**schedules(measured / "schedule"), **services(measured)}
+    tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}
     return {docs / "figures.md": filled(page, tables), **drawn}
 
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -105,7 +105,7 @@ def _timed(command: Sequence[str], folder: Path, is_there: Callable[[], bool]) -
     return round(took, 3), round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3)
 
 
-def ratio(rows: Sequence[dict[str, float]], of: str, to: str) -> float:
+def ratio(rows: Sequence[Mapping[str, float]], of: str, to: str) -> float:
     """The median of one over the median of the other."""
     return median(row[of] for row in rows) / median(row[to] for row in rows)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.edge_runtime.capture.faulty_cameras import RtspCamera
 from tests.edge_runtime.running import START_S, Running, adds_up
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_folder
 
@@ -131,3 +132,16 @@ def test_a_signal_while_it_starts_ends_it_with_exit_code_0(running):
     time.sleep(0.3)
     assert one.stopped() == 0
     assert "Traceback" not in one.said()
+
+
+def test_a_signal_ends_a_box_whose_cameras_are_silent(running):
+    with RtspCamera() as silent, RtspCamera() as muted:
+        silent.silent = True
+        cameras = {"left": {"source": silent.url, "timeout_s": 60}, "right": {"source": muted.url, "timeout_s": 60}}
+        one = running(cameras=cameras)
+        one.until(one.results)
+        muted.muted = True
+        seen = len(one.results())
+        time.sleep(0.5)  # its decoder waits for what does not come, now
+        assert one.stopped() == 0, one.said()
+    assert adds_up(one.ledger()) and "Traceback" not in one.said() and len(one.results()) >= seen

@@ -1,0 +1,78 @@
+"""The inference's thread: it sleeps for as long as nothing is to do, and what ends it is told in the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_runtime import fitting
+from edge_runtime.daemon import run
+from edge_runtime.policies import policy_named
+from edge_runtime.schedule import Decision, Demand, Plan, Situation
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.serving import executor as executing
+from tests.edge_runtime.running import adds_up, total
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+
+SERVES_S = 2.0
+MOST_ASKED = 200
+"""A loop that never sleeps asks tens of thousands of times meanwhile."""
+
+
+class Policy:
+    """As the one named `gemel`, but for what its `decide` does; counts how often it is asked."""
+
+    name = "odd"
+
+    def __init__(self) -> None:
+        self._plain, self.asked = policy_named("gemel"), 0
+
+    def view(self, costs: Costs) -> Costs:
+        return self._plain.view(costs)
+
+    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+        return self._plain.plan(costs, demands, budget_bytes)
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        self.asked += 1
+        raise NotImplementedError
+
+
+class Patient(Policy):
+    """Waits for an hour, whatever there is."""
+
+    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        self.asked += 1
+        return Decision(wake_s=situation.now + 3600)
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch) -> Callable[[Policy], dict[str, Any]]:
+    """A box of two looped cameras that serves under this policy: its summary."""
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    write_clip(tmp_path / "left.mp4", 12)
+    write_folder(tmp_path / "right", 10)
+    looping = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
+
+    def serve(policy: Policy) -> dict[str, Any]:
+        monkeypatch.setattr(fitting, "policy_named", lambda *_: policy)
+        return run(write_config(tmp_path, cameras=looping), seconds=SERVES_S)
+
+    return serve
+
+
+def test_while_frames_wait_for_a_moment_to_come_the_loop_sleeps(served) -> None:
+    policy = Patient()
+    summary = served(policy)
+    assert summary["fault"] is None and adds_up(summary) and total(summary, "received") > 0
+    assert 1 <= policy.asked < MOST_ASKED
+
+
+def test_a_policy_that_always_raises_ends_the_box_with_its_summary(served, monkeypatch) -> None:
+    monkeypatch.setattr(executing, "MOST_POLICY_FAILURES", 3)
+    summary = served(Policy())
+    assert summary["fault"].startswith("the policy odd failed 3 times in a row: NotImplementedError")
+    assert adds_up(summary) and summary["stopped_by"] == "a fault" and total(summary, "received") > 0
