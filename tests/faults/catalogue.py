@@ -42,9 +42,8 @@ SCENARIOS = (
         killed.kills,
     ),
     Scenario(
-        "reloads", "reloads between two bundles of different architectures",
-        "memory drift < 10 MB; no frame unaccounted for; gap <= one frame for queries that did not change", "reloads",
-        1000, 6, reloads.back_and_forth,
+        "reload-bad", "reload with each kind of bad bundle or config", "nothing applied, one line", "times each", 10, 1,
+        reloads.refused,
     ),
     Scenario(
         "reloads", "reloads between two bundles of different architectures",

@@ -1,16 +1,18 @@
-"""A box that goes back and forth between two bundles of different architectures while it serves."""
+"""A box that reloads while it serves: back and forth between two bundles, and what must not be taken up."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import signal
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.edge_runtime.reloading.wrong import CAMERAS, WRONG
 from tests.edge_runtime.running import Running, adds_up
-from tests.edge_runtime.tiny import write_clip, write_config
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 from tests.faults.cameras import HTTP
 from tests.faults.queries import FACTORIES, bundle
 from tests.faults.scenario import Found, Tell
@@ -20,6 +22,7 @@ TOKEN = "a-token-of-the-faults"
 MOST_DRIFT_BYTES = 10e6
 SETTLED = 20
 """Reloads before memory is first looked at: allocators grow until they have seen everything a few times."""
+REFUSED = "not reloaded, the box serves on as it is"
 BUNDLES = ("a.safetensors", "b.safetensors")
 
 
@@ -72,6 +75,49 @@ def back_and_forth(folder: Path, times: int, tell: Tell) -> Found:
         f"{times} reloads, {sum(took) / len(took):.2f} s each on average: memory {drift / 1e6:+.1f} MB, every frame "
         f"accounted for, no key twice; the query that stayed missed {max(missed)} frames in a row at most"
     )
+    return found
+
+
+def refused(folder: Path, times: int, tell: Tell) -> Found:
+    """Every kind of bad bundle and config, by SIGHUP, and then a good one."""
+    tiny_bundle(folder / "tiny.safetensors")
+    write_clip(folder / "left.mp4", 12)
+    write_folder(folder / "right", 4)
+    found, refusals = Found(), 0
+    line = ("-m", "gemel", "run", "box.yaml", "--json")
+    with (
+        open(folder / "summary.json", "wb") as out,
+        Running(folder, *line, out=out, cameras=CAMERAS, spool=None) as box,
+    ):
+        good = (folder / "box.yaml").read_text()
+        box.until(box.news)
+        for index in range(times):
+            for name, (spoil, expected) in WRONG.items():
+                (folder / "bad.safetensors").unlink(missing_ok=True)
+                (folder / "box.yaml").write_text(good)
+                spoil(folder)
+                box.process.send_signal(signal.SIGHUP)
+                refusals += 1
+                box.until(lambda count=refusals: box.said().count(REFUSED) >= count)
+                said = [one for one in box.said().splitlines() if REFUSED in one]
+                found.hold(len(said) == refusals and expected in said[-1], f"{name}: {said[-1]}")
+                (folder / "box.yaml").write_text(good)
+            tell(f"{index + 1} of {times}: {len(WRONG)} kinds")
+        served = {one["bundle"] for one in box.results()}
+        box.process.send_signal(signal.SIGHUP)
+        box.until(lambda: "reloaded" in box.said().rpartition(REFUSED)[2])
+        box.news()
+        box.until(box.news)
+        ended = box.stopped()
+    summary = json.loads((folder / "summary.json").read_text())
+    found.hold(len(served) == 1, f"bundles {served} served")
+    found.hold(summary["reloads"] == {"applied": 1, "refused": refusals}, f"reloads: {summary['reloads']}")
+    found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
+    found.said = (
+        f"{len(WRONG)} kinds, {times} times each: {summary['reloads']['refused']} refused with one line each, the box "
+        "served on as it was; the next good one was taken up"
+    )
+    found.figures = {"kinds": len(WRONG), "refused": summary["reloads"]["refused"]}
     return found
 
 

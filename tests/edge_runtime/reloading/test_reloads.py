@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from models.bundle import open_bundle
 from tests.edge_runtime.reloading.running import Running, frames_of, wider, write
+from tests.edge_runtime.reloading.wrong import CAMERAS, WRONG
 from tests.edge_runtime.tiny import FACTORY, query, trained_looking, write_clip, write_config, write_folder
-
-CAMERAS = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
 
 
 @pytest.fixture
@@ -143,77 +140,6 @@ def test_answers_are_those_of_the_bundle_that_they_name(folder):
         assert record["label"] == asked.classes[int(scores.argmax())]
     assert seen == {0, 1} and box.summary["reloads"]["applied"] == 6 and box.summary["balanced"]
     assert no_key_twice(box.records())
-
-
-def damaged(folder: Path) -> None:
-    data = bytearray((folder / "tiny.safetensors").read_bytes())
-    data[-1] ^= 1
-    (folder / "bad.safetensors").write_bytes(data)
-    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
-
-
-def headless(folder: Path) -> None:
-    data = bytearray((folder / "tiny.safetensors").read_bytes())
-    data[200] ^= 1
-    (folder / "bad.safetensors").write_bytes(data)
-    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
-
-
-def cut(folder: Path) -> None:
-    (folder / "bad.safetensors").write_bytes((folder / "tiny.safetensors").read_bytes()[:-600])
-    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
-
-
-def unsigned(folder: Path) -> None:
-    (folder / "key.pub").write_bytes(
-        Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    )
-    write_config(folder, cameras=CAMERAS, public_key="key.pub")
-
-
-def foreign(folder: Path) -> None:
-    write(folder / "bad.safetensors", {"q": trained_looking(1)}, query("q", "left", model="os:getcwd"))
-    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
-
-
-def elsewhere(folder: Path) -> None:
-    write(folder / "bad.safetensors", {"q": trained_looking(1)}, query("q", "nowhere"))
-    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors")
-
-
-def raising(folder: Path) -> None:
-    write(folder / "bad.safetensors", {"q": trained_looking(1)}, query("q", "left", model=f"{__name__}:leaves"))
-    write_config(folder, cameras=CAMERAS, bundle="bad.safetensors", factories=[f"{__name__}:leaves"])
-
-
-def leaves(*_: object, **__: object) -> None:
-    """A factory that would end the process."""
-    raise SystemExit("and\nmore")
-
-
-WRONG = {
-    "no config": (lambda folder: (folder / "box.yaml").unlink(), "cannot be read"),
-    "no yaml": (lambda folder: (folder / "box.yaml").write_text("a: ["), "line 1"),
-    "a key": (lambda folder: write_config(folder, cameras=CAMERAS, frob=1), "frob"),
-    "a variable": (lambda folder: write_config(folder, cameras={"left": {"source": "${NOWHERE}"}}), "NOWHERE"),
-    "a budget": (lambda folder: write_config(folder, cameras=CAMERAS, budget="9KiB"), "budget"),
-    "a sink": (lambda folder: write_config(folder, cameras=CAMERAS, sinks=[{"kind": "jsonl", "path": "no/r"}]), "no"),
-    "a sink over the bundle": (
-        lambda folder: write_config(folder, cameras=CAMERAS, sinks=[{"kind": "jsonl", "path": "tiny.safetensors"}]),
-        "the bundle",
-    ),
-    "no bundle": (lambda folder: write_config(folder, cameras=CAMERAS, bundle="absent"), "cannot be read"),
-    "a bit": (damaged, "does not match its content hash"),
-    "a header": (headless, "is damaged"),
-    "a cut": (cut, "truncated"),
-    "a signature": (unsigned, "is not signed"),
-    "a factory": (foreign, "not in the zoo"),
-    "a factory that ends the process": (raising, "SystemExit"),
-    "a camera": (elsewhere, "needs a camera 'nowhere'"),
-    "http": (lambda folder: write_config(folder, cameras=CAMERAS, http={"bind": "127.0.0.1:0"}), "http.bind"),
-    "a trace": (lambda folder: write_config(folder, cameras=CAMERAS, trace="t.jsonl"), "trace"),
-    "a spool": (lambda folder: write_config(folder, cameras=CAMERAS, spool="elsewhere"), "spool"),
-}
 
 
 def test_nothing_of_what_is_wrong_is_applied_and_one_line_says_why(folder, caplog):
