@@ -36,7 +36,8 @@ class BoxConfig:
     `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
     the same. With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy`
     names the schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key`
-    its owner must have signed the bundle. `http` says who may watch it, None where nobody can.
+    its owner must have signed the bundle. `http` says who may watch it, None where nobody can. With `canary` a reload
+    tries new weights on samples of the spool before they serve.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class BoxConfig:
     precision: str
     overflow: bool
     late: str
+    canary: bool
 
 
 class _Strict(BaseModel):
@@ -102,6 +104,7 @@ class _BoxKeys(_Strict):
     http: _HttpKeys | None = None
     public_key: _Path | None = None
     spool: Annotated[_SpoolKeys, BeforeValidator(_named)] | None = None
+    canary: bool = True
     factories: list[_Factory] = []
     policy: str = DEFAULT_POLICY
     trace: _Path | None = None
@@ -170,6 +173,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         keys.precision,
         keys.overflow,
         keys.late,
+        keys.canary,
     )
 
 

@@ -16,6 +16,7 @@ from edge_runtime.equipping import EquippedBox, equip
 from edge_runtime.fitting import FittedBox, fit
 from edge_runtime.opening import open_box
 from edge_runtime.rehearsal.measured import profile_path
+from edge_runtime.reloading.canary import tried
 from edge_runtime.reloading.differences import check_change
 from edge_runtime.reloading.reloads import Refit
 from edge_runtime.reloading.workplace import AtWork
@@ -91,6 +92,8 @@ def _refitted(config_path: str | Path, work: AtWork) -> EquippedBox | None:
     opened = open_box(config)
     for query, reason in opened.damaged.items():
         raise BundleError(config.bundle, f"query '{query}': {reason}", "copy or build the bundle again")
+    if config.canary and config.spool is not None and work.vigil.fault is None:
+        opened = tried(before, opened, config.spool)
     return equip(fit(opened))
 
 

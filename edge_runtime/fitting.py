@@ -75,7 +75,8 @@ class FittedBox:
             "bundle": str(bundle.path), "digest": bundle.digest, "device": config.device, "engine": config.engine,
             "budget_bytes": config.budget_bytes, "weights_bytes": costs.resident_bytes(costs.tensor_bytes.keys()),
             "workspace_bytes": max(cost.workspace_bytes for cost in costs.queries.values()),
-            "damaged": self.box.damaged, "fits": all_bytes(costs) <= config.budget_bytes,
+            "damaged": self.box.damaged, "held_back": dict(self.box.held_back),
+            "fits": all_bytes(costs) <= config.budget_bytes,
             "least_budget_bytes": max(map(costs.alone_bytes, costs.queries)), "overflow_bytes": self.within.run_bytes,
         }  # fmt: skip
 

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class OpenBox:
 
     It is one of its camera's where that has answered, else a blank one. `answers` are those of the cameras that were
     asked. `bad` are tensors that are not what they were, `damaged` the queries with such, and why: the others can run.
+    `held_back` are queries that kept the weights of the bundle before, and why (`edge_runtime.reloading.canary`).
     """
 
     config: BoxConfig
@@ -45,6 +46,7 @@ class OpenBox:
     damaged: Mapping[str, str]
     frames: Mapping[str, np.ndarray]
     answers: Mapping[str, Answer]
+    held_back: Mapping[str, str] = field(default_factory=dict)
 
     def demands(self) -> dict[str, Demand]:
         """What each query asks for: the lower of its own and its camera's rate, and its priority."""

@@ -93,6 +93,7 @@ class WatchedBox:
             budget_bytes=device.budget_bytes, resident_bytes=device.arena.residency.resident_bytes,
             workspace_bytes=max(workspaces, default=0), bytes_moved=device.arena.bytes_moved, loads=device.arena.swaps,
             reloads={"applied": outcomes.applied, "refused": outcomes.refused}, refused=outcomes.reason,
+            held_back=dict(opened.held_back),
             bundle_fault=work.vigil.fault, cameras=[_camera(camera) for camera in work.cameras],
             queries=queries, sinks=self._sinks(), drift=self._drift(work),
             spool=None if self._spool is None else SpoolStatus(**self._spool.to_json()),

@@ -8,15 +8,18 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from edge_runtime.spool.sample import Head, Sample, read_sample
 from models.errors import InputError
-from models.frames.preprocess import Preprocess
 from models.measuring.agreement import Compared
 from models.tasks import Answer, ClassAnswer, DetectionAnswer, task_of
 
 BATCH = 32
+Answering = Callable[[Tensor, Sequence[tuple[int, int]]], list[Answer]]
+"""Answers of a model to pictures, uint8 (N, 3, S, S), boxes in pixels of what they were resized from, whose (width,
+height) are given.
+"""
 
 
 class Asked(Protocol):
@@ -30,28 +33,23 @@ class Asked(Protocol):
     def input_size(self) -> int: ...
 
 
-@torch.inference_mode()
 def compared(
-    query: Asked,
-    other: nn.Module,
-    preprocess: Preprocess,
-    paths: Sequence[Path],
-    told: Callable[[int], object] = lambda frames: None,
+    query: Asked, paths: Sequence[Path], answering: Answering, told: Callable[[int], object] = lambda frames: None
 ) -> Compared:
-    """The box's answers in these samples beside those of `other`, which are their truth, in the order of the paths.
+    """The box's answers in these samples beside those of another model, which are their truth, in the order of the
+    paths.
 
     `told` hears how many more were looked at. What is no sample that this query could have left is unusable.
     """
-    task, device = task_of(query.task), next(other.parameters()).device
+    task = task_of(query.task)
     counts: list[np.ndarray] = []
     expected = 1.0
     for start in range(0, len(paths), BATCH):
         chunk = paths[start : start + BATCH]
         samples = [sample for path in chunk if (sample := _usable(path, query)) is not None]
         if samples:
-            batch = torch.stack([preprocess.resize(one.picture) for one in samples]).to(device)
-            sizes = [(one.head.size[0], one.head.size[1]) for one in samples]
-            answers = task.answers(other, other(preprocess.normalise(batch)), sizes, query.classes)
+            batch = torch.stack([torch.from_numpy(one.picture).permute(2, 0, 1) for one in samples])
+            answers = answering(batch, [(one.head.size[0], one.head.size[1]) for one in samples])
             for sample, answer in zip(samples, answers, strict=True):
                 threshold, expected = sample.head.threshold, sample.head.expected
                 truth = task.truth_of(answer, threshold)

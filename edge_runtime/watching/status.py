@@ -100,6 +100,7 @@ class Status(_Value):
     loads: int
     reloads: dict[Literal["applied", "refused"], int]
     refused: str | None = Field(description="why the last reload was not applied, null where it was")
+    held_back: dict[str, str] = Field({}, description="queries that kept their old weights in a reload, and why")
     bundle_fault: str | None = Field(description="what became of the bundle's file in place, null while it is whole")
     cameras: list[CameraStatus]
     queries: list[QueryStatus]

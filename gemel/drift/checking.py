@@ -6,24 +6,27 @@ again.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from edge_runtime.frames.results import BUNDLE_DIGITS
 from edge_runtime.spool.checked import FILE, Checked, CheckedQuery, write_checked
-from edge_runtime.spool.comparing import compared
+from edge_runtime.spool.comparing import Answering, compared
 from gemel.drift.gathering import Gathered, gather
-from gemel.drift.reverting import bundle_of, check_same, is_own_already, original_of, part_of
+from gemel.drift.reverting import bundle_of, check_same, is_own_already, original_of, write_originals
 from merger.journal.progress import Progress, Stages, silent
-from models.bundle import Bundle, Part, check_output, write_exchanged
+from models.bundle import Bundle, check_output, write_exchanged
 from models.errors import InputError
 from models.files.apart import check_apart
 from models.measuring.agreement import BELOW, Judged, judged
-from models.tasks import task_of
+from models.tasks import Answer, task_of
 from models.workload import Query, Workload, inputs_of, load_workload
 from models.zoo import preprocess_of
 
@@ -61,21 +64,21 @@ def check(
         check_same(opened, found.bundle)
     rows, left_out = _judged(load, found, stages)
     below = [query for query in load.queries if rows[query.id].verdict == BELOW]
-    notes, parts = {}, dict[str, Part]()
-    if opened is not None and out is not None:
-        notes, parts = _parts(below, opened)
-        if parts:
-            stages.begin(WRITING)
-            write_exchanged(out, opened, parts)
-    queries = [_row(query, rows[query.id], query.id in parts) for query in load.queries]
+    reverted = frozenset[str]()
+    if opened is not None and out is not None and below:
+        stages.begin(WRITING)
+        reverted = _write_reverted(Path(out), below, opened)
+    queries = [_row(query, rows[query.id], query.id in reverted) for query in load.queries]
     checked = Checked(checked_at=round(time.time(), 3), bundle=found.bundle, queries=queries)
     return {
         "spool": str(spool), "workload": load.name, "bundle": found.bundle, "checked_at": checked.checked_at,
         "queries": [
-            {**row.model_dump(), "metric": task_of(query.task).metric, "note": notes.get(query.id)}
+            {**row.model_dump(), "metric": task_of(query.task).metric,
+             "note": OWN_ALREADY if out is not None and row.verdict == BELOW and not row.reverted else None}
             for query, row in zip(load.queries, queries, strict=True)
         ],
-        "left_out": dict(sorted(left_out.items())), "out": str(out) if parts else None, "told": _tell(spool, checked),
+        "left_out": dict(sorted(left_out.items())), "out": str(out) if reverted else None,
+        "told": _tell(spool, checked),
     }  # fmt: skip
 
 
@@ -86,23 +89,32 @@ def _judged(load: Workload, found: Gathered, stages: Stages) -> tuple[dict[str, 
     stages.begin(JUDGING, sum(map(len, found.samples.values())))
     for query in load.queries:
         paths = found.samples[query.id]
-        original = original_of(query).to(device)
-        beside = compared(query, original, preprocess_of(query.model, query.input_size), paths, stages.add)
+        beside = compared(query, paths, _asking(query, original_of(query).to(device)), stages.add)
         left_out[UNUSABLE] += beside.unusable
         rows[query.id] = judged(beside, task_of(query.task), query.accuracy_target)
     return rows, +left_out
 
 
-def _parts(below: list[Query], bundle: Bundle) -> tuple[dict[str, str], dict[str, Part]]:
-    """The queries that get their own weights again, and why others of these do not."""
-    notes, parts = dict[str, str](), dict[str, Part]()
-    for query in below:
-        part = part_of(query, original_of(query), bundle)
-        if is_own_already(part, bundle):
-            notes[query.id] = OWN_ALREADY
-        else:
-            parts[query.id] = part
-    return notes, parts
+def _asking(query: Query, original: nn.Module) -> Answering:
+    """How the original answers."""
+    task, device = task_of(query.task), next(original.parameters()).device
+
+    @torch.inference_mode()
+    def answers(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Answer]:
+        prepared = preprocess_of(query.model, query.input_size).normalise(batch.to(device))
+        return task.answers(original, original(prepared), sizes, query.classes)
+
+    return answers
+
+
+def _write_reverted(out: Path, below: list[Query], bundle: Bundle) -> frozenset[str]:
+    """Write the bundle in which these queries have their own weights again, unless all have; returns who had not."""
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".gemel-") as folder:
+        own = write_originals(Path(folder) / "own", below, bundle)
+        reverted = frozenset(query.id for query in below if not is_own_already(query.id, own, bundle))
+        if reverted:
+            write_exchanged(out, bundle, dict.fromkeys(reverted, own))
+    return reverted
 
 
 def _row(query: Query, one: Judged, reverted: bool) -> CheckedQuery:

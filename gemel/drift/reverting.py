@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from edge_runtime.frames.results import BUNDLE_DIGITS
 from edge_runtime.serving.ledger_file import LEDGER_FILE
 from gemel.evaluation.belonging import belonging
-from models.bundle import Bundle, BundleEvidence, BundleQuery, Part
+from models.bundle import Bundle, BundleEvidence, Made, open_bundle, write_bundle
 from models.errors import InputError
 from models.files.json_file import read_json
 from models.weights.reading import load_weights
@@ -54,25 +53,25 @@ def original_of(query: Query) -> nn.Module:
     return original.eval()
 
 
-def part_of(query: Query, original: nn.Module, bundle: Bundle) -> Part:
-    """A query with its own weights again, everything else as it is in the bundle; its evidence is that of the original
-    against itself.
+def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bundle:
+    """A bundle of these queries alone, each with its own weights and everything else as it is in `bundle`.
+
+    Its evidence is that of the original against itself.
     """
-    old = bundle.query(query.id)
     bare: dict[str, Any] = {"tensors": {}, "residuals": {}, "stored": {}, "trained": None}
-    record = dataclasses.replace(old, model_args=dict(query.model_args), evidence=_own(old.evidence), **bare)
-    return Part(record, original.cpu())
+    records = []
+    for query in queries:
+        old = bundle.query(query.id)
+        own = {**bare, "model_args": dict(query.model_args), "evidence": _own(old.evidence)}
+        records.append(dataclasses.replace(old, **own))
+    models = {query.id: original_of(query) for query in queries}
+    write_bundle(path, models, records, Made(bundle.manifest.workload, bundle.manifest.method, 0))
+    return open_bundle(path, bundle.factories, bundle.folder)
 
 
-def is_own_already(part: Part, bundle: Bundle) -> bool:
+def is_own_already(query: str, own: Bundle, bundle: Bundle) -> bool:
     """Whether a query has its own weights in the bundle as it is."""
-    old: BundleQuery = bundle.query(part.record.id)
-    if old.stored or old.residuals or old.model_args != part.record.model_args:
-        return False
-    mine: Mapping[str, torch.Tensor] = part.model.state_dict()
-    return mine.keys() == old.tensors.keys() and all(
-        torch.equal(mine[key], bundle.tensor(name)) for key, name in old.tensors.items()
-    )
+    return own.query(query).places() == bundle.query(query).places()
 
 
 def _own(evidence: BundleEvidence | None) -> BundleEvidence | None:

@@ -3,7 +3,7 @@
 `write_bundle` writes one, `open_bundle` maps one, `verify_bundle` checks every byte of one.
 """
 
-from models.bundle.exchanging import Part, write_exchanged
+from models.bundle.exchanging import write_exchanged
 from models.bundle.manifest import (
     BundleEvidence,
     BundleQuery,
@@ -26,7 +26,6 @@ __all__ = [
     "ByteCounts",
     "Made",
     "Manifest",
-    "Part",
     "ResidualTensors",
     "Shared",
     "StoredTensor",

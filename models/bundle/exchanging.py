@@ -1,51 +1,46 @@
-"""The same bundle with other weights for some of its queries; what is not exchanged stays as it is, byte by byte."""
+"""The same bundle with some of its queries as they are in others; what is not exchanged stays as it is."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from models.bundle.manifest import BundleQuery, Manifest
+from models.bundle.container import encode_header, place
+from models.bundle.counting import count_bytes
+from models.bundle.manifest import MANIFEST_KEY, Manifest, format_of, shared_of
 from models.bundle.reader import Bundle
-from models.bundle.writer import Made, write_bundle
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from models.parts.widths import Packed
+from models.bundle.writer import load_order
+from models.errors import InputError
+from models.files.atomic import check_output, writing
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A query as it goes into a bundle: its record, without tensors, its model, and which tensors are stored packed."""
+def write_exchanged(path: str | Path, bundle: Bundle, others: Mapping[str, Bundle], overwrite: bool = False) -> None:
+    """Write the bundle with each of these queries as it is in another bundle.
 
-    record: BundleQuery
-    model: nn.Module
-    packed: Mapping[str, Packed] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, bundle: Bundle, query_id: str) -> Part:
-        """A query as it is in a bundle; BundleError where its tensors don't fit its architecture."""
-        query = bundle.query(query_id)
-        packed = {key: bundle.packed_tensor(query_id, key) for key in query.stored}
-        bare = dataclasses.replace(query, tensors={}, residuals={}, stored={})
-        return cls(bare, bundle.build(query_id), packed)
-
-
-def write_exchanged(path: str | Path, bundle: Bundle, others: Mapping[str, Part]) -> Manifest:
-    """Write the bundle with these parts in place of its own; returns the manifest.
-
-    Raises InputError, with nothing written, as `write_bundle` does.
+    One tensor is in memory at a time. Raises InputError, with nothing written, where the path exists or cannot be
+    written, or bytes of one of the bundles are gone or no longer what they were.
     """
-    parts = [others.get(query.id) or Part.of(bundle, query.id) for query in bundle.queries]
+    path = check_output(path, overwrite)
+    homes = {query.id: others.get(query.id, bundle) for query in bundle.queries}
+    queries = tuple(home.query(query) for query, home in homes.items())
+    holders = {name: homes[query.id] for query in queries for name in query.places().values()}
+    found = {name: holder.header.entries[name] for name, holder in holders.items()}
+    sizes = [(name, one.dtype, one.shape, one.nbytes) for name in load_order(queries) for one in [found[name]]]
     old = bundle.manifest
-    return write_bundle(
-        path,
-        {part.record.id: part.model for part in parts},
-        [part.record for part in parts],
-        Made(old.workload, old.method, old.bytes.ceiling),
-        packed={part.record.id: part.packed for part in parts},
-    )
+    counts = count_bytes(queries, found, old.bytes.ceiling)
+    manifest = Manifest(format_of(queries), old.workload, old.method, counts, queries, shared_of(queries))
+    entries = place(sizes)
+    with writing(path, overwrite) as file:
+        file.write(encode_header(entries, {MANIFEST_KEY: manifest.to_json()}))
+        for one in entries:
+            file.write(bytes(one.nbytes) if one.is_pad else _bytes_of(holders[one.name], one.name))
+
+
+def _bytes_of(bundle: Bundle, name: str) -> memoryview:
+    """A tensor as it stands in the file."""
+    import torch
+
+    try:
+        return memoryview(bundle.read(name).reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    except OSError as error:
+        raise InputError(bundle.path, str(error.strerror), "copy it again, under another name") from error

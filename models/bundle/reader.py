@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from models.parts.widths import Packed
-
 
 class Bundle:
     """An open bundle; its tensors are views of the mapped, read-only file.
@@ -114,19 +112,14 @@ class Bundle:
         if found is None:
             from torch import nn
 
+            from models.parts.widths import Packed
+
+            scale = None if own.scale is None else self.tensor(own.scale)
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
-            wide = self.packed_tensor(query_id, key).wide()
+            stored = self.tensor(name)
+            wide = Packed(stored, scale, own.dtype, own.shape or tuple(stored.shape)).wide()
             found = self._widened[name, own] = nn.Parameter(wide, requires_grad=False)
         return found
-
-    def packed_tensor(self, query_id: str, key: str) -> Packed:
-        """The tensor at a state_dict key of a query's `stored` as it is stored: views of the mapped file."""
-        from models.parts.widths import Packed
-
-        query = self.query(query_id)
-        own, stored = query.stored[key], self.tensor(query.state()[key])
-        scale = None if own.scale is None else self.tensor(own.scale)
-        return Packed(stored, scale, own.dtype, own.shape or tuple(stored.shape))
 
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor of this name."""

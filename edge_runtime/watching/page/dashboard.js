@@ -141,6 +141,7 @@ function showTroubles(status) {
       .map((one) => `sink ${one.id}: ${one.state}${because(one.trouble)}`),
     ...status.queries.filter((one) => one.failure).map((one) => `query ${one.id}: ${one.failure}`),
     ...(status.bundle_fault ? [`bundle: ${status.bundle_fault}`] : []),
+    ...Object.entries(status.held_back).map(([query, why]) => `query ${query} keeps its old weights: ${why}`),
     ...(status.refused ? [`the last reload was not applied: ${status.refused}`] : []),
   ];
   part("troubles").hidden = !told.length;

@@ -106,9 +106,11 @@ def test_what_is_wrong_is_seen_at_once_and_text_is_never_markup(browser: Any, bo
         box.changes["queries"] = [query(name, "bridge", failure="ValueError: <b>no</b>")]
         box.changes["sinks"] = [sink("mqtt", state="down", trouble="no answer", undelivered={"old": 9})]
         box.changes |= {"refused": "bundle: is cut", "bundle_fault": "b was changed in place"}
-        page.wait_for_selector("text=5 to look at", timeout=PATIENCE_MS)
+        box.changes["held_back"] = {"bridge-cars": "it answers otherwise"}
+        page.wait_for_selector("text=6 to look at", timeout=PATIENCE_MS)
         told = page.text_content("#troubles")
         assert "camera gate: away, newest frame 2 min old (the connection was refused)" in told
+        assert "query bridge-cars keeps its old weights: it answers otherwise" in told
         assert "bundle: b was changed in place" in told and "the last reload was not applied: bundle: is cut" in told
         assert "sink mqtt: down (no answer)" in told and f"query {name}: ValueError: <b>no</b>" in told
         assert page.is_visible(".camera.down .mark") and page.query_selector("#queries img") is None and wrong == []
