@@ -16,7 +16,8 @@ from models.bundle import BundleQuery
 from models.errors import GemelError, one_line
 from models.tasks import Answer
 
-AGES_KEPT = 10_000
+AGES_KEPT = 1000
+"""Of each query's newest results: a box that works for months reaches it within minutes, and holds no more."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 log = logging.getLogger("gemel.run")
@@ -101,7 +102,7 @@ class Publisher:
         self.failures[query] = text
 
     def age_p95_ms(self, query: str) -> float | None:
-        """The 95th percentile of the ages of a query's results; None without any."""
+        """The 95th percentile of the ages of a query's newest results; None without any."""
         return age_p95_ms(self._ages[query])
 
 

@@ -1,0 +1,48 @@
+"""The tables of a box at work say what was recorded, and what did not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.serving.tables import cost_rows, fault_rows, soak_picture
+
+
+def record(name: str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "fault": f"the {name}", "must": "hold", "times": 1000, "unit": "times", "said": "it did",
+            "broken": [], "slow": [], **keys}  # fmt: skip
+
+
+def test_faults_stand_in_the_order_of_the_table_and_what_did_not_hold_is_said() -> None:
+    found = [record("other"), record("kills", slow=["it served\nonly | after 12 s"]), record("drops", broken=["lost"])]
+    assert fault_rows(found) == [
+        ("the drops", "1,000 times", "hold", "it did", "no; lost"),
+        ("the kills", "1,000 times", "hold", "it did", "no; it served only / after 12 s"),
+        ("the other", "1,000 times", "hold", "it did", "yes"),
+    ]
+
+
+SOAK = {
+    "minutes": 30.0, "cameras": 8, "warm_s": 600.0, "slope_bytes_per_hour": 500_000, "threads_more": 0,
+    "descriptors_more": -1, "samples": [[60.0 * minute, 4e8 + 8e3 * minute, 20, 30] for minute in range(31)],
+}  # fmt: skip
+
+
+def test_costs_are_set_against_what_is_to_hold() -> None:
+    frames = [
+        {"watched": watched, "processed_share": 1.003, "own_ms_per_frame": 0.5, "capture_ms_per_frame": 2.0,
+         "inference_ms_per_frame": 0.7, "http_core_share": 0.031}
+        for watched in (False, True)
+    ]  # fmt: skip
+    start = [{"bare_s": bare, "box_s": 4.0, "bare_cpu_s": 3.0, "box_cpu_s": 3.3} for bare in (3.0, 4.0, 9.0)]
+    rows = {row[0].split()[0]: row[2] for row in cost_rows(frames, start, SOAK)}
+    assert (
+        rows["frames"] == "100.0 %" and rows["HTTP"] == "3.1 %" and rows["start"].startswith("1.00 (4.0 / 4.0 s); 1.10")
+    )
+    assert rows["memory,"] == "+0.50 MB an hour; threads +0, descriptors -1"
+
+
+def test_a_soaks_picture_says_its_slope_and_draws_every_sample() -> None:
+    drawn = soak_picture(SOAK)
+    assert "8 looped cameras, 30 minutes" in drawn and "+0.50 MB an hour" in drawn
+    path = drawn.split('<path d="M')[1].split('"')[0]
+    assert path.count("L") == len(SOAK["samples"]) - 1
