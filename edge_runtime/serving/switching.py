@@ -86,7 +86,7 @@ class Switching:
         """End what is under way."""
         if self._background is None or self._thread is None or not self._thread.is_alive():
             return
-        log.info("the box stops before its engines were measured; `gemel profile BUNDLE` measures them at leisure")
+        log.info("engines were not measured to the end; `gemel profile BUNDLE` measures them at leisure")
         self._stopping = True
         self._background.stop()
         self._thread.join(PATIENCE_S)

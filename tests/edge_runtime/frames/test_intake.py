@@ -57,8 +57,9 @@ def test_a_number_never_comes_twice_to_a_query_however_it_moves_between_cameras(
     cameras, numbers = [object(), object(), object()], [0, 0, 0]
     for onto, frames in moves:
         first = made.change({"q": cameras[onto]})
-        numbers[onto] = max(numbers[onto], first)  # what a camera that gains a query does
         for camera in frames:
             made.put(cameras[camera], "q", Frame(numbers[camera], 0.0))
             numbers[camera] += 1
+            if camera == onto:  # what a camera that gains a query does, from its next frame on
+                numbers[onto] = max(numbers[onto], first)
     assert len(set(seen)) == len(seen) and ledger.balanced

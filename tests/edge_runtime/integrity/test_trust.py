@@ -30,6 +30,7 @@ def test_it_is_hashed_once_it_stands_still():
 def test_what_was_hashed_while_the_file_changed_says_nothing():
     doubted = looked(SOUND, CHANGED, 5.0)
     assert hashed(doubted, CHANGED, AGAIN, ()) == doubted == hashed(doubted, AGAIN, AGAIN, ())
+    assert hashed(doubted, AGAIN, CHANGED, ()) == doubted
     found = hashed(doubted, CHANGED, CHANGED, ["a"])
     assert found.lacks("a") and not found.lacks("b") and not found.doubted
     assert looked(found, CHANGED, 9.0) == found

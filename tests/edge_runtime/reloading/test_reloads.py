@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from edge_runtime.daemon import run
 from models.bundle import open_bundle
 from tests.edge_runtime.reloading.running import Running, frames_of, wider, write
 from tests.edge_runtime.reloading.wrong import CAMERAS, WRONG
@@ -161,3 +163,37 @@ def test_nothing_of_what_is_wrong_is_applied_and_one_line_says_why(folder, caplo
         assert box.reload() is None and box.serving.summary()["refused"] is None
         box.more("gate")
     assert box.summary["balanced"] and no_key_twice(box.records()) and not box.summary["fault"]
+
+
+def test_memory_grows_and_shrinks_with_the_budget_and_what_fits_stays(folder):
+    least = run(folder / "box.yaml", check=True)["least_budget_bytes"]
+    with Running(write_config(folder, cameras=CAMERAS, budget=least)) as box:
+        for budget in ("64MiB", least, "32MiB", least):
+            for name in ("gate", "yard"):
+                box.more(name)
+            write_config(folder, cameras=CAMERAS, budget=budget)
+            before = box.serving.summary()
+            assert box.reload() is None
+            after = box.serving.summary()
+            assert after["budget_bytes"] != before["budget_bytes"]
+        for name in ("gate", "yard"):
+            box.more(name)
+    assert box.summary["balanced"] and not box.summary["fault"] and no_key_twice(box.records())
+    assert all(row["failed"] == 0 for row in box.summary["ledger"])
+
+
+def test_nothing_is_done_where_nothing_has_changed(folder, caplog):
+    caplog.set_level("INFO", "gemel.run")
+    with Running(folder / "box.yaml") as box:
+        box.more("gate")
+        work = box.serving._workplace.now
+        assert box.reload() is None and box.serving._workplace.now is work
+        assert "nothing has changed" in caplog.text
+        os.utime(folder / "tiny.safetensors")
+        assert box.reload() is None and box.serving._workplace.now is not work
+
+
+def test_whoever_asks_while_the_box_ends_is_told_so(folder):
+    with Running(folder / "box.yaml") as box:
+        box.more("gate")
+    assert box.reload() == "the box stops"

@@ -169,7 +169,7 @@ def test_a_box_that_stops_first_ends_what_is_measured(box, monkeypatch, caplog):
     cameras = {"left": {"source": "left.mp4"}, "right": {"source": "right", "fps": 12}}
     summary = served(box, "ended", cameras=cameras)
     assert summary["stopped_by"] == "cameras ended" and summary["balanced"]
-    assert "the box stops before its engines were measured" in caplog.text
+    assert "engines were not measured to the end" in caplog.text
     assert gone(begun[0]._process.pid)
 
 
