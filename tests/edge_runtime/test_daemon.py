@@ -118,6 +118,18 @@ def test_samples_are_what_the_models_saw_and_answered(box):
         assert isinstance(answer, ClassAnswer) and (answer.label, answer.score) == (head.label, head.score)
 
 
+def test_a_spool_that_takes_nothing_disturbs_nothing_and_is_counted(box):
+    (box / "blocked").mkdir()
+    (box / "blocked" / "samples").write_text("in the way")
+    spool = {"path": "blocked", "every_s": 0.01}
+    summary = run(write_config(box, spool=spool, sinks=[{"kind": "jsonl", "path": "all"}]))
+    assert summary["spool"]["samples"] == 0 and summary["spool"]["unsampled"].keys() == {"unwritable"}
+    assert summary["stopped_by"] == "cameras ended" and summary["balanced"] and summary["unwritten"] == []
+    processed = sum(account["processed"] for account in summary["ledger"])
+    assert len((box / "all").read_text().splitlines()) == processed > 0
+    assert all(account["failed"] == 0 for account in summary["ledger"])
+
+
 def test_with_room_for_all_nothing_moves_after_the_warm_up(box, capsys):
     summary = run(write_config(box, sinks=None))
     assert summary["fits"] and (summary["bytes_moved"], summary["swaps"], summary["compactions"]) == (0, 0, 0)
