@@ -121,6 +121,7 @@ def troubles(folder: Path, times: int, tell: Tell) -> Found:
     write_clip(folder / "c.mp4", 30, FPS)
     keys: dict[str, Any] = {
         "cameras": {name: {"source": "c.mp4", "loop": True} for name in names}, "factories": FACTORIES, "http": HTTP,
+        "trace": "disk/trace.jsonl",
         "spool": "disk",
     }  # fmt: skip
     found, pipe, hook = Found(), Pipe(), Hook()

@@ -25,7 +25,7 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
     names = [f"c{index}" for index in range(CAMERAS)]
     one_each(folder, names)
     write_clip(folder / "c.mp4", 30, 25)
-    chance, starts, torn = random.Random(0), list[float](), 0
+    chance, starts, cpu_s, torn = random.Random(0), list[float](), list[float](), 0
     sinks = [
         {"kind": "jsonl", "path": "results.jsonl"},
         {"kind": "jsonl", "path": "turned.jsonl", "max_bytes": MOST_BYTES, "keep": 1000},
@@ -41,6 +41,7 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
                 begun = time.time()
                 box.until(lambda begun=begun: _newest(folder) > begun)
                 starts.append(time.monotonic() - box.began)
+                cpu_s.append(box.cpu_s())
                 time.sleep(chance.uniform(0, MOST_LIFE_S))
             if index == times:
                 ended = box.stopped()
@@ -64,11 +65,12 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
     found.said = (
         f"{times} kills: {len(records):,} results of {len(runs)} runs, no (run, query, frame) twice; a line was cut "
         f"short {torn} times and mended; serving again {sum(starts) / len(starts):.1f} s after a start on average, "
-        f"{max(starts):.1f} s at most"
+        f"{max(starts):.1f} s at most, {sum(cpu_s) / len(cpu_s):.1f} s of the processor"
     )
     found.figures = {
         "results": len(records), "runs": len(runs), "torn": torn, "twice": len(twice),
         "start_s_mean": round(sum(starts) / len(starts), 2), "start_s_max": round(max(starts), 2),
+        "start_cpu_s_mean": round(sum(cpu_s) / len(cpu_s), 2),
     }  # fmt: skip
     found.hold(not twice, f"{len(twice)} keys twice, as {twice[:1]}")
     found.hold(ended == 0 and adds_up(box.ledger()), "the ledger does not add up")
