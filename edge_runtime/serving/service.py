@@ -148,6 +148,7 @@ class Serving:
         inference, asked = self._inference, self._asked
         by_itself = inference.over.is_set() and not asked.stopping.is_set()
         asked.stopping.set()
+        self._workplace.now.vigil.stop()
         self._workplace.mailboxes.nudge()
         self._reloads.stop()
         try:
