@@ -25,14 +25,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmarks.machine import machine
-from models.bundle import BundleQuery, Made, write_bundle
-from models.frames.preprocess import Preprocess
+from benchmarks.serving.boxes import RESULTS, TRIVIAL, trivial, write_box, write_clip
 from models.zoo import build
-from tests.edge_runtime.tiny import write_clip, write_config
-from tests.faults.queries import FACTORIES, one_each
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEASURED = REPOSITORY / "benchmarks" / "measured" / "serving"
@@ -48,10 +43,11 @@ ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 def frames(folder: Path, seconds: float) -> list[dict[str, Any]]:
     """What a box of 16 cameras does and costs, alone and with a dashboard open."""
     names = [f"c{index}" for index in range(CAMERAS)]
-    one_each(folder, names)
-    write_clip(folder / "c.mp4", 100, SERVED_FPS, size=SIZE)
+    write_clip(folder / "c.mp4", 100, SERVED_FPS, SIZE)
     cameras = {name: {"source": "c.mp4", "loop": True, "fps": ASKED_FPS} for name in names}
-    config = write_config(folder, cameras=cameras, factories=FACTORIES, budget="256MiB", http={"bind": "127.0.0.1:0"})
+    made = {name: trivial(2).eval() for name in names}
+    config = write_box(folder, TRIVIAL, made, 16, cameras=cameras, factories=[TRIVIAL], budget="256MiB",
+                       engine="torch", http={"bind": "127.0.0.1:0"})  # fmt: skip
     rows = []
     for more in ([], ["--watched"]):
         command = [sys.executable, "-m", "benchmarks.serving.inside", str(config), str(seconds), *more]
@@ -65,19 +61,10 @@ def frames(folder: Path, seconds: float) -> list[dict[str, Any]]:
 
 def start(folder: Path, rounds: int) -> list[dict[str, Any]]:
     """Seconds, of the clock and of the processor, of the bare imports and until a box's first result."""
-    write_clip(folder / "c.mp4", 250, SERVED_FPS, size=SIZE)
-    torch.manual_seed(0)
-    classes = ("a", "b")
-    keys: dict[str, Any] = {
-        "task": "classification", "classes": classes, "model": MODEL, "model_args": {}, "input_size": INPUT_SIZE,
-        "preprocess": Preprocess(INPUT_SIZE), "fps": None, "sla_ms": 20_000.0, "accuracy_target": 0.95,
-    }  # fmt: skip
-    model = build(MODEL, classes, {}, INPUT_SIZE, "classification")
-    query = BundleQuery(id="q", camera="c", **keys)
-    write_bundle(folder / "tiny.safetensors", {"q": model}, [query], Made("start", "none", 0))
-    cameras = {"c": {"source": "c.mp4", "loop": True}}
-    write_config(folder, cameras=cameras, factories=None, budget="1GiB", engine="auto")
-    results = folder / "results.jsonl"
+    write_clip(folder / "c.mp4", 250, SERVED_FPS, SIZE)
+    made = {"c": build(MODEL, ("a", "b"), {}, INPUT_SIZE, "classification")}
+    write_box(folder, MODEL, made, INPUT_SIZE, cameras={"c": {"source": "c.mp4", "loop": True}}, budget="1GiB")
+    results = folder / RESULTS
     rows = []
     for _ in range(rounds):
         bare = _timed([sys.executable, "-c", BARE], folder, lambda: False)
