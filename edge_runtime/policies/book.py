@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.policies.shadow import Shadow
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.values import Plan, Situation
 
 # What a query is owed of the frames that the paper's schedule would have brought it in time.
 OWED_SHARE = 0.9
@@ -21,6 +23,14 @@ class Book:
     shadow: Shadow
     ran: Mapping[str, int] = field(default_factory=dict)
     newest: Mapping[str, float] = field(default_factory=dict)
+
+    def seen(self, situation: Situation, costs: Costs, paper: Plan) -> Book:
+        """The book at this moment: the shadow has come as far by the paper's plan."""
+        return replace(self, shadow=self.shadow.until(situation.now, situation.waiting, costs, paper))
+
+    def opened(self) -> Book:
+        """The same moment with nothing run and nothing owed yet."""
+        return replace(self, shadow=self.shadow.cleared(), ran={})
 
     def owed(self, query: str) -> float:
         """Frames that a query is owed; negative when it had more."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from edge_runtime.frames.mailbox import DEPTH
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.jobs import Job, frames_lost
 from edge_runtime.schedule.batches import batch_in_time, too_late
@@ -160,7 +161,9 @@ class Choice:
         seconds = load_s + cost.run_of(batch.count)
         per_frame = self._book.claim(query) * self._urgency(query)
         density = batch.count * per_frame / max(seconds + self._reload_s(query), LEAST_S)
-        deadline = captured[batch.late] + cost.sla_s
+        # Where the mailbox is full when the next frame comes, the oldest is lost before its deadline.
+        full_s = captured[-1] + (DEPTH + 1 - len(captured)) / self._demands[query].fps
+        deadline = min(captured[batch.late] + cost.sla_s, full_s + cost.run_of(batch.count))
         return Job(query, batch.count, absent.names, load_s, seconds, deadline, per_frame, density)
 
     def _urgency(self, query: str) -> float:

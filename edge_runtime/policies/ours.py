@@ -1,23 +1,34 @@
-"""`ours`: the most frames in time that leave no query much worse off than the paper's schedule would."""
+"""`ours`: the most frames in time, never fewer than the paper's schedule would bring on the same frames."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from edge_runtime.frames.ledger import DEADLINE, MEMORY
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.choice import Choice
-from edge_runtime.policies.jobs import in_time_together
-from edge_runtime.policies.paper import Paper
+from edge_runtime.policies.following import followed, rejoined, unseen
+from edge_runtime.policies.free import freely
+from edge_runtime.policies.paper import Paper, Turns
 from edge_runtime.policies.shadow import Shadow
+from edge_runtime.policies.trial import Trial
+from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.schedule.batches import largest_batches
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
 from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
+from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 
-Dropped = tuple[str, float, str]
+# The first trial waits until every query should have been heard of once, between these.
+SETTLE_S, SETTLE_MOST_S = 1.0, 10.0
+# Decisions of a trial that are played beside every real one.
+STEPS = 8
+# From a trial that failed to the next; so many times as long where the free choice passed and then broke the promise.
+# Twice as long each time, up to a limit.
+AGAIN_S, AGAIN_MOST_S, BROKEN_TIMES = 20.0, 300.0, 3
+# How long the way back to the shadow may take before the paper's turns are taken from wherever the box is.
+REJOIN_S = 5.0
+# A change of a run time or of the rate of copying by this share calls for another trial.
+DRIFT_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +44,41 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
-    """Of all that could run next, what brings most frames in time, weighed by what stale results cost.
+class Course:
+    """What `ours` recalls: the book, and by what it goes.
 
-    Queries whose weights are resident run by deadline, and when not all frames can be in time, those are given up
-    that bring least for their time (`in_time_together`). A load is one more thing that could run: it brings the
-    frames that it makes possible, and costs its time, the reloading of what it evicts, and the frames that resident
-    queries lose meanwhile; so a loaded query stays for as long as no other would bring more. Batches grow for as
-    long as a further frame brings more than it costs, a workspace that drives out weights included. What is needed
-    last in the order that moves least is evicted first. So that nobody starves, each query is owed a share of
-    what the paper's schedule would bring it on the same frames (`Book`), and the more it is owed, the more its frames
-    count, as in max-weight scheduling (Tassiulas and Ephremides 1992).
+    It chooses freely where `passed` holds the trial that allows it; else it follows the paper's turns, or, up to
+    `rejoin_by`, finds its way back to them. `trial` is at work since so many `steps`, or begins at `try_at`.
+    """
+
+    book: Book
+    try_at: float
+    wait_s: float = AGAIN_S
+    turns: Turns = field(default_factory=Turns)
+    rejoin_by: float | None = None
+    passed: Trial | None = None
+    trial: Trial | None = None
+    steps: int = 0
+
+    def barred(self, now: float, times: float = 1.0) -> Course:
+        """The course without the free choice, until another trial."""
+        rejoin_by = self.rejoin_by if self.passed is None else now + REJOIN_S
+        return replace(
+            self, passed=None, trial=None, rejoin_by=rejoin_by, try_at=now + times * self.wait_s,
+            wait_s=min(AGAIN_MOST_S, 2 * self.wait_s),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """The paper's schedule to begin with, and the free choice (`freely`) where a trial shows that it brings more.
+
+    Never fewer frames than the paper's, by construction: while the paper's decisions are followed from the start, what
+    runs is what it would run. As soon as the rates and phases of the frames are known, the free choice is rehearsed
+    from the present moment on (`Trial`), and taken only if it brings more in sum and enough of each query. From then on
+    the book compares it with the paper's schedule on the same frames; where it falls behind further than the promise
+    bears, the box goes back to where the paper's schedule would be by now (`rejoined`), and follows that. A trial is
+    repeated later, and when costs have changed.
     """
 
     name: str = "ours"
@@ -59,62 +94,57 @@ class Ours:
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
 
     def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-        promise: Promise = plan.detail
-        book: Book = situation.recall or Book(Shadow(situation.now))
+        course: Course = situation.recall or _begun(situation.now, plan.detail)
         if not situation.waiting:
             # The shadow can catch up when something is to be decided: nothing it does not know of has come.
-            return Decision(recall=book)
-        shadow = book.shadow.until(situation.now, situation.waiting, costs, promise.paper)
-        book = Book(shadow, book.ran, book.newest)
-        drop, waiting = hopeless(situation, costs, promise.unfit)
-        if not waiting:
-            return Decision(drop=drop, recall=book)
-        choice = Choice(situation, waiting, costs, plan, book)
-        kept = in_time_together(situation.now, choice.jobs())
-        ahead = choice.load_ahead(kept)
-        if ahead is not None:
-            return Decision(ahead.query, 0, ahead.evict, ahead.missing, drop, recall=book)
-        again_s = []
-        for job in kept:
-            barred_until = choice.barred_until(job)
-            if barred_until is not None:
-                again_s.append(barred_until + 2 * CLOCK_SLACK_S)
-                continue
-            run = choice.run(job)
-            if run is not None:
-                drop += tuple((job.query, captured_at, DEADLINE) for captured_at in run.given_up)
-                return Decision(
-                    job.query,
-                    len(run.captured),
-                    run.evict,
-                    job.missing,
-                    drop,
-                    recall=book.with_run(job.query, run.captured),
-                )
-        # None of these is worth a run now; once the first of them is lost it must be dropped, and once a better one has
-        # not come it need not be waited for.
-        lost_s = min(
-            captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s for query, captured in waiting.items()
-        )
-        return Decision(drop=drop, wake_s=min([lost_s + 2 * CLOCK_SLACK_S, *again_s]), recall=book)
+            return Decision(recall=course)
+        book = course.book.seen(situation, costs, plan.detail.paper)
+        course = _tried(replace(course, book=book), situation, costs, plan)
+        if course.passed is not None:
+            decision = freely(situation, costs, plan, course.book)
+            return replace(decision, recall=replace(course, book=decision.recall))
+        if course.rejoin_by is not None:
+            return _rejoining(course, course.rejoin_by, situation, costs, plan)
+        decision, book = followed(situation, costs, plan, course.book, course.turns)
+        return replace(decision, recall=replace(course, book=book, turns=decision.recall))
 
 
-def hopeless(
-    situation: Situation, costs: Costs, unfit: frozenset[str]
-) -> tuple[tuple[Dropped, ...], dict[str, Sequence[float]]]:
-    """The frames to drop, which could not be in time even if they ran now and alone; and what else waits."""
-    drop: list[Dropped] = []
-    waiting: dict[str, Sequence[float]] = {}
-    for query, captured in situation.waiting.items():
-        if query in unfit:
-            drop += [(query, captured_at, MEMORY) for captured_at in captured]
-            continue
-        cost = costs.queries[query]
-        oldest = situation.now + cost.run_s - cost.sla_s - CLOCK_SLACK_S
-        late = 0
-        while late < len(captured) and captured[late] < oldest:
-            drop.append((query, captured[late], DEADLINE))
-            late += 1
-        if late < len(captured):
-            waiting[query] = captured[late:]
-    return tuple(drop), waiting
+def _begun(now: float, promise: Promise) -> Course:
+    longest_s = max(1 / demand.fps for demand in promise.demands.values())
+    return Course(Book(Shadow(VirtualBox(now))), now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s)))
+
+
+def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Course:
+    """The course once the book and the trial have been looked at, and a trial that is due has begun."""
+    now = situation.now
+    if course.passed is not None and not course.passed.bears(course.book):
+        return course.barred(now, BROKEN_TIMES)
+    if course.trial is None:
+        due = now >= course.try_at if course.passed is None else changed(course.passed.costs, costs)
+        return replace(course, trial=Trial(situation, course.book, costs, plan), steps=0) if due else course
+    steps = course.steps + STEPS
+    passed = course.trial.passed(steps)
+    if passed is None:
+        return replace(course, steps=steps)
+    if not passed:
+        return course.barred(now)
+    return replace(course, book=course.book.opened(), passed=course.trial, trial=None, rejoin_by=None)
+
+
+def changed(before: Costs, now: Costs) -> bool:
+    """Whether runs or copies take so much longer, or less long, that a trial says nothing any more."""
+    pairs = [(before.copy_bytes_per_s, now.copy_bytes_per_s)]
+    pairs += [(cost.run_s, now.queries[query].run_s) for query, cost in before.queries.items()]
+    return any(abs(new - old) > DRIFT_SHARE * old for old, new in pairs)
+
+
+def _rejoining(course: Course, rejoin_by: float, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+    shadow, over = course.book.shadow, situation.now >= rejoin_by
+    step = rejoined(situation, costs, shadow)
+    if step is not None and not over:
+        return replace(step, recall=course)
+    together = over or situation.resident == shadow.box.resident
+    left, drop = unseen(situation, shadow)
+    decision, book = followed(left, costs, plan, course.book, shadow.turns)
+    recall = replace(course, book=book, turns=decision.recall, rejoin_by=None if together else rejoin_by)
+    return replace(decision, drop=drop + decision.drop, recall=recall)

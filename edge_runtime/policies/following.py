@@ -1,0 +1,58 @@
+"""Following the paper's schedule: from its own state, or back to it from another, so that the same frames are run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge_runtime.frames.ledger import DEADLINE
+from edge_runtime.policies.book import Book
+from edge_runtime.policies.paper import Turns
+from edge_runtime.policies.shadow import PAPER, Shadow
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Plan, Situation
+
+
+def followed(situation: Situation, costs: Costs, plan: Plan, book: Book, turns: Turns) -> tuple[Decision, Book]:
+    """The paper's next decision, whose `recall` are its turns, and the book after it."""
+    decision = PAPER.decide(replace(situation, recall=turns), costs, plan.detail.paper)
+    if decision.turn is None or not decision.count:
+        return decision, book
+    late = {captured_at for query, captured_at, _ in decision.drop if query == decision.turn}
+    left = [captured_at for captured_at in situation.waiting[decision.turn] if captured_at not in late]
+    return decision, book.with_run(decision.turn, left[: decision.count])
+
+
+def rejoined(situation: Situation, costs: Costs, shadow: Shadow) -> Decision | None:
+    """A step back to where the shadow is; None at a moment from which its schedule can be followed.
+
+    From another state the paper's schedule may never serve a query that it serves from its own: with frames that come
+    evenly, turns fall into a rhythm. So the box does without a few runs, loads what the shadow has just loaded, and
+    waits until the shadow is done with what it does. Other tensors that are missing come with their queries' turns.
+    """
+    box = shadow.box
+    last = shadow.turns.recent[0] if shadow.turns.recent else None
+    if last is not None and costs.queries[last].needed <= box.resident:
+        missing = tuple(name for name in costs.queries[last].tensors if name not in situation.resident)
+        if missing:
+            evict = tuple(sorted(situation.resident - box.resident))
+            return Decision(last, 0, evict, missing)
+    return Decision(wake_s=box.now) if box.now > situation.now + CLOCK_SLACK_S else None
+
+
+def unseen(situation: Situation, shadow: Shadow) -> tuple[Situation, tuple[tuple[str, float, str], ...]]:
+    """The situation with the frames alone that the shadow has yet to settle, and the others, to be dropped."""
+    left = {query: set(captured) for query, captured in shadow.box.waiting.items()}
+    for captured_at, query in shadow.box.coming:
+        left.setdefault(query, set()).add(captured_at)
+    waiting = {
+        query: kept
+        for query, captured in situation.waiting.items()
+        if (kept := tuple(one for one in captured if one in left.get(query, ())))
+    }
+    drop = tuple(
+        (query, one, DEADLINE)
+        for query, captured in situation.waiting.items()
+        for one in captured
+        if one not in waiting.get(query, ())
+    )
+    return replace(situation, waiting=waiting), drop
