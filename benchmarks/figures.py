@@ -25,6 +25,8 @@ from benchmarks.real.tables import cell_text
 from benchmarks.schedule.cases import DEVICES
 from benchmarks.schedule.cases import ORDER as POLICIES
 from benchmarks.schedule.frames import SUM_HEADS, claims, read, sums
+from benchmarks.schedule.promise import HEADS as PROMISE_HEADS
+from benchmarks.schedule.promise import promise_rows
 from benchmarks.schedule.speed import overhead_rows, planning_rows
 from benchmarks.serving import tables as serving
 from models.parts.terms import FP32
@@ -92,6 +94,13 @@ def schedules(folder: Path) -> dict[str, Table]:
         "schedule": (said, SUM_HEADS, sums(rows)),
         "schedule-claims": ("From the same cases", ("of `ours`", "measured"), claims(rows)),
     }
+    drawn = _read(folder / "promise.json")
+    count = len({row["number"] for row in drawn["cases"]})
+    said = (
+        f"`{SCHEDULE} promise --seed {drawn['seed']} --json FILE`, the first {count} of {drawn['workloads']} "
+        f"workloads, {drawn['seconds']:g} s; virtual clock, modelled devices; {drawn['date']}"
+    )
+    tables["promise"] = (said, PROMISE_HEADS, promise_rows(drawn["cases"]))
     for name, part, heads, of in (
         ("planning", "planning", ("queries", "memory"), planning_rows),
         ("deciding", "overhead", ("memory",), overhead_rows),

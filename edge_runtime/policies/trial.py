@@ -78,8 +78,10 @@ class Trial:
         )
 
     def _kept(self) -> bool:
-        """More in sum, and no query much worse off."""
+        """More in sum, and no query much worse off, once the shadow has come as far."""
         book: Book = self._box.recall
+        ended = Situation(self._box.now, self._box.waiting, self._box.resident, self._box.resident_bytes)
+        book = book.seen(ended, self.costs, self._plan.detail.paper)
         self.of_paper = book.shadow.served
         return self._in_sum(book.ran) > self._in_sum(self.of_paper) and all(
             book.ran.get(query, 0) >= QUERY_SHARE * count - QUERY_SLACK for query, count in self.of_paper.items()

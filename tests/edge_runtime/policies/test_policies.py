@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.policies import DEFAULT_POLICY, POLICIES, policy_named
+from edge_runtime.policies.book import Book
+from edge_runtime.policies.free import freely
 from edge_runtime.policies.jobs import Job, in_time_together
 from edge_runtime.policies.paper import PATIENCE, Paper, Turns
+from edge_runtime.policies.shadow import Shadow
+from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Demand, Plan, Situation
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
@@ -31,6 +35,12 @@ def situation_of(
 ) -> Situation:
     held = frozenset(resident)
     return Situation(now, waiting, held, costs.resident_bytes(held), recall, urgency or {})
+
+
+def chosen_freely(costs: Costs, plan: Plan, situation: Situation):
+    """What `ours` decides where a trial allows it to."""
+    book = Book(Shadow(VirtualBox(situation.now)))
+    return freely(situation, costs, plan, book.seen(situation, costs, plan.detail.paper))
 
 
 def decided(costs: Costs, budget: int, now: float, waiting, resident: Iterable[str] = (), turns=None, order="abc"):
@@ -201,7 +211,7 @@ def test_ours_stays_with_a_loaded_query_where_the_paper_swaps_at_every_turn():
     assert all(ours >= 0.8 * paper for ours, paper in zip(processed["ours"], processed["gemel"], strict=True))
 
 
-def test_ours_runs_what_waits_together_and_leaves_a_batch_that_drives_out_weights():
+def test_a_free_choice_runs_what_waits_together_and_leaves_a_batch_that_drives_out_weights():
     larger = (BatchCost(2, 0.012, 1 * KIB), BatchCost(4, 0.016, 16 * KIB), BatchCost(8, 0.024, 32 * KIB))
     costs = Costs(
         {"a": QueryCost(("a",), 0.010, 1 * KIB, 0.5, larger), "b": QueryCost(("b",), 0.010, 0, 0.5)},
@@ -211,10 +221,10 @@ def test_ours_runs_what_waits_together_and_leaves_a_batch_that_drives_out_weight
     policy = policy_named("ours")
     plan = policy.plan(costs, {"a": Demand(10), "b": Demand(10)}, 64 * KIB)
     four = {"a": (0.0, 0.1, 0.2, 0.3)}
-    alone = policy.decide(situation_of(costs, 0.3, four, {"a"}), costs, plan)
-    beside = policy.decide(situation_of(costs, 0.3, four, {"a", "b"}), costs, plan)
+    alone = chosen_freely(costs, plan, situation_of(costs, 0.3, four, {"a"}))
+    beside = chosen_freely(costs, plan, situation_of(costs, 0.3, four, {"a", "b"}))
     tight = policy.plan(costs, {"a": Demand(10), "b": Demand(10)}, 48 * KIB)
-    crowded = policy.decide(situation_of(costs, 0.3, four, {"a", "b"}), costs, tight)
+    crowded = chosen_freely(costs, tight, situation_of(costs, 0.3, four, {"a", "b"}))
     assert (alone.count, beside.count, beside.evict) == (4, 4, ())
     assert (crowded.count, crowded.evict) == (2, ()), "a batch of four would cost b's weights, 0.4 s to bring back"
 
@@ -225,10 +235,10 @@ def test_a_free_slot_goes_to_the_query_whose_stale_results_cost_most():
     plan = policy.plan(costs, {"a": Demand(10), "b": Demand(10)}, 4 * KIB)
     waiting = {"a": (0.0,), "b": (0.0,)}
     for urgency, chosen in (({"a": 4.0}, "a"), ({"b": 4.0}, "b")):
-        decision = policy.decide(situation_of(costs, 0.0, waiting, {"a", "b"}, urgency=urgency), costs, plan)
+        decision = chosen_freely(costs, plan, situation_of(costs, 0.0, waiting, {"a", "b"}, urgency=urgency))
         assert decision.turn == chosen
     priority = policy.plan(costs, {"a": Demand(10, 1.0), "b": Demand(10, 3.0)}, 4 * KIB)
-    assert policy.decide(situation_of(costs, 0.0, waiting, {"a", "b"}), costs, priority).turn == "b"
+    assert chosen_freely(costs, priority, situation_of(costs, 0.0, waiting, {"a", "b"})).turn == "b"
 
 
 def test_time_sharing_keeps_a_copy_for_each_query_and_moves_whole_models():

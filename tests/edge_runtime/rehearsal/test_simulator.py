@@ -88,7 +88,7 @@ def test_a_shared_tensor_is_moved_once():
 def test_frames_that_come_while_their_query_loads_wait_and_run_together():
     larger = (BatchCost(2, 0.006, KIB),)
     costs = Costs({"a": QueryCost(("a",), 0.005, KIB, 0.1, larger)}, {"a": 10240}, 1e6)
-    result = simulate(costs, {"a": [0.0, 0.001, 0.011]}, 64 * KIB, OURS, {"a": Demand(100.0)})
+    result = simulate(costs, {"a": [0.0, 0.001, 0.011]}, 64 * KIB, OURS, {"a": Demand(300.0)})
     assert [frame.outcome for frame in result.frames] == ["processed"] * 3
     assert result.frames[0].finished_at == pytest.approx(0.01024 + 0.005)
     assert result.frames[1].finished_at == result.frames[2].finished_at == pytest.approx(0.01524 + 0.006)

@@ -53,7 +53,9 @@ class SlowEngine:
         return [ClassAnswer("a", 1.0, (1.0,)) for _ in frames]
 
 
-def one_query(seconds: list[float], larger: tuple[BatchCost, ...] = ()) -> tuple[Executor, SlowEngine, Clock]:
+def one_query(
+    seconds: list[float], larger: tuple[BatchCost, ...] = (), fps: float = 10.0
+) -> tuple[Executor, SlowEngine, Clock]:
     clock = Clock()
     engine = SlowEngine("q", clock, seconds)
     run_s = seconds[0] if larger and larger[0].run_s else 0.0
@@ -63,7 +65,7 @@ def one_query(seconds: list[float], larger: tuple[BatchCost, ...] = ()) -> tuple
     device = Device(arena, {"q": engine}, costs, 1024)
     publisher = Publisher(Kept(), ledger, {"q": engine.query}, Identity("d"))
     mailboxes = Mailboxes(["q"], ledger)
-    executor = Executor(Parts(device, policy_named("ours"), {"q": Demand(10.0)}, mailboxes, publisher, clock=clock))
+    executor = Executor(Parts(device, policy_named("ours"), {"q": Demand(fps)}, mailboxes, publisher, clock=clock))
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock
 
@@ -111,7 +113,7 @@ def test_a_query_too_slow_for_its_deadline_is_tried_now_and_then_and_is_late():
 
 def two_frames(larger: tuple[BatchCost, ...]) -> SlowEngine:
     """What became of two frames that waited together, beside room for a batch."""
-    executor, engine, clock = one_query([0.02], larger)
+    executor, engine, clock = one_query([0.02], larger, fps=80.0)
     engine.batches.clear()
     for captured_at in (0.0, 0.001):
         executor.parts.mailboxes.put("q", Frame(0, clock.now + captured_at, 0.0, IMAGE))

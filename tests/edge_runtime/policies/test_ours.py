@@ -1,0 +1,121 @@
+"""What makes `ours` bring no fewer frames than the paper's schedule: trials, the book, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge_runtime.frames.mailbox import DEPTH
+from edge_runtime.policies import POLICIES
+from edge_runtime.policies.book import Book
+from edge_runtime.policies.choice import Choice
+from edge_runtime.policies.following import rejoined, unseen
+from edge_runtime.policies.ours import Course, changed
+from edge_runtime.policies.paper import Turns
+from edge_runtime.policies.shadow import Shadow
+from edge_runtime.policies.trial import Trial
+from edge_runtime.policies.virtual import VirtualBox
+from edge_runtime.rehearsal.simulator import simulate
+from edge_runtime.schedule import Demand, Plan, Situation
+from edge_runtime.schedule.costs import Costs, QueryCost
+
+OURS = POLICIES["ours"]
+
+
+def swapping() -> Costs:
+    """Loads of 80 ms, runs of 5 ms: the free choice stays with one where the paper's schedule swaps."""
+    return Costs({query: QueryCost((query,), 0.005, 0, 0.2) for query in "ab"}, {"a": 80_000, "b": 80_000}, 1e6)
+
+
+def begun(costs: Costs, fps: float = 20.0) -> tuple[Plan, Situation, Book]:
+    plan = OURS.plan(costs, dict.fromkeys(costs.queries, Demand(fps)), 100_000)
+    waiting = dict.fromkeys(costs.queries, (0.0,))
+    situation = Situation(0.0, waiting, frozenset(), 0)
+    book = Book(Shadow(VirtualBox(0.0)))
+    return plan, situation, book.seen(situation, costs, plan.detail.paper)
+
+
+def test_a_trial_says_the_same_however_it_is_asked_and_what_the_paper_brings_meanwhile():
+    costs = swapping()
+    plan, situation, book = begun(costs)
+    trial, at_once = Trial(situation, book, costs, plan), Trial(situation, book, costs, plan)
+    answers = [trial.passed(steps) for steps in range(8, 4000, 8)]
+    assert answers[0] is None and answers[-1] is True and at_once.passed(4000) is True
+    first = answers.index(True)
+    assert [trial.passed(steps) for steps in range(8, 4000, 8)] == answers and None not in answers[first:]
+    assert trial.of_paper == at_once.of_paper and sum(trial.of_paper.values()) > 20
+
+
+def test_a_free_choice_that_brings_no_more_does_not_pass():
+    costs = Costs({"a": QueryCost(("a",), 0.005, 0, 0.2)}, {"a": 80_000}, 1e6)
+    plan, situation, book = begun(costs)
+    assert Trial(situation, book, costs, plan).passed(4000) is False
+
+
+def test_a_free_choice_may_be_behind_by_what_it_catches_up_with_and_no_more():
+    costs = swapping()
+    plan, situation, book = begun(costs)
+    trial = Trial(situation, book, costs, plan)
+    trial.passed(4000)
+    trial.of_paper = {"a": 100, "b": 10}
+
+    def at(served: dict[str, int], ran: dict[str, int]) -> bool:
+        return trial.bears(Book(Shadow(VirtualBox(0.0, served=served)), ran))
+
+    assert at({"a": 100, "b": 10}, {"a": 140, "b": 6}) and not at({"a": 100, "b": 10}, {"a": 140, "b": 5})
+    assert at({"a": 400, "b": 1}, {"a": 395, "b": 1}) and not at({"a": 400, "b": 1}, {"a": 393, "b": 1})
+
+
+def test_ours_begins_with_the_papers_decisions_and_goes_back_to_them_when_it_falls_behind():
+    costs = swapping()
+    plan, situation, _ = begun(costs)
+    first = OURS.decide(situation, costs, plan)
+    paper = POLICIES["gemel"].decide(situation, costs, plan.detail.paper)
+    assert (first.turn, first.count, first.load) == (paper.turn, paper.count, paper.load)
+    course: Course = first.recall
+    trial = Trial(situation, course.book, costs, plan)
+    trial.passed(4000)
+    behind = replace(course.book, shadow=Shadow(VirtualBox(5.0, served={"a": 90, "b": 90})), ran={"a": 90, "b": 0})
+    later = Situation(5.0, {"a": (4.99,)}, frozenset("a"), 80_384, replace(course, passed=trial, book=behind))
+    after: Course = OURS.decide(later, costs, plan).recall
+    assert after.passed is None and after.rejoin_by is not None and after.try_at > 5.0
+
+
+def test_the_way_back_loads_what_the_shadow_has_loaded_and_waits_for_it():
+    costs = swapping()
+    shadow = Shadow(VirtualBox(1.0, Turns(("b", "a")), frozenset("b"), 80_384, {"a": (0.95,)}))
+    away = Situation(0.9, {"a": (0.85, 0.95)}, frozenset("a"), 80_384)
+    step = rejoined(away, costs, shadow)
+    assert step is not None and (step.turn, step.count, step.load, step.evict) == ("b", 0, ("b",), ("a",))
+    there = replace(away, resident=frozenset("b"), now=0.98)
+    step = rejoined(there, costs, shadow)
+    assert step is not None and (step.turn, step.wake_s) == (None, 1.0)
+    assert rejoined(replace(there, now=1.0), costs, shadow) is None
+    left, drop = unseen(away, shadow)
+    assert left.waiting == {"a": (0.95,)} and [one[:2] for one in drop] == [("a", 0.85)]
+
+
+def test_costs_that_drift_call_for_another_trial():
+    costs = swapping()
+    assert not changed(costs, costs.with_query("a", costs.queries["a"].slowed(1.2)))
+    assert changed(costs, costs.with_query("a", costs.queries["a"].slowed(1.3)))
+    assert changed(costs, costs.with_measured("a", 0.005, 0.7e6))
+
+
+@pytest.mark.parametrize("fps", [30.0, 1.0])
+def test_a_frame_that_the_next_one_would_push_out_is_as_urgent_as_one_whose_deadline_is_near(fps):
+    costs = Costs({"a": QueryCost(("a",), 0.01, 0, 20.0)}, {"a": 512}, 1e6)
+    plan = OURS.plan(costs, {"a": Demand(fps)}, 4096)
+    captured = tuple(index / fps for index in range(DEPTH))
+    situation = Situation(captured[-1], {"a": captured}, frozenset("a"), 512)
+    (job,) = Choice(situation, situation.waiting, costs, plan, Book(Shadow(VirtualBox(0.0)))).jobs()
+    assert job.deadline == pytest.approx(captured[-1] + 1 / fps + 0.01)
+
+
+def test_what_was_in_time_by_the_paper_stays_so_where_nothing_more_can_be_had():
+    costs, arrivals = swapping(), {"a": [index / 20 for index in range(200)]}
+    both = [
+        simulate(costs, arrivals, 100_000, POLICIES[name]).per_query()[0]["processed"] for name in ("gemel", "ours")
+    ]
+    assert both[0] == both[1] > 190
