@@ -109,7 +109,7 @@ class _BoxKeys(_Strict):
     policy: str = DEFAULT_POLICY
     trace: _Path | None = None
     overflow: bool = False
-    late: Literal["drop", "publish"] = "drop"
+    late: Literal["drop", "publish"] = "publish"
 
 
 def torch_device(path: Path, device: str) -> str:
