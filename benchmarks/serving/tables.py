@@ -51,8 +51,8 @@ def cost_rows(
          f"{box / bare:.2f} ({box:.1f} / {bare:.1f} s); {ratio(start, 'box_cpu_s', 'bare_cpu_s'):.2f} of processor "
          "time"),
         (f"memory, {soak['minutes']:g} minutes with {soak['cameras']} cameras, the first "
-         f"{soak['warm_s'] / 60:.1f} left out", "< 1 MB an hour", f"{soak['slope_bytes_per_hour'] / MB:+.2f} MB an hour; "
-         f"threads {soak['threads_more']:+d}, descriptors {soak['descriptors_more']:+d}"),
+         f"{soak['warm_s'] / 60:.1f} left out", "< 1 MB an hour",
+         f"{soak['slope_bytes_per_hour'] / MB:+.2f} MB an hour; threads {soak['threads_more']:+d}, descriptors {soak['descriptors_more']:+d}"),
     ]  # fmt: skip
 
 
