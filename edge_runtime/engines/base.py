@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_runtime.memory.binding import Bindable, TensorOf, Wait
 from edge_runtime.memory.layout import Order
@@ -18,6 +19,10 @@ from models.errors import InputError
 from models.measuring.cost import workspace_bytes
 from models.parts.terms import Width
 from models.tasks import Answer, DetectionAnswer, task_of
+
+MOST_WORKSPACES = 4096
+_WORKSPACES: dict[tuple[Any, ...], int] = {}
+"""By architecture and frames at once: to count them takes a tenth of a second, and a box does it again in a reload."""
 
 
 class EngineError(Exception):
@@ -121,7 +126,12 @@ class FrameEngine(ABC):
 
     def workspace_of(self, count: int) -> int:
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
-        return workspace_bytes(self.model, self.query.input_size, count)
+        key = (type(self), self.device.type, _shape_of(self.query, self.model), count)
+        if key not in _WORKSPACES:
+            if len(_WORKSPACES) >= MOST_WORKSPACES:
+                _WORKSPACES.clear()
+            _WORKSPACES[key] = workspace_bytes(self.model, self.query.input_size, count)
+        return _WORKSPACES[key]
 
     @torch.inference_mode()
     def outputs(self, frames: Sequence[np.ndarray]) -> Any:
@@ -163,3 +173,10 @@ class FrameEngine(ABC):
         dx, dy = round(self.query.roi[0]), round(self.query.roi[1])
         boxes = tuple((x0 + dx, y0 + dy, x1 + dx, y1 + dy) for x0, y0, x1, y1 in answer.boxes)
         return DetectionAnswer(answer.classes, answer.scores, boxes)
+
+
+def _shape_of(query: BundleQuery, model: nn.Module) -> tuple[Any, ...]:
+    """What intermediates depend on: the same for two queries of one architecture."""
+    parts = tuple((name, type(module)) for name, module in model.named_modules())
+    tensors = tuple((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items())
+    return query.model, json.dumps(query.model_args, sort_keys=True), query.input_size, parts, tensors
