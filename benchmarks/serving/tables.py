@@ -52,7 +52,8 @@ def cost_rows(
          "time"),
         (f"memory, {soak['minutes']:g} minutes with {soak['cameras']} cameras, the first "
          f"{soak['warm_s'] / 60:.1f} left out", "< 1 MB an hour",
-         f"{soak['slope_bytes_per_hour'] / MB:+.2f} MB an hour; threads {soak['threads_more']:+d}, descriptors {soak['descriptors_more']:+d}"),
+         f"{soak['slope_bytes_per_hour'] / MB:+.2f} MB an hour; threads {soak['threads_more']:+d}, "
+         f"descriptors {soak['descriptors_more']:+d}"),
     ]  # fmt: skip
 
 
