@@ -40,7 +40,7 @@ def test_a_config_becomes_values_with_absolute_paths(tmp_path):
     assert config.sinks == (JsonLinesConfig(None), JsonLinesConfig(tmp_path / "r")) and not config.overflow
     assert load_config(write_config(tmp_path, overflow=True)).overflow
     given = load_config(write_config(tmp_path, spool={"path": "new", "max_bytes": "1MiB", "every_s": 5})).spool
-    assert given == SpoolConfig(tmp_path / "new", 2**20, 5.0) and not given.path.exists()
+    assert given == SpoolConfig(tmp_path / "new", 2**20, 5.0) and given is not None and not given.path.exists()
 
 
 def test_names_in_any_string_are_filled_in_from_the_environment(tmp_path):
