@@ -97,7 +97,7 @@ def of_chunk(data, old, new):
     (lambda data: of_chunk(data, b'"score":0.9', b'"score":NaN'), "NaN"),
     (lambda data: of_chunk(data, b'"gate"', b'"../gate"'), "query"),
     (lambda data: of_chunk(data, b'"detections"', b'"label":"a","score":0.5,"detections"'), "has no answer"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_what_is_no_sample_is_refused_in_one_line_that_names_it(written, damage, said):
     path = written[0]
     path.write_bytes(damage(path.read_bytes()))

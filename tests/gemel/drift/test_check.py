@@ -190,7 +190,7 @@ def test_a_sample_that_is_none_is_left_out_and_said(folder, damage, reason):
     (lambda folder: (folder / "good" / "ledger.json").write_text('{"bundle": "/nowhere"}'), "the ledger in"),
     (lambda folder: shutil.copy(folder / "fallen.safetensors", folder / "good.safetensors"), "newest samples are of"),
     (lambda folder: (folder / "new.safetensors").write_text("mine"), "exists already"),
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_what_cannot_be_judged_is_one_line_and_nothing_is_written(folder, change, said, capsys):
     change(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
