@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from edge_runtime.variables import Variables
 from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError, one_line
+from models.files.bounded_json import parsed
 from models.files.yaml_file import read_mapping
 
 PATIENCE_S = 600.0
@@ -70,6 +70,6 @@ def _reached(host: str) -> str:
 
 def _reason(body: bytes) -> str:
     try:
-        return one_line(json.loads(body)["reason"])
+        return one_line(parsed(body)["reason"])
     except (ValueError, KeyError, TypeError):
         return "the box does not say why"

@@ -137,7 +137,8 @@ def _has_devices(config: BoxConfig) -> bool:
 
 def _unset(config: BoxConfig, environment: Path | None) -> Iterator[str]:
     """Variables of the config that the service would not have."""
-    names = set(NAMED.findall(config.path.read_text(encoding="utf-8", errors="replace")))
+    text = read_bounded(config.path, MOST_BYTES, "give an existing box config").decode(errors="replace")
+    names = set(NAMED.findall(text))
     known = {} if environment is None else variables_of(environment)
     if lacking := sorted(names - known.keys()):
         yield f"a service has no {', '.join(lacking)} in its environment; name a file that sets it: --environment FILE"

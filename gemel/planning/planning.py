@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from gemel.text import percent, size, table
 from models.errors import one_line
 
 DURATION_S = 60.0
-# A query that brings this share of its frames in time is not called limited: the first frames find nothing loaded.
+# A query that brings this share of its frames in time is not called limited.
 ENOUGH = 0.98
 FITS_NOT, TOO_SLOW, MEMORY, DEVICE = "does not fit", "slower than its SLA", "memory", "device"
 
@@ -129,9 +130,9 @@ def plan_box(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
     A query is `resident` when its weights stay once they are there (looked at in the second half of a simulated
     minute); `fps` counts results in time, `fps_if_all_fits` those with memory for everything, `drop_fraction` the
     frames that are not in time. `limited_by`: `memory` when more of it would help, `device` when frames are lost even
-    with memory for everything. `fits`: all weights and the largest workspace have room together. A query that overflows
-    copies `overflow_bytes` in every run, which leaves `overflow_fps` runs a second at most. Raises InputError for a bad
-    file, device, size or policy.
+    with memory for everything, those aside that a resident query lost before its weights had come. `fits`: all
+    weights and the largest workspace have room together. A query that overflows copies `overflow_bytes` in every run,
+    which leaves `overflow_fps` runs a second at most. Raises InputError for a bad file, device, size or policy.
     """
     chosen, seed = policy_named(conditions.policy), conditions.seed
     subject = subject_of(source, conditions)
@@ -141,6 +142,7 @@ def plan_box(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
     costs, whole, unfit, overflowing = subject.costs, subject.whole, subject.unfit(), subject.overflowing
     staying = _staying(played) - overflowing.keys()
     queries = []
+    awaited = _lost_while_loading(played, staying)
     for row, best in zip(played.per_query(), roomy.per_query(), strict=True):
         cost, asked = costs.queries[row["id"]], subject.demands[row["id"]].fps
         in_time, at_best = row["processed"] - row["late"], best["processed"] - best["late"]
@@ -158,7 +160,8 @@ def plan_box(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
             "run_ms": 1000 * cost.run_s,
             "sla_ms": 1000 * cost.sla_s,
             "limited_by": [FITS_NOT] if row["id"] in unfit else _limits(whole.queries[row["id"]].run_s > cost.sla_s,
-                                                                        in_time, at_best, row["received"]),
+                                                                        in_time, at_best,
+                                                                        row["received"] - awaited[row["id"]]),
         })  # fmt: skip
     resident = max((change.resident_bytes for change in played.changes), default=0)
     return Planned(subject, conditions.policy, fits, resident, played.bytes_moved / DURATION_S, tuple(queries))
@@ -186,6 +189,17 @@ def _limits(too_slow: bool, in_time: int, at_best: int, received: int) -> list[s
     if in_time >= ENOUGH * received:
         return []
     return [MEMORY] * (in_time < ENOUGH * at_best) + [DEVICE] * (at_best < ENOUGH * received) or [MEMORY]
+
+
+def _lost_while_loading(played: Simulation, staying: Collection[str]) -> Counter[str]:
+    """Frames without a result that came before the weights of their query, of those that stay, were all there."""
+    needed = {query: played.costs.queries[query].needed for query in staying}
+    there = {
+        query: max((one.at_s for one in played.changes if not names.isdisjoint(one.loaded)), default=0.0)
+        for query, names in needed.items()
+    }
+    lost = [frame for frame in played.frames if frame.finished_at is None]
+    return Counter(frame.query for frame in lost if frame.captured_at < there.get(frame.query, 0.0))
 
 
 def _staying(played: Simulation) -> set[str]:

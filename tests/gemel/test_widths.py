@@ -75,5 +75,5 @@ def test_an_exported_model_has_the_widened_weights(bundle, tmp_path, capsys):
 
 def test_an_unknown_width_is_refused_by_the_command_line(capsys):
     with pytest.raises(SystemExit) as left:
-        main(["merge", "w.yaml", "-o", "b", "--weights", "int4"])
-    assert left.value.code == 2 and "invalid choice: 'int4'" in capsys.readouterr().err
+        main(["merge", "w.yaml", "-o", "b", "--weights", "int5"])
+    assert left.value.code == 2 and "invalid choice: 'int5'" in capsys.readouterr().err

@@ -19,6 +19,7 @@ import gc
 import hashlib
 import logging
 import os
+import re
 import resource
 import signal
 import stat
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +45,7 @@ MOST_SECONDS, MOST_BYTES, MOST_CHARACTERS = 5.0, 500 * 2**20, 1000
 RUNAWAY_SECONDS, RUNAWAY_BYTES = 20, 4 * 2**30
 """Where a case in this process is ended, so that the others still run."""
 HASHED_BYTES = 2**24
+PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -188,7 +191,7 @@ def _process(
         try:
             if meanwhile is not None:
                 meanwhile(process)
-            _, status, used = os.wait4(process.pid, 0)
+            status, used, peak_bytes = _ended(process.pid)
         finally:
             in_time = late.is_alive()
             late.cancel()
@@ -197,7 +200,22 @@ def _process(
         process.returncode = os.waitstatus_to_exitcode(status)
         assert in_time, f"still running after {timeout_s} s: {list(line)}\n{_text(err)}"
         seconds = used.ru_utime + used.ru_stime
-        return process.returncode, _text(out), _text(err), seconds, used.ru_maxrss * 1024
+        return process.returncode, _text(out), _text(err), seconds, peak_bytes
+
+
+def _ended(pid: int) -> tuple[int, resource.struct_rusage, int]:
+    """How a child ended, what it used, and most bytes that were resident, looked at every few milliseconds: what the
+    kernel reports of an ended child is never less than what its parent had when it was started.
+    """
+    peak_bytes = 0
+    while True:
+        with contextlib.suppress(OSError):
+            found = PEAK.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
+            peak_bytes = max(peak_bytes, int(found[1]) * 1024 if found else 0)
+        ended, status, used = os.wait4(pid, os.WNOHANG)
+        if ended:
+            return status, used, peak_bytes
+        time.sleep(0.005)
 
 
 @contextlib.contextmanager

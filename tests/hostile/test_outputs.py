@@ -100,7 +100,6 @@ def own(house: Path) -> Path:
     _write(house / EVAL, judged)
     (house / "key.pub").touch()
     _write(house / BOX, {**box, "cameras": cameras, "public_key": "key.pub"})
-    (house / "spool").mkdir()
     return house
 
 

@@ -18,7 +18,6 @@ OPENING = {
 }  # fmt: skip
 OWN = {
     "edge_runtime/memory/movers/readers.py": "the bundle that was checked and is mapped",
-    "edge_runtime/memory/store.py": "the bundle that was checked and is mapped",
     "edge_runtime/capture/sources/gstreamer.py": "a camera's stream",
     "gemel/cli.py": "/dev/null",
     "edge_runtime/delivery/jsonl.py": "an output, whether it can be written",

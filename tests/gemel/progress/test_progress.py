@@ -18,6 +18,7 @@ RAW = re.compile(r"^(\[ *[\d.]+ s\] )?\w+: \w+ [^;]+; \w+ ")
 """A line that shows an event as it came, `word: key value; key value`."""
 STAGES = {"stages", "stage", "part"}
 SHAPES = {
+    "equal": [{"sets": 69, "saved_bytes": 10, "settled": ["gate"]}, {"sets": 1, "saved_bytes": 10, "settled": []}],
     "warning": [{"text": "day-bus: few clips"}],
     "query": [{"query": "gate", "index": 1, "count": 3}],
     "cycle": [{"query": "gate", "cycle": 1, "cycles": 3, "val": 0.9}],
