@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 READY, RELOADING, STOPPING, ALIVE = "READY=1", "RELOADING=1", "STOPPING=1", "WATCHDOG=1"
 
@@ -17,6 +17,8 @@ class Notifier:
         self._address = environment.get("NOTIFY_SOCKET", "")
         if self._address.startswith("@"):  # a name without a file
             self._address = "\0" + self._address[1:]
+        self.is_gone = False
+        """Whether who started this process, at an address that ends with it (`gemel run --supervise`), has ended."""
         every = environment.get("WATCHDOG_USEC", "")
         self.alive_every_s = int(every) / 3e6 if every.isascii() and every.isdigit() and int(every) > 0 else None
         """How often `ALIVE` is to be sent, a third of what the manager waits for; None where it does not wait."""
@@ -25,6 +27,14 @@ class Notifier:
         """Send these states, lines such as `READY` or `STATUS=...`."""
         if not self._address:
             return
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        with contextlib.suppress(OSError), self._noticing(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.setblocking(False)
             out.sendto("\n".join(states).encode(), self._address)
+
+    @contextlib.contextmanager
+    def _noticing(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionRefusedError:
+            self.is_gone = self._address.startswith("\0")
+            raise

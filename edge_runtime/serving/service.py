@@ -112,7 +112,7 @@ class Serving:
                 log.info("files are opened anew; config and bundle are read again")
                 self._post.reopen()
                 self.reload()
-            self._fault = watchdog.looks(inference.executor.doing, time.monotonic())
+            self._fault = watchdog.looks(inference.executor.doing, time.monotonic()) or self._orphaned()
             if self._fault is not None:
                 log.error("%s: the box ends", self._fault)
                 return
@@ -140,6 +140,9 @@ class Serving:
         if every_s is not None and now >= self._alive_at:
             self._alive_at = now + every_s
             self._notifier.tell(ALIVE)
+
+    def _orphaned(self) -> str | None:
+        return "what started the box is gone" if self._notifier.is_gone else None
 
     def end(self) -> dict[str, Any]:
         """Let everything end, without waiting long for anything, and write the ledger; returns the summary."""

@@ -20,7 +20,8 @@ from gemel import supervising, unit
 from gemel.cli import main
 from gemel.supervising import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Again, again
 from gemel.unit import MARK
-from tests.edge_runtime.tiny import write_config
+from tests.edge_runtime.running import Running
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,20 @@ def test_the_service_manager_is_told_through_its_socket(tmp_path: Path) -> None:
         assert manager.recv(100) == b"READY=1\nSTATUS=serving" and notifier.alive_every_s == 5.0
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).tell(ALIVE)
     assert Notifier({"WATCHDOG_USEC": "0"}).alive_every_s is None
+
+
+def test_a_box_whose_parent_was_killed_ends_and_keeps_its_ledger(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    for name in ("left", "right"):
+        write_clip(tmp_path / f"{name}.mp4", 12)
+    cameras = {name: {"source": f"{name}.mp4", "loop": True} for name in ("left", "right")}
+    name = f"gemel-{os.getpid()}-{tmp_path.name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as parent:
+        parent.bind(f"\0{name}")
+        box = Running(tmp_path, env={"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": "300000"}, cameras=cameras)
+        box.until(box.results)
+        assert parent.recv(100) == READY.encode()
+    assert box.ended(10) == 1 and box.ledger()["fault"] == "what started the box is gone"
 
 
 @pytest.fixture
