@@ -53,7 +53,7 @@ def compared(
             for sample, answer in zip(samples, answers, strict=True):
                 threshold, expected = sample.head.threshold, sample.head.expected
                 truth = task.truth_of(answer, threshold)
-                counts.append(task.tally(answer_of(sample.head), truth, query.classes, threshold))
+                counts.append(task.tallies([answer_of(sample.head)], [truth], query.classes, threshold)[0])
         told(len(chunk))
     return Compared(np.array(counts, np.int64), expected, len(paths) - len(counts))
 

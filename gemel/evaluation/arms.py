@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.rehearsal.simulator import FrameOutcome, Simulation, age_p95_ms, simulate
 from edge_runtime.schedule.costs import Costs
@@ -87,18 +89,20 @@ class _Scorer:
     def __init__(self, tested: Tested, arm: str) -> None:
         self._tested, self._answers = tested, tested.answers[arm]
         self._task = task_of(tested.query.task)
-        self._tallies: dict[tuple[int | None, int], Any] = {}
+        self._tallies: dict[tuple[int | None, int], np.ndarray] = {}
 
     def __call__(self, stream: Stream, standing: Sequence[int | None]) -> float:
-        return self._task.metric_of(sum(map(self._tally, standing, stream.frames)))  # type: ignore[arg-type]
+        pairs = list(zip(standing, stream.frames, strict=True))
+        self._count(list(dict.fromkeys(pair for pair in pairs if pair not in self._tallies)))
+        return self._task.metric_of(np.sum([self._tallies[pair] for pair in pairs], axis=0))
 
-    def _tally(self, answered: int | None, frame: int) -> Any:
-        key = (answered, frame)
-        if key not in self._tallies:
-            answer = None if answered is None else self._answers[answered]
+    def _count(self, pairs: Sequence[tuple[int | None, int]]) -> None:
+        if pairs:
             one = self._tested
-            self._tallies[key] = self._task.tally(answer, one.truths[frame], one.query.classes, one.threshold)
-        return self._tallies[key]
+            answers = [None if answered is None else self._answers[answered] for answered, _ in pairs]
+            truths = [one.truths[frame] for _, frame in pairs]
+            found = self._task.tallies(answers, truths, one.query.classes, one.threshold)
+            self._tallies.update(zip(pairs, found, strict=True))
 
 
 def _row(tested: Tested, scorer: _Scorer, runs: Sequence[tuple[Stream, Sequence[FrameOutcome]]]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """The tally of every frame (`Task.tally`), the other's answer its truth, int64 (N, ...), in the order of time; the
-    agreement that is `expected` of a model that is right as often; and how many frames could not be used.
+    """The tally of every frame (`Task.tallies`), the other's answer its truth, int64 (N, ...), in the order of time;
+    the agreement that is `expected` of a model that is right as often; and how many frames could not be used.
     """
 
     counts: np.ndarray

@@ -18,6 +18,8 @@ from models.workload import Query
 from models.zoo import preprocess_of
 
 BOOTSTRAP_ROUNDS = 1000
+FEWEST_UNITS = 2
+"""Clips or tracks below which there is nothing to draw from, and no interval."""
 CHANCE_MARGIN = 0.10
 MIN_F1 = 0.5
 
@@ -27,7 +29,8 @@ class Evidence:
     """How a merged model compares with its original on one split.
 
     `ratio` = merged / original; `chance_corrected` the same above chance; `ci95` the bootstrap interval of the ratio
-    over units; `certain` when its lower end reaches the target; `worth` is False where the original proves nothing.
+    over units, None over a single one; `certain` when its lower end reaches the target; `worth` is False where the
+    original proves nothing.
     `agreement` is the metric against what the original answers: two models that are right as often still differ.
     """
 
@@ -39,7 +42,7 @@ class Evidence:
     merged: float
     ratio: float
     chance_corrected: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
     met: bool
     certain: bool
     worth: bool
@@ -47,7 +50,7 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**self.__dict__, "ci95": list(self.ci95)}
+        return {**self.__dict__, "ci95": None if self.ci95 is None else list(self.ci95)}
 
 
 @torch.inference_mode()
@@ -83,8 +86,7 @@ def score(
     task: Task, answers: Sequence[Answer | None], truths: Sequence[Truth], classes: Sequence[str], threshold: float
 ) -> float:
     """The task's metric over these frames; None stands for no answer."""
-    pairs = zip(answers, truths, strict=True)
-    return task.metric_of(sum(task.tally(answer, truth, classes, threshold) for answer, truth in pairs))  # type: ignore
+    return task.metric_of(task.tallies(answers, truths, classes, threshold).sum(axis=0))
 
 
 def truths_of(query: Query, split: Split, original: Sequence[Answer], threshold: float) -> Sequence[Truth]:
@@ -104,27 +106,34 @@ def compare(
     """Merged against original on one split, with the interval of the ratio by bootstrap over units."""
     task = task_of(query.task)
     truths = truths_of(query, split, original, threshold)
-    counts = [
-        np.stack([task.tally(answer, truth, query.classes, threshold) for answer, truth in zip(side, truths)])
-        for side in (original, merged)
-    ]
+    counts = [task.tallies(side, truths, query.classes, threshold) for side in (original, merged)]
     units, index = np.unique(np.array(split.units), return_inverse=True)
     by_unit = [np.stack([side[index == unit].sum(axis=0) for unit in range(len(units))]) for side in counts]
     before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)
-    random = np.random.default_rng(seed)
-    ratios = []
-    for _ in range(BOOTSTRAP_ROUNDS):
-        drawn = random.integers(len(units), size=len(units))
-        ratios.append(_ratio(task.metric_of(by_unit[1][drawn].sum(0)), task.metric_of(by_unit[0][drawn].sum(0))))
-    low, high = (float(np.quantile(ratios, q)) for q in (0.025, 0.975))
+    interval = _interval(task, by_unit[0], by_unit[1], seed)
     chance = task.chance(query.classes)
     ratio = _ratio(after, before)
     return Evidence(
         metric=task.metric, split=split.name, samples=len(split), units=len(units), original=before, merged=after,
-        ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=(low, high),
-        met=ratio >= query.accuracy_target, certain=low >= query.accuracy_target,
+        ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=interval,
+        met=ratio >= query.accuracy_target,
+        certain=interval is not None and interval[0] >= query.accuracy_target,
         worth=worth_keeping(query, before), agreement=_agreement(query, original, merged, threshold),
     )  # fmt: skip
+
+
+def _interval(task: Task, before: np.ndarray, after: np.ndarray, seed: int) -> tuple[float, float] | None:
+    """The middle 95 % of the ratio over units drawn anew, from the counts of each; None over a single one."""
+    units = len(before)
+    if units < FEWEST_UNITS:
+        return None
+    random = np.random.default_rng(seed)
+    ratios = []
+    for _ in range(BOOTSTRAP_ROUNDS):
+        drawn = random.integers(units, size=units)
+        ratios.append(_ratio(task.metric_of(after[drawn].sum(0)), task.metric_of(before[drawn].sum(0))))
+    low, high = (float(np.quantile(ratios, part)) for part in (0.025, 0.975))
+    return low, high
 
 
 def _agreement(query: Query, original: Sequence[Answer], merged: Sequence[Answer], threshold: float) -> float:

@@ -74,8 +74,10 @@ class Task(Protocol):
         """Outputs as answers, one per frame; `sizes` = (width, height) of each frame before resizing."""
         ...
 
-    def tally(self, answer: Any, truth: Any, classes: Sequence[str], threshold: float = 0.0) -> np.ndarray:
-        """Counts of one frame, such that the counts of many frames add up; None stands for no answer."""
+    def tallies(
+        self, answers: Sequence[Any], truths: Sequence[Any], classes: Sequence[str], threshold: float = 0.0
+    ) -> np.ndarray:
+        """Counts of each frame (N, ...), such that those of many frames add up; None stands for no answer."""
         ...
 
     def metric_of(self, total: np.ndarray) -> float:

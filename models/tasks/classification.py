@@ -63,13 +63,14 @@ class Classification:
         best = [max(range(len(row)), key=row.__getitem__) for row in rows]
         return [ClassAnswer(classes[i], row[i], tuple(row)) for i, row in zip(best, rows, strict=True)]
 
-    def tally(
-        self, answer: ClassAnswer | None, truth: str, classes: Sequence[str], threshold: float = 0.0
+    def tallies(
+        self, answers: Sequence[ClassAnswer | None], truths: Sequence[str], classes: Sequence[str], threshold: float = 0
     ) -> np.ndarray:
-        """int64 (2, C): right answers and frames of each class; None stands for no answer and is wrong."""
-        counts = np.zeros((2, len(classes)), np.int64)
-        index = classes.index(truth)
-        counts[:, index] = (answer is not None and answer.label == truth, 1)
+        """int64 (N, 2, C): right answers and frames of each class; None stands for no answer and is wrong."""
+        right = [answer is not None and answer.label == truth for answer, truth in zip(answers, truths, strict=True)]
+        counts = np.zeros((len(truths), 2, len(classes)), np.int64)
+        frames, labels = np.arange(len(truths)), [classes.index(truth) for truth in truths]
+        counts[frames, 0, labels], counts[frames, 1, labels] = right, 1
         return counts
 
     def metric_of(self, total: np.ndarray) -> float:

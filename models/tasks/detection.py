@@ -57,11 +57,15 @@ class Detection:
         frames = model.candidates(outputs, max(min_score, LEAST_SCORE))
         return [_answer(found, model.nms_iou, size, classes) for found, size in zip(frames, sizes, strict=True)]
 
-    def tally(
-        self, answer: DetectionAnswer | None, truth: Boxes, classes: Sequence[str], threshold: float = 0.0
+    def tallies(
+        self,
+        answers: Sequence[DetectionAnswer | None],
+        truths: Sequence[Boxes],
+        classes: Sequence[str],
+        threshold: float = 0.0,
     ) -> np.ndarray:
-        """int64 (3,): hits, detections from `threshold` on, and objects of one frame."""
-        return match_frames([answer], [truth]).counts(threshold)[0]
+        """int64 (N, 3): hits, detections from `threshold` on, and objects of each frame."""
+        return match_frames(answers, truths).counts(threshold)
 
     def metric_of(self, total: np.ndarray) -> float:
         """F1 at IoU 0.5, micro over classes."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.tasks.base import Boxes, DetectionAnswer
+from models.tasks.overlaps import NOBODY, Overlaps, overlaps_of
 
 MATCH_IOU = 0.5
 NO_THRESHOLD = 0.5
@@ -33,21 +34,14 @@ class Matches:
 
 
 def match_frames(answers: Sequence[DetectionAnswer | None], truths: Sequence[Boxes]) -> Matches:
-    """Match detections with objects: best score first, each object once, same class, IoU 0.5 or more.
+    """Match detections with objects as `Overlaps.matched` does, at MATCH_IOU; None is a frame without an answer."""
+    return matches_of(overlaps_of(answers, truths))
 
-    None is a frame without an answer. Greedy matching by score makes the matches at a higher threshold a part of
-    those at a lower one, so one pass serves every threshold.
-    """
-    scores, hits, frames = [np.empty(0)], [np.empty(0, bool)], [np.empty(0, np.int64)]
-    for index, (answer, truth) in enumerate(zip(answers, truths, strict=True)):
-        if answer is None or not answer.scores:
-            continue
-        order = np.argsort(-np.asarray(answer.scores), kind="stable")
-        scores.append(np.asarray(answer.scores, dtype=float)[order])
-        hits.append(_match(answer, truth, order))
-        frames.append(np.full(len(order), index))
-    objects = np.array([len(truth.boxes) for truth in truths], dtype=np.int64)
-    return Matches(np.concatenate(scores), np.concatenate(hits), np.concatenate(frames), objects)
+
+def matches_of(overlaps: Overlaps) -> Matches:
+    """The same of overlaps that were found already."""
+    hits = overlaps.matched([MATCH_IOU])[0] != NOBODY
+    return Matches(overlaps.scores, hits, overlaps.frames, overlaps.objects_per_frame())
 
 
 def f1_of(counts: np.ndarray) -> float:
@@ -69,28 +63,3 @@ def best_threshold(matches: Matches) -> float:
     best = int(f1.argmax())
     below = scores[best + 1] if best + 1 < len(scores) else 0.0
     return float((scores[best] + below) / 2)
-
-
-def _match(answer: DetectionAnswer, truth: Boxes, order: np.ndarray) -> np.ndarray:
-    hits = np.zeros(len(order), bool)
-    if not truth.boxes:
-        return hits
-    iou = box_iou(np.asarray(answer.boxes, float)[order], np.asarray(truth.boxes, float))
-    same = np.asarray(answer.classes)[order][:, None] == np.asarray(truth.classes)[None, :]
-    iou = np.where(same & (iou >= MATCH_IOU), iou, 0.0)
-    for row in np.flatnonzero(iou.any(axis=1)):
-        column = int(iou[row].argmax())
-        if iou[row, column] > 0:
-            hits[row] = True
-            iou[:, column] = 0.0
-    return hits
-
-
-def box_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """IoU of boxes (N, 4) with boxes (M, 4), x0 y0 x1 y1, as (N, M)."""
-    low = np.maximum(first[:, None, :2], second[None, :, :2])
-    high = np.minimum(first[:, None, 2:], second[None, :, 2:])
-    shared = np.clip(high - low, 0, None).prod(axis=2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (first, second)]
-    union = areas[0][:, None] + areas[1][None, :] - shared
-    return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)

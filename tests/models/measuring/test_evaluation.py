@@ -49,7 +49,14 @@ def test_a_loss_in_one_of_many_clips_is_met_but_not_certain() -> None:
     merged[0] = "b"
     evidence = compare(_query(), _split(tuple(truths), units), _answers(truths), _answers("".join(merged)), 0.0)
     assert evidence.merged == pytest.approx(0.975) and evidence.met and not evidence.certain
+    assert evidence.ci95 is not None
     assert evidence.ci95[0] < 0.95 <= evidence.ratio <= evidence.ci95[1]
+
+
+def test_over_a_single_clip_there_is_no_interval_and_nothing_is_certain() -> None:
+    evidence = compare(_query(), _split(tuple("abab"), "uuuu"), _answers("abab"), _answers("abab"), 0.0)
+    assert evidence.met and evidence.ci95 is None and not evidence.certain
+    assert evidence.to_json()["ci95"] is None
 
 
 def test_the_chance_corrected_ratio_is_harsher() -> None:

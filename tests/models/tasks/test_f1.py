@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from models.tasks.average_precision import mean_average_precision
 from models.tasks.base import Boxes, DetectionAnswer
-from models.tasks.f1 import NO_THRESHOLD, best_threshold, box_iou, f1_of, match_frames
+from models.tasks.f1 import NO_THRESHOLD, best_threshold, f1_of, match_frames
 
 HERE = (0.0, 0.0, 10.0, 10.0)
 NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
@@ -23,11 +23,6 @@ LESS = (0.0, 0.0, 10.0, 4.9)
 def answer(*rows: tuple[str, float, tuple[float, float, float, float]]) -> DetectionAnswer:
     names, scores, boxes = zip(*rows)
     return DetectionAnswer(names, scores, boxes)
-
-
-def test_iou_of_known_boxes():
-    table = box_iou(np.array([HERE, FAR]), np.array([NEAR, HALF, (5.0, 0.0, 15.0, 10.0)]))
-    np.testing.assert_allclose(table, [[0.8, 0.5, 1 / 3], [0, 0, 0]])
 
 
 @pytest.mark.parametrize(
@@ -125,8 +120,3 @@ def test_map_of_known_cases():
     assert mean_average_precision([None, None], truths, ["car"]) == {"map": 0.0, "map50": 0.0}
     assert np.isnan(mean_average_precision(half, [Boxes(), Boxes()], ["car"])["map"])
     assert mean_average_precision([None], [Boxes(("dog",), (HERE,))], ["car"])["map"] != 0
-
-
-def test_map_prints_nothing(capsys):
-    mean_average_precision([answer(("car", 0.9, HERE))], [Boxes(("car",), (HERE,))], ["car"])
-    assert capsys.readouterr().out == ""

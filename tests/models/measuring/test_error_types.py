@@ -1,0 +1,69 @@
+"""Kinds of errors, counted by hand after the paper's figure 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.measuring.error_types import (
+    BACKGROUND,
+    BOTH,
+    CLASS,
+    DUPLICATE,
+    KINDS,
+    LOCATION,
+    MISSED,
+    error_types,
+)
+from models.tasks.base import Boxes, DetectionAnswer
+from models.tasks.overlaps import overlaps_of
+
+HERE = (0.0, 0.0, 10.0, 10.0)
+NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
+BESIDE = (5.0, 0.0, 15.0, 10.0)  # IoU 1/3 with HERE
+FAR = (50.0, 50.0, 60.0, 60.0)
+CAR = Boxes(("car",), (HERE,))
+
+
+def found(rows, truth=CAR, threshold=0.0):
+    answer = DetectionAnswer(*zip(*rows)) if rows else DetectionAnswer()
+    return error_types(overlaps_of([answer], [truth]), threshold)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([("car", 0.9, NEAR)], {}),
+        ([("bus", 0.9, NEAR)], {CLASS: 1}),
+        ([("car", 0.9, BESIDE)], {LOCATION: 1}),
+        ([("bus", 0.9, BESIDE)], {BOTH: 1, MISSED: 1}),
+        ([("car", 0.9, NEAR), ("car", 0.5, HERE)], {DUPLICATE: 1}),
+        ([("car", 0.9, FAR)], {BACKGROUND: 1, MISSED: 1}),
+        ([], {MISSED: 1}),
+        ([("car", 0.9, NEAR), ("bus", 0.8, NEAR), ("car", 0.7, BESIDE)], {CLASS: 1, LOCATION: 1}),
+        ([("car", 0.9, BESIDE), ("car", 0.8, BESIDE)], {LOCATION: 2}),
+    ],
+)
+def test_each_error_is_of_one_kind(rows, expected):
+    assert {kind: one.count for kind, one in found(rows).items()} == {**dict.fromkeys(KINDS, 0), **expected}
+
+
+def test_what_lies_below_the_threshold_is_no_error_and_takes_no_object():
+    kinds = found([("car", 0.3, NEAR), ("car", 0.2, FAR)], threshold=0.5)
+    assert {kind: one.count for kind, one in kinds.items() if one.count} == {MISSED: 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "f1", "mended"),
+    [
+        ([("bus", 0.9, NEAR)], CLASS, 0.0, 1.0),  # it becomes the hit
+        ([("car", 0.9, BESIDE)], LOCATION, 0.0, 1.0),
+        ([("car", 0.9, BESIDE), ("car", 0.8, BESIDE)], LOCATION, 0.0, 1.0),  # one becomes the hit, the other goes
+        ([("car", 0.9, NEAR), ("bus", 0.8, NEAR)], CLASS, 2 / 3, 1.0),  # its object has one: it goes
+        ([("car", 0.9, NEAR), ("car", 0.5, HERE)], DUPLICATE, 2 / 3, 1.0),
+        ([("car", 0.9, NEAR), ("car", 0.5, FAR)], BACKGROUND, 2 / 3, 1.0),
+        ([("car", 0.9, FAR)], MISSED, 0.0, 0.0),  # the false alarm is still there
+        ([], MISSED, 0.0, 1.0),
+    ],
+)
+def test_the_cost_of_a_kind_is_what_mending_it_alone_would_bring(rows, kind, f1, mended):
+    assert found(rows)[kind].cost == pytest.approx(mended - f1)
