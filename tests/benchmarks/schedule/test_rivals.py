@@ -1,0 +1,98 @@
+"""The rivals' table, and plays that go on where they were stopped."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from benchmarks.schedule import playing
+from benchmarks.schedule.playing import play
+from benchmarks.schedule.rivals import HEADS, main, ratio, table
+from models.errors import InputError
+
+
+def row(workload: str, swapped: int, streamed: int, merged: int) -> dict[str, Any]:
+    arms = {"swapped": swapped, "streamed": streamed, "merged": merged}
+    return {
+        "workload": workload, "device": "d", "share": 0.1, "received": 100,
+        "arms": {arm: {"in_time": count, "by_query": [count, 0], "moved": 10**6 * count, "age_p95_ms": 5.0}
+                 for arm, count in arms.items()},
+    }  # fmt: skip
+
+
+def test_merged_is_set_against_the_better_rival_of_each_case():
+    assert ratio(row("high-1", 40, 20, 80)) == 2
+    assert ratio(row("low-1", 40, 80, 40)) == 0.5
+    assert ratio(row("low-1", 0, 0, 0)) == 1
+    rows = table([row("high-1", 40, 20, 80), row("low-1", 40, 80, 40)])
+    high, low, both = (dict(zip(HEADS, one, strict=True)) for one in rows)
+    assert (high["merged / best rival"], low["merged / best rival"], both["merged / best rival"]) == (
+        "2.00", "0.50", "1.00"
+    )  # fmt: skip
+    assert (both["cases with twice as many"], both["more"], both["fewer"]) == (1, 1, 1)
+    assert (both["queries without a frame"], both["MB moved a frame"]) == ("2 / 2 / 2", "1.0 / 1.0 / 1.0")
+
+
+class AtOnce:
+    """Processes that are none."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.began: list[Any] = []
+
+    def __enter__(self) -> AtOnce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Any, *unit: str) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*unit))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **_: Any) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch):
+    monkeypatch.setattr(playing, "ProcessPoolExecutor", AtOnce)
+
+
+def test_what_is_recorded_is_not_played_again_and_an_interrupt_loses_nothing(tmp_path):
+    file, begun = tmp_path / "played.json", []
+
+    def work(name: str) -> list[dict[str, Any]]:
+        begun.append(name)
+        if name == "b" and begun.count("b") == 1:
+            raise KeyboardInterrupt
+        return [{"name": name}]
+
+    units = [("a",), ("b",)]
+    with pytest.raises(KeyboardInterrupt):
+        play(units, work, {"code": "1"}, file, tell=lambda _: None)
+    assert play(units, work, {"code": "1"}, file, tell=lambda _: None) == [{"name": "a"}, {"name": "b"}]
+    assert begun == ["a", "b", "b"]
+    play(units, work, {"code": "2"}, file, tell=lambda _: None)
+    assert begun[3:] == ["a", "b"], "other code is played anew"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"units": 1}', json.dumps({"asked": {"code": "1"}, "units": 3})])
+def test_a_file_that_is_no_record_is_named(tmp_path, text):
+    file = tmp_path / "played.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match="is no record of this benchmark"):
+        play([("a",)], lambda _: [], {"code": "1"}, file, tell=lambda _: None)
+    assert file.read_text() == text
+
+
+def test_a_bad_record_ends_the_command_with_2(tmp_path, capsys):
+    (tmp_path / "played.json").write_text("nothing")
+    assert main(["--json", str(tmp_path / "played.json")]) == 2
+    assert "is no record" in capsys.readouterr().err
