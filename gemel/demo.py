@@ -12,6 +12,7 @@ import yaml
 
 from edge_runtime import daemon
 from edge_runtime.schedule.settings import memory_settings
+from gemel.evaluation.asked import Asked
 from gemel.evaluation.evaluating import REPORT_HTML, evaluate
 from gemel.evaluation.summary import evaluation_text, verdict_text
 from gemel.looking.box import box_text
@@ -143,7 +144,7 @@ def _walked(out: Path, device: str, seed: int, progress: Progress, started: floa
     stages.begin(RUN)
     box = _box(workload, out, device)
     stages.begin(EVALUATE)
-    evaluated = evaluate(out / BUNDLE, path, out, device, progress=progress, memory=BOX_MEMORY)
+    evaluated = evaluate(out / BUNDLE, path, out, Asked(device, memory=BOX_MEMORY), progress)
     return Demo(out / REPORT_HTML, merged, evaluated, box, round(time.monotonic() - started, 1))
 
 

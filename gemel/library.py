@@ -117,10 +117,11 @@ def evaluate(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Judge a bundle against its originals, offline and streaming, and write report.json and report.html into `out`."""
+    from gemel.evaluation.asked import Asked
     from gemel.evaluation.evaluating import evaluate as evaluated
 
     path = workload if isinstance(workload, str | Path) else workload.path
-    return evaluated(bundle, path, out, device, seeds, progress or _silent)
+    return evaluated(bundle, path, out, Asked(device, seeds), progress or _silent)
 
 
 def check_drift(

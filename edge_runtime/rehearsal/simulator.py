@@ -85,10 +85,15 @@ class Simulation:
         ]
 
 
-def age_p95_ms(ages_s: Iterable[float]) -> float | None:
-    """The 95th percentile (nearest rank) of ages in seconds, in milliseconds; None of none."""
+def age_ms(ages_s: Iterable[float], percent: int) -> float | None:
+    """A percentile (nearest rank) of ages in seconds, in milliseconds; None of none."""
     ordered = sorted(ages_s)
-    return round(1000 * ordered[math.ceil(0.95 * len(ordered)) - 1], 3) if ordered else None
+    return round(1000 * ordered[math.ceil(percent * len(ordered) / 100) - 1], 3) if ordered else None
+
+
+def age_p95_ms(ages_s: Iterable[float]) -> float | None:
+    """The 95th percentile of the same."""
+    return age_ms(ages_s, 95)
 
 
 def simulate(

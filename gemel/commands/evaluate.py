@@ -9,6 +9,8 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
 
+MOST_WALL_S = 600
+
 
 def register(commands: Any) -> None:
     """Its grammar."""
@@ -17,12 +19,22 @@ def register(commands: Any) -> None:
     made.add_argument("bundle", metavar="BUNDLE")
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("-o", "--out", required=True, metavar="DIR", help="folder of the report")
-    grammar.device(made)
+    grammar.device(made, more="; measured: what gemel profile found")
     made.add_argument(
         "--memory",
         default="min",
         metavar="M",
         help="what the box is to have: min, 50%%, 75%%, all (of what the originals need), or a size (default min)",
+    )
+    made.add_argument(
+        "--wall",
+        type=grammar.real(0, MOST_WALL_S),
+        default=0.0,
+        metavar="SECONDS",
+        help="run the merged queries on this machine, too, for so long, and tell how far the virtual clock is off",
+    )
+    made.add_argument(
+        "--fiftyone", metavar="DIR", help="a new folder for the test frames and both models' answers (COCO, FiftyOne)"
     )
     made.add_argument(
         "--seeds", type=grammar.whole(1, 1000), default=3, metavar="N", help="streams drawn and averaged (default 3)"
@@ -43,14 +55,16 @@ def register(commands: Any) -> None:
 
 def evaluate(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
+    from gemel.evaluation.asked import Asked
     from gemel.evaluation.evaluating import REPORT_HTML
     from gemel.evaluation.evaluating import evaluate as evaluated
     from gemel.evaluation.summary import evaluation_text, verdict_text
     from gemel.progress import shown_on
 
     with shown_on() as progress:
-        device = args.device or grammar.DEFAULT_DEVICE
-        document = evaluated(args.bundle, args.workload, args.out, device, args.seeds, progress, args.memory)
+        folder = None if args.fiftyone is None else Path(args.fiftyone)
+        asked = Asked(args.device or grammar.DEFAULT_DEVICE, args.seeds, args.memory, args.wall, folder)
+        document = evaluated(args.bundle, args.workload, args.out, asked, progress)
     text = f"{evaluation_text(document)}\n\n{verdict_text(document)}\nreport: {Path(args.out) / REPORT_HTML}"
     met = all(row["met"] for row in document["offline"])
     return Outcome(document, text, DONE if met else FELL_SHORT)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.rehearsal.simulator import FrameOutcome, Simulation, age_p95_ms, simulate
+from edge_runtime.rehearsal.simulator import FrameOutcome, Simulation, age_ms, simulate
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.pieces import condensed
 from gemel.evaluation.streaming import Footage, Stream, lay_streams, shown
@@ -19,6 +19,8 @@ from models.workload import Query
 
 MERGED, ORIGINALS = "merged", "originals"
 TIMELINE_S = 4.0
+AGES = (50, 95, 99)
+"""Percentiles of the ages of results that are told."""
 COUNTS = ("received", "processed", "late", "failed", "pending")
 
 
@@ -58,7 +60,7 @@ def stream_arms(
     """
     costs = {arm: condensed(cost) for arm, cost in costs.items()}
     streams = {seed: lay_streams({one.query.id: one.footage for one in tested}, seed) for seed in seeds}
-    scorers = {(arm, one.query.id): _Scorer(one, arm) for arm in costs for one in tested}
+    scorers = {(arm, one.query.id): Scorer(one, arm) for arm in costs for one in tested}
     result = Streamed([], [], [], [])
     for setting, nbytes in memory.items():
         for arm, cost in costs.items():
@@ -83,7 +85,7 @@ def stream_arms(
     return result
 
 
-class _Scorer:
+class Scorer:
     """The task's metric over a stream; how well a frame's answer fits another frame's truth is counted once."""
 
     def __init__(self, tested: Tested, arm: str) -> None:
@@ -105,7 +107,7 @@ class _Scorer:
             self._tallies.update(zip(pairs, found, strict=True))
 
 
-def _row(tested: Tested, scorer: _Scorer, runs: Sequence[tuple[Stream, Sequence[FrameOutcome]]]) -> dict[str, Any]:
+def _row(tested: Tested, scorer: Scorer, runs: Sequence[tuple[Stream, Sequence[FrameOutcome]]]) -> dict[str, Any]:
     standing = [shown(stream, outcomes) for stream, outcomes in runs]
     by_seed = [scorer(stream, frames) for (stream, _), frames in zip(runs, standing, strict=True)]
     ages = [
@@ -117,7 +119,7 @@ def _row(tested: Tested, scorer: _Scorer, runs: Sequence[tuple[Stream, Sequence[
         "query": tested.query.id,
         "metric": task_of(tested.query.task).metric,
         "accuracy": sum(by_seed) / len(by_seed),
-        "age_p95_ms": age_p95_ms(ages),
+        **{f"age_p{share}_ms": age_ms(ages, share) for share in AGES},
         "spread": [min(by_seed), max(by_seed)],
         "by_seed": by_seed,
         "answered": answered / moments if moments else 0.0,

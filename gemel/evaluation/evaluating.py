@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from edge_runtime.rehearsal.profiles import DeviceProfile, costs_for
+from edge_runtime.policies import DEFAULT_POLICY
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.settings import memory_bytes, memory_settings
-from gemel.evaluation.arms import MERGED, ORIGINALS, Streamed, Tested, stream_arms
+from gemel.evaluation.arms import ORIGINALS, Streamed, stream_arms
+from gemel.evaluation.asked import LEAST, Asked
 from gemel.evaluation.belonging import belonging
 from gemel.evaluation.caveats import caveats
-from gemel.evaluation.streaming import Footage, frame_interval_s
+from gemel.evaluation.clock import Clock, clock_of
+from gemel.evaluation.handing import check_handing, hand_over
+from gemel.evaluation.judging import Judged, judge
+from gemel.evaluation.streaming import lay_streams
+from gemel.evaluation.versions import versions
+from gemel.evaluation.wall import walled
 from gemel.looking.footprint import bytes_of, resident_bytes, shared_of
-from gemel.planning.conditions import DEFAULT_DEVICE
-from gemel.planning.on_paper import costs_apart, profile_named
-from gemel.report.frames import examples
 from gemel.report.page import render
 from gemel.text import size
 from merger.journal.progress import Progress, Stages, silent
@@ -32,79 +33,79 @@ from models.files.apart import check_apart
 from models.files.atomic import writing
 from models.files.json_file import finite
 from models.files.lock import locked
-from models.frames.data import load_split
-from models.frames.prepared import Prepared
-from models.measuring.evaluation import Evidence, compare, predict, truths_of
-from models.sharing.layers import state_bytes
-from models.tasks import task_of
-from models.tasks.average_precision import mean_average_precision
-from models.weights.reading import load_weights
-from models.workload import Query, inputs_of, load_workload
-from models.zoo import build_query
+from models.measuring.evaluation import BOOTSTRAP_ROUNDS
+from models.workload import inputs_of, load_workload
 
-LEAST = "min"
 MEMORY = (LEAST, "50%", "75%")
-JUDGING, STREAMING, WRITING = "judging each query on test", "playing the streams", "writing the report"
+JUDGING, STREAMING, PLAYING, HANDING, WRITING = (
+    "judging each query on test", "playing the streams", "playing them on this machine", "handing over the frames",
+    "writing the report",
+)  # fmt: skip
 REPORT_JSON, REPORT_HTML = "report.json", "report.html"
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """One query looked at offline."""
-
-    tested: Tested
-    evidence: Evidence
-    extra: dict[str, float]
-    labelled: bool
-    original_bytes: int
-    pictures: list[dict[str, Any]]
+FORMAT = 2
+"""Of report.json: `gemel report` reads no other."""
+STANDARD = Asked()
 
 
 def evaluate(
     bundle: str | Path,
     workload: str | Path,
     out_dir: str | Path,
-    profile: str = DEFAULT_DEVICE,
-    seeds: int = 3,
+    asked: Asked = STANDARD,
     progress: Progress = silent,
-    memory: str = LEAST,
 ) -> dict[str, Any]:
     """Judge a bundle against the originals of its workload; write `report.json` and `report.html` into `out_dir`.
 
-    `memory` is what the box is to have, a setting or a size: what the report says first holds for it. Returns the
-    document that report.json holds: DESIGN's keys `offline`, `streaming`, `ledger` and what the page needs beside
-    them. Raises InputError, with nothing written, when bundle and workload do not belong together, weights or test
-    data are missing, or the largest query does not fit the memory.
+    Returns the document that report.json holds: DESIGN's keys `offline`, `streaming`, `ledger` and what the page needs
+    beside them. Raises InputError, with nothing written, when bundle and workload do not belong together, weights or
+    test data are missing or nothing to judge by, or the largest query does not fit the memory.
     """
     out_dir = Path(out_dir)
-    device = profile_named(profile)
     load = load_workload(workload)
     opened = belonging(bundle, load)
     written = [("--out", out_dir / name) for name in (REPORT_JSON, REPORT_HTML)]
     check_apart(written, [("the bundle", opened.path), *inputs_of(load)])
     _writable(out_dir)
-    apart = costs_apart(device, load.queries)
-    budgets = _budgets(memory, apart)
+    check_handing(asked.fiftyone)
+    clock = clock_of(asked.device, opened, load)
+    budgets = _budgets(asked.memory, clock.costs[ORIGINALS])
     with locked(out_dir / REPORT_JSON):
         stages = Stages(progress)
-        stages.announce([JUDGING, STREAMING, WRITING])
+        beside = [(PLAYING, asked.wall_s), (HANDING, asked.fiftyone)]
+        stages.announce([JUDGING, STREAMING, *(name for name, wanted in beside if wanted), WRITING])
         stages.begin(JUDGING, len(load.queries))
         judged = []
         for query in load.queries:
             progress("evaluate", query=query.id)
-            judged.append(_judge(query, opened))
+            judged.append(judge(query, opened))
             progress("test", query=query.id, ratio=judged[-1].evidence.ratio, target=query.accuracy_target)
             stages.add()
         stages.begin(STREAMING)
-        arms = {ORIGINALS: apart, MERGED: costs_for(device, opened)}
-        streamed = stream_arms([one.tested for one in judged], arms, budgets, range(seeds), progress)
+        streamed = stream_arms([one.tested for one in judged], clock.costs, budgets, range(asked.seeds), progress)
+        wall = None
+        if asked.wall_s:
+            stages.begin(PLAYING)
+            wall = _on_the_wall(opened, judged, budgets[asked.memory], asked.wall_s)
+        if asked.fiftyone is not None:
+            stages.begin(HANDING)
+            hand_over(judged, asked.fiftyone)
         stages.begin(WRITING)
-        asked = {"memory": memory, "memory_bytes": budgets[memory]}
-        document = finite({**_document(opened, judged, streamed, device, list(range(seeds))), "asked": asked})
-        pictures = [picture for one in judged for picture in one.pictures]
-        page = render(document, pictures)
+        command = ["gemel", "eval", str(bundle), str(workload), "-o", str(out_dir), *asked.words()]
+        document = finite({
+            **_document(opened, judged, streamed, clock, asked.seeds),
+            "asked": {"memory": asked.memory, "memory_bytes": budgets[asked.memory]},
+            "wall": wall,
+            "commands": [shlex.join(command)],
+        })  # fmt: skip
+        page = render(document, [picture for one in judged for picture in one.pictures])
         _write(out_dir, json.dumps(document, indent=1, allow_nan=False), page)
         return document
+
+
+def _on_the_wall(bundle: Bundle, judged: Sequence[Judged], budget: int, seconds: float) -> dict[str, Any]:
+    tested = [one.tested for one in judged]
+    streams = lay_streams({one.query.id: one.footage for one in tested}, seed=0)
+    return walled(bundle, tested, {one.tested.query.id: one.split.frames for one in judged}, streams, budget, seconds)
 
 
 def _write(out_dir: Path, document: str, page: str) -> None:
@@ -139,71 +140,21 @@ def _writable(out_dir: Path) -> None:
         raise InputError(out_dir, f"{nearest} cannot be written", "choose another folder", "--out")
 
 
-def _judge(query: Query, bundle: Bundle) -> _Judged:
-    """Both models of a query over its test split."""
-    task, device = task_of(query.task), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    original = build_query(query)
-    load_weights(query, original)
-    original_bytes = state_bytes(original)
-    split = load_split(query, "test")
-    prepared = Prepared(query, split).load()
-    before = predict(original.to(device), query, prepared)
-    after = predict(bundle.build(query.id, device), query, prepared)
-    threshold = bundle.query(query.id).threshold
-    if threshold is None:
-        val = load_split(query, "val")
-        chosen = val.truths is not None
-        threshold = task.choose_threshold(predict(original, query, val), val.truths) if chosen else query.min_score  # type: ignore[arg-type]
-    truths = truths_of(query, split, before, threshold)
-    extra = {}
-    if query.task == "detection":
-        for name, side in (("original", before), ("merged", after)):
-            found = mean_average_precision(side, truths, query.classes)  # type: ignore[arg-type]
-            extra |= {f"{key}_{name}": value for key, value in found.items()}
-    footage = Footage(split.units, split.times_s, query.fps)
-    return _Judged(
-        Tested(query, footage, truths, threshold, {ORIGINALS: before, MERGED: after}),
-        compare(query, split, before, after, threshold),
-        extra,
-        split.truths is not None,
-        original_bytes,
-        examples(query, split, truths, before, after, threshold),
-    )
-
-
-def _document(
-    bundle: Bundle, judged: Sequence[_Judged], streamed: Streamed, profile: DeviceProfile, seeds: list[int]
-) -> dict[str, Any]:
-    """The contents of report.json, in plain values."""
-    offline = [
-        {
-            "query": one.tested.query.id,
-            "camera": one.tested.query.camera,
-            "task": one.tested.query.task,
-            "model": one.tested.query.model,
-            **one.evidence.to_json(),
-            **one.extra,
-            "target": one.tested.query.accuracy_target,
-            "threshold": one.tested.threshold,
-            "label_interval_s": frame_interval_s(one.tested.footage),
-        }
-        for one in judged
-    ]
-    device = {
-        "name": profile.name,
-        "title": profile.title,
-        "modelled": profile.modelled,
-        "clock": "virtual clock",
-        "sources": list(profile.sources),
-    }
-    unlabelled = [one.tested.query.id for one in judged if not one.labelled]
+def _document(bundle: Bundle, judged: Sequence[Judged], streamed: Streamed, clock: Clock, seeds: int) -> dict[str, Any]:
+    """The contents of report.json that do not depend on how it was asked for, in plain values."""
+    offline, device = [one.row() for one in judged], dict(clock.told)
+    unlabelled = [one.tested.query.id for one in judged if one.split.truths is None]
     return {
+        "format": FORMAT,
         "workload": bundle.manifest.workload,
         "method": bundle.manifest.method,
         "bundle": {"file": bundle.path.name, "digest": bundle.digest},
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device,
-        "seeds": seeds,
+        "seeds": list(range(seeds)),
+        "settings": {"policy": DEFAULT_POLICY, "bootstrap_rounds": BOOTSTRAP_ROUNDS, "bootstrap_seed": 0},
+        "versions": versions(),
+        "costs": clock.rows(),
         "bytes": {
             **bytes_of(bundle),
             "resident_before": sum(one.original_bytes for one in judged),
@@ -212,8 +163,23 @@ def _document(
         "shared": shared_of(bundle),
         "offline": offline,
         "streaming": streamed.streaming,
+        "side_by_side": _side_by_side(offline, streamed.streaming),
         "ledger": streamed.ledger,
         "swapping": streamed.swapping,
         "timeline": streamed.timeline,
-        "caveats": caveats(offline, streamed.swapping, device, unlabelled, len(seeds)),
+        "caveats": caveats(offline, streamed.swapping, device, unlabelled, seeds),
     }
+
+
+def _side_by_side(offline: Sequence[Mapping[str, Any]], streaming: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each query in each memory: merged offline, merged streaming, originals streaming."""
+    merged = {row["query"]: row["merged"] for row in offline}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in streaming:
+        one = found.setdefault(
+            (row["query"], row["memory"]),
+            {key: row[key] for key in ("query", "metric", "memory", "memory_bytes")}
+            | {"merged_offline": merged[row["query"]]},
+        )
+        one[f"{row['arm']}_streaming"] = row["accuracy"]
+    return list(found.values())

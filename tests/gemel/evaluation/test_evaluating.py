@@ -7,48 +7,23 @@ import random
 import re
 
 import pytest
-import torch
 
 from gemel.cli import main
+from gemel.evaluation.asked import Asked
 from gemel.evaluation.evaluating import evaluate
-from models.bundle import BundleQuery, Made, open_bundle, write_bundle
+from models.bundle import open_bundle
 from models.errors import InputError
-from models.sharing.groups import ceiling_bytes, groups
-from models.sharing.layers import layers_of_all
-from models.sharing.plan import SharingPlan, tie
-from models.weights.reading import save_weights
-from models.workload import load_workload
-from models.zoo import build
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, write_tiny):
-    """A workload of two small classifiers with random weights, and a bundle in which they share half of them."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    root = tmp_path_factory.mktemp("tiny")
-    workload = load_workload(write_tiny(root))
-    (root / "weights").mkdir()
-    models = {}
-    for query in workload.queries:
-        model = build(query.model, query.classes, query.model_args, query.input_size, query.task)
-        save_weights(root / "weights" / f"{query.id}.safetensors", model.state_dict())
-        models[query.id] = model
-    layers = layers_of_all(workload.queries)
-    tie(models, SharingPlan.of(groups(layers)[:4]))
-    records = [BundleQuery.of(query) for query in workload.queries]
-    write_bundle(root / "tiny.safetensors", models, records, Made("tiny", "gemel", ceiling_bytes(layers)))
-    return root
 
 
 @pytest.fixture(scope="module")
 def evaluated(tiny):
-    return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", seeds=2)
+    return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", Asked(seeds=2))
 
 
 def test_the_report_has_every_key_that_the_design_promises(evaluated, tiny):
     assert {"offline", "streaming", "ledger"} <= set(evaluated)
     keys = {"arm", "memory", "memory_bytes", "query", "metric", "accuracy", "age_p95_ms", "spread"}
+    keys |= {"age_p50_ms", "age_p99_ms"}
     assert all(keys <= set(row) for row in evaluated["streaming"])
     arms = {(row["arm"], row["memory"], row["query"]) for row in evaluated["streaming"]}
     assert len(arms) == len(evaluated["streaming"]) == 2 * 3 * 2
@@ -112,7 +87,7 @@ def test_missing_test_data_is_one_line_and_nothing_is_written(tiny, tmp_path, ca
 def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(tiny, tmp_path):
     told = []
     document = evaluate(
-        tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, seeds=1, memory="512MiB",
+        tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked(seeds=1, memory="512MiB"),
         progress=lambda event, **fields: told.append((event, fields)),
     )  # fmt: skip
     assert document["asked"] == {"memory": "512MiB", "memory_bytes": 512 * 2**20}
@@ -123,7 +98,7 @@ def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(
 
 def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match="too little"):
-        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "report", memory="1MiB")
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "report", Asked(memory="1MiB"))
     assert not (tmp_path / "report").exists()
 
 
@@ -144,7 +119,7 @@ def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypat
 
     monkeypatch.setattr(models.files.atomic, "_Remembering", Full)
     with pytest.raises(InputError, match=r"report\.html: cannot be written: No space left on device; free some space"):
-        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, seeds=1)
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, Asked(seeds=1))
     assert [path.name for path in folder.iterdir()] == ["report.html"]
     assert (folder / "report.html").read_text() == "older"
 
@@ -175,3 +150,58 @@ def test_bundle_show_and_verify_say_what_they_found(tiny, tmp_path, capsys):
     refused = json.loads(capsys.readouterr().out)
     assert refused["ok"] is False and len(refused["problems"]) == 1
     assert main(["bundle", "show", str(tmp_path / "absent.safetensors")]) == 2
+
+
+def test_measured_costs_are_those_of_the_profile_beside_the_bundle(tiny, tmp_path):
+    from gemel.planning.profiling import profile_bundle
+
+    with pytest.raises(InputError, match="never measured"):
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked("measured"))
+    found = profile_bundle(tiny / "tiny.safetensors", "cpu", rounds=1, engine="torch").profile
+    document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked("measured", seeds=1))
+    assert not document["device"]["modelled"] and document["device"]["name"] == "measured"
+    runs = {(row["arm"], row["query"]): row["run_ms"] for row in document["costs"]}
+    assert runs["merged", "a"] == runs["originals", "a"] == pytest.approx(1000 * found.queries["a"].batches[0].run_s)
+    (tiny / "tiny.safetensors.profile.json").unlink()
+
+
+def test_the_three_numbers_of_a_query_stand_side_by_side(evaluated):
+    row = next(one for one in evaluated["side_by_side"] if (one["query"], one["memory"]) == ("b", "50%"))
+    streamed = {
+        one["arm"]: one["accuracy"] for one in evaluated["streaming"] if (one["query"], one["memory"]) == ("b", "50%")
+    }
+    assert row["merged_offline"] == next(one["merged"] for one in evaluated["offline"] if one["query"] == "b")
+    assert (row["merged_streaming"], row["originals_streaming"]) == (streamed["merged"], streamed["originals"])
+
+
+def test_a_report_says_how_it_came_to_be(evaluated, tiny):
+    (command,) = evaluated["commands"]
+    assert command.startswith(f"gemel eval {tiny}/tiny.safetensors {tiny}/workload.yaml -o {tiny}/report")
+    assert command.endswith("--memory min --seeds 2")
+    assert {"python", "torch"} <= evaluated["versions"].keys() and evaluated["settings"]["policy"] == "ours"
+    recalls = evaluated["offline"][0]["classes"]
+    assert [row["class"] for row in recalls] == ["empty", "busy"]
+    assert sum(row["merged"] for row in recalls) / 2 == pytest.approx(evaluated["offline"][0]["merged"])
+
+
+def test_wall_clock_and_virtual_clock_are_told_with_their_difference(tiny, tmp_path):
+    asked = Asked(seeds=1, memory="512MiB", wall_s=0.8)
+    wall = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, asked)["wall"]
+    assert [row["query"] for row in wall["queries"]] == ["a", "b"]
+    for row in wall["queries"]:
+        assert row["difference"] == row["wall"] - row["virtual"]
+        assert row["received"] >= row["processed_wall"] > 0 and row["processed_virtual"] > 0 and row["run_ms"] > 0
+    assert wall["difference"] == max(abs(row["difference"]) for row in wall["queries"])
+
+
+def test_the_frames_and_answers_are_handed_over_to_other_tools(tiny, tmp_path):
+    folder = tmp_path / "fiftyone"
+    evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "r", Asked(seeds=1, fiftyone=folder))
+    truth = json.loads((folder / "a" / "labels.json").read_text())
+    merged = json.loads((folder / "a" / "merged.json").read_text())
+    assert truth["classes"] == merged["classes"] == ["empty", "busy"]
+    frames = sorted(path.stem for path in (folder / "a" / "data").iterdir())
+    assert list(truth["labels"]) == list(merged["labels"]) == frames and len(frames) == 16
+    with pytest.raises(InputError, match="--fiftyone: holds other files"):
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "s", Asked(seeds=1, fiftyone=folder))
+    assert not (tmp_path / "s").exists()

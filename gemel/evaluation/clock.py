@@ -1,0 +1,55 @@
+"""The device whose costs the virtual clock runs by: one modelled on paper, or this machine as it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge_runtime.rehearsal.measured import measured_costs, read_profile
+from edge_runtime.rehearsal.profiles import costs_for
+from edge_runtime.schedule.costs import Costs
+from gemel.evaluation.arms import MERGED, ORIGINALS
+from gemel.planning.conditions import MEASURED
+from gemel.planning.on_paper import costs_apart, originals, profile_named
+from models.bundle import Bundle
+from models.workload import Workload
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The costs of both arms on one device, and what the report says of it."""
+
+    costs: Mapping[str, Costs]
+    told: Mapping[str, Any]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The costs as plain values, a row for each arm and query: a load brings all of its weights."""
+        return [
+            {
+                "arm": arm,
+                "query": query,
+                "weights_bytes": (weights := cost.moved_bytes(one.tensors)),
+                "load_ms": 1000 * cost.load_s(weights),
+                "run_ms": 1000 * one.run_s,
+                "workspace_bytes": one.workspace_bytes,
+            }
+            for arm, cost in self.costs.items()
+            for query, one in cost.queries.items()
+        ]
+
+
+def clock_of(device: str, bundle: Bundle, load: Workload) -> Clock:
+    """A device by the name of its profile, or `measured`; InputError where there is none such."""
+    if device == MEASURED:
+        found = read_profile(bundle)
+        costs = {ORIGINALS: measured_costs(originals(bundle), found), MERGED: measured_costs(bundle, found)}
+        title = f"{found.machine['name']} ({found.device})"
+        return Clock(costs, _told(MEASURED, title, modelled=False, sources=[f"gemel profile, engine {found.engine}"]))
+    profile = profile_named(device)
+    costs = {ORIGINALS: costs_apart(profile, load.queries), MERGED: costs_for(profile, bundle)}
+    return Clock(costs, _told(profile.name, profile.title, profile.modelled, list(profile.sources)))
+
+
+def _told(name: str, title: str, modelled: bool, sources: list[str]) -> dict[str, Any]:
+    return {"name": name, "title": title, "modelled": modelled, "clock": "virtual clock", "sources": sources}

@@ -1,0 +1,202 @@
+"""The merged queries on this machine, by the wall clock, beside what the virtual clock says from the same costs."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.delivery.parcel import Parcel
+from edge_runtime.engines.arranging import arranged
+from edge_runtime.engines.registry import FALLBACK, make_engine
+from edge_runtime.fitting import known_costs
+from edge_runtime.frames.ledger import Ledger
+from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.frames.results import Identity
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.store import Store
+from edge_runtime.policies import DEFAULT_POLICY, policy_named
+from edge_runtime.rehearsal.measured import machine_of
+from edge_runtime.rehearsal.simulator import age_p95_ms, simulate
+from edge_runtime.schedule import Demand
+from edge_runtime.schedule.costs import Costs
+from edge_runtime.serving.device import Device, arena_bytes
+from edge_runtime.serving.executor import Executor, Parts
+from edge_runtime.serving.publishing import Publisher
+from gemel.evaluation.arms import MERGED, Scorer, Tested
+from gemel.evaluation.streaming import Stream, shown
+from models.bundle import Bundle
+from models.errors import InputError
+
+DEFAULT_FPS = 10.0
+MOST_PICTURE_BYTES = 2**30
+"""Of the frames that are played, which are decoded beforehand."""
+DRAINING_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A finished frame of a stream, as `gemel.evaluation.streaming.shown` wants it; seconds of the stream."""
+
+    query: str
+    index: int
+    captured_at: float
+    finished_at: float | None
+
+
+def walled(
+    bundle: Bundle,
+    tested: Sequence[Tested],
+    pictures: Mapping[str, Sequence[np.ndarray]],
+    streams: Mapping[str, Stream],
+    budget_bytes: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Play the first seconds of these streams on this machine, and on the virtual clock with what that cost here.
+
+    `pictures` are each query's frames, RGB uint8 (H, W, 3). Costs are those that the box's own warm-up measures; the
+    budget is enlarged to the largest query where its workspace here needs that. Per query: streaming accuracy, frames
+    processed and the p95 age by either clock, and the difference, wall - virtual. Raises InputError where the frames of
+    so many seconds are too much to hold.
+    """
+    cut = {query: _until(stream, seconds) for query, stream in streams.items()}
+    images = _decoded(cut, pictures)
+    engines = {query.id: make_engine(FALLBACK, bundle, query.id, "cpu") for query in bundle.queries}
+    policy, store = policy_named(DEFAULT_POLICY), Store.of_bundle(bundle)
+    costs = policy.view(known_costs(bundle, engines, None))
+    budget = max(budget_bytes, *map(costs.alone_bytes, costs.queries))
+    layouts, costs = arranged(engines.values(), store.kinds, costs, budget)
+    budget = max(budget, *map(costs.alone_bytes, costs.queries))
+    arena = Arena(store, arena_bytes(costs, budget), "cpu", budget, layouts=layouts)
+    try:
+        results: list[_Result] = []
+        ledger = Ledger(costs.queries)
+        queries = {query.id: query for query in bundle.queries}
+        fps = {one.query.id: one.query.fps or DEFAULT_FPS for one in tested}
+        mailboxes = Mailboxes(costs.queries, ledger)
+        executor = Executor(
+            Parts(
+                Device(arena, engines, costs, budget),
+                policy,
+                {query: Demand(rate, float(queries[query].priority)) for query, rate in fps.items()},
+                mailboxes,
+                Publisher(lambda parcel: _heard(parcel, results, cut), ledger, queries, Identity(bundle.digest)),
+            )
+        )
+        executor.warm_up({query: next(iter(found.values())) for query, found in images.items()})
+        known = executor.costs
+        _play(executor, mailboxes, cut, images)
+        rows = {row["query"]: row for row in ledger.to_json()}
+    finally:
+        arena.close()
+    return _told(tested, cut, results, rows, known, budget, seconds)
+
+
+def _until(stream: Stream, seconds: float) -> Stream:
+    """The moments of a stream's first seconds, from its first one on."""
+    count = sum(at < stream.at_s[0] + seconds for at in stream.at_s)
+    delivered = tuple(moment for moment in stream.delivered if moment < count)
+    return replace(
+        stream, at_s=stream.at_s[:count], frames=stream.frames[:count], plays=stream.plays[:count], delivered=delivered
+    )
+
+
+def _decoded(
+    streams: Mapping[str, Stream], pictures: Mapping[str, Sequence[np.ndarray]]
+) -> dict[str, dict[int, np.ndarray]]:
+    """Every frame that is delivered, by its place in the split."""
+    found: dict[str, dict[int, np.ndarray]] = {query: {} for query in streams}
+    held = 0
+    for query, stream in streams.items():
+        for frame in dict.fromkeys(stream.frames[moment] for moment in stream.delivered):
+            found[query][frame] = pictures[query][frame]
+            held += found[query][frame].nbytes
+            if held > MOST_PICTURE_BYTES:
+                raise InputError("--wall", "the frames of so many seconds do not fit 1 GiB", "ask for fewer seconds")
+    return found
+
+
+def _heard(parcel: Parcel, results: list[_Result], streams: Mapping[str, Stream]) -> None:
+    """Enter a result at the time of its stream: its frame's moment, and its age by the wall clock."""
+    query, index = parcel.record["query"], parcel.record["frame"]
+    stream = streams[query]
+    captured_at = stream.at_s[stream.delivered[index]]
+    results.append(_Result(query, index, captured_at, captured_at + parcel.record["age_ms"] / 1000))
+
+
+def _play(
+    executor: Executor,
+    mailboxes: Mailboxes,
+    streams: Mapping[str, Stream],
+    images: Mapping[str, Mapping[int, np.ndarray]],
+) -> None:
+    """Hand every frame over at its time, and work until all are settled."""
+    feed = sorted(
+        (stream.at_s[moment], query, index)
+        for query, stream in streams.items()
+        for index, moment in enumerate(stream.delivered)
+    )
+    ended, stopped = threading.Event(), threading.Event()
+
+    def deliver() -> None:
+        start = time.monotonic() - feed[0][0]
+        for at, query, index in feed:
+            if stopped.wait(max(0.0, start + at - time.monotonic())):
+                break
+            stream = streams[query]
+            image = images[query][stream.frames[stream.delivered[index]]]
+            mailboxes.put(query, Frame(index, time.monotonic(), time.time(), image))
+        ended.set()
+        mailboxes.nudge()
+
+    camera = threading.Thread(target=deliver, name="frames", daemon=True)
+    camera.start()
+    over = math.inf
+    try:
+        while not (ended.is_set() and not mailboxes.pending()) and time.monotonic() < over:
+            if ended.is_set() and over == math.inf:
+                over = time.monotonic() + DRAINING_S
+            if not executor.step():
+                mailboxes.wait(executor.sleep_s())
+    finally:
+        stopped.set()
+        camera.join()
+
+
+def _told(
+    tested: Sequence[Tested],
+    streams: Mapping[str, Stream],
+    results: Sequence[_Result],
+    ledger: Mapping[str, Mapping[str, Any]],
+    costs: Costs,
+    budget: int,
+    seconds: float,
+) -> dict[str, Any]:
+    arrivals = {query: stream.arrivals() for query, stream in streams.items()}
+    virtual = simulate(costs, arrivals, budget, policy_named(DEFAULT_POLICY))
+    processed = {row["id"]: row["processed"] for row in virtual.per_query()}
+    queries = []
+    for one in tested:
+        query, scorer = one.query.id, Scorer(one, MERGED)
+        own = [result for result in results if result.query == query]
+        theirs = [frame for frame in virtual.frames if frame.query == query]
+        wall, clock = (scorer(streams[query], shown(streams[query], found)) for found in (own, theirs))
+        queries.append({
+            "query": query, "wall": wall, "virtual": clock, "difference": wall - clock,
+            "received": ledger[query]["received"], "processed_wall": ledger[query]["processed"],
+            "processed_virtual": processed[query], "run_ms": 1000 * costs.queries[query].run_s,
+            "age_p95_ms_wall": _p95(own), "age_p95_ms_virtual": _p95(theirs),
+        })  # fmt: skip
+    return {
+        "seconds": seconds, "memory_bytes": budget, "machine": machine_of("cpu"), "queries": queries,
+        "difference": max((abs(row["difference"]) for row in queries), default=0.0),
+    }  # fmt: skip
+
+
+def _p95(results: Sequence[Any]) -> float | None:
+    return age_p95_ms([one.finished_at - one.captured_at for one in results if one.finished_at is not None])
