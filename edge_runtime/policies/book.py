@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.policies.shadow import Shadow
+from edge_runtime.policies.worth import Standing, brought, stood
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Plan, Situation
 
 # What a query is owed of the frames that the paper's schedule would have brought it in time.
 OWED_SHARE = 0.9
+# The same where the objective is accuracy over time.
+ACCURATE_SHARE = 1.0
 # A frame counts this many times as much for each frame that its query is owed, up to so many; what a query is owed
 # counts double when it should have had so many frames so far, and less the more they are.
 CLAIM, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
@@ -18,11 +21,11 @@ CLAIM, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What `ours` remembers: the shadow, the frames it ran of each query, and the newest of them (captured_at)."""
+    """What `ours` remembers: the shadow, what the frames it ran of each query brought, and their newest answers."""
 
     shadow: Shadow
-    ran: Mapping[str, int] = field(default_factory=dict)
-    newest: Mapping[str, float] = field(default_factory=dict)
+    ran: Mapping[str, float] = field(default_factory=dict)
+    standing: Mapping[str, Standing] = field(default_factory=dict)
 
     def seen(self, situation: Situation, costs: Costs, paper: Plan) -> Book:
         """The book at this moment: the shadow has come as far by the paper's plan."""
@@ -30,11 +33,29 @@ class Book:
 
     def opened(self) -> Book:
         """The same moment with nothing run and nothing owed yet."""
-        return replace(self, shadow=self.shadow.cleared(), ran={})
+        standing = {query: replace(one, counted=self.shadow.box.now) for query, one in self.standing.items()}
+        return replace(self, shadow=self.shadow.cleared(), ran={}, standing=standing)
+
+    @property
+    def brought(self) -> Mapping[str, float]:
+        """What the frames of each query that had any have brought by now."""
+        return {query: self.of(query) for query in self.ran}
+
+    def of(self, query: str) -> float:
+        """What the query's frames have brought by now."""
+        box = self.shadow.box
+        return self.ran.get(query, 0) + stood(box.demands.get(query), self.standing.get(query), box.now)
+
+    def newest(self, query: str, now: float) -> float:
+        """When the query's newest frame that was run was captured; `now` where there was none."""
+        known = self.standing.get(query)
+        return now if known is None else known.captured
 
     def owed(self, query: str) -> float:
         """Frames that a query is owed; negative when it had more."""
-        return OWED_SHARE * self.shadow.served.get(query, 0) - self.ran.get(query, 0)
+        demand = self.shadow.box.demands.get(query)
+        share = ACCURATE_SHARE if demand is not None and demand.staleness else OWED_SHARE
+        return share * self.shadow.box.brought(query) - self.of(query)
 
     def claim(self, query: str) -> float:
         """How many times as much a frame counts for what its query is owed.
@@ -44,12 +65,13 @@ class Book:
         owed = self.owed(query)
         if owed <= 0:
             return 1.0
-        return CLAIM ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.served[query]))
+        return CLAIM ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.box.brought(query)))
 
-    def with_run(self, query: str, captured: Sequence[float]) -> Book:
+    def with_run(self, query: str, captured: Sequence[float], finishes: float) -> Book:
         """The book once frames of a query have been run."""
+        worth = brought(self.shadow.box.demands.get(query), captured, self.standing.get(query), finishes)
         return replace(
             self,
-            ran={**self.ran, query: self.ran.get(query, 0) + len(captured)},
-            newest={**self.newest, query: captured[-1]},
+            ran={**self.ran, query: self.ran.get(query, 0) + worth},
+            standing={**self.standing, query: Standing(captured[-1], finishes)},
         )

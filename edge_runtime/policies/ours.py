@@ -12,6 +12,7 @@ from edge_runtime.policies.paper import Paper, Turns
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.trial import Trial
 from edge_runtime.policies.virtual import VirtualBox
+from edge_runtime.policies.worth import query_shares
 from edge_runtime.schedule.batches import largest_batches
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
@@ -35,12 +36,13 @@ DRIFT_SHARE = 0.25
 class Promise:
     """What `ours` settles beforehand: the paper's plan, against which it is measured, and the queries' demands.
 
-    `unfit` are the queries that do not fit the budget even alone.
+    `unfit` are the queries that do not fit the budget even alone; `shares` say how much a frame of each counts.
     """
 
     paper: Plan
     demands: Mapping[str, Demand]
     unfit: frozenset[str]
+    shares: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Ours:
     def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
         pieces = condensed(costs)
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
-        promise = Promise(Paper().plan(pieces, demands, budget_bytes), demands, unfit)
+        promise = Promise(Paper().plan(pieces, demands, budget_bytes), demands, unfit, query_shares(demands))
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
 
@@ -111,7 +113,8 @@ class Ours:
 
 def _begun(now: float, promise: Promise) -> Course:
     longest_s = max(1 / demand.fps for demand in promise.demands.values())
-    return Course(Book(Shadow(VirtualBox(now))), now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s)))
+    box = VirtualBox(now, demands=promise.demands)
+    return Course(Book(Shadow(box)), now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s)))
 
 
 def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Course:

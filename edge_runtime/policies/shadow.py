@@ -25,9 +25,9 @@ class Shadow:
     newest: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def served(self) -> Mapping[str, int]:
-        """Frames in time of each query that had any."""
-        return self.box.served
+    def served(self) -> Mapping[str, float]:
+        """What the frames in time of each query that had any have brought by now."""
+        return {query: self.box.brought(query) for query in self.box.served}
 
     @property
     def turns(self) -> Turns:
@@ -36,9 +36,7 @@ class Shadow:
 
     def cleared(self) -> Shadow:
         """The same box, which has served nothing yet."""
-        box = self.box.copied()
-        box.served = {}
-        return Shadow(box, self.newest)
+        return Shadow(self.box.recounted(), self.newest)
 
     def until(self, now: float, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan) -> Shadow:
         """The shadow at `now`, having been given the frames that wait on the real box and that it has not seen."""

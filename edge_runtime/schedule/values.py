@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.next_use import NextUse
+from edge_runtime.schedule.staleness import Curve
 
 # Times of one frame are added up in different orders; a difference this small is rounding, not lateness.
 CLOCK_SLACK_S = 1e-9
@@ -16,10 +17,15 @@ CLOCK_SLACK_S = 1e-9
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a query asks for: frames per second, and how urgent it is: what its stale results cost against others'
-    (1 is usual)."""
+    (1 is usual).
+
+    `staleness` is the accuracy of its answers by their age (`edge_runtime.schedule.staleness`), where the objective is
+    accuracy over time; empty where it is frames in time.
+    """
 
     fps: float
     urgency: float = 1.0
+    staleness: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,151 @@
+"""What the schedule aims at: frames in time or accuracy over time; and whether any query pays for the others.
+
+Usage: python -m benchmarks.schedule.objective --json FILE [--seconds S] [--workers N]
+
+Every workload of the catalogue on five modelled devices at min, 50 % and 75 % of what its originals need. Arms: the
+originals under the paper's time-sharing, and merged at the ceiling under the paper's schedule and under `ours` with
+either objective. Accuracy over time of a query: at each frame's moment the newest finished answer counts as much as
+an answer of its age is worth by the staleness curve of its task, relative to a fresh one; that merged models answer
+differently is no part of this. Goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.schedule.cases import SETTINGS, arrivals_of, case_of, catalogue, markdown
+from benchmarks.schedule.playing import Row, code_of, play
+from edge_runtime.policies import POLICIES
+from edge_runtime.rehearsal.profiles import PROFILES
+from edge_runtime.rehearsal.simulator import Simulation, simulate
+from edge_runtime.schedule.pieces import condensed
+from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.schedule.staleness import MOST_AGES, Curve, accuracy_at
+from edge_runtime.schedule.values import Demand
+from models.errors import InputError
+from models.workload import load_workload
+
+CURVES = Path(__file__).resolve().parents[1] / "measured" / "schedule" / "staleness.json"
+APART, PAPER, FRAMES, ACCURACY = ARMS = ("time-sharing, originals", "gemel", "ours, frames", "ours, accuracy")
+POLICY = {APART: "time-sharing", PAPER: "gemel", FRAMES: "ours", ACCURACY: "ours"}
+HEADS = ("memory", "device", "cases", *ARMS, "worst query", "queries below the floor", "furthest below")
+LEAST_LOSS = 0.005
+"""Accuracy over time that a query may have less than its original before it counts as below the floor."""
+
+
+def curves() -> dict[str, tuple[float, Curve]]:
+    """The recorded curve of each task, and the rate at which it was measured."""
+    kept = json.loads(CURVES.read_text(encoding="utf-8"))
+    return {task: (one["fps"], tuple(one["curve"])) for task, one in kept["tasks"].items()}
+
+
+def at_rate(curve: Curve, measured_fps: float, fps: float) -> Curve:
+    """The same curve by the frames of another rate."""
+    count = min(MOST_AGES, round((len(curve) - 1) * fps / measured_fps) + 1)
+    return tuple(accuracy_at(curve, age * measured_fps / fps) for age in range(max(2, count)))
+
+
+def accuracy_over_time(played: Simulation, demands: Mapping[str, Demand], worth: Mapping[str, Curve]) -> list[float]:
+    """Of each query: the mean over its frames' moments of what the newest finished answer is worth at its age."""
+    moments: dict[str, list[float]] = {query: [] for query in demands}
+    answers: dict[str, list[tuple[float, float]]] = {query: [] for query in demands}
+    for frame in played.frames:
+        moments[frame.query].append(frame.captured_at)
+        if frame.finished_at is not None:
+            answers[frame.query].append((frame.finished_at, frame.captured_at))
+    return [_of_query(moments[query], sorted(answers[query]), demand.fps, worth[query])
+            for query, demand in demands.items()]  # fmt: skip
+
+
+def _of_query(moments: Sequence[float], answers: Sequence[tuple[float, float]], fps: float, curve: Curve) -> float:
+    total, upto, newest = 0.0, 0, -1.0
+    for now in sorted(moments):
+        while upto < len(answers) and answers[upto][0] <= now:
+            newest = max(newest, answers[upto][1])
+            upto += 1
+        total += accuracy_at(curve, (now - newest) * fps) if upto else 0.0
+    return total / max(1, len(moments))
+
+
+def rows_of(path: str, device: str, seconds: str) -> list[Row]:
+    """A row for each memory setting of one workload on one device."""
+    case, known = case_of(Path(path), device), curves()
+    tasks = {query.id: query.task for query in load_workload(Path(path)).queries}
+    worth = {query: at_rate(known[task][1], known[task][0], case.demands[query].fps) for query, task in tasks.items()}
+    aware = {query: replace(demand, staleness=worth[query]) for query, demand in case.demands.items()}
+    arrivals = arrivals_of(case.demands, float(seconds), 0)
+    shared, apart = condensed(case.shared), condensed(case.apart)
+    rows = []
+    for setting in SETTINGS:
+        budget, arms = memory_settings(case.apart)[setting], {}
+        for arm in ARMS:
+            costs, demands = apart if arm == APART else shared, aware if arm == ACCURACY else case.demands
+            played = simulate(costs, arrivals, budget, POLICIES[POLICY[arm]], demands)
+            arms[arm] = {
+                "accuracy": accuracy_over_time(played, case.demands, worth),
+                "in_time": [row["processed"] - row["late"] for row in played.per_query()],
+            }
+        rows.append(
+            {"workload": case.workload, "device": device, "memory": setting, "queries": list(tasks), "arms": arms}
+        )
+    return rows
+
+
+def below(row: Row, arm: str) -> list[tuple[float, str]]:
+    """The queries that have less than their originals under time-sharing: by how much, and which; worst first."""
+    found = zip(row["arms"][arm]["accuracy"], row["arms"][APART]["accuracy"], row["queries"], strict=True)
+    return sorted((mine - theirs, query) for mine, theirs, query in found if mine < theirs - LEAST_LOSS)
+
+
+def table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """A row of HEADS for each memory setting and device, and for all devices."""
+    found = []
+    for setting in SETTINGS:
+        for device in (*dict.fromkeys(row["device"] for row in rows), "all"):
+            chosen = [row for row in rows if row["memory"] == setting and device in (row["device"], "all")]
+            if not chosen:
+                continue
+            means = [_mean([_mean(row["arms"][arm]["accuracy"]) for row in chosen]) for arm in ARMS]
+            least = [_mean([min(row["arms"][arm]["accuracy"]) for row in chosen]) for arm in ARMS]
+            lost = {arm: [one for row in chosen for one in below(row, arm)] for arm in ARMS[1:]}
+            found.append((
+                setting, device, len(chosen), *(f"{one:.3f}" for one in means),
+                " / ".join(f"{one:.3f}" for one in least), " / ".join(str(len(one)) for one in lost.values()),
+                " / ".join(f"{min(one)[0]:.2f}" if one else "-" for one in lost.values()),
+            ))  # fmt: skip
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; 2 for bad input, 130 where it was interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to keep what was played")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each play; 60 unless given")
+    parser.add_argument("--workers", type=int, help="processes; one for each core unless given")
+    given = parser.parse_args(arguments)
+    units = [(str(path), device, f"{given.seconds:g}") for path in catalogue() for device in PROFILES]
+    asked = {"code": code_of(__file__, str(CURVES)), "seconds": given.seconds}
+    try:
+        rows = play(units, rows_of, asked, given.json, given.workers)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"interrupted: {given.json} has what was played; the same command goes on", file=sys.stderr)
+        return 130
+    print(markdown(HEADS, table(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Staleness curves: how good an answer still is some frames later, from frames with labels or a teacher's answers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from edge_runtime.schedule.staleness import Curve, falling
+from gemel.evaluation.streaming import Footage, units_of
+from models.tasks import Task
+
+AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""In frames of the query's rate; what lies between is interpolated."""
+CLOCK_SLACK_S = 1e-6
+
+
+def staleness_curve(
+    task: Task, footage: Footage, answers: Sequence[Any], truths: Sequence[Any], classes: Sequence[str],
+    threshold: float,
+) -> Curve:  # fmt: skip
+    """The accuracy of answers 0, 1, 2... frames old against the truth of each labelled moment, never rising.
+
+    An answer of another clip or track says nothing. The curve ends at the age that no clip is long enough for.
+    """
+    known: list[tuple[int, float]] = []
+    for age in AGES:
+        pairs = aged(footage, age)
+        if not pairs:
+            break
+        old, new = [answers[before] for before, _ in pairs], [truths[now] for _, now in pairs]
+        known.append((age, task.metric_of(task.tallies(old, new, classes, threshold).sum(axis=0))))
+    return falling(_between(known))
+
+
+def aged(footage: Footage, age: int) -> list[tuple[int, int]]:
+    """For each frame the newest one of its unit that is so many of the query's frames older, as indices (then, now)."""
+    pairs = []
+    for unit in units_of(footage):
+        times = [footage.times_s[frame] for frame in unit]
+        for place, frame in enumerate(unit):
+            then = place - age
+            if footage.fps is not None:
+                then = bisect_right(times, times[place] - age / footage.fps + CLOCK_SLACK_S) - 1
+            if then >= 0:
+                pairs.append((unit[then], frame))
+    return pairs
+
+
+def _between(known: Sequence[tuple[int, float]]) -> list[float]:
+    found = [accuracy for _, accuracy in known[:1]]
+    for (young, high), (old, low) in zip(known, known[1:]):
+        found += [high + (age - young) / (old - young) * (low - high) for age in range(young + 1, old + 1)]
+    return found
