@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.schedule.cases import SETTINGS, arrivals_of, case_of, catalogue, markdown
+from benchmarks.schedule.cases import SETTINGS, WORKLOADS, arrivals_of, case_of, catalogue, markdown
 from benchmarks.schedule.playing import Row, code_of, play
 from edge_runtime.policies import POLICIES
 from edge_runtime.rehearsal.profiles import PROFILES
@@ -73,10 +73,11 @@ def _of_query(moments: Sequence[float], answers: Sequence[tuple[float, float]], 
     return total / max(1, len(moments))
 
 
-def rows_of(path: str, device: str, seconds: str) -> list[Row]:
+def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     """A row for each memory setting of one workload on one device."""
-    case, known = case_of(Path(path), device), curves()
-    tasks = {query.id: query.task for query in load_workload(Path(path)).queries}
+    path = WORKLOADS / f"{workload}.yaml"
+    case, known = case_of(path, device), curves()
+    tasks = {query.id: query.task for query in load_workload(path).queries}
     worth = {query: at_rate(known[task][1], known[task][0], case.demands[query].fps) for query, task in tasks.items()}
     aware = {query: replace(demand, staleness=worth[query]) for query, demand in case.demands.items()}
     arrivals = arrivals_of(case.demands, float(seconds), 0)
@@ -133,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each play; 60 unless given")
     parser.add_argument("--workers", type=int, help="processes; one for each core unless given")
     given = parser.parse_args(arguments)
-    units = [(str(path), device, f"{given.seconds:g}") for path in catalogue() for device in PROFILES]
+    units = [(path.stem, device, f"{given.seconds:g}") for path in catalogue() for device in PROFILES]
     asked = {"code": code_of(__file__, str(CURVES)), "seconds": given.seconds}
     try:
         rows = play(units, rows_of, asked, given.json, given.workers)

@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.schedule.cases import arrivals_of, catalogue, markdown
+from benchmarks.schedule.cases import WORKLOADS, arrivals_of, catalogue, markdown
 from benchmarks.schedule.playing import Row, code_of, play
 from edge_runtime.policies import POLICIES
 from edge_runtime.rehearsal.layered import layers_for
@@ -85,9 +85,9 @@ def best_streamed(make: Callable[[float, float], Streamed], played: Callable[[Co
     return best([(f"{way}, {THEIRS}", row), (f"{way}, {OURS}", measured(played(one.costs, OURS), one.run_bytes))])
 
 
-def rows_of(path: str, device: str, seconds: str) -> list[Row]:
+def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     """A row for each budget of one workload on one device."""
-    queries, profile = load_workload(Path(path)).queries, PROFILES[device]
+    queries, profile = load_workload(WORKLOADS / f"{workload}.yaml").queries, PROFILES[device]
     demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
     arrivals = arrivals_of(demands, float(seconds), 0)
     bundles = {False: apart(queries), True: at_ceiling(queries)}
@@ -113,7 +113,7 @@ def rows_of(path: str, device: str, seconds: str) -> list[Row]:
             MERGED: best([("swapped", measured(played(merged, OURS), copied_merged)), ("streamed", streamed(True))]),
         }
         rows.append({
-            "workload": Path(path).stem, "device": device, "share": share, "memory_bytes": budget,
+            "workload": workload, "device": device, "share": share, "memory_bytes": budget,
             "received": sum(map(len, arrivals.values())), "saved": 1 - whole[1] / whole[0], "arms": arms,
         })  # fmt: skip
     return rows
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each play; 30 unless given")
     parser.add_argument("--workers", type=int, help="processes; one for each core unless given")
     given = parser.parse_args(arguments)
-    units = [(str(path), device, f"{given.seconds:g}") for path in catalogue() for device in PROFILES]
+    units = [(path.stem, device, f"{given.seconds:g}") for path in catalogue() for device in PROFILES]
     try:
         rows = play(units, rows_of, {"code": code_of(__file__), "seconds": given.seconds}, given.json, given.workers)
     except InputError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from edge_runtime.schedule.staleness import Curve, falling
@@ -49,6 +50,6 @@ def aged(footage: Footage, age: int) -> list[tuple[int, int]]:
 
 def _between(known: Sequence[tuple[int, float]]) -> list[float]:
     found = [accuracy for _, accuracy in known[:1]]
-    for (young, high), (old, low) in zip(known, known[1:]):
+    for (young, high), (old, low) in pairwise(known):
         found += [high + (age - young) / (old - young) * (low - high) for age in range(young + 1, old + 1)]
     return found
