@@ -27,6 +27,9 @@ from models.files.yaml_file import read_mapping
 from models.frames.video import is_path
 from models.limits import MOST_CAMERAS, Fps, PathText
 
+FRAMES, ACCURACY = "frames", "accuracy"
+"""What a schedule may aim at."""
+
 
 @dataclass(frozen=True, slots=True)
 class BoxConfig:
@@ -34,8 +37,9 @@ class BoxConfig:
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
     `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
-    the same. With `overflow` a query that is too large for the budget copies what cannot stay in every run. `policy`
-    names the schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key`
+    the same. `objective` is what `ours` aims at: frames in time, or accuracy over time by the curves in the bundle's
+    profile; None for accuracy where there are curves. With `overflow` a query that is too large for the budget
+    copies what cannot stay in every run. `policy` names the schedule; `trace` is the file to record what it saw and decided, None for no record. With a `public_key`
     its owner must have signed the bundle. `http` says who may watch it, None where nobody can. With `canary` a reload
     tries new weights on samples of the spool before they serve.
     """
@@ -58,6 +62,7 @@ class BoxConfig:
     overflow: bool
     late: str
     canary: bool
+    objective: str | None = None
 
 
 class _Strict(BaseModel):
@@ -110,6 +115,7 @@ class _BoxKeys(_Strict):
     trace: _Path | None = None
     overflow: bool = False
     late: Literal["drop", "publish"] = "publish"
+    objective: Literal["frames", "accuracy"] | None = None
 
 
 def torch_device(path: Path, device: str) -> str:
@@ -174,6 +180,7 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         keys.overflow,
         keys.late,
         keys.canary,
+        keys.objective,
     )
 
 

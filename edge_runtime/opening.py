@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -13,9 +14,11 @@ import numpy as np
 from edge_runtime.capture.asking import Answer, ask
 from edge_runtime.capture.regions import region_fault
 from edge_runtime.capture.settings import Wanted
-from edge_runtime.config import BoxConfig
+from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
 from edge_runtime.integrity.hashing import damaged_queries, damaged_tensors
+from edge_runtime.rehearsal.measured import staleness_of
 from edge_runtime.schedule import Demand
+from edge_runtime.schedule.staleness import Curve
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError
@@ -37,6 +40,7 @@ class OpenBox:
 
     It is one of its camera's where that has answered, else a blank one. `answers` are those of the cameras that were
     asked. `bad` are tensors that are not what they were, `damaged` the queries with such, and why: the others can run.
+    `staleness` holds the queries' curves where accuracy over time is aimed at.
     `held_back` are queries that kept the weights of the bundle before, and why (`edge_runtime.reloading.canary`).
     """
 
@@ -47,13 +51,16 @@ class OpenBox:
     frames: Mapping[str, np.ndarray]
     answers: Mapping[str, Answer]
     held_back: Mapping[str, str] = field(default_factory=dict)
+    staleness: Mapping[str, Curve] = field(default_factory=dict)
 
     def demands(self) -> dict[str, Demand]:
-        """What each query asks for: the lower of its own and its camera's rate, and its priority."""
+        """What each query asks for: the lower of its own and its camera's rate, its priority, what its answers are
+        worth as they age."""
         demands = {}
         for query in self.bundle.queries:
             rates = [fps for fps in (query.fps, self.config.cameras[query.camera].fps) if fps]
-            demands[query.id] = Demand(min(rates, default=UNKNOWN_FPS), float(query.priority))
+            fps, known = min(rates, default=UNKNOWN_FPS), self.staleness.get(query.id)
+            demands[query.id] = Demand(fps, float(query.priority), () if known is None else known)
         return demands
 
 
@@ -74,7 +81,16 @@ def open_box(config: BoxConfig, check: bool = False) -> OpenBox:
     asked = [one for one in config.cameras.values() if one.id in looked_at and (check or not one.live)]
     answers = ask(asked, None if check else AT_ONCE_S)
     frames = {query.id: _frame(query, answers.get(query.camera)) for query in bundle.queries}
-    return OpenBox(config, bundle, bad, damaged, frames, answers)
+    return OpenBox(config, bundle, bad, damaged, frames, answers, staleness=_staleness(config, bundle))
+
+
+def _staleness(config: BoxConfig, bundle: Bundle) -> dict[str, Curve]:
+    """The curves to aim by; InputError where they are asked for by name and were never measured."""
+    if config.objective == FRAMES:
+        return {}
+    with contextlib.nullcontext() if config.objective == ACCURACY else contextlib.suppress(InputError):
+        return staleness_of(bundle)
+    return {}
 
 
 def wanted(query: BundleQuery) -> Wanted:

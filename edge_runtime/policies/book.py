@@ -12,8 +12,6 @@ from edge_runtime.schedule.values import Plan, Situation
 
 # What a query is owed of the frames that the paper's schedule would have brought it in time.
 OWED_SHARE = 0.9
-# The same where the objective is accuracy over time.
-ACCURATE_SHARE = 1.0
 # A frame counts this many times as much for each frame that its query is owed, up to so many; what a query is owed
 # counts double when it should have had so many frames so far, and less the more they are.
 CLAIM, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
@@ -53,9 +51,7 @@ class Book:
 
     def owed(self, query: str) -> float:
         """Frames that a query is owed; negative when it had more."""
-        demand = self.shadow.box.demands.get(query)
-        share = ACCURATE_SHARE if demand is not None and demand.staleness else OWED_SHARE
-        return share * self.shadow.box.brought(query) - self.of(query)
+        return OWED_SHARE * self.shadow.box.brought(query) - self.of(query)
 
     def claim(self, query: str) -> float:
         """How many times as much a frame counts for what its query is owed.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.policies.book import Book
+from edge_runtime.policies.floor import floor_of
 from edge_runtime.policies.following import followed, rejoined, unseen
 from edge_runtime.policies.free import freely
 from edge_runtime.policies.paper import Paper, Turns
@@ -36,13 +37,15 @@ DRIFT_SHARE = 0.25
 class Promise:
     """What `ours` settles beforehand: the paper's plan, against which it is measured, and the queries' demands.
 
-    `unfit` are the queries that do not fit the budget even alone; `shares` say how much a frame of each counts.
+    `unfit` are the queries that do not fit the budget even alone; `shares` say how much a frame of each counts,
+    `floor` what it would bring a second with nothing shared.
     """
 
     paper: Plan
     demands: Mapping[str, Demand]
     unfit: frozenset[str]
     shares: Mapping[str, float]
+    floor: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class Ours:
     def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
         pieces = condensed(costs)
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
-        promise = Promise(Paper().plan(pieces, demands, budget_bytes), demands, unfit, query_shares(demands))
+        paper, floor = Paper().plan(pieces, demands, budget_bytes), floor_of(pieces, demands, budget_bytes)
+        promise = Promise(paper, demands, unfit, query_shares(demands), floor)
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
 

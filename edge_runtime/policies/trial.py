@@ -77,7 +77,8 @@ class Trial:
         served = book.shadow.served
         in_sum, by_trial = self._in_sum(served), TRIALS * self._in_sum(self.of_paper)
         return in_sum - self._in_sum(book.brought) <= max(SUM_LOST * max(in_sum, by_trial), 1.0) and all(
-            count - book.of(query) <= self._lost(query) * max(count, TRIALS * self.of_paper.get(query, 0), FEWEST)
+            self._owed(query, count) - book.of(query)
+            <= self._lost(query) * max(count, TRIALS * self.of_paper.get(query, 0), FEWEST)
             for query, count in served.items()
         )
 
@@ -94,8 +95,13 @@ class Trial:
     def _least(self, query: str, count: float) -> float:
         """What a query must have where the paper's schedule brings it so much."""
         if self._plan.detail.demands[query].staleness:
-            return ACCURATE_SHARE * count
+            return ACCURATE_SHARE * min(count, HORIZON_S * self._plan.detail.floor.get(query, count))
         return QUERY_SHARE * count - QUERY_SLACK
+
+    def _owed(self, query: str, count: float) -> float:
+        """What a query should have had where the paper's schedule brought it so much: no more than the floor."""
+        paper, floor = self.of_paper.get(query, 0), HORIZON_S * self._plan.detail.floor.get(query, 0)
+        return count * min(1.0, floor / paper) if floor and paper else count
 
     def _lost(self, query: str) -> float:
         return ACCURATE_LOST if self._plan.detail.demands[query].staleness else QUERY_LOST

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from edge_runtime.schedule.staleness import MOST_AGES, Curve, falling
 from models.bundle import Bundle
 from models.errors import InputError
 from models.files.atomic import writing
@@ -25,14 +26,17 @@ SUFFIX = ".profile.json"
 MOST_COUNT = 1024
 """Frames of a batch, far above any that is measured."""
 REMEDY = "run `gemel profile BUNDLE` here"
+STALENESS_REMEDY = "run `gemel profile BUNDLE --workload WORKLOAD`"
 
 
 @dataclass(frozen=True, slots=True)
 class QueryProfile:
-    """One query measured: seconds of a load of all its tensors, and its runs by batch."""
+    """One query measured: seconds of a load of all its tensors, its runs by batch, and the accuracy of its answers by
+    their age in frames, where footage was at hand."""
 
     load_s: float
     batches: tuple[BatchCost, ...]
+    staleness: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class _BatchKeys(Exact):
 class _QueryKeys(Exact):
     load_s: _Seconds
     batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MOST_COUNT)]
+    staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MOST_AGES, default_factory=list)]
 
 
 class _MachineKeys(Exact, extra="allow"):
@@ -118,7 +123,9 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
         raise InputError(path, "the costs of this bundle were never measured", REMEDY)
     found = checked(path, read_json(path, REMEDY), _ProfileKeys, remedy=REMEDY)
     queries = {
-        query: QueryProfile(one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches))
+        query: QueryProfile(
+            one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches), falling(one.staleness)
+        )
         for query, one in found.queries.items()
     }
     for query, one in queries.items():
@@ -136,6 +143,15 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
         found.load_latency_s,
         queries,
     )
+
+
+def staleness_of(bundle: Bundle) -> dict[str, Curve]:
+    """The staleness curves of the profile beside a bundle, which hold for any machine; InputError without any."""
+    found = {query: one.staleness for query, one in read_profile(bundle).queries.items() if one.staleness}
+    if not found:
+        fault = "`objective: accuracy` needs to know what answers are worth as they age, which was never measured"
+        raise InputError(profile_path(bundle.path), fault, STALENESS_REMEDY)
+    return found
 
 
 def foreign(profile: MeasuredProfile, device: str) -> str | None:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from edge_runtime.rehearsal.trace import FORMAT
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from edge_runtime.schedule.staleness import MOST_AGES
 from models.errors import InputError
 from models.files.json_file import read_json_lines
 from models.files.schema import Exact, checked
@@ -33,6 +34,7 @@ class Demanded(Exact):
 
     fps: Annotated[float, Field(gt=0, le=1e6)]
     urgency: Annotated[float, Field(ge=0, le=1e12)]
+    staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MOST_AGES, default_factory=list)]
 
 
 class Batch(Exact):

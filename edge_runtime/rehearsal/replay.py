@@ -89,7 +89,9 @@ class _Box:
     def __init__(self, head: Head, policy: Policy) -> None:
         costs = costs_of(head)
         self.policy = policy
-        self.demands = {query: Demand(demand.fps, demand.urgency) for query, demand in head.demands.items()}
+        self.demands = {
+            query: Demand(one.fps, one.urgency, tuple(one.staleness)) for query, one in head.demands.items()
+        }
         self.estimates = Estimates(
             costs, {query: one.best_s for query, one in head.queries.items() if one.best_s is not None}
         )

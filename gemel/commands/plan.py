@@ -34,6 +34,7 @@ def register(commands: Any) -> None:
     made.add_argument("bundle", metavar="BUNDLE")
     made.add_argument("--device", choices=("cpu", "cuda"), help="where to measure (default: cuda where there is one)")
     made.add_argument("--engine", default="auto", metavar="NAME", help="an engine of docs/engines.md (default: auto)")
+    made.add_argument("--workload", metavar="FILE", help="its val footage says what answers are worth as they age")
     grammar.factories(made)
 
 
@@ -82,5 +83,7 @@ def profile(args: argparse.Namespace) -> Outcome:
     from gemel.progress import shown_on
 
     with shown_on() as progress:
-        found = profile_bundle(args.bundle, args.device, args.factory, progress=progress, engine=args.engine)
+        found = profile_bundle(
+            args.bundle, args.device, args.factory, progress=progress, engine=args.engine, workload=args.workload
+        )
     return Outcome(found.to_json(), found.to_text())

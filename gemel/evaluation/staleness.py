@@ -9,11 +9,31 @@ from typing import Any
 
 from edge_runtime.schedule.staleness import Curve, falling
 from gemel.evaluation.streaming import Footage, units_of
-from models.tasks import Task
+from models.bundle import Bundle
+from models.frames.data import load_split
+from models.measuring.evaluation import predict, truths_of
+from models.tasks import Task, task_of
+from models.workload import Query
 
 AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """In frames of the query's rate; what lies between is interpolated."""
 CLOCK_SLACK_S = 1e-6
+
+
+def curve_of(query: Query, bundle: Bundle, device: str) -> Curve:
+    """The curve of a bundle's query on its val split: against labels, or the answers themselves where there are none.
+
+    Empty where the split has no two frames of one clip or track.
+    """
+    split, task = load_split(query, "val"), task_of(query.task)
+    answers = predict(bundle.build(query.id, device), query, split)
+    threshold = bundle.query(query.id).threshold
+    threshold = query.min_score if threshold is None else threshold
+    truths = truths_of(query, split, answers, threshold)
+    curve = staleness_curve(
+        task, Footage(split.units, split.times_s, query.fps), answers, truths, query.classes, threshold
+    )
+    return curve if len(curve) > 1 else ()
 
 
 def staleness_curve(

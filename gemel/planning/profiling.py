@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 MAKING, MEASURING = "make the engines", "measure each query's loads and runs"
+AGEING = "measure what answers are worth as they age"
 FRAME_PIXELS = (1280, 720)
 
 
@@ -55,7 +56,8 @@ class Profiled:
             "queries": [
                 {"id": query, "load_ms": 1000 * one.load_s,
                  "batches": [{"count": batch.count, "run_ms": 1000 * batch.run_s,
-                              "workspace_bytes": batch.workspace_bytes} for batch in one.batches]}
+                              "workspace_bytes": batch.workspace_bytes} for batch in one.batches],
+                 "staleness": list(one.staleness)}
                 for query, one in self.profile.queries.items()
             ],
         }  # fmt: skip
@@ -76,12 +78,13 @@ class Profiled:
 
 def profile_bundle(
     bundle: str | Path, device: str | None = None, factories: Sequence[str] = (), rounds: int = ROUNDS,
-    progress: Progress = silent, engine: str = "auto",
+    progress: Progress = silent, engine: str = "auto", workload: str | Path | None = None,
 ) -> Profiled:  # fmt: skip
     """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
 
     Medians over `rounds`, batches in turns, after one run of each that is not counted, on noise of FRAME_PIXELS; what
-    a box adds to that, or a camera with other frames, it learns as it runs. `device` is cpu or cuda, the best there
+    a box adds to that, or a camera with other frames, it learns as it runs. With the bundle's `workload` its val
+    footage says what answers are worth as they age. `device` is cpu or cuda, the best there
     is unless given; `engine` as in a box config, which takes over these costs when it names the same. Raises InputError
     for a bad bundle or an unknown engine.
     """
@@ -92,15 +95,21 @@ def profile_bundle(
     from edge_runtime.engines.registry import check_engine
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
+    from gemel.evaluation.belonging import belonging
+    from gemel.evaluation.staleness import curve_of
+    from models.workload import load_workload
 
     check_engine(engine, "gemel profile", "--engine")
+    load = None if workload is None else load_workload(workload)
+    if load is not None:
+        belonging(bundle, load)
     check_apart([("", profile_path(bundle))], [("the bundle", bundle)])
     opened, stages = open_bundle(bundle, factories, Path.cwd()), Stages(progress)
     for query in opened.queries:
         opened.check(query.id)
     check_output(profile_path(bundle), overwrite=True)
     with locked(profile_path(bundle)):
-        stages.announce([MAKING, MEASURING])
+        stages.announce([MAKING, MEASURING, *([AGEING] if load else [])])
         stages.begin(MAKING)
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
@@ -126,6 +135,12 @@ def profile_bundle(
                 stages.add()
         finally:
             arena.close()
+        if load is not None:
+            stages.begin(AGEING, len(opened.queries))
+            for query in load.queries:
+                curve = curve_of(query, opened, chosen)
+                queries[query.id] = replace(queries[query.id], staleness=curve)
+                stages.add()
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
         profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, engine, rate, 0.0, queries)
