@@ -100,8 +100,8 @@ class Trial:
 
     def _owed(self, query: str, count: float) -> float:
         """What a query should have had where the paper's schedule brought it so much: no more than the floor."""
-        paper, floor = self.of_paper.get(query, 0), HORIZON_S * self._plan.detail.floor.get(query, 0)
-        return count * min(1.0, floor / paper) if floor and paper else count
+        paper, floor = self.of_paper.get(query, 0), self._plan.detail.floor.get(query)
+        return count if floor is None or not paper else count * min(1.0, HORIZON_S * floor / paper)
 
     def _lost(self, query: str) -> float:
         return ACCURATE_LOST if self._plan.detail.demands[query].staleness else QUERY_LOST
