@@ -17,7 +17,7 @@ from models.errors import InputError
 def row(workload: str, swapped: int, streamed: int, merged: int) -> dict[str, Any]:
     arms = {"swapped": swapped, "streamed": streamed, "merged": merged}
     return {
-        "workload": workload, "device": "d", "share": 0.1, "received": 100,
+        "workload": workload, "device": "d", "share": 0.1, "received": 100, "for_all": 90,
         "arms": {arm: {"in_time": count, "by_query": [count, 0], "moved": 10**6 * count, "age_p95_ms": 5.0}
                  for arm, count in arms.items()},
     }  # fmt: skip
