@@ -46,7 +46,8 @@ from models.workload import load_workload
 SHARES = (0.1, 0.25, 0.5)
 SWAPPED, STREAMED, MERGED = ARMS = ("swapped", "streamed", "merged")
 HEADS = (
-    "memory", "sharing", "cases", "frames", *ARMS, "memory for all", "merged / best rival", "cases with twice as many", "more", "fewer",
+    "memory", "sharing", "cases", "frames", *ARMS, "memory for all",
+    "merged / best rival", "cases with twice as many", "more", "fewer",
     "queries without a frame", "MB moved a frame", "age p95 ms, median",
 )  # fmt: skip
 OURS, THEIRS, APART = "ours", "gemel", "time-sharing"

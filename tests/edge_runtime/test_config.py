@@ -88,6 +88,7 @@ def test_without_sinks_results_go_to_stdout(tmp_path):
     ({"cameras": {"left": {"source": "x", "fps": 0}}}, "cameras.left.fps", "greater than 0"),
     ({"device": "tpu"}, "device", "'cpu'"),
     ({"late": "never"}, "late", "'drop'"),
+    ({"objective": "speed"}, "objective", "'accuracy'"),
     ({"engine": "compiled", "precision": "bf16"}, "precision", "compiled computes in fp32"),
     ({"engine": "steam"}, "engine", "unknown engine 'steam'"),
     ({"sinks": [{"kind": "mqtt"}]}, "sinks[0].host", "missing"),

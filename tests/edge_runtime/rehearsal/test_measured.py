@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from edge_runtime.config import load_config
 from edge_runtime.daemon import run
+from edge_runtime.opening import open_box
 from edge_runtime.rehearsal.measured import (
     MeasuredProfile,
     QueryProfile,
@@ -18,8 +20,10 @@ from edge_runtime.rehearsal.measured import (
     measured_costs,
     profile_path,
     read_profile,
+    staleness_of,
     write_profile,
 )
+from edge_runtime.rehearsal.replay import replay
 from edge_runtime.schedule.costs import BatchCost
 from models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
@@ -93,3 +97,58 @@ def test_a_box_takes_over_what_was_measured_here_and_says_in_one_line_when_it_ca
     gate = head["queries"]["gate"]
     assert gate["workspace_bytes"] == 1000
     assert gate["larger"][0]["run_s"] == pytest.approx(1.2 * gate["run_s"]), "the measured curve, at today's speed"
+
+
+def with_curves(bundle) -> MeasuredProfile:
+    profile = profile_of(bundle)
+    return replace(
+        profile, queries={query: replace(one, staleness=(1.0, 0.7)) for query, one in profile.queries.items()}
+    )
+
+
+def test_curves_are_kept_in_the_profile_and_what_is_none_is_refused(bundle):
+    write_profile(bundle.path, with_curves(bundle))
+    assert staleness_of(bundle) == dict.fromkeys(("gate", "yard", "road"), (1.0, 0.7))
+    path = profile_path(bundle.path)
+    for curve in ([1.5], [-0.1], [0.5] * 65, "high", [None]):
+        document = json.loads(path.read_text())
+        document["queries"]["gate"]["staleness"] = curve
+        path.write_text(json.dumps(document))
+        with pytest.raises(InputError, match="staleness"):
+            read_profile(bundle)
+        write_profile(bundle.path, with_curves(bundle))
+    document["queries"]["gate"]["staleness"] = [0.9, 0.5, 0.6]
+    path.write_text(json.dumps(document))
+    assert staleness_of(bundle)["gate"] == (0.9, 0.5, 0.5), "an answer never gets better with age"
+
+
+@pytest.mark.parametrize(
+    ("objective", "curves", "aims"),
+    [("accuracy", True, (1.0, 0.7)), (None, True, (1.0, 0.7)), ("frames", True, ()), (None, False, ())],
+)
+def test_a_box_aims_at_accuracy_where_curves_are_and_nobody_said_otherwise(bundle, tmp_path, objective, curves, aims):
+    write_clip(tmp_path / "left.mp4", 4)
+    write_folder(tmp_path / "right", 4)
+    write_profile(bundle.path, with_curves(bundle) if curves else profile_of(bundle))
+    said = {} if objective is None else {"objective": objective}
+    box = open_box(load_config(write_config(tmp_path, **said)))
+    assert {demand.staleness for demand in box.demands().values()} == {aims}
+
+
+def test_a_box_that_is_to_aim_at_accuracy_without_curves_is_refused(bundle, tmp_path):
+    write_clip(tmp_path / "left.mp4", 4)
+    write_folder(tmp_path / "right", 4)
+    write_profile(bundle.path, profile_of(bundle))
+    with pytest.raises(InputError, match=r"never measured; run `gemel profile BUNDLE --workload WORKLOAD`"):
+        open_box(load_config(write_config(tmp_path, objective="accuracy")))
+
+
+def test_a_run_that_aimed_at_accuracy_is_replayed_alike(bundle, tmp_path):
+    write_clip(tmp_path / "left.mp4", 12)
+    write_folder(tmp_path / "right", 12)
+    write_profile(bundle.path, with_curves(bundle))
+    run(write_config(tmp_path, objective="accuracy", trace="aimed.trace"))
+    head = json.loads((tmp_path / "aimed.trace").read_text().splitlines()[0])
+    assert head["demands"]["gate"]["staleness"] == [1.0, 0.7]
+    found = replay(tmp_path / "aimed.trace")
+    assert found.decisions >= 10 and found.agreement >= 0.99, found.first_difference

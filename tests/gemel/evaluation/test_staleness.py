@@ -1,0 +1,41 @@
+"""Staleness curves from footage: an answer of some frames ago against the truth of now, within a clip."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemel.evaluation.staleness import aged, staleness_curve
+from gemel.evaluation.streaming import Footage
+from models.tasks import task_of
+from models.tasks.base import ClassAnswer
+
+CLASSES = ("free", "taken")
+TASK = task_of("classification")
+
+
+def answers(labels: str) -> list[ClassAnswer]:
+    return [ClassAnswer(label, 1.0, (1.0, 0.0)) for label in spelled(labels)]
+
+
+def spelled(labels: str) -> list[str]:
+    return [CLASSES[int(label)] for label in labels]
+
+
+def test_an_answer_is_so_many_of_the_querys_frames_old_and_of_the_same_clip():
+    footage = Footage(("a", "a", "a", "b", "b"), (0.0, 0.1, 0.2, 0.0, 0.2), 5.0)
+    assert aged(footage, 0) == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert aged(footage, 1) == [(0, 2), (3, 4)], "a frame at 5 a second is 0.2 s"
+    assert aged(footage, 2) == []
+
+
+def test_what_changes_every_second_frame_is_worth_less_the_older_it_is():
+    labels = "00110011"
+    footage = Footage(tuple("a" * 8), tuple(index / 5 for index in range(8)), 5.0)
+    curve = staleness_curve(TASK, footage, answers(labels), spelled(labels), CLASSES, 0.0)
+    assert curve[0] == 1.0 and curve[1] == pytest.approx(4 / 7, abs=0.05) and curve[2] == 0
+    assert list(curve) == sorted(curve, reverse=True) and len(curve) == 7, "no two frames are eight apart"
+
+
+def test_where_nothing_changes_an_old_answer_is_as_good_as_a_fresh_one():
+    footage = Footage(tuple("a" * 4), (0.0, 0.2, 0.4, 0.6), 5.0)
+    assert staleness_curve(TASK, footage, answers("0101")[:1] * 4, spelled("0000"), CLASSES, 0.0) == (1.0,) * 4
