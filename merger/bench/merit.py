@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from merger.bench.merged import Merged, State
+from models.sharing.plan import SharingPlan
+
 
 def met(ratios: Mapping[str, float], required: Mapping[str, float]) -> list[str]:
     """The queries that have what is required of them: they need only keep it."""
@@ -21,3 +24,11 @@ def merit(ratios: Mapping[str, float], required: Mapping[str, float]) -> float:
     Not how many reach it: two that are almost there are mended with fewer bytes than one that is far off.
     """
     return sum(min(1.0, ratio / required[query]) for query, ratio in ratios.items())
+
+
+def held(
+    plan: SharingPlan, states: Mapping[str, State], ratios: Mapping[str, float], required: Mapping[str, float]
+) -> Merged:
+    """Of models that share under a plan those that have what is required, and what they share without the others."""
+    plan = plan.without(*(set(ratios) - set(met(ratios, required))))
+    return Merged(plan, {query: states[query] for query in plan.queries()})

@@ -19,7 +19,7 @@ OUTCOMES = (KEPT, REPAIRED, PARTLY, REFUSED, UNTRIED)
 LEAVES = "leaves"
 NO_TIME = "nothing, its time or work was over"
 JOINT = "the joint training"
-JOINING = "joining those that were merged before"
+BACK = "a training with it that saved less"
 Rows = Sequence[Mapping[str, Any]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
-from merger.bench.merit import all_met, merit, met
+from merger.bench.merit import all_met, held, merit, met
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
@@ -34,7 +34,8 @@ NEAR = 0.95
 class Trained:
     """What sprints came to: those that still share, their best states and ratios on val, and the recipe.
 
-    `alone` are those whose private parts were trained by themselves last, `sprints` how many there were.
+    `alone` are those whose private parts were trained by themselves last, `sprints` how many there were. `won` is what
+    saved most bytes, of all that was judged on the way, with every query that shares having what is required.
     """
 
     plan: SharingPlan
@@ -43,11 +44,7 @@ class Trained:
     recipe: Recipe
     alone: Collection[str]
     sprints: int
-
-    def holding(self, required: Mapping[str, float]) -> Merged:
-        """Those that have what is required, and what they share."""
-        plan = self.plan.without(*(set(self.ratios) - set(met(self.ratios, required))))
-        return Merged(plan, {query: self.states[query] for query in plan.queries()})
+    won: Merged
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Sprints:
     def run(self, found: Mapping[str, Any], before: int = 0) -> Trained:
         """Go on from the states and ratios `found`, after so many sprints of those who were merged before all joined.
 
-        Each sprint is half as fast as the one before it.
+        Each sprint is half as fast as the one before it. What was `won` before is kept until more is.
         """
         now, number = self, before
         hard = self.others_wait or self._near(found) < HARD
@@ -90,7 +87,8 @@ class Sprints:
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
             now, found = now._without_lost(found, number)
-        return Trained(now.plan, found["states"], found["ratios"], self.recipe, found.get("alone", ()), number)
+        won = Merged.from_plain(now._won(found))
+        return Trained(now.plan, found["states"], found["ratios"], self.recipe, found.get("alone", ()), number, won)
 
     def most_work(self) -> float:
         """About what all sprints take at most, and the trials of rates before them."""
@@ -105,7 +103,9 @@ class Sprints:
         best: dict[str, Any] = self.checkpoint.part("best")
         if not best:
             rows = [self._row(0, found["ratios"])]
-            best.update(ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate)
+            best.update(
+                ratios=found["ratios"], states=found["states"], rows=rows, rate=recipe.rate, won=self._won(found)
+            )
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
         eased = Easing(found["ratios"], self.required) if easing else None
         epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first, easing=eased)
@@ -118,8 +118,9 @@ class Sprints:
                 if ratios is None:
                     break
                 rows = [*best["rows"], self._row(first + len(best["rows"]) - 1, ratios)]
+                now = {"ratios": ratios, "states": snapshots(models)}
                 better = merit(ratios, self.required) > merit(best["ratios"], self.required)
-                best.update({"ratios": ratios, "states": snapshots(models)} if better else {}, rows=rows)
+                best.update(now if better else {}, rows=rows, won=self._won({**now, "won": best["won"]}))
         except Diverged as error:
             self.bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
         return dict(best)
@@ -146,7 +147,8 @@ class Sprints:
             if tried["ratio"] < required:
                 break
         tried = [row["alone"] for row in rows]
-        return {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}
+        found = {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}
+        return {**found, "won": self._won(found)}
 
     def _without_lost(self, found: dict[str, Any], sprint: int) -> tuple[Sprints, dict[str, Any]]:
         """The training of those that are left when whoever is far off leaves, and what was found of them."""
@@ -169,6 +171,14 @@ class Sprints:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
         one = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=1), eased)
         return int(min(max(1, round(wanted)), self.bounds.work_left / one)) if self.plan.shared else 0
+
+    def _won(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """What holds of the states `found`, as plain values, or what was `won` before where that saves no less."""
+        now, before = held(self.plan, found["states"], found["ratios"], self.required), found.get("won")
+        saved = now.plan.saved_bytes(self.bench.layers)
+        if before is not None and Merged.from_plain(before).plan.saved_bytes(self.bench.layers) >= saved:
+            return before
+        return now.to_plain()
 
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
         holding = met(ratios, self.required)

@@ -22,7 +22,7 @@ from merger.bench.standing import judge_all
 from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import JOINING, LEAVES, Rows, Trial, all_at_once
+from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.sprints import Sprints, Trained
@@ -101,22 +101,23 @@ def _merged(
     planned = bounds.part(JOINT)
     end = replace(planned, most_work=bounds.most_work)
     sprints = Sprints(bench, plan, recipe, required, checkpoint, planned, end)
-    trained, accepted = _trained(sprints, options.choose_rate)
+    trained = _trained(sprints, options.choose_rate)
     merged = Merged(trained.plan, {**originals, **trained.states})
     cases = [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
     bench.begin(MENDING, work=most_work(bench, cases, bounds))
     merged, rows = mend_all(bench, merged, cases, checkpoint, bounds)
     for row in rows:
         checkpoint.note(row)
-    lost = stored_bytes(bench, merged.plan) - stored_bytes(bench, accepted.plan) if accepted.plan.shared else 0
+    lost = stored_bytes(bench, merged.plan) - stored_bytes(bench, trained.won.plan)
     if lost > 0:
-        bench.progress("warning", text="with all of them less is saved than without those who waited: back to that")
-        saved = accepted.plan.saved_bytes(bench.layers)
+        merged = Merged(trained.won.plan, {**originals, **trained.won.states})
+        bench.progress("warning", text="in the end less is saved than held on the way: back to that")
+        saved = merged.plan.saved_bytes(bench.layers)
         checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": saved - lost, "work": bench.work.total})
-        for query in sorted(plan.queries() - accepted.plan.queries()):
-            why = {"after": JOINING, "ratio": trained.ratios.get(query), "required": required[query]}
+        left = {row["query"] for row in checkpoint.log if row.get("repair") == LEAVES}
+        for query in sorted(plan.queries() - merged.plan.queries() - left):
+            why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
-        merged = Merged(accepted.plan, {**originals, **accepted.states})
     return merged, trained.recipe
 
 
@@ -128,8 +129,8 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
 
 
-def _trained(sprints: Sprints, choose_rate: bool) -> tuple[Trained, Merged]:
-    """What the training of all came to, and what was accepted before, where some waited and others came first.
+def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
+    """What the training of all came to, that of the others first where some wait.
 
     Then there are no trials: half an epoch makes nothing better that was solved, whatever the rate.
     """
@@ -141,11 +142,11 @@ def _trained(sprints: Sprints, choose_rate: bool) -> tuple[Trained, Merged]:
         return _others_first(sprints, start["waits"], start["apart"])
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
     recipe = replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate))
-    return replace(sprints, recipe=recipe).run(found), Merged(SharingPlan(), {})
+    return replace(sprints, recipe=recipe).run(found)
 
 
-def _others_first(sprints: Sprints, waits: Mapping[str, float], apart: Mapping[str, State]) -> tuple[Trained, Merged]:
-    """What the training of all came to after that of the others, and what was accepted of those.
+def _others_first(sprints: Sprints, waits: Mapping[str, float], apart: Mapping[str, State]) -> Trained:
+    """What the training of all came to after that of the others.
 
     `waits` tells what part of its features each that waits loses, `apart` are models in one order of channels.
     """
@@ -158,12 +159,11 @@ def _others_first(sprints: Sprints, waits: Mapping[str, float], apart: Mapping[s
     others = replace(sprints, plan=plan.without(*waits), bounds=sprints.bounds.part(FIRST), others_wait=True)
     found = checkpoint.step("start of the others", partial(_begun, bench, others.plan, checkpoint, apart))
     first = others.run(found)
-    accepted = first.holding(sprints.required)
-    saved = accepted.plan.saved_bytes(bench.layers)
+    saved = first.won.plan.saved_bytes(bench.layers)
     bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": saved, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, bench, plan, checkpoint, {**apart, **first.states}))
-    return sprints.run(found, first.sprints), accepted
+    return sprints.run({**found, "won": first.won.to_plain()}, first.sprints)
 
 
 def _start(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -202,12 +202,13 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
         if rate in best.get("tried", ()) or best.get("reached", -1.0) > 0:
             continue
         short = replace(sprints.recipe, rate=rate, epochs=1, frames_per_epoch=frames)
-        found = checkpoint.step(f"rate {rate:g}", partial(sprints.sprint, start, short))
+        begins = {**start, "won": best.get("won")}
+        found = checkpoint.step(f"rate {rate:g}", partial(sprints.sprint, begins, short))
         reached = _regained(start["ratios"], found["ratios"])
         bench.progress("rate", rate=rate, epochs=0.5, regained=reached)
         if reached > best.get("reached", -1.0):
             best.update({**found, "rate": rate, "reached": reached})
-        best["tried"] = [*best.get("tried", ()), rate]
+        best.update(tried=[*best.get("tried", ()), rate], won=found["won"])
         checkpoint.forget(f"rate {rate:g}")
     return dict(best)
 

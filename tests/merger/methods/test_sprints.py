@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import snapshots
+from merger.bench.merged import Merged, snapshots
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
@@ -59,6 +60,26 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 def test_a_sprint_is_judged_while_its_rate_falls(sprints: Sprints) -> None:
     found = _out_of_reach(sprints).sprint(_tied(sprints), Recipe(epochs=4, frames_per_epoch=16))
     assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
+
+
+def test_what_saves_most_with_all_its_queries_met_is_kept_from_the_first_validation_on(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = [{"q0": 0.96, "q1": 0.5, "q2": 0.97}, {"q0": 0.94, "q1": 0.94, "q2": 0.94}, {"q0": 0.99, "q2": 0.96}]
+    left, bounded = iter(judged), sprints.plan.without("q1")
+    monkeypatch.setattr("merger.bench.attempt.judge_all", lambda *_: {"q1": 0.9, **next(left)})
+    found = sprints.sprint(_tied(sprints), Recipe(epochs=5, frames_per_epoch=16))
+    assert found["ratios"] == judged[1], "the nearest of all; nobody of them has what is required"
+    won = Merged.from_plain(found["won"])
+    assert won.plan == bounded and set(won.states) == {"q0", "q2"}
+    model = sprints.bench.models(["q0"], won.states, won.plan)["q0"]
+    assert not torch.equal(
+        model.get_parameter("head.weight"), sprints.bench.originals["q0"].get_parameter("head.weight")
+    )
+    again = sprints.run({**found, "ratios": dict.fromkeys(sprints.required, 1.0)})
+    assert again.won.plan == sprints.plan, "until more is won"
+    assert replace(sprints, end=Bounds(sprints.bench.work, 0.0), bounds=Bounds(sprints.bench.work, 0.0)).run(
+        found).won.plan == bounded, "with no work left"  # fmt: skip
 
 
 def test_who_has_what_is_required_makes_room_for_the_others(

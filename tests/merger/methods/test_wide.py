@@ -19,7 +19,7 @@ from merger.bench.merged import Merged, State, snapshots
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import JOINING, all_at_once
+from merger.journal.outcomes import BACK, all_at_once
 from merger.journal.steps import Journal
 from merger.mending.search import Case
 from merger.mending.several import mend_all
@@ -66,8 +66,8 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
     assert tried["q1"] == ["norms and head", *tried["q2"]] and len(tried["q2"]) > 1
     passed: list[Case] = []
-    trained = Trained(sprints.plan, found["states"], found["ratios"], Recipe(), alone, 1)
-    monkeypatch.setattr(wide_module, "_trained", lambda *_: (trained, Merged(SharingPlan(), {})))
+    trained = Trained(sprints.plan, found["states"], found["ratios"], Recipe(), alone, 1, Merged(SharingPlan(), {}))
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: trained)
     monkeypatch.setattr(wide_module, "mend_all", lambda _b, m, given, *_: passed.extend(given) or (m, []))
     wide(bench, OPTIONS, sprints.checkpoint)
     assert [case.query for case in passed if case.alone] == alone and len(passed) == 3
@@ -167,7 +167,8 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     monkeypatch.setattr(sprints_module, "train_private", lambda _b, merged, _p, query, *_: {
         "state": merged.states[query], "ratio": 0.9, "epochs": 1, "carried": {}})  # fmt: skip
     sprints = replace(sprints, bounds=Bounds(bench.work, 1e15))
-    found, accepted = wide_module._trained(sprints, False)
+    found = wide_module._trained(sprints, False)
+    accepted = found.won
     assert seen.marked == [[], ["q0", "q2"]], "it joins what was made of them"
     assert seen.bounds == [0.5e15, 1e15, 1e15, 1e15], "half of the work is kept for when it joins"
     both = ["q0", "q1", "q2"]
@@ -189,9 +190,10 @@ def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     judged: list[list[str]] = []
     monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: (
         judged.append(sorted(models)) or dict.fromkeys(models, 0.94 if len(judged) == 1 else 0.96)))  # fmt: skip
-    found, accepted = wide_module._trained(sprints, False)
+    found = wide_module._trained(sprints, False)
     assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
-    assert not accepted.plan.shared and found.plan == sprints.plan, "one alone shares with nobody"
+    (row,) = [row for row in sprints.checkpoint.log if "accepted_bytes" in row]
+    assert row["accepted_bytes"] == 0 and found.plan == sprints.plan, "one alone shares with nobody"
     waits = [(row["waits"], row["after"]) for row in sprints.checkpoint.log if "waits" in row]
     assert waits == [("q1", "the start"), ("q2", "sprint 1")]
     assert not any("repair" in row for row in sprints.checkpoint.log), "nobody has left"
@@ -204,13 +206,13 @@ def test_what_is_below_is_not_accepted_before_the_others_join(
     monkeypatch.setattr(sprints_module, "SPRINTS", (0.75, 2))
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
-    _, accepted = wide_module._trained(sprints, False)
-    assert not accepted.plan.shared and not accepted.states
+    won = wide_module._trained(sprints, False).won
+    assert not won.plan.shared and not won.states
     assert [row["accepted_bytes"] for row in sprints.checkpoint.log if "accepted_bytes" in row] == [0]
 
 
 @pytest.mark.parametrize("ends", ["less", "equal", "more"])
-def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
+def test_where_the_end_saves_less_than_was_won_before_the_merge_is_that(
     bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     plan = merged.plan
@@ -218,8 +220,8 @@ def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
     before = {query: {**merged.states[query], "mark": torch.ones(1)} for query in others.queries()}
     ended = Merged({"less": SharingPlan(others.shared[1:]), "equal": others, "more": plan}[ends], merged.states)
     ratios = dict.fromkeys(bench.queries, 0.94)
-    trained = Trained(plan, merged.states, ratios, Recipe(), (), 1)
-    monkeypatch.setattr(wide_module, "_trained", lambda *_: (trained, Merged(others, before)))
+    trained = Trained(plan, merged.states, ratios, Recipe(), (), 1, Merged(others, before))
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: trained)
     monkeypatch.setattr(wide_module, "mend_all", lambda *_: (ended, []))
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
     kept = wide(bench, OPTIONS, checkpoint)
@@ -234,7 +236,7 @@ def test_where_all_come_to_less_the_merge_is_that_without_those_who_waited(
     assert accepted["accepted_bytes"] > accepted["instead_of_bytes"] and leaves["query"] == "q1"
     (why,) = {str(trial.in_the_way) for trial in all_at_once(plan.shared, checkpoint.log, trained.ratios, 1.0)
               if "q1" in dict(trial.members)}  # fmt: skip
-    assert JOINING in why and "0.94" in why
+    assert BACK in why and "0.94" in why
 
 
 def test_nobody_waits_where_the_others_would_share_nothing(
@@ -256,9 +258,11 @@ def test_the_first_rate_that_helps_is_taken_without_trying_others(
     after = {wide_module.RATES[0]: -0.05, wide_module.RATES[1]: 0.01, wide_module.RATES[2]: 0.9}
     lost = dict.fromkeys(bench.queries, 0.5)
 
-    def sprint(_self: object, _found: object, recipe: Recipe) -> dict:
+    def sprint(_self: object, found: dict, recipe: Recipe) -> dict:
+        assert found["won"] == (tried[-1] if tried else None), "whatever a trial won is not lost to the next one"
         tried.append(recipe.rate)
-        return {"states": {}, "rows": [], "ratios": dict.fromkeys(lost, 0.5 + after[recipe.rate] * 0.5)}
+        ratios = dict.fromkeys(lost, 0.5 + after[recipe.rate] * 0.5)
+        return {"states": {}, "rows": [], "ratios": ratios, "won": recipe.rate}
 
     monkeypatch.setattr(Sprints, "sprint", sprint)
     found = wide_module._trials(sprints, {"states": {}, "ratios": lost, "rate": 0.0})
@@ -275,6 +279,5 @@ def test_sprints_have_the_rate_of_the_trials(
     monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found)))
     for choose_rate in (True, False):
         checkpoint = Checkpoint(tmp_path / str(choose_rate), {}, False)
-        _, accepted = wide_module._trained(replace(sprints, checkpoint=checkpoint), choose_rate)
-        assert not accepted.plan.shared
+        wide_module._trained(replace(sprints, checkpoint=checkpoint), choose_rate)
     assert ran == [(3e-3, {**found, "rate": 3e-3}), (sprints.recipe.rate, found)]
