@@ -10,7 +10,7 @@ from torch import nn
 
 from merger.bench.merged import Merged, State, snapshot, snapshots
 from merger.bench.merit import met
-from merger.bench.standing import judge_all
+from merger.bench.standing import judge_all, tied_and_judged
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged, Recipe
@@ -67,8 +67,8 @@ def train_while(
 ) -> Iterator[dict[str, float]]:
     """Train epoch by epoch; after each from `judged_from` on, every query's ratio on val. Stop by not asking for more.
 
-    Before models are judged that have taken few steps their running statistics are measured again: a moving average
-    has not caught up with their weights yet.
+    Models that have taken few steps are judged with their running statistics measured again, too, and keep what serves
+    them better: a moving average has not caught up with their weights yet.
 
     `plan` says which residuals and factors models have. With a journal it goes on where it stood: with the first epoch
     whose ratios the caller had not yet dealt with.
@@ -112,7 +112,7 @@ def attempt(
     journal = journal or Journal()
     plan = extended(accepted.plan, members)
     queries = plan.tied_to(query for query, _ in members)
-    models = bench.tied(plan, sorted(queries), accepted.states, journal)
+    models, begun = tied_and_judged(bench, journal, plan, sorted(queries), accepted.states)
     least = max((len(shared) for shared in accepted.plan.shared if shared not in plan.shared), default=1) + 1
     notes = journal.part("attempt")
     history: list[dict[str, float]] = notes.setdefault("history", [])
@@ -120,7 +120,7 @@ def attempt(
     epochs = train_while(bench, models, recipe, journal, plan)
     try:
         for epoch in range(len(history), recipe.epochs + 1):
-            ratios = next(epochs) if epoch else judge_all(bench, journal, "tied", models, plan)
+            ratios = next(epochs) if epoch else begun
             holding = set(met(ratios, required))
             if sum(query in holding for query, _ in members) >= max(least, len(best.kept) + 1):
                 kept, merged = _what_holds(bench, accepted, members, models, holding, required)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
@@ -14,11 +14,16 @@ from merger.training.loop import Work
 
 @dataclass(frozen=True)
 class Bounds:
-    """Nothing more is begun once `work` reaches `most_work`, or the monotonic clock `ends`."""
+    """Nothing more is begun once `work` reaches `most_work`, or the monotonic clock `ends`.
+
+    `speed` is how much work a second is done, infinite where nobody has measured it: then time is not planned, only
+    kept.
+    """
 
     work: Work
     most_work: float = math.inf
     ends: float = math.inf
+    speed: float = math.inf
 
     @classmethod
     def of(cls, bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Bounds:
@@ -29,12 +34,14 @@ class Bounds:
     def part(self, share: float) -> Bounds:
         """Bounds that leave the rest of the work, and of the time that is left now, to others."""
         now = time.monotonic()
-        return Bounds(self.work, share * self.most_work, now + share * (self.ends - now))
+        return replace(self, most_work=share * self.most_work, ends=now + share * (self.ends - now))
 
     @property
     def work_left(self) -> float:
-        """The work that may still be done."""
-        return max(0.0, self.most_work - self.work.total)
+        """The work that may still be done, at most what there is time for."""
+        seconds = max(0.0, self.ends - time.monotonic())
+        in_time = seconds * self.speed if seconds else 0.0
+        return max(0.0, min(self.most_work - self.work.total, in_time))
 
     @property
     def over(self) -> bool:

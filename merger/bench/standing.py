@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from merger.bench.merged import State
-from merger.bench.workbench import Workbench
+from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.steps import Journal
 from merger.training.loop import Recipe
 from merger.workers.jobs import Job, run
@@ -57,17 +57,18 @@ class Standing:
 def judge_all(
     bench: Workbench, journal: Journal, name: str, models: Mapping[str, nn.Module], plan: SharingPlan, settling: int = 0
 ) -> dict[str, float]:
-    """Every model's ratio on val, one job each; with `settling` norms are measured again before, on so many frames.
+    """Every model's ratio on val, one job each.
 
-    A detector's scores are matched with its original's before (merger.bench.scores), and stay so. `plan` says which
-    residuals and factors the models have.
+    With `settling` it is judged with its norms measured again on so many frames, too, and keeps them where it answers
+    better with them. A detector's scores are matched with its original's before (merger.bench.scores), and stay so.
+    `plan` says which residuals and factors the models have.
     """
     alone = {query: SharingPlan((), *_own(plan, query)) for query in models}
     jobs = [
         Job(
             query, judged, {"query": query, "standing": Standing.of({query: model}, alone[query]).to_plain(),
                             "settling": settling},
-            flops=bench.work.of(bench.queries[query]) * (len(bench.val[query]) + settling),
+            flops=bench.work.of(bench.queries[query]) * (len(bench.val[query]) * (2 if settling else 1) + settling),
         )
         for query, model in models.items()
     ]  # fmt: skip
@@ -81,13 +82,26 @@ def judge_all(
 def judged(
     bench: Workbench, journal: Journal, query: str, standing: Mapping[str, Any], settling: int
 ) -> dict[str, Any]:
-    """The job: `ratio` of the query's model on val, and what was `settled` before: norms' statistics, heads' biases."""
+    """The job: `ratio` of the query's model on val, and what was `settled` for it: norms' statistics, heads' biases."""
     model = Standing.from_plain(standing).models(bench)[query]
-    if settling:
-        bench.calibrate(query, model, settling)
-    settled = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if settling else {}
-    settled |= bench.match_scores(query, model)
-    return {"ratio": bench.ratio(query, model), "settled": settled}
+    matched = bench.match_scores(query, model)
+    as_it_is = {"ratio": bench.ratio(query, model), "settled": matched}
+    model = Standing.from_plain(standing).models(bench)[query]
+    if not settling or not bench.calibrate(query, model, settling):
+        return as_it_is
+    measured = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    settled = {**measured, **bench.match_scores(query, model)}
+    again = {"ratio": bench.ratio(query, model), "settled": settled}
+    return again if again["ratio"] > as_it_is["ratio"] else as_it_is
+
+
+def tied_and_judged(
+    bench: Workbench, journal: Journal, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State]
+) -> tuple[dict[str, nn.Module], dict[str, float]]:
+    """Fresh models of these queries, tied under a plan, with the norms that serve them better; and their ratios."""
+    models = bench.models(queries, states, plan)
+    tie(models, plan)
+    return models, judge_all(bench, journal, "tied", models, plan, CALIBRATION_FRAMES)
 
 
 def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe, eased: Collection[str] = ()) -> float:

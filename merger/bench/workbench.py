@@ -115,19 +115,21 @@ class Workbench(Stock):
                 model.load_state_dict(found, strict=False)
         return models
 
-    def calibrate(self, query: str, model: nn.Module, frames: int = CALIBRATION_FRAMES) -> None:
+    def calibrate(self, query: str, model: nn.Module, frames: int = CALIBRATION_FRAMES) -> bool:
         """Measure the running statistics of the norms that are not at rest again, on so many train frames.
 
-        These go through the model in even chunks. One frame alone tells nothing of a spread: the norms stay.
+        These go through the model in even chunks. One frame alone tells nothing of a spread: the norms stay. Returns
+        whether there was anything to measure.
         """
         data = self.train[query]
         count = min(len(data), frames)
         if all(map(at_rest, norms_of(model))) or count < 2:
-            return
+            return False
         indices = torch.linspace(0, len(data) - 1, count).long()
         chunks = indices.tensor_split(math.ceil(count / CALIBRATION_BATCH))
         calibrate_norms(model, (data.frames(chunk.tolist(), self.device) for chunk in chunks))
         self.work.add(self.queries[query], count)
+        return True
 
     def training(self, models: Mapping[str, nn.Module], recipe: Recipe, eased: Collection[str] = ()) -> Training:
         """A joint training of these models with the originals as teachers; those `eased` take fewer steps."""

@@ -12,7 +12,7 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.merit import all_met, merit
 from merger.bench.sizes import stored_bytes
-from merger.bench.standing import training_flops
+from merger.bench.standing import tied_and_judged, training_flops
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import Candidate
 from merger.beyond.proposing import MAX_RISK
@@ -117,12 +117,11 @@ class Trying:
         its original. With `alone` what they share with others stands still.
         """
         bench, journal = self.bench, self.journal
-        models = bench.tied(start.plan, queries, start.states, journal)
+        models, ratios = tied_and_judged(bench, journal, start.plan, queries, start.states)
         if alone:
             rest_shared(models, start.plan)
         best: dict[str, Any] = journal.part("best")
         if not best:
-            ratios = {query: bench.ratio(query, model) for query, model in models.items()}
             best.update(ratios=ratios, states=snapshots(models), epochs=0, held=False)
         recipe, easing = replace(self.recipe, epochs=epochs), Easing(best["ratios"], self.required)
         judged = train_while(bench, models, recipe, journal, start.plan, easing=easing)

@@ -10,7 +10,8 @@ from torch import nn
 
 from merger.bench.attempt import train_while
 from merger.bench.merged import Merged, State, snapshot
-from merger.bench.workbench import Workbench
+from merger.bench.standing import judge_all
+from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged, Recipe
 from models.sharing.layers import weight_of
@@ -23,20 +24,23 @@ GENTLE = 0.25
 def train_private(
     bench: Workbench, merged: Merged, plan: SharingPlan, query: str, recipe: Recipe, required: float, journal: Journal
 ) -> dict[str, Any]:
-    """Train what is private under the plan; the best ratio on val, its state, and what a next step may carry on."""
+    """Train what is private under the plan; the best ratio on val, its state, and what a next step may carry on.
+
+    Nothing is trained where it is enough to measure the norms again.
+    """
     model = bench.models([query], merged.states, plan)[query]
     rest_shared({query: model}, plan)
     best: dict[str, Any] = journal.part("best")
     if not best:
-        best.update(ratio=bench.ratio(query, model), state=snapshot(model), epochs=0)
+        ratios = judge_all(bench, journal, "as it is", {query: model}, plan, CALIBRATION_FRAMES)
+        best.update(ratio=ratios[query], state=snapshot(model), epochs=0, trained=0)
     gentle = replace(recipe, seed=recipe.seed + 1, rate=GENTLE * recipe.rate)
     epochs = train_while(bench, {query: model}, gentle, journal, plan)
     try:
-        for epoch, ratios in enumerate(epochs, 1):
+        while best["ratio"] < required and (ratios := next(epochs, None)) is not None:
+            best["trained"] += 1
             if ratios[query] > best["ratio"]:
-                best.update(ratio=ratios[query], state=snapshot(model), epochs=epoch)
-            if best["ratio"] >= required:
-                break
+                best.update(ratio=ratios[query], state=snapshot(model), epochs=best["trained"])
     except Diverged:
         pass
     known: State = dict(merged.states[query])

@@ -51,9 +51,9 @@ class Trained:
 class Sprints:
     """The training of all models that share, until all reach what is `required`.
 
-    Whoever stays far off leaves between sprints, or waits with the others where `others_wait` to be merged afterwards.
-    Sprints are planned within `bounds`. No epoch begins past the `end`, but the first: the work of a sprint in which
-    eased queries had to come back may be more than was planned.
+    Whoever stays far off leaves between sprints, or waits where `lost_wait`, to be tried again when the others are
+    merged; `others_wait` says that some do from the start. Sprints are planned within `bounds`. No epoch begins past
+    the `end`, but the first: the work of a sprint in which eased queries had to come back may be more than was planned.
     """
 
     bench: Workbench
@@ -64,6 +64,7 @@ class Sprints:
     bounds: Bounds
     end: Bounds
     others_wait: bool = False
+    lost_wait: bool = False
 
     def run(self, found: Mapping[str, Any], before: int = 0) -> Trained:
         """Go on from the states and ratios `found`, after so many sprints of those who were merged before all joined.
@@ -73,9 +74,13 @@ class Sprints:
         now, number = self, before
         hard = self.others_wait or self._near(found) < HARD
         for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if hard else SPRINTS):
+            if all_met(found["ratios"], self.required):
+                break
             eased = met(found["ratios"], self.required) if number else []
-            epochs = now._epochs(part * self.recipe.epochs, eased)
-            if all_met(found["ratios"], self.required) or self.bounds.over or not epochs:
+            plan = partial(now._epochs, part * self.recipe.epochs, eased)
+            name = f"epochs of sprint {number + 1} of {len(now._queries())}"  # a merge that goes on keeps to its plan
+            epochs = self.checkpoint.step(name, plan)
+            if not epochs:
                 break
             number += 1
             seed = self.bench.seed * len(SPRINTS) + number
@@ -154,10 +159,10 @@ class Sprints:
         """The training of those that are left when whoever is far off leaves, and what was found of them."""
         lost = {query: ratio for query, ratio in found["ratios"].items() if ratio < LOST * self.required[query]}
         for query, ratio in lost.items():
-            what = {"waits": query} if self.others_wait else {"query": query, "repair": LEAVES}
+            what = {"waits": query} if self.lost_wait else {"query": query, "repair": LEAVES}
             row = {**what, "after": f"sprint {sprint}", "ratio": ratio, "required": self.required[query],
                    "work": self.bench.work.total}  # fmt: skip
-            self.bench.progress("waits" if self.others_wait else "repair", **row)
+            self.bench.progress("waits" if self.lost_wait else "repair", **row)
             self.checkpoint.note(row)
         left = replace(self, plan=self.plan.without(*lost))
         kept = {key: {query: found[key][query] for query in left._queries()} for key in ("states", "ratios")}
@@ -167,10 +172,22 @@ class Sprints:
         """The part of what is required that the query furthest from it reaches."""
         return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether there is work left for an epoch of all."""
+        return self._epochs(1, ()) > 0
+
+    def leaves_enough(self, trial: Recipe) -> bool:
+        """Whether the work that is left is enough for a trial and the shortest sprint after it."""
+        shortest = replace(self.recipe, epochs=max(1, round(SPRINTS[0] * self.recipe.epochs)))
+        flops = sum(training_flops(self.bench, self._queries(), recipe) for recipe in (trial, shortest))
+        return flops <= self.bounds.work_left
+
     def _epochs(self, wanted: float, eased: Collection[str]) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
         one = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=1), eased)
-        return int(min(max(1, round(wanted)), self.bounds.work_left / one)) if self.plan.shared else 0
+        left = 0.0 if self.bounds.over else self.bounds.work_left
+        return int(min(max(1, round(wanted)), left / one)) if self.plan.shared else 0
 
     def _won(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """What holds of the states `found`, as plain values, or what was `won` before where that saves no less."""

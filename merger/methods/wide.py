@@ -2,8 +2,9 @@
 
 GEMEL adds one group after the other and gives a group up when a model fails; here the merge starts at the ceiling,
 one annealed training brings nearly all queries back, and a query that stays below its target is mended alone
-(merger.mending) while nothing that others share is touched. Of a hard merge a query of which next to nothing is
-left at the start waits: the others are merged and accepted without it, and then it joins them.
+(merger.mending) while nothing that others share is touched. A query of which next to nothing is left, at the start
+of a hard merge or after a sprint, waits: the others are merged and accepted without it, and then it joins them. What
+saved most on the way, with every query having what is required, is the merge where the end saves less.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
 from merger.bench.method import MergeOptions, method
+from merger.bench.pace import training_speed
 from merger.bench.sizes import stored_bytes
-from merger.bench.standing import judge_all
+from merger.bench.standing import tied_and_judged
 from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
@@ -38,6 +40,8 @@ from models.sharing.plan import SharingPlan
 RATES = (5e-4, 2e-4, 1e-3)
 JOINT = 0.9
 """The part of the time or work that the joint training may use up; the rest is kept for repairs."""
+CHOICE = 0.25
+"""Of what is left of that, what choosing a start may take."""
 FIRST = 0.5
 """Of that, what those may use up who are merged before others join them."""
 CHOOSING = "choosing what the shared weights start from"
@@ -98,9 +102,10 @@ def _merged(
 ) -> tuple[Merged, Recipe]:
     """What the training of all that share under a plan comes to, and the recipe that it took."""
     required, originals = options.required(bench), snapshots(bench.originals)
-    planned = bounds.part(JOINT)
-    end = replace(planned, most_work=bounds.most_work)
-    sprints = Sprints(bench, plan, recipe, required, checkpoint, planned, end)
+    if math.isfinite(bounds.ends):
+        speed = checkpoint.step("speed", partial(training_speed, bench, sorted(plan.queries()), recipe))
+        bounds = replace(bounds, speed=speed)
+    sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
     trained = _trained(sprints, options.choose_rate)
     merged = Merged(trained.plan, {**originals, **trained.states})
     cases = [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
@@ -130,62 +135,83 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
 
 
 def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
-    """What the training of all came to, that of the others first where some wait.
+    """What the training of all came to, in the end with those who waited for the others.
 
-    Then there are no trials: half an epoch makes nothing better that was solved, whatever the rate.
+    Where some wait from the start there are no trials: half an epoch makes nothing better that was solved, whatever
+    the rate.
     """
-    bench, plan, checkpoint = sprints.bench, sprints.plan, sprints.checkpoint
-    bench.begin(CHOOSING, work=work_of_choosing(bench, plan))
-    start = checkpoint.step("start", partial(_start, bench, plan, checkpoint))
+    bench, checkpoint = sprints.bench, sprints.checkpoint
+    bench.begin(CHOOSING, work=work_of_choosing(bench, sprints.plan))
+    start = checkpoint.step("start", partial(_start, sprints))
     bench.begin(TRAINING, work=sprints.most_work())
     if start["waits"]:
-        return _others_first(sprints, start["waits"], start["apart"])
+        return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
-    recipe = replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate))
-    return replace(sprints, recipe=recipe).run(found)
+    sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
+    return _all_joined(sprints, replace(sprints, lost_wait=True).run(found), start)
 
 
-def _others_first(sprints: Sprints, waits: Mapping[str, float], apart: Mapping[str, State]) -> Trained:
-    """What the training of all came to after that of the others.
-
-    `waits` tells what part of its features each that waits loses, `apart` are models in one order of channels.
-    """
-    bench, plan, checkpoint = sprints.bench, sprints.plan, sprints.checkpoint
+def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
+    """What the training came to of those who do not wait from the `start`, which tells what the others lose."""
+    waits: Mapping[str, float] = start["waits"]
     for query, error in waits.items():
         row = {"waits": query, "after": "the start", "lost": error, "required": sprints.required[query],
-               "work": bench.work.total}  # fmt: skip
-        bench.progress("waits", **row)
-        checkpoint.note(row)
-    others = replace(sprints, plan=plan.without(*waits), bounds=sprints.bounds.part(FIRST), others_wait=True)
-    found = checkpoint.step("start of the others", partial(_begun, bench, others.plan, checkpoint, apart))
-    first = others.run(found)
-    saved = first.won.plan.saved_bytes(bench.layers)
-    bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
-    checkpoint.note({"accepted_bytes": saved, "work": bench.work.total})
-    found = checkpoint.step("start of all", partial(_begun, bench, plan, checkpoint, {**apart, **first.states}))
+               "work": sprints.bench.work.total}  # fmt: skip
+        sprints.bench.progress("waits", **row)
+        sprints.checkpoint.note(row)
+    bounds = sprints.bounds.part(FIRST)
+    others = replace(sprints, plan=sprints.plan.without(*waits), bounds=bounds, others_wait=True, lost_wait=True)
+    return others.run(sprints.checkpoint.step("start of the others", partial(_begun, others, start["apart"])))
+
+
+def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> Trained:
+    """What the training of all came to once those who waited, since the start or since a sprint, joined the `first`.
+
+    Where nothing was won by these, whoever was lost on the way leaves, and so do all where no work is left.
+    """
+    bench, checkpoint = sprints.bench, sprints.checkpoint
+    waiting = sprints.plan.queries() - first.plan.queries()
+    if not waiting:
+        return first
+    won = first.won.plan.saved_bytes(bench.layers)
+    if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
+        for row in [row for row in checkpoint.log if row.get("waits") in waiting]:
+            left = {"query": row["waits"], "repair": LEAVES, "after": row["after"], "ratio": row.get("ratio"),
+                    "required": row["required"], "work": bench.work.total}  # fmt: skip
+            bench.progress("repair", **left)
+            checkpoint.note(left)
+        return first
+    bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
+    checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
+    found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
     return sprints.run({**found, "won": first.won.to_plain()}, first.sprints)
 
 
-def _start(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint) -> dict[str, Any]:
+def _start(sprints: Sprints) -> dict[str, Any]:
     """What is found before anything is trained: the best start, and who waits, with what they lose.
 
     Nobody waits where nothing would be left to share.
     """
-    start = choose_start(bench, plan, checkpoint)
-    if start.far_behind and plan.without(*start.far_behind).shared:
+    start = _chosen(sprints)
+    if start.far_behind and sprints.plan.without(*start.far_behind).shared:
         return {"waits": start.far_behind, "apart": start.apart}
-    return {"waits": {}, **_tied(bench, plan, checkpoint, start)}
+    return {"waits": {}, "apart": start.apart, **_tied(sprints, start)}
 
 
-def _begun(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint, apart: Mapping[str, State]) -> dict[str, Any]:
+def _begun(sprints: Sprints, apart: Mapping[str, State]) -> dict[str, Any]:
     """The best start of models that have their channels in one order, tied."""
-    return _tied(bench, plan, checkpoint, choose_start(bench, plan, checkpoint, apart))
+    return _tied(sprints, _chosen(sprints, apart))
 
 
-def _tied(bench: Workbench, plan: SharingPlan, checkpoint: Checkpoint, start: Start) -> dict[str, Any]:
-    """The models of a start, tied, with their norms measured again, and their ratios on val."""
-    models = bench.tied(plan, sorted(plan.queries()), start.states, checkpoint)
-    ratios = judge_all(bench, checkpoint, "judged", models, plan)
+def _chosen(sprints: Sprints, apart: Mapping[str, State] | None = None) -> Start:
+    most_work = sprints.checkpoint.step("most work", lambda: CHOICE * sprints.bounds.work_left)
+    return choose_start(sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work)
+
+
+def _tied(sprints: Sprints, start: Start) -> dict[str, Any]:
+    """The models of a start, tied, with the norms that serve them better, and their ratios on val."""
+    queries = sorted(sprints.plan.queries())
+    models, ratios = tied_and_judged(sprints.bench, sprints.checkpoint, sprints.plan, queries, start.states)
     return {"states": snapshots(models), "ratios": ratios}
 
 
@@ -193,7 +219,7 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
     """What half an epoch makes of the start at a good rate; the merge goes on from there.
 
     The first rate that brings any of it back is taken, else the best of all: half an epoch flatters a low rate, and
-    the work of a trial is worth more in training.
+    the work of a trial is worth more in training. None begins that leaves no work for a sprint.
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
     frames = math.ceil(sprints.recipe.frames_per_epoch / 2)
@@ -202,6 +228,8 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
         if rate in best.get("tried", ()) or best.get("reached", -1.0) > 0:
             continue
         short = replace(sprints.recipe, rate=rate, epochs=1, frames_per_epoch=frames)
+        if not checkpoint.step(f"rate {rate:g} fits", partial(sprints.leaves_enough, short)):
+            break
         begins = {**start, "won": best.get("won")}
         found = checkpoint.step(f"rate {rate:g}", partial(sprints.sprint, begins, short))
         reached = _regained(start["ratios"], found["ratios"])
@@ -210,7 +238,7 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
             best.update({**found, "rate": rate, "reached": reached})
         best.update(tried=[*best.get("tried", ()), rate], won=found["won"])
         checkpoint.forget(f"rate {rate:g}")
-    return dict(best)
+    return dict(best) if "tried" in best else dict(start)
 
 
 def _regained(before: Mapping[str, float], after: Mapping[str, float]) -> float:

@@ -19,16 +19,18 @@ from merger.start.alignment import aligned, by_shared_bytes
 from merger.start.ancestry import COMMON, kinship
 from merger.start.solving import FRAMES as SOLVED_ON
 from merger.start.solving import STAGES as SOLVED_STAGES
-from merger.start.solving import solved
+from merger.start.solving import most_flops, solved
 from merger.training.features import watched_layers, watching
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan, tie
 
-MEAN, ALIGNED = "mean", "aligned mean"
+MEAN, ALIGNED, SOLVED = "mean", "aligned mean", "solved"
+JUDGED_ON = 3
+"""Passes of `FRAMES` that judging a start takes: norms as they are, measured again, and judged with those."""
 MOST_DONORS = 4
 """Donors tried at most, those with the most shared bytes of their own first; one where all have a common ancestor."""
 FAR = 0.6
-"""A start that loses more is far off: a mean is then worth solving, which costs a third of an epoch."""
+"""Where the best start loses more, it is far off, and the best mean is worth solving: a third of an epoch."""
 BEHIND = 0.5
 """Of a start that is far off, a query that keeps less than this part of what their median keeps is far behind."""
 LEAST_VARIANCE = 1e-12
@@ -58,35 +60,47 @@ class Start:
 
 
 def choose_start(
-    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
+    bench: Workbench,
+    plan: SharingPlan,
+    journal: Journal,
+    apart: Mapping[str, State] | None = None,
+    most_work: float = math.inf,
 ) -> Start:
     """The best start: every set with its members' mean, or with one donor's weight wherever it has one.
 
     It is made of the originals, or of models `apart` that have their channels in one order.
-    Each start is tied, its norms are measured again, and one pass of a few train frames decides: how much of what goes
-    into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of its own,
-    and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of models
-    whose channels were brought into one order is tried too. Where a mean is best and still far off, it is tried once
-    more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
-    that). Progress hears of the ancestry and of the error of every start.
+    Each start is tied, and one pass of a few train frames decides, norms as they are or measured again: how much of
+    what goes into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of
+    its own, and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of
+    models whose channels were brought into one order is tried too. Where the best is far off, the best mean is tried
+    once more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
+    that), and the least is taken. What `most_work` is not enough for is left out, but for the mean. Progress hears of
+    the ancestry and of the error of every start.
     """
     found = snapshots(bench.originals) if apart is None else dict(apart)
-    in_order = apart is not None or _have_common_ancestor(bench, plan, found)
-    donors = by_shared_bytes(bench, plan)[: 1 if in_order else MOST_DONORS]
-    starts = {donor: (found, donated(plan, found, donor)) for donor in donors}
+    kin = apart is None and _have_common_ancestor(bench, plan, found)
+    in_order = kin or apart is not None
+    donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
+    cost = _costs(bench, plan)
+    named = [MEAN, *([] if in_order else [ALIGNED]), *donors]
+    planned, left = affordable({name: cost[name if name == ALIGNED else MEAN] for name in named}, most_work)
+    starts = {donor: (found, donated(plan, found, donor)) for donor in donors if donor in planned}
     starts[MEAN] = (found, averaged(plan, found))
     ordered = found
-    if not in_order:
+    if ALIGNED in planned:
         ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, found))
         starts[ALIGNED] = (ordered, averaged(plan, ordered))
     judge = Judge(bench, plan, journal)
     errors = {name: judge.errors(name, states) for name, (_, states) in starts.items()}
     best = min(errors, key=lambda name: together(errors[name].values()))
     start = Start(starts[best][1], errors[best], ordered, far=together(errors[best].values()) > FAR)
-    if start.far and best in (MEAN, ALIGNED):
-        wanted, states = starts[best]
-        states = journal.step("solved", lambda: solved(bench, plan, wanted, states, journal))
-        after = judge.errors(f"{best}, solved", states)
+    if start.far and left >= cost[SOLVED]:
+        mean = min(
+            (name for name in (MEAN, ALIGNED) if name in starts), key=lambda name: together(errors[name].values())
+        )
+        wanted, states = starts[mean]
+        states = journal.step(SOLVED, lambda: solved(bench, plan, wanted, states, journal))
+        after = judge.errors(f"{mean}, {SOLVED}", states)
         if together(after.values()) < together(errors[best].values()):
             return replace(start, states=states, errors=after)
     return start
@@ -94,9 +108,26 @@ def choose_start(
 
 def most_work(bench: Workbench, plan: SharingPlan) -> float:
     """About what it takes at most to choose a start: to judge every one, to bring channels in order, and to solve."""
-    starts = MOST_DONORS + len((MEAN, ALIGNED, "solved"))
-    passes = (2 * starts + 1) * FRAMES + 4 * ORDERED_ON + 3 * SOLVED_STAGES * SOLVED_ON
-    return sum(passes * bench.work.of(bench.queries[query]) for query in plan.queries())
+    cost = _costs(bench, plan)
+    return MOST_DONORS * cost[MEAN] + sum(cost.values())
+
+
+def _costs(bench: Workbench, plan: SharingPlan) -> dict[str, float]:
+    """About the work that a start takes of each kind: a donor as much as the mean."""
+    once = sum(bench.work.of(bench.queries[query]) for query in plan.queries())
+    judged = JUDGED_ON * FRAMES
+    solving = (judged + 3 * SOLVED_STAGES * SOLVED_ON) * once + most_flops(bench, plan)
+    return {MEAN: judged * once, ALIGNED: (judged + 4 * ORDERED_ON) * once, SOLVED: solving}
+
+
+def affordable(costs: Mapping[str, float], most: float) -> tuple[list[str], float]:
+    """The first of these in any case, those after it that the rest is enough for, and what is left then."""
+    names: list[str] = []
+    for name, cost in costs.items():
+        if not names or cost <= most:
+            names.append(name)
+            most -= cost
+    return names, most
 
 
 def averaged(plan: SharingPlan, states: Mapping[str, State]) -> dict[str, State]:
@@ -165,13 +196,15 @@ class Judge:
 
     @torch.no_grad()
     def _errors(self, states: Mapping[str, State]) -> dict[str, float]:
-        """Query -> error of the tied models, their norms measured again."""
+        """Query -> error of the tied models, with their norms as they are or measured again, whichever is less."""
         models = self._bench.models(self._queries, states, self._plan)
         tie(models, self._plan)
         errors = {}
         for query, model in models.items():
-            self._bench.calibrate(query, model, FRAMES)
             errors[query] = lost(self._features(query, model), self._wanted[query])
+            if self._bench.calibrate(query, model, FRAMES):
+                again = lost(self._features(query, model), self._wanted[query])
+                errors[query] = min(errors[query], again)
         return errors
 
     @torch.no_grad()

@@ -48,7 +48,8 @@ def solved(
 ) -> dict[str, State]:
     """`states` with the weights of the plan's sets solved; `originals` say what each query's layers shall answer.
 
-    Both must have their channels in one order. Every stage costs three passes of a few frames per query.
+    Both must have their channels in one order. Every stage costs three passes of a few frames per query, and what the
+    equations take.
     """
     found = {query: dict(state) for query, state in states.items()}
     position = {(layer.query, layer.path): layer.position for layer in bench.layers}
@@ -87,6 +88,7 @@ def _solve(
             continue  # somebody's answers cannot be asked for, and a weight that forgets it would harm it
         key = {member: weight_key(states[member[0]], member[1]) for member in members}
         weight = _best_weight(list(present.values()), states[members[0][0]][key[members[0]]])
+        bench.work.add_flops(sum(one.flops for one in present.values()) + flops_of_solving(*weight.shape))
         for member, equation in present.items():
             query, path = member
             changes[query][key[member]] = weight.reshape(states[query][key[member]].shape)
@@ -105,6 +107,27 @@ def _best_weight(equations: Sequence[_Equations], start: Tensor) -> Tensor:
     ridge = RIDGE * xx.diagonal().mean().clamp(min=LEAST_VARIANCE)
     change = torch.linalg.solve(xx + ridge * torch.eye(len(xx), dtype=xx.dtype, device=xx.device), xy - xx @ before)
     return (before + change).T.to(start.dtype)
+
+
+def flops_of_solving(outputs: int, inputs: int) -> int:
+    """FLOPs of the least squares of one weight (outputs, inputs): a factorisation, and two products for its answers."""
+    return 2 * inputs**3 // 3 + 4 * inputs**2 * outputs
+
+
+def most_flops(bench: Workbench, plan: SharingPlan) -> int:
+    """About what the equations of all sets take at most, beside the passes of frames."""
+    total = 0
+    for members in plan.shared:
+        query, path = members[0]
+        state = bench.originals[query].state_dict()
+        outputs, inputs = state[weight_key(state, path)].flatten(1).shape
+        if inputs <= MOST_INPUTS:
+            total += len(members) * _flops_of_sums(FRAMES * PLACES, inputs, outputs) + flops_of_solving(outputs, inputs)
+    return total
+
+
+def _flops_of_sums(count: int, inputs: int, outputs: int) -> int:
+    return 2 * count * inputs * (inputs + outputs)
 
 
 def _solvable(layer: nn.Module) -> bool:
@@ -166,6 +189,11 @@ class _Equations:
         new = [x.sum(0), y.sum(0), x.T @ x, x.T @ y, y.square().sum(0)]
         self._sums = [old + more for old, more in zip(self._sums, new)] if self._sums else new
         self._count += len(x)
+
+    @property
+    def flops(self) -> int:
+        """What the sums took."""
+        return _flops_of_sums(self._count, *self._sums[3].shape)
 
     def centred(self) -> tuple[Tensor, Tensor, Tensor]:
         """Means of x x' and x y', and the mean variance of y, with the means taken out where they may be."""

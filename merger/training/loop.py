@@ -131,7 +131,11 @@ class Work:
 
     def add(self, query: Query, passes: int) -> None:
         """Count `passes` forward passes of one image through the query's model."""
-        self.total += passes * self.of(query)
+        self.add_flops(passes * self.of(query))
+
+    def add_flops(self, flops: int) -> None:
+        """Count so many FLOPs of anything else."""
+        self.total += flops
         self.told()
 
     def of(self, query: Query) -> int:

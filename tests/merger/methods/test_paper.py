@@ -28,11 +28,11 @@ class FakeBench:
     epoch: int = 0
     handed_out: list = field(default_factory=list)
 
-    def tied(self, plan, queries, states, journal):
+    def tied_and_judged(self, plan, queries, states):
         models = {query: _net(states[query]) for query in queries}
         tie(models, plan)
         self.handed_out = list(models.values())
-        return models
+        return models, {query: self.ratio(query, model) for query, model in models.items()}
 
     def models(self, queries, states):
         return {query: _net(states[query]) for query in queries}
@@ -73,6 +73,8 @@ def ratios_without_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         return {query: bench.ratio(query, model) for query, model in models.items()}
 
     monkeypatch.setattr(attempt_module, "judge_all", judge_all)
+    tied_and_judged = lambda bench, _journal, *given: bench.tied_and_judged(*given)  # noqa: E731
+    monkeypatch.setattr(attempt_module, "tied_and_judged", tied_and_judged)
 
 
 def _net(state):

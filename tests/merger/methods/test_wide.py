@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from merger import merge
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
 from merger.bench.method import MergeOptions
+from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, all_at_once
@@ -126,10 +127,15 @@ def test_who_ends_with_nothing_shared_gets_its_original_back_and_shares_what_is_
 
 
 def _start_of_q0(
-    bench: Workbench, plan: SharingPlan, journal: Journal, apart: Mapping[str, State] | None = None
+    bench: Workbench, plan: SharingPlan, _journal: Journal, apart: Mapping[str, State] | None, _most_work: float
 ) -> Start:
     models = dict(apart or snapshots(bench.originals))
     return Start(donated(plan, models, "q0"), dict.fromkeys(plan.queries(), 0.5), models)
+
+
+def _judged_by(ratios: Callable[[list[str]], dict[str, float]]) -> Callable:
+    """What ties models, of which these ratios are said on val."""
+    return lambda bench, _journal, plan, queries, states: (bench.models(queries, states, plan), ratios(queries))
 
 
 def _waits(bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str, float]) -> SimpleNamespace:
@@ -148,7 +154,7 @@ def _waits(bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str
         marked = {query: {**found["states"][query], "head.bias": torch.full((2,), len(trained))} for query in ratios}
         return {**found, "rows": [], "ratios": ratios, "states": marked}
 
-    def start(_bench: object, _plan: object, _journal: object, apart: Mapping[str, State]) -> Start:
+    def start(_bench: object, _plan: object, _journal: object, apart: Mapping[str, State], _most: float) -> Start:
         marked.append([query for query, state in apart.items() if set(state["head.bias"].tolist()) == {1.0}])
         return Start(dict(apart), half, dict(apart))
 
@@ -163,7 +169,7 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
-    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
+    monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
     monkeypatch.setattr(sprints_module, "train_private", lambda _b, merged, _p, query, *_: {
         "state": merged.states[query], "ratio": 0.9, "epochs": 1, "carried": {}})  # fmt: skip
     sprints = replace(sprints, bounds=Bounds(bench.work, 1e15))
@@ -188,8 +194,8 @@ def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
 ) -> None:
     seen = _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.5})
     judged: list[list[str]] = []
-    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: (
-        judged.append(sorted(models)) or dict.fromkeys(models, 0.94 if len(judged) == 1 else 0.96)))  # fmt: skip
+    monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: (
+        judged.append(queries) or dict.fromkeys(queries, 0.94 if len(judged) == 1 else 0.96))))  # fmt: skip
     found = wide_module._trained(sprints, False)
     assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
     (row,) = [row for row in sprints.checkpoint.log if "accepted_bytes" in row]
@@ -199,13 +205,75 @@ def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     assert not any("repair" in row for row in sprints.checkpoint.log), "nobody has left"
 
 
+@pytest.mark.parametrize(("won", "most_work", "joins"), [(True, 1e15, True), (False, 1e15, False), (True, 0.0, False)])
+def test_who_is_lost_after_a_sprint_is_tried_again_once_the_others_are_accepted(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch, won: bool, most_work: float, joins: bool
+) -> None:
+    trained: list[list[str]] = []
+    states = snapshots(bench.originals)
+
+    def sprint(sprints: Sprints, found: dict, recipe: Recipe, easing: bool) -> dict:
+        trained.append(sorted(sprints.plan.queries()))
+        bench.work.total += 1
+        reached = 0.96 if won else 0.9
+        ratios = {query: 0.5 if query == "q1" and len(trained) == 1 else reached for query in found["ratios"]}
+        marked = {query: {**found["states"][query], "head.bias": torch.ones(2)} for query in ratios}
+        return {**found, "rows": [], "ratios": ratios, "states": marked}
+
+    apart = {query: {**state, "head.bias": torch.full((2,), 7.0)} for query, state in states.items()}
+    begins = {"waits": {}, "apart": apart, "states": states, "ratios": dict.fromkeys(bench.queries, 0.94)}
+    given: list[dict] = []
+    start = lambda _b, _p, _j, apart, _m: given.append(apart) or Start(apart, {}, apart)  # noqa: E731
+    monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
+    monkeypatch.setattr(wide_module, "choose_start", start)
+    monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "may_begin", property(lambda self: self.bounds.work_left > 0))
+    monkeypatch.setattr(sprints_module, "SPRINTS", (0.75,))
+    monkeypatch.setattr(Sprints, "_epochs", lambda _self, _wanted, _eased: 1)
+    found = wide_module._trained(replace(sprints, bounds=Bounds(bench.work, most_work)), False)
+    told = [(row.get("waits"), row.get("repair"), row["after"]) for row in sprints.checkpoint.log if "after" in row]
+    assert told[0] == ("q1", None, "sprint 1")
+    if not joins:
+        assert found.plan == sprints.plan.without("q1") and not given and told[1:] == [(None, "leaves", "sprint 1")]
+        return
+    assert found.plan == sprints.plan and trained == [["q0", "q1", "q2"]] * 2 and len(told) == 1
+    assert {query: int(state["head.bias"][0]) for query, state in given[0].items()} == {"q0": 1, "q1": 7, "q2": 1}
+    (accepted,) = [row for row in sprints.checkpoint.log if "accepted_bytes" in row]
+    assert accepted["accepted_bytes"] == sprints.plan.without("q1").saved_bytes(bench.layers)
+    assert found.won.plan == sprints.plan, "more than before it joined"
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_no_trial_begins_that_leaves_no_work_for_a_sprint(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch, enough: bool
+) -> None:
+    monkeypatch.setattr(Sprints, "sprint", lambda _self, found, recipe: {**found, "rows": [], "won": None})
+    half, shortest = replace(sprints.recipe, epochs=1, frames_per_epoch=256), replace(sprints.recipe, epochs=3)
+    flops = sum(training_flops(bench, list(bench.queries), recipe) for recipe in (half, shortest))
+    bounded = replace(sprints, bounds=Bounds(bench.work, bench.work.total + flops * (1.01 if enough else 0.99)))
+    start = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.5)}
+    found = wide_module._trials(bounded, start)
+    assert ("rate" in found) == enough and found["ratios"] == start["ratios"]
+
+
+def test_a_start_may_take_a_part_of_the_work_that_is_left(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(wide_module, "choose_start", lambda _b, _p, _j, _a, most: given.append(most))
+    wide_module._chosen(replace(sprints, bounds=Bounds(bench.work, bench.work.total + 4e12)))
+    assert given == [pytest.approx(1e12)]
+
+
 def test_what_is_below_is_not_accepted_before_the_others_join(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.94})
     monkeypatch.setattr(sprints_module, "SPRINTS", (0.75, 2))
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
-    monkeypatch.setattr(wide_module, "judge_all", lambda _b, _j, _n, models, _p: dict.fromkeys(models, 0.94))
+    monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
     won = wide_module._trained(sprints, False).won
     assert not won.plan.shared and not won.states
     assert [row["accepted_bytes"] for row in sprints.checkpoint.log if "accepted_bytes" in row] == [0]
@@ -245,10 +313,11 @@ def test_nobody_waits_where_the_others_would_share_nothing(
     behind = {"q1": 0.95, "q2": 0.95}
     monkeypatch.setattr(Start, "far_behind", property(lambda _: behind))
     monkeypatch.setattr(wide_module, "choose_start", _start_of_q0)
-    found = wide_module._start(bench, sprints.plan, sprints.checkpoint)
+    found = wide_module._start(sprints)
     assert found["waits"] == {} and set(found["ratios"]) == set(bench.queries)
     del behind["q2"]
-    assert wide_module._start(bench, sprints.plan, Checkpoint(tmp_path / "again", {}, False))["waits"] == behind
+    again = replace(sprints, checkpoint=Checkpoint(tmp_path / "again", {}, False))
+    assert wide_module._start(again)["waits"] == behind
 
 
 def test_the_first_rate_that_helps_is_taken_without_trying_others(
@@ -272,11 +341,12 @@ def test_the_first_rate_that_helps_is_taken_without_trying_others(
 def test_sprints_have_the_rate_of_the_trials(
     bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}}
+    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}, "apart": {}}
+    trained = Trained(sprints.plan, {}, {}, Recipe(), (), 1, Merged(SharingPlan(), {}))
     ran: list[tuple[float, dict]] = []
     monkeypatch.setattr(wide_module, "_start", lambda *_: found)
     monkeypatch.setattr(wide_module, "_trials", lambda *_: {**found, "rate": 3e-3})
-    monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found)))
+    monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found)) or trained)
     for choose_rate in (True, False):
         checkpoint = Checkpoint(tmp_path / str(choose_rate), {}, False)
         wide_module._trained(replace(sprints, checkpoint=checkpoint), choose_rate)

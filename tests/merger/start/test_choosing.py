@@ -14,7 +14,8 @@ from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.start.ancestry import COMMON, kinship
-from merger.start.choosing import Judge, Start, averaged, choose_start, donated, together
+from merger.start.choosing import Judge, Start, affordable, averaged, choose_start, donated, together
+from models.parts.norms import norms_of
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
@@ -62,7 +63,7 @@ def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     assert together(found.values()) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
-def test_a_mean_that_is_best_is_solved_and_a_donor_is_not(
+def test_where_all_are_far_off_the_best_mean_is_solved_and_the_least_is_taken(
     bench: Workbench, always_solved: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for means_are_any_good in (True, False):
@@ -73,8 +74,47 @@ def test_a_mean_that_is_best_is_solved_and_a_donor_is_not(
         errors = {row["start"]: row["error"] for event, row in said if event == "start"}
         best = min((name for name in errors if "solved" not in name), key=lambda name: errors[name])
         assert ("mean" in best) == means_are_any_good
-        assert any("solved" in name for name in errors) == means_are_any_good
+        (solved,) = (name for name in errors if "solved" in name)
+        assert errors[solved.partition(",")[0]] == min(errors["mean"], errors["aligned mean"])
         assert together(start.errors.values()) == pytest.approx(min(errors.values())), "of what it was solved to"
+
+
+@pytest.mark.parametrize(("to", "taken"), [(0.5, "solved"), (0.9, "donor")])
+def test_a_mean_that_a_donor_beats_may_win_once_it_is_solved(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, to: float, taken: str
+) -> None:
+    found = {"q0": 0.7, "q1": 0.95, "q2": 0.95, "mean": 0.8, "aligned mean": 0.75, "aligned mean, solved": to}
+    judged = lambda _self, name, _states: dict.fromkeys(("q0", "q1", "q2"), found[name])  # noqa: E731
+    monkeypatch.setattr(Judge, "errors", judged)
+    marked = {query: {} for query in bench.queries}
+    monkeypatch.setattr("merger.start.choosing.solved", lambda *_: marked)
+    start = choose_start(bench, _plan_of_three(), Journal())
+    assert start.far and (start.states is marked) == (taken == "solved")
+    assert set(start.errors.values()) == {min(to, 0.7)}
+
+
+def test_a_start_is_judged_with_norms_as_they_are_and_measured_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    plan = SharingPlan(((("q0", "head"), ("q2", "head")),))  # nothing changes what the heads see
+    calibrate = Workbench.calibrate
+
+    def ruins(self: Workbench, query: str, model: torch.nn.Module, frames: int) -> bool:
+        done = calibrate(self, query, model.requires_grad_(True), frames)
+        for norm in norms_of(model):
+            torch.nn.init.zeros_(norm.running_mean).add_(5)  # type: ignore[arg-type]
+        return done
+
+    monkeypatch.setattr(Workbench, "calibrate", ruins)
+    errors = Judge(bench, plan, Journal()).errors("these", states)
+    assert errors == pytest.approx({"q0": 0, "q2": 0}, abs=1e-5)
+    monkeypatch.setattr(Workbench, "calibrate", calibrate)
+    spoiled = {
+        query: {**state, "stem.1.running_mean": state["stem.1.running_mean"] + 5} for query, state in states.items()
+    }
+    errors = Judge(bench, plan, Journal()).errors("those", spoiled)
+    assert max(errors.values()) < 0.5, "measured again"
 
 
 def _ruined(plan: SharingPlan, states: dict[str, State]) -> dict[str, State]:
@@ -197,3 +237,16 @@ def test_a_start_that_leaves_some_with_nothing_is_worse_than_one_that_leaves_all
     assert together([0.0, 0.97, 0.97]) > together([0.8, 0.8, 0.8])
     assert together([0.0, 0.0]) == 0 and together([0.5, 0.5]) == pytest.approx(0.5)
     assert together([1.0, 0.0]) < 1, "one that has lost all does not make the others' loss invisible"
+
+
+def test_starts_that_there_is_no_work_for_are_left_out_but_for_the_first() -> None:
+    costs = {"mean": 2.0, "aligned": 5.0, "q0": 2.0, "q1": 2.0}
+    assert affordable(costs, float("inf"))[0] == list(costs)
+    assert affordable(costs, 6.5) == (["mean", "q0", "q1"], 0.5)
+    assert affordable(costs, 1.0) == (["mean"], -1.0)
+
+
+def test_with_no_work_for_more_the_mean_is_the_start(bench: Workbench, always_solved: None) -> None:
+    said = _heard(bench)
+    start = choose_start(bench, _plan_of_three(), Journal(), most_work=1.0)
+    assert [row["start"] for event, row in said if event == "start"] == ["mean"] and start.far

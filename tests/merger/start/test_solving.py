@@ -10,7 +10,8 @@ from merger.bench.merged import snapshot
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.start.choosing import Judge
-from merger.start.solving import _best_weight, _Equations, _samples, solved
+from merger.start.solving import FRAMES, PLACES, _best_weight, _Equations, _samples, most_flops, solved
+from merger.training.loop import Work
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
@@ -96,3 +97,19 @@ def test_a_perfect_start_stays_and_work_is_counted_once(bench: Workbench) -> Non
     assert spent > 0
     solved(bench, PLAN, originals, originals, journal)
     assert bench.work.total - before == spent
+
+
+def test_the_equations_are_part_of_the_work(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    plan = SharingPlan(PLAN.shared[:1])
+    passes: list[int] = []
+    add = Work.add
+    monkeypatch.setattr(
+        Work, "add", lambda self, query, count: passes.append(count * self.of(query)) or add(self, query, count)
+    )
+    before = bench.work.total
+    solved(bench, plan, originals, originals, Journal())
+    outputs, inputs = 16, 3 * 3 * 3
+    samples = min(FRAMES, len(bench.train["q0"])) * PLACES
+    wanted = 2 * 2 * samples * inputs * (inputs + outputs) + 2 * inputs**3 // 3 + 4 * inputs**2 * outputs
+    assert bench.work.total - before - sum(passes) == wanted == most_flops(bench, plan)
