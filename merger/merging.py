@@ -109,7 +109,9 @@ def _merged(
     )
     before, after = manifest.bytes.before, manifest.bytes.after
     saved, ceiling = 1 - after / before, made.ceiling_bytes / before
-    return MergeReport(method, str(out), before, after, saved, ceiling, seconds, work, results)
+    told = next((row for row in found.log if "recipe" in row), {"recipe": None, "search_work": 0.0})
+    recipe, search_work = told["recipe"], told["search_work"]
+    return MergeReport(method, str(out), before, after, saved, ceiling, seconds, work, results, recipe, search_work)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,11 @@ class QueryResult(Evidence):
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What `gemel merge` reports. `work` = image passes x FLOPs; fractions are of the originals' bytes."""
+    """What `gemel merge` reports. `work` = image passes x FLOPs; fractions are of the originals' bytes.
+
+    `recipe` is what the method trained by (None where it trained nothing), `search_work` what it took to find it, which
+    is no part of `work`.
+    """
 
     method: str
     bundle: str
@@ -31,6 +36,8 @@ class MergeReport:
     seconds: float
     work: float
     queries: tuple[QueryResult, ...]
+    recipe: Mapping[str, Any] | None = None
+    search_work: float = 0.0
 
     @property
     def met(self) -> bool:

@@ -113,11 +113,21 @@ def _start(f: Fields) -> str:
 
 def _rate(f: Fields) -> str:
     tried = f"tried the learning rate {f['rate']:g} for {f['epochs']:g} epochs"
+    if "features" in f:
+        tried += f" ({_way(f)})"
     if "regained" in f:
         return f"{tried}: {percent(max(0.0, f['regained']), 0)} of what was lost is back"
     if f["ratio"] is None:
         return f"{tried}: the training diverged"
     return f"{tried}: the worst query keeps {number(f['ratio'], 2)} of its original"
+
+
+def _recipe(f: Fields) -> str:
+    return f"training at the learning rate {f['rate']:g}, {f['epochs']} epochs at a time, {_way(f)}"
+
+
+def _way(f: Fields) -> str:
+    return f"features weigh {f['features']:g}, private weights move at {f['private']:g} of the rate"
 
 
 def _waits(f: Fields) -> str:
@@ -217,8 +227,9 @@ def _profile(f: Fields) -> str:
 SENTENCES: dict[str, Callable[[Fields], str]] = {
     "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
     "reference": _reference, "precision": _precision, "workers": _workers,
-    "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate, "waits": _waits,
-    "accepted": _accepted, "alone": _alone, "repair": _repair, "candidates": _candidates, "beyond": _beyond,
-    "widths": _widths, "prefix": _prefix, "attempt": _attempt, "round": _round, "test": _test,
+    "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
+    "recipe": _recipe, "waits": _waits, "accepted": _accepted, "alone": _alone, "repair": _repair,
+    "candidates": _candidates, "beyond": _beyond, "widths": _widths, "prefix": _prefix,
+    "attempt": _attempt, "round": _round, "test": _test,
     "evaluate": _evaluate, "stream": _stream, "profile": _profile,
 }  # fmt: skip

@@ -27,7 +27,8 @@ class Progress(Protocol):
 
     Of training originals: `query` (query, index, count), `cycle` (query, cycle, cycles, val), `original` (query,
     metric, val, test, seconds). Of any training: `epoch` (queries, epoch, epochs, loss, ratios), `precision` (query,
-    model, chosen, fp32, bf16: seconds), `rate` (rate, epochs, ratio: None where it diverged; or regained).
+    model, chosen, fp32, bf16: seconds), `rate` (rate, epochs, ratio: None where it diverged, features, private; or
+    regained), `recipe` (rate, epochs, features, private, search_work).
     Of a merge: `reference` (query, metric, val, needed), `ancestry` (common, kinship), `aligned` (query, spaces, moved,
     channels), `start` (start, error, errors), `waits` (waits: a query; after, required, lost or ratio), `accepted`
     (saved_bytes, ratios: before those who waited join), `alone` (query, ratio, required), `repair` (query, repair,

@@ -13,9 +13,9 @@ from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, all_at_once
-from merger.methods.rate import CHOOSING, choose_recipe, most_work
+from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
 from merger.methods.wide import BEYOND, FEATURES
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 
@@ -54,9 +54,11 @@ def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     bench.stages.announce([*([CHOOSING] if options.choose_rate else []), TRAINING])
     if options.choose_rate:
         start = Standing(SharingPlan(), snapshots(bench.originals))
-        bench.begin(CHOOSING, work=most_work(bench, every, recipe))
-        found = checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__)
-        recipe = Recipe(**found)
+        recipes = at_rates(recipe)
+        bench.begin(CHOOSING, work=most_work(bench, every, recipes))
+        recipe = chosen(bench, checkpoint, lambda: choose_recipe(bench, start, recipes, checkpoint))
+    else:
+        tell(bench, checkpoint, recipe)
     models = bench.models(bench.queries)
     best = checkpoint.part("best")
     try:

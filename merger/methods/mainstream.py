@@ -28,7 +28,7 @@ from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, prefixes
-from merger.methods.rate import CHOOSING, choose_recipe, most_work
+from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
 from merger.training.loop import Diverged, Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
@@ -66,12 +66,15 @@ def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float)
 def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
     found = families(bench)
-    chosen = options.choose_rate and bool(found)
-    bench.stages.announce([*([CHOOSING] if chosen else []), SEARCHING])
+    searched = options.choose_rate and bool(found)
+    bench.stages.announce([*([CHOOSING] if searched else []), SEARCHING])
     recipe = replace(options.recipe, seed=bench.seed)
-    if chosen:
-        bench.begin(CHOOSING, work=most_work(bench, [query for one in found for query in one.queries], recipe))
+    if searched:
+        queries = [query for one in found for query in one.queries]
+        bench.begin(CHOOSING, work=most_work(bench, queries, at_rates(recipe)))
         recipe = _chosen(bench, recipe, checkpoint, found)
+    else:
+        tell(bench, checkpoint, recipe)
     states = snapshots(bench.originals)
     lengths: dict[str, int] = dict.fromkeys(states, 0)
     bounds = Bounds.of(bench, options, checkpoint)
@@ -148,7 +151,7 @@ def _chosen(bench: Workbench, recipe: Recipe, checkpoint: Checkpoint, found: Seq
     """The recipe chosen with half of what a prefix may hold frozen."""
     half_way = {q: frozen(bench, family, q, len(family.paths) // 2) for family in found for q in family.queries}
     start = Standing.of(half_way, SharingPlan())
-    return Recipe(**checkpoint.step("recipe", lambda: choose_recipe(bench, start, recipe, checkpoint).__dict__))
+    return chosen(bench, checkpoint, lambda: choose_recipe(bench, start, at_rates(recipe), checkpoint))
 
 
 def _bisect(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from merger.bench.attempt import Attempt, attempt
 from merger.bench.bounds import Bounds
@@ -16,7 +15,7 @@ from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, one_by_one
-from merger.methods.rate import CHOOSING, choose_recipe, most_work
+from merger.methods.rate import CHOOSING, choose_recipe, chosen, in_every_way, most_work, tell
 from merger.training.loop import Recipe
 from models.sharing.groups import Group, groups
 from models.sharing.layers import model_bytes
@@ -87,7 +86,7 @@ def _accepted(bench: Workbench, checkpoint: Checkpoint) -> Merged:
 
 
 def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Recipe:
-    """The options' recipe, or the one chosen on val with half of what could be shared tied at once."""
+    """The options' recipe, or the best way to train on val with half of what could be shared tied at once."""
     sample, saved = [], 0
     found = worthwhile(bench, options)
     for group in found:
@@ -95,16 +94,17 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
             sample.append(group)
             saved += group.saved_bytes
     if not options.choose_rate or not sample:
+        tell(bench, checkpoint, options.recipe)
         return options.recipe
     plan = SharingPlan.of(sample)
-    queries = sorted(plan.queries())
+    queries, recipes = sorted(plan.queries()), in_every_way(options.recipe)
 
-    def chosen() -> dict[str, Any]:
+    def choose() -> Recipe:
         start = Standing.of(bench.tied(plan, queries, journal=checkpoint), plan)
-        return choose_recipe(bench, start, options.recipe, checkpoint).__dict__
+        return choose_recipe(bench, start, recipes, checkpoint)
 
-    bench.begin(CHOOSING, work=most_work(bench, queries, options.recipe))
-    return Recipe(**checkpoint.step("recipe", chosen))
+    bench.begin(CHOOSING, work=most_work(bench, queries, recipes))
+    return chosen(bench, checkpoint, choose)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Learning rate, epochs and patience, chosen on val by short trials of which the better half goes on."""
+"""How a method trains, chosen on val by short trials of which the better half goes on: rate, epochs, and more."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -11,11 +11,16 @@ from typing import Any
 
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged, Recipe
 from merger.workers.jobs import Job, run
 
 RATES = (2e-4, 5e-4, 1e-3)
+FEATURES = (0.0, 1.0)
+"""What the features before the heads may weigh beside the outputs."""
+PRIVATE = (0.1, 1.0)
+"""At which part of the rate private weights may move."""
 SHARES = (0.25, 0.5, 1.0)
 """How much of the recipe's epochs the trials of each rung take; each is annealed to its own end."""
 ENOUGH = 0.995
@@ -26,55 +31,89 @@ LEAST_EPOCHS = 2
 CHOOSING = "choosing how fast and how long to train"
 
 
-def choose_recipe(bench: Workbench, start: Standing, recipe: Recipe, journal: Journal | None = None) -> Recipe:
-    """The recipe with rate, epochs and patience chosen by successive halving (Jamieson and Talwalkar 2016).
+def at_rates(recipe: Recipe) -> list[Recipe]:
+    """The recipe at every rate."""
+    return [replace(recipe, rate=rate) for rate in RATES]
 
-    Every trial trains the models of `start`, those of a rung beside each other where there are workers. All rates are
-    tried for a quarter of the recipe's epochs, the better half for half of them, the best for all. The epochs become
-    those of the first trial that twice as many hardly improve, and never more than they were. Trials end when the
-    originals are nearly reached.
+
+def in_every_way(recipe: Recipe) -> list[Recipe]:
+    """The recipe at every rate, with features watched and not, private weights as fast as the others and slower."""
+    ways = [replace(recipe, features=features, private=private) for features in FEATURES for private in PRIVATE]
+    return [one for way in ways for one in at_rates(way)]
+
+
+def chosen(bench: Workbench, checkpoint: Checkpoint, choose: Callable[[], Recipe]) -> Recipe:
+    """The recipe that a search comes to; its work is told in the log apart from that of the method."""
+
+    def search() -> dict[str, Any]:
+        before = checkpoint.step("before", lambda: bench.work.total)
+        recipe = choose()
+        return {"recipe": dict(recipe.__dict__), "work": bench.work.total - before}
+
+    found = checkpoint.step("recipe", search)
+    bench.work.total -= found["work"]
+    tell(bench, checkpoint, Recipe(**found["recipe"]), found["work"])
+    return Recipe(**found["recipe"])
+
+
+def tell(bench: Workbench, checkpoint: Checkpoint, recipe: Recipe, search_work: float = 0.0) -> None:
+    """Tell progress and the log by which recipe a method trains, and what work it took to find it."""
+    if not any("recipe" in row for row in checkpoint.log):
+        checkpoint.note({"recipe": dict(recipe.__dict__), "search_work": search_work, "work": bench.work.total})
+    told = {name: getattr(recipe, name) for name in ("rate", "epochs", "features", "private")}
+    bench.progress("recipe", **told, search_work=search_work)
+
+
+def choose_recipe(
+    bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: Journal | None = None
+) -> Recipe:
+    """The best of these recipes with epochs and patience chosen, too, by successive halving.
+
+    (Jamieson and Talwalkar 2016.) Every trial trains the models of `start`, those of a rung beside each other where
+    there are workers. All are tried for a quarter of their epochs, the better half for half of them, the best of those
+    for all. The epochs become those of the first trial that twice as many hardly improve, and never more than they
+    were. Trials end when the originals are nearly reached.
     """
-    journal, rates, history = journal or Journal(), list(RATES), []
-    known: dict[tuple[int, float], float | None] = {}
+    journal, left, history = journal or Journal(), list(recipes), []
+    most = recipes[0].epochs
+    known: dict[tuple[int, Recipe], float | None] = {}
     for share in SHARES:
-        epochs = max(1, round(share * recipe.epochs))
-        new = [rate for rate in rates if (epochs, rate) not in known]
-        found = _rung(bench, start, replace(recipe, epochs=epochs), new, journal)
-        known.update({(epochs, rate): ratio for rate, ratio in zip(new, found, strict=True)})
-        reached = {rate: ratio for rate in rates if (ratio := known[epochs, rate]) is not None}
+        epochs = max(1, round(share * most))
+        new = [recipe for recipe in left if (epochs, recipe) not in known]
+        found = _rung(bench, start, [replace(recipe, epochs=epochs) for recipe in new], journal)
+        known.update({(epochs, recipe): ratio for recipe, ratio in zip(new, found, strict=True)})
+        reached = {recipe: ratio for recipe in left if (ratio := known[epochs, recipe]) is not None}
         if not reached:
             break
-        rates = sorted(reached, key=lambda rate: -reached[rate])
-        history.append((epochs, reached[rates[0]]))
+        left = sorted(reached, key=lambda recipe: -reached[recipe])
+        history.append((epochs, reached[left[0]]))
         if history[-1][1] >= ENOUGH:
             break
-        rates = rates[: (len(rates) + 1) // 2]
+        left = left[: (len(left) + 1) // 2]
     if not history:
-        return replace(recipe, rate=min(RATES))
-    epochs = recipe.epochs
+        return min(recipes, key=lambda recipe: recipe.rate)
+    epochs = most
     for (fewer, before), (_, after) in reversed(list(pairwise(history))):
         if after <= before + WORTH_IT:
-            epochs = min(recipe.epochs, max(LEAST_EPOCHS, fewer))
-    return replace(recipe, rate=rates[0], epochs=epochs, patience=max(recipe.patience, epochs // 4))
+            epochs = min(most, max(LEAST_EPOCHS, fewer))
+    return replace(left[0], epochs=epochs, patience=max(left[0].patience, epochs // 4))
 
 
-def most_work(bench: Workbench, queries: Sequence[str], recipe: Recipe) -> float:
-    """About what it takes at most to choose a recipe for these queries."""
-    trials = sum(share * math.ceil(len(RATES) / 2**rung) for rung, share in enumerate(SHARES))
-    return trials * training_flops(bench, queries, recipe)
+def most_work(bench: Workbench, queries: Sequence[str], recipes: Sequence[Recipe]) -> float:
+    """About what it takes at most to choose one of these recipes for these queries."""
+    trials = sum(share * math.ceil(len(recipes) / 2**rung) for rung, share in enumerate(SHARES))
+    return trials * training_flops(bench, queries, recipes[0])
 
 
-def _rung(
-    bench: Workbench, start: Standing, recipe: Recipe, rates: Iterable[float], journal: Journal
-) -> list[float | None]:
-    """Mean ratio on val after a trial of each rate; None where it diverges."""
+def _rung(bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: Journal) -> list[float | None]:
+    """Mean ratio on val after a trial of each recipe; None where it diverges."""
     jobs = []
-    for rate in rates:
-        one = replace(recipe, rate=rate)
+    for one in recipes:
         given = {"start": start.to_plain(), "recipe": dict(one.__dict__)}
         queries = tuple(start.states)
-        jobs.append(Job(f"rate {rate:g}", trial, given, queries, training_flops(bench, queries, one)))
-    return run(bench, journal, f"{recipe.epochs} epochs", jobs) if jobs else []
+        name = f"rate {one.rate:g}, features {one.features:g}, private {one.private:g}"
+        jobs.append(Job(name, trial, given, queries, training_flops(bench, queries, one)))
+    return run(bench, journal, f"{recipes[0].epochs} epochs", jobs) if jobs else []
 
 
 def trial(bench: Workbench, journal: Journal, start: Mapping[str, Any], recipe: Mapping[str, Any]) -> float | None:
@@ -90,5 +129,6 @@ def trial(bench: Workbench, journal: Journal, start: Mapping[str, Any], recipe: 
         ratio = sum(ratios) / len(ratios)
     except Diverged:
         pass
-    bench.progress("rate", rate=how.rate, epochs=how.epochs, ratio=ratio)
+    told = {name: getattr(how, name) for name in ("rate", "epochs", "features", "private")}
+    bench.progress("rate", **told, ratio=ratio)
     return ratio

@@ -27,6 +27,7 @@ from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
+from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
@@ -107,6 +108,7 @@ def _merged(
         bounds = replace(bounds, speed=speed)
     sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
     trained = _trained(sprints, options.choose_rate)
+    tell(bench, checkpoint, trained.recipe)
     merged = Merged(trained.plan, {**originals, **trained.states})
     cases = [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
     bench.begin(MENDING, work=most_work(bench, cases, bounds))

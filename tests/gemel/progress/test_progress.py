@@ -34,7 +34,9 @@ SHAPES = {
     "ancestry": [{"common": True, "kinship": {"a": 0.98}}, {"common": False, "kinship": {"a": 0.001}}],
     "aligned": [{"query": "gate", "spaces": 3, "moved": 1275, "channels": 1280}],
     "start": [{"start": name, "error": 0.15} for name in ("mean", "aligned mean", "gate", "mean, solved")],
-    "rate": [{"rate": 5e-4, "epochs": 0.5, "regained": 0.4}, {"rate": 5e-4, "epochs": 1, "ratio": None}],
+    "rate": [{"rate": 5e-4, "epochs": 0.5, "regained": 0.4}, {"rate": 5e-4, "epochs": 1, "ratio": None},
+             {"rate": 5e-4, "epochs": 1, "ratio": 0.9, "features": 1.0, "private": 0.1}],
+    "recipe": [{"rate": 5e-4, "epochs": 4, "features": 1.0, "private": 0.1, "search_work": 1e9}],
     "waits": [
         {"waits": "gate", "after": "the start", "lost": 0.9, "required": 0.97},
         {"waits": "gate", "after": "sprint 1", "ratio": 0.4, "required": 0.97},

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import merger.methods.rate as rate_module
-from merger import merge
+from merger import MergeOptions, merge
 from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
 from merger.journal.steps import Journal
-from merger.methods.rate import RATES, choose_recipe
+from merger.methods.rate import RATES, at_rates, choose_recipe, in_every_way
 from merger.training.loop import Diverged, Recipe
 from models.bundle import open_bundle
 from models.sharing.plan import SharingPlan
@@ -47,7 +48,8 @@ def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
     assert calls.count(True) == 1
     rows = [row for row in rows if "diverged" in row]  # the attempts; what became of each set follows them
     diverged = [index for index, row in enumerate(rows) if row["diverged"]]
-    assert diverged == [0] and rows[-1]["group"] != rows[0]["group"] and rows[-1]["kept"]
+    (index,) = diverged
+    assert not rows[index]["kept"] and rows[-1]["group"] != rows[index]["group"] and rows[-1]["kept"]
     assert report.saved_fraction > 0 and all(query.ratio >= 0.9 for query in report.queries)
     _all_finite(report.bundle)
 
@@ -80,7 +82,7 @@ def test_a_gradient_that_is_not_finite_is_seen_before_it_reaches_the_weights(wor
 def test_where_no_rate_can_be_tried_the_least_is_taken(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     _inject(monkeypatch, lambda number: True)
     bench = Workbench(workload)
-    assert choose_recipe(bench, _start(bench), Recipe(epochs=2)) == Recipe(rate=min(RATES), epochs=2)
+    assert choose_recipe(bench, _start(bench), at_rates(Recipe(epochs=2))) == Recipe(rate=min(RATES), epochs=2)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,47 @@ def test_rate_and_epochs_go_to_the_best_on_val(
 
     monkeypatch.setattr(rate_module, "trial", dictated)
     bench = Workbench(workload)
-    assert choose_recipe(bench, _start(bench), Recipe(), Journal()) == chosen
+    assert choose_recipe(bench, _start(bench), at_rates(Recipe()), Journal()) == chosen
+
+
+@pytest.mark.parametrize(("features", "private"), [(0.0, 0.1), (0.0, 1.0), (1.0, 0.1), (1.0, 1.0)])
+def test_the_papers_method_gets_the_best_way_to_train(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, features: float, private: float
+) -> None:
+    def dictated(bench, journal, start, recipe):
+        return 0.8 if (recipe["features"], recipe["private"], recipe["rate"]) == (features, private, 1e-3) else 0.7
+
+    monkeypatch.setattr(rate_module, "trial", dictated)
+    bench = Workbench(workload)
+    found = choose_recipe(bench, _start(bench), in_every_way(Recipe()), Journal())
+    assert found == Recipe(rate=1e-3, epochs=2, features=features, private=private)
+
+
+def test_what_a_search_takes_is_told_apart_from_the_work(workload: Workload, tmp_path: Path) -> None:
+    bench, checkpoint = Workbench(workload), Checkpoint(tmp_path / "work", {}, False)
+    checkpoint.meter = bench.work
+    bench.work.total = 5
+
+    def choose() -> Recipe:
+        bench.work.total += 100
+        return Recipe(rate=1e-3, features=1.0)
+
+    for _ in range(2):  # the second time it is known
+        assert rate_module.chosen(bench, checkpoint, choose).features == 1 and bench.work.total == 5
+    (row,) = checkpoint.log
+    assert (row["recipe"]["private"], row["search_work"], row["work"]) == (0.1, 100, 5)
+
+
+@pytest.mark.parametrize("method", ["wide", "gemel"])
+def test_the_recipe_in_force_stands_in_log_and_report(workload: Workload, tmp_path: Path, method: str) -> None:
+    options = MergeOptions(Recipe(epochs=1, frames_per_epoch=16), margin=1.0, precision="fp32")
+    report = merge(workload, tmp_path / "b.safetensors", method, options=options)
+    rows = [json.loads(line) for line in (tmp_path / "b.safetensors.log.jsonl").read_text().splitlines()]
+    (row,) = [row for row in rows if "recipe" in row]
+    assert report.recipe is not None and report.recipe == row["recipe"] and report.search_work == row["search_work"]
+    assert (report.search_work > 0) == (method == "gemel") and report.work > 0
+    assert method == "gemel" or report.recipe["features"] == 1
+    assert report.to_json()["recipe"]["rate"] == report.recipe["rate"]
 
 
 def _start(bench: Workbench) -> Standing:
