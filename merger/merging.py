@@ -158,6 +158,7 @@ def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: 
     bench.begin(SEARCHING)
 
     def search() -> dict[str, Any]:
+        checkpoint.step("begun", lambda: None)  # what counts the work stands again where the method found it
         merged = METHODS[method](bench, options, checkpoint).to_plain()
         return {"merged": merged, "log": list(checkpoint.log)}
 
