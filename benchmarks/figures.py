@@ -22,6 +22,7 @@ from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.plot import ACCEPT_NOTHING, curves, picture
 from benchmarks.merging.tables import ARM_HEADS, OURS, THEIRS, WORK_HEADS, arm_rows, grouped, target_rows, work_rows
 from benchmarks.real.tables import cell_text
+from benchmarks.schedule import grid, objective, rivals
 from benchmarks.schedule.cases import DEVICES
 from benchmarks.schedule.cases import ORDER as POLICIES
 from benchmarks.schedule.frames import SUM_HEADS, claims, read, sums
@@ -112,6 +113,25 @@ def schedules(folder: Path) -> dict[str, Table]:
     return tables
 
 
+def played(folder: Path) -> dict[str, Table]:
+    """The tables about rivals, objectives and the grid of arms, from what their commands recorded."""
+    tables: dict[str, Table] = {}
+    for name, room in (("rivals", rivals), ("objective", objective), ("grid", grid)):
+        kept = _read(folder / f"{name}.json")
+        rows = [row for own in kept["units"].values() for row in own]
+        device = f" --device {kept['asked']['device']}" if "device" in kept["asked"] else ""
+        said = (
+            f"`python -m benchmarks.schedule.{name} --json FILE{device}`, {kept['asked']['seconds']:g} s of each; "
+            f"virtual clock, modelled devices; {kept['date']}"
+        )
+        tables[name] = (said, room.HEADS, room.table(rows))
+        if room is rivals:
+            tables["rivals-devices"] = ("From the same cases", rivals.DEVICE_HEADS, rivals.by_device(rows))
+        if room is objective:
+            tables["floor"] = ("From the same cases", objective.FLOOR_HEADS, objective.floor_rows(rows))
+    return tables
+
+
 def services(folder: Path) -> dict[str, Table]:
     """The tables about a box at work, from what `make faults`, a soak and the measure of its speed recorded."""
     faults, speed = serving.read(folder / "faults"), [_read(folder / "serving" / f"{name}.json") for name in COSTS]
@@ -166,7 +186,7 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     page = (docs / "figures.md").read_text(encoding="utf-8")
     drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
-    worked_out = {**schedules(measured / "schedule"), **services(measured)}
+    worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
     tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}
     return {docs / "figures.md": filled(page, tables), **drawn}
 

@@ -35,6 +35,7 @@ CURVES = Path(__file__).resolve().parents[1] / "measured" / "schedule" / "stalen
 APART, PAPER, FRAMES, ACCURACY = ARMS = ("time-sharing, originals", "gemel", "ours, frames", "ours, accuracy")
 POLICY = {APART: "time-sharing", PAPER: "gemel", FRAMES: "ours", ACCURACY: "ours"}
 HEADS = ("memory", "device", "cases", *ARMS, "worst query", "queries below the floor", "furthest below")
+FLOOR_HEADS = ("workload", "device", "memory", "query", *ARMS)
 LEAST_LOSS = 0.005
 """Accuracy over time that a query may have less than its original before it counts as below the floor."""
 
@@ -89,7 +90,7 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
             costs, demands = apart if arm == APART else shared, aware if arm == ACCURACY else case.demands
             played = simulate(costs, arrivals, budget, POLICIES[POLICY[arm]], demands)
             arms[arm] = {
-                "accuracy": accuracy_over_time(played, case.demands, worth),
+                "accuracy": [round(one, 4) for one in accuracy_over_time(played, case.demands, worth)],
                 "in_time": [row["processed"] - row["late"] for row in played.per_query()],
             }
         rows.append(
@@ -121,6 +122,17 @@ def table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
                 " / ".join(f"{min(one)[0]:.2f}" if one else "-" for one in lost.values()),
             ))  # fmt: skip
     return found
+
+
+def floor_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """Every query that has less than its original although accuracy was aimed at, the furthest below first."""
+    found = []
+    for row in rows:
+        for loss, query in below(row, ACCURACY):
+            place = row["queries"].index(query)
+            shown = [f"{row['arms'][arm]['accuracy'][place]:.3f}" for arm in ARMS]
+            found.append((loss, row["workload"], row["device"], row["memory"], query, *shown))
+    return [line[1:] for line in sorted(found)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -50,6 +50,7 @@ HEADS = (
     "merged / best rival", "cases with twice as many", "more", "fewer",
     "queries without a frame", "MB moved a frame", "age p95 ms, median",
 )  # fmt: skip
+DEVICE_HEADS = (HEADS[0], "device", *HEADS[2:])
 OURS, THEIRS, APART = "ours", "gemel", "time-sharing"
 
 Demands = Mapping[str, Demand]
@@ -197,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"interrupted: {given.json} has what was played; the same command goes on", file=sys.stderr)
         return 130
-    print("\n\n".join([markdown(HEADS, table(rows)), markdown((HEADS[0], "device", *HEADS[2:]), by_device(rows))]))
+    print("\n\n".join([markdown(HEADS, table(rows)), markdown(DEVICE_HEADS, by_device(rows))]))
     return 0
 
 
