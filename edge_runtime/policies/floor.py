@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edge_runtime.policies.paper import Paper
 from edge_runtime.policies.time_sharing import TimeSharing
 from edge_runtime.policies.virtual import VirtualBox
+from edge_runtime.policies.worth import in_sum
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Demand, Situation
+from edge_runtime.schedule.values import Decision, Demand, Plan, Policy, Situation
 
 # The first of these is for the box to settle, the second is counted.
 SETTLED_S, COUNTED_S = 10.0, 20.0
@@ -15,19 +17,39 @@ SETTLED_S, COUNTED_S = 10.0, 20.0
 MOST_FRAMES = 20_000
 # Phases of the queries' frames, which are not known yet: multiples of this never come close to each other.
 GOLDEN = 0.618
+# So much of the floor is as good as all of it: phases are others than here.
+SLACK = 0.99
 
 
 def floor_of(costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> dict[str, float]:
     """What each query would have brought a second, on a virtual clock; nothing where frames in time are aimed at."""
-    until_s = SETTLED_S + COUNTED_S
     if not any(demand.staleness for demand in demands.values()):
         return {}
-    if until_s * sum(demand.fps for demand in demands.values()) > MOST_FRAMES:
+    if (SETTLED_S + COUNTED_S) * sum(demand.fps for demand in demands.values()) > MOST_FRAMES:
         return {}
     policy = TimeSharing()
     seen = policy.view(costs)
-    plan = policy.plan(seen, demands, budget_bytes)
-    box = VirtualBox(0.0, demands=demands)
+    return rehearsed(policy, seen, policy.plan(seen, demands, budget_bytes), demands)
+
+
+def turns_above(floor: Mapping[str, float], costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+    """The plan of the paper's turns, in the order of sharing or, where that leaves more below the floor, as listed."""
+    paper, plans = Paper(), []
+    plans.append(paper.plan(costs, demands, budget_bytes))
+    if floor:
+        policy = TimeSharing()
+        plans.append(policy.plan(policy.view(costs), demands, budget_bytes))
+
+    def kept(plan: Plan) -> tuple[int, float]:
+        brought = rehearsed(paper, costs, plan, demands)
+        return -sum(brought[query] < SLACK * least for query, least in floor.items()), in_sum(brought, demands)
+
+    return max(plans, key=kept) if len(plans) > 1 else plans[0]
+
+
+def rehearsed(policy: Policy, costs: Costs, plan: Plan, demands: Mapping[str, Demand]) -> dict[str, float]:
+    """What each query brings a second under a policy that has settled, on a virtual clock."""
+    box, until_s = VirtualBox(0.0, demands=demands), SETTLED_S + COUNTED_S
     box.expect(
         ((place * GOLDEN % 1 + index) / demand.fps, query)
         for place, (query, demand) in enumerate(demands.items())
@@ -35,12 +57,12 @@ def floor_of(costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> 
     )
 
     def decide(situation: Situation) -> Decision:
-        return policy.decide(situation, seen, plan)
+        return policy.decide(situation, costs, plan)
 
     while box.now < SETTLED_S:
-        box.step(SETTLED_S, seen, decide)
+        box.step(SETTLED_S, costs, decide)
     box = box.recounted()
     began = box.now
     while box.now < until_s:
-        box.step(until_s, seen, decide)
+        box.step(until_s, costs, decide)
     return {query: box.brought(query) / (box.now - began) for query in demands}

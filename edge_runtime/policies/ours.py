@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.floor import floor_of
+from edge_runtime.policies.floor import floor_of, turns_above
 from edge_runtime.policies.following import followed, rejoined, unseen
 from edge_runtime.policies.free import freely
-from edge_runtime.policies.paper import Paper, Turns
+from edge_runtime.policies.paper import Turns
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.trial import Trial
 from edge_runtime.policies.virtual import VirtualBox
@@ -94,7 +94,8 @@ class Ours:
     def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
         pieces = condensed(costs)
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
-        paper, floor = Paper().plan(pieces, demands, budget_bytes), floor_of(pieces, demands, budget_bytes)
+        floor = floor_of(pieces, demands, budget_bytes)
+        paper = turns_above(floor, pieces, demands, budget_bytes)
         promise = Promise(paper, demands, unfit, query_shares(demands), floor)
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)

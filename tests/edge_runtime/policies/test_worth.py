@@ -8,10 +8,12 @@ import pytest
 
 from edge_runtime.frames.ledger import REPLACED
 from edge_runtime.policies import POLICIES
+from edge_runtime.policies import floor as floors
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.floor import floor_of
+from edge_runtime.policies.floor import floor_of, turns_above
 from edge_runtime.policies.free import freely
 from edge_runtime.policies.shadow import Shadow
+from edge_runtime.policies.time_sharing import TimeSharing
 from edge_runtime.policies.trial import Trial
 from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.policies.worth import Standing, brought, query_shares, stood, wanted
@@ -123,3 +125,17 @@ def test_ours_brings_at_least_the_accuracy_of_the_papers_schedule_where_it_aims_
             had[name] += stood(demands[frame.query], standing.get(frame.query), frame.finished_at)
             standing[frame.query] = Standing(frame.captured_at, frame.finished_at)
     assert had["ours"] >= 0.99 * had["gemel"]
+
+
+def test_turns_as_listed_are_followed_where_those_of_sharing_leave_a_query_below_the_floor(monkeypatch):
+    costs, demands = two(), dict.fromkeys("ab", Demand(10.0, staleness=QUICK))
+    listed = POLICIES["time-sharing"].plan(costs, demands, 101 * KB)
+    monkeypatch.setattr(
+        floors,
+        "rehearsed",
+        lambda _policy, _costs, plan, _demands: {"a": 1.0, "b": 1.0 if plan.order[0] == "b" else 0.5},
+    )
+    monkeypatch.setattr(TimeSharing, "plan", lambda *_: replace(listed, order=("b", "a")))
+    assert turns_above({"a": 1.0, "b": 1.0}, costs, demands, 101 * KB).order == ("b", "a")
+    assert turns_above({"a": 1.0, "b": 0.5}, costs, demands, 101 * KB).order == ("b", "a"), "more in sum"
+    assert turns_above({}, costs, demands, 101 * KB).order == ("a", "b"), "the paper's own, where frames are aimed at"
