@@ -126,6 +126,7 @@ def played(folder: Path) -> dict[str, Table]:
         )
         tables[name] = (said, room.HEADS, room.table(rows))
         if room is rivals:
+            tables["rivals-left"] = ("From the same cases", rivals.LEFT_HEADS, rivals.left_to_gain(rows))
             tables["rivals-devices"] = ("From the same cases", rivals.DEVICE_HEADS, rivals.by_device(rows))
         if room is objective:
             tables["floor"] = ("From the same cases", objective.FLOOR_HEADS, objective.floor_rows(rows))

@@ -51,6 +51,11 @@ HEADS = (
     "queries without a frame", "MB moved a frame", "age p95 ms, median",
 )  # fmt: skip
 DEVICE_HEADS = (HEADS[0], "device", *HEADS[2:])
+LEFT_HEADS = (
+    "memory", "cases in which a rival has 98 % of what memory for all brings", "the others: best rival", "merged",
+    "memory for all", "most that merged has of the best rival",
+)  # fmt: skip
+ENOUGH = 0.98
 OURS, THEIRS, APART = "ours", "gemel", "time-sharing"
 
 Demands = Mapping[str, Demand]
@@ -131,10 +136,14 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     return rows
 
 
+def best_rival(row: Row) -> int:
+    """Frames in time of the better rival."""
+    return max(row["arms"][arm]["in_time"] for arm in (SWAPPED, STREAMED))
+
+
 def ratio(row: Row) -> float:
     """Merged over the best rival; 1 where neither brings any frame."""
-    rival = max(row["arms"][arm]["in_time"] for arm in (SWAPPED, STREAMED))
-    merged = row["arms"][MERGED]["in_time"]
+    rival, merged = best_rival(row), row["arms"][MERGED]["in_time"]
     return merged / rival if rival else float("inf") if merged else 1.0
 
 
@@ -152,6 +161,20 @@ def table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     return found
 
 
+def left_to_gain(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """A row of LEFT_HEADS for each budget: how little the rivals leave to gain, and what merging makes of the rest."""
+    found = []
+    for share in SHARES:
+        chosen = [row for row in rows if row["share"] == share]
+        rest = [row for row in chosen if best_rival(row) < ENOUGH * row["for_all"]]
+        merged = sum(row["arms"][MERGED]["in_time"] for row in rest)
+        shown = (sum(map(best_rival, rest)), merged, sum(row["for_all"] for row in rest))
+        largest = max(chosen, key=lambda row: (ratio(row), row["workload"]))
+        where = f"{ratio(largest):.2f} ({largest['workload']}, {largest['device']})"
+        found.append((f"{100 * share:g} %", f"{len(chosen) - len(rest)} of {len(chosen)}", *shown, where))
+    return found
+
+
 def by_device(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """The same for each device, at each budget."""
     return [
@@ -165,7 +188,7 @@ def by_device(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 def _summed(rows: Sequence[Row]) -> tuple[Any, ...]:
     frames = {arm: sum(row["arms"][arm]["in_time"] for row in rows) for arm in ARMS}
     ratios = [ratio(row) for row in rows]
-    rival = sum(max(row["arms"][arm]["in_time"] for arm in (SWAPPED, STREAMED)) for row in rows)
+    rival = sum(map(best_rival, rows))
     moved = [sum(row["arms"][arm]["moved"] for row in rows) / max(1, frames[arm]) / 1e6 for arm in ARMS]
     ages = [_median([row["arms"][arm]["age_p95_ms"] for row in rows]) for arm in ARMS]
     return (

@@ -21,7 +21,8 @@ def test_every_recorded_table_stands_in_the_docs_once(repository: Path) -> None:
     shown = [name for _, name, _, _ in figures.MARKED.findall(page)]
     recorded = {path.stem for path in (figures.MEASURED / "transcribed").glob("*.json")}
     assert len(shown) == len(set(shown))
-    worked_out = {*figures.schedules(figures.MEASURED / "schedule"), *figures.services(figures.MEASURED)}
+    scheduled = figures.MEASURED / "schedule"
+    worked_out = {*figures.schedules(scheduled), *figures.played(scheduled), *figures.services(figures.MEASURED)}
     assert not recorded & worked_out and worked_out <= set(shown)
     assert recorded - {"junction"} == {name for name in shown if not name.startswith("merge")} - worked_out
 

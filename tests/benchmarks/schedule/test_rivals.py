@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.schedule import playing
 from benchmarks.schedule.playing import play
-from benchmarks.schedule.rivals import HEADS, main, ratio, table
+from benchmarks.schedule.rivals import HEADS, left_to_gain, main, ratio, table
 from models.errors import InputError
 
 
@@ -34,6 +34,11 @@ def test_merged_is_set_against_the_better_rival_of_each_case():
     )  # fmt: skip
     assert (both["cases with twice as many"], both["more"], both["fewer"]) == (1, 1, 1)
     assert (both["queries without a frame"], both["MB moved a frame"]) == ("2 / 2 / 2", "1.0 / 1.0 / 1.0")
+
+
+def test_what_the_rivals_leave_is_told_apart():
+    rows = [{**row("high-1", 40, 20, 80), "share": share} for share in (0.1, 0.25, 0.5)] + [row("low-1", 20, 89, 70)]
+    assert left_to_gain(rows)[0] == ("10 %", "1 of 2", 40, 80, 90, "2.00 (high-1, d)")
 
 
 class AtOnce:
