@@ -57,6 +57,26 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
     assert (row["query"], row["repair"], row["after"], row["ratio"]) == ("q1", "leaves", "sprint 1", 0.7)
 
 
+def test_a_sprint_that_was_begun_goes_on_as_it_was_planned_though_time_is_over(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    def sprint(_self: object, found: dict[str, Any], recipe: Recipe, _eased: object) -> dict[str, Any]:
+        begun.append(recipe.epochs)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        return {**found, "rows": []}
+
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    one = training_flops(bench, list(bench.queries), Recipe(epochs=1))
+    with pytest.raises(KeyboardInterrupt):
+        replace(sprints, bounds=Bounds(bench.work, 2.5 * one)).run(_begun(sprints, 0.94))
+    replace(sprints, bounds=Bounds(bench.work, 0.0)).run(_begun(sprints, 0.94))
+    assert begun == [2, 2], "and nothing after it"
+
+
 def test_a_sprint_is_judged_while_its_rate_falls(sprints: Sprints) -> None:
     found = _out_of_reach(sprints).sprint(_tied(sprints), Recipe(epochs=4, frames_per_epoch=16))
     assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
