@@ -37,8 +37,12 @@ def at_rates(recipe: Recipe) -> list[Recipe]:
 
 
 def in_every_way(recipe: Recipe) -> list[Recipe]:
-    """The recipe at every rate, with features watched and not, private weights as fast as the others and slower."""
-    ways = [replace(recipe, features=features, private=private) for features in FEATURES for private in PRIVATE]
+    """The recipe at every rate, with features watched and not, private weights as fast as the others and slower.
+
+    Features that a recipe watches already keep their weight.
+    """
+    watched = (recipe.features,) if recipe.features else FEATURES
+    ways = [replace(recipe, features=features, private=private) for features in watched for private in PRIVATE]
     return [one for way in ways for one in at_rates(way)]
 
 

@@ -117,6 +117,7 @@ def test_the_papers_method_gets_the_best_way_to_train(
     bench = Workbench(workload)
     found = choose_recipe(bench, _start(bench), in_every_way(Recipe()), Journal())
     assert found == Recipe(rate=1e-3, epochs=2, features=features, private=private)
+    assert {recipe.features for recipe in in_every_way(Recipe(features=0.5))} == {0.5}
 
 
 def test_what_a_search_takes_is_told_apart_from_the_work(workload: Workload, tmp_path: Path) -> None:
