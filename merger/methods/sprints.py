@@ -35,7 +35,8 @@ class Trained:
     """What sprints came to: those that still share, their best states and ratios on val, and the recipe.
 
     `alone` are those whose private parts were trained by themselves last, `sprints` how many there were. `won` is what
-    saved most bytes, of all that was judged on the way, with every query that shares having what is required.
+    saved most bytes, of all that was judged on the way, with every query that shares having what is required. `first`
+    is what was trained before those who waited joined, where some did.
     """
 
     plan: SharingPlan
@@ -45,6 +46,7 @@ class Trained:
     alone: Collection[str]
     sprints: int
     won: Merged
+    first: Trained | None = None
 
 
 @dataclass(frozen=True)

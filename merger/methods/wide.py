@@ -109,23 +109,47 @@ def _merged(
     sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
     trained = _trained(sprints, options.choose_rate)
     tell(bench, checkpoint, trained.recipe)
-    merged = Merged(trained.plan, {**originals, **trained.states})
-    cases = [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
-    bench.begin(MENDING, work=most_work(bench, cases, bounds))
-    merged, rows = mend_all(bench, merged, cases, checkpoint, bounds)
+    bench.begin(MENDING, work=most_work(bench, _cases(trained, required), bounds))
+    merged, rows = _mended(bench, trained, required, checkpoint, bounds)
+    before, first = trained.won, trained.first
+    if first is not None and _saved(bench, merged) < _saved(bench, first):
+        found = checkpoint.step("the first", partial(_first_mended, bench, first, required, checkpoint, bounds))
+        before = max(before, Merged.from_plain(found["merged"]), key=partial(_saved, bench))
+        rows = [*rows, *found["rows"]]
     for row in rows:
         checkpoint.note(row)
-    lost = stored_bytes(bench, merged.plan) - stored_bytes(bench, trained.won.plan)
-    if lost > 0:
-        merged = Merged(trained.won.plan, {**originals, **trained.won.states})
+    if (saved := _saved(bench, before)) > (instead := _saved(bench, merged)):
+        merged = Merged(before.plan, {**originals, **before.states})
         bench.progress("warning", text="in the end less is saved than held on the way: back to that")
-        saved = merged.plan.saved_bytes(bench.layers)
-        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": saved - lost, "work": bench.work.total})
+        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": instead, "work": bench.work.total})
         left = {row["query"] for row in checkpoint.log if row.get("repair") == LEAVES}
         for query in sorted(plan.queries() - merged.plan.queries() - left):
             why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
     return merged, trained.recipe
+
+
+def _mended(
+    bench: Workbench, trained: Trained, required: Mapping[str, float], checkpoint: Checkpoint, bounds: Bounds
+) -> tuple[Merged, list[dict[str, Any]]]:
+    """What is merged once those below were mended, and rows for the log."""
+    merged = Merged(trained.plan, {**snapshots(bench.originals), **trained.states})
+    return mend_all(bench, merged, _cases(trained, required), checkpoint, bounds)
+
+
+def _first_mended(
+    bench: Workbench, first: Trained, required: Mapping[str, float], checkpoint: Checkpoint, bounds: Bounds
+) -> dict[str, Any]:
+    merged, rows = _mended(bench, first, required, checkpoint, bounds)
+    return {"merged": merged.to_plain(), "rows": rows}
+
+
+def _cases(trained: Trained, required: Mapping[str, float]) -> list[Case]:
+    return [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
+
+
+def _saved(bench: Workbench, found: Merged | Trained) -> int:
+    return found.plan.saved_bytes(bench.layers)
 
 
 def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
@@ -186,7 +210,7 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
-    return sprints.run({**found, "won": first.won.to_plain()}, first.sprints)
+    return replace(sprints.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
 
 
 def _start(sprints: Sprints) -> dict[str, Any]:

@@ -307,6 +307,30 @@ def test_where_the_end_saves_less_than_was_won_before_the_merge_is_that(
     assert BACK in why and "0.94" in why
 
 
+@pytest.mark.parametrize("spoils", [True, False])
+def test_where_joining_spoils_it_the_others_are_mended_as_they_were_before(
+    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoils: bool
+) -> None:
+    plan, others = merged.plan, merged.plan.without("q1")
+    near = {query: {**merged.states[query], "mark": torch.ones(1)} for query in ("q0", "q2")}
+    nothing = Merged(SharingPlan(), {})
+    first = Trained(others, near, {"q0": 0.99, "q2": 0.96}, Recipe(), (), 1, nothing)
+    trained = Trained(plan, merged.states, dict.fromkeys(bench.queries, 0.9), Recipe(), (), 2, nothing, first)
+    mended: list[SharingPlan] = []
+
+    def mend(_bench: object, given: Merged, *_: object) -> tuple[Merged, list]:
+        mended.append(given.plan)
+        return (Merged(SharingPlan(), given.states) if spoils and given.plan == plan else given), []
+
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: trained)
+    monkeypatch.setattr(wide_module, "mend_all", mend)
+    checkpoint = Checkpoint(tmp_path / "kept", {}, False)
+    kept = wide(bench, OPTIONS, checkpoint)
+    assert mended == ([plan, others] if spoils else [plan])
+    assert kept.plan == (others if spoils else plan) and ("mark" in kept.states["q2"]) == spoils
+    assert [row["query"] for row in checkpoint.log if "repair" in row] == (["q1"] if spoils else [])
+
+
 def test_nobody_waits_where_the_others_would_share_nothing(
     bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
