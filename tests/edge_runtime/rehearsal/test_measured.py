@@ -11,6 +11,7 @@ import pytest
 from edge_runtime.config import load_config
 from edge_runtime.daemon import run
 from edge_runtime.opening import open_box
+from edge_runtime.policies.ours import Ours
 from edge_runtime.rehearsal.measured import (
     MeasuredProfile,
     QueryProfile,
@@ -143,12 +144,20 @@ def test_a_box_that_is_to_aim_at_accuracy_without_curves_is_refused(bundle, tmp_
         open_box(load_config(write_config(tmp_path, objective="accuracy")))
 
 
-def test_a_run_that_aimed_at_accuracy_is_replayed_alike(bundle, tmp_path):
+def test_a_run_that_aimed_at_accuracy_is_replayed_alike(bundle, tmp_path, monkeypatch):
     write_clip(tmp_path / "left.mp4", 12)
     write_folder(tmp_path / "right", 12)
     write_profile(bundle.path, with_curves(bundle))
     run(write_config(tmp_path, objective="accuracy", trace="aimed.trace"))
     head = json.loads((tmp_path / "aimed.trace").read_text().splitlines()[0])
     assert head["demands"]["gate"]["staleness"] == [1.0, 0.7]
+    aims, plan = [], Ours.plan
+
+    def noted(self, costs, demands, budget_bytes):
+        aims.append({demand.staleness for demand in demands.values()})
+        return plan(self, costs, demands, budget_bytes)
+
+    monkeypatch.setattr(Ours, "plan", noted)
     found = replay(tmp_path / "aimed.trace")
+    assert aims and all(one == {(1.0, 0.7)} for one in aims)
     assert found.decisions >= 10 and found.agreement >= 0.99, found.first_difference
