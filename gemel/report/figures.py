@@ -99,7 +99,7 @@ def accuracy_axis(offline: Sequence[Mapping[str, Any]]) -> Axis:
     """One axis for the ratios of all queries: it holds every interval, every target, and 1."""
     values = [1.0]
     for row in offline:
-        values += [row["target"], row["ratio"], *(bound for bound in row["ci95"] if bound is not None)]
+        values += [row["target"], row["ratio"], *(bound for bound in row["ci95"] or () if bound is not None)]
     # Outliers of a bootstrap over few clips would flatten everything else.
     return Axis([min(1.0, max(0.0, min(values))), min(1.3, max(values))])
 

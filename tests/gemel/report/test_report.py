@@ -93,6 +93,11 @@ def test_what_is_wider_than_the_screen_fades_at_its_edge_and_can_be_reached_by_k
     assert "mask-image: linear-gradient(to right" in page
 
 
+def test_over_a_single_clip_the_page_shows_no_interval(document):
+    document["offline"][0]["ci95"] = None
+    assert "one clip: no interval" in render(document)
+
+
 def test_the_mean_over_queries_is_taken_seed_by_seed(document):
     mean = streaming_panels(document["streaming"], document["offline"])["mean"]
     least = mean["settings"][0]
