@@ -49,6 +49,7 @@ class Judged:
             **self.evidence.to_json(),
             **self.extra,
             "target": query.accuracy_target,
+            "sla_ms": query.sla_ms,
             "threshold": self.tested.threshold,
             "label_interval_s": frame_interval_s(self.tested.footage),
         }

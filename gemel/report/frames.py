@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import cv2
 import numpy as np
 
 from models.frames.data import Split
-from models.tasks import Boxes, ClassAnswer, DetectionAnswer
+from models.tasks import Boxes, ClassAnswer, DetectionAnswer, task_of
 from models.workload import Query
 
 PANEL_WIDTH, TILE, STRIP, GAP = 640, 200, 24, 8
@@ -30,22 +29,22 @@ def examples(
     original: Sequence[Any],
     merged: Sequence[Any],
     threshold: float,
-    seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Pictures of a few test frames drawn from the seed: {query, caption, pictures: jpegs as base64} each.
+    """Pictures of the test frames that merging cost most: {query, caption, lost, pictures: jpegs as base64} each.
 
-    Detection: frames with something in them, one picture with the original's boxes and one with the merged
-    model's, the truth in thin white. Classification: one sheet of frames with what each model said.
+    Worst first, `lost` says how much of a frame's own score went (below 0: it gained). Detection: one picture with the
+    original's boxes and one with the merged model's, the truth in thin white. Classification: one sheet of frames with
+    what each model said.
     """
-    rng = random.Random(f"{seed}/{query.id}/frames")
+    lost = _lost(query, truths, original, merged, threshold)
+    worst = sorted(range(len(split)), key=lambda index: (-lost[index], index))
     if query.task == "classification":
-        chosen = sorted(rng.sample(range(len(split)), min(TILES, len(split))))
+        chosen = worst[:TILES]
         sheet = _sheet([_tile(split.frames[i], truths[i], original[i], merged[i]) for i in chosen])
         caption = _sheet_caption(chosen, truths, original, merged)
-        return [{"query": query.id, "caption": caption, "pictures": [_jpeg(sheet)]}]
-    filled = [index for index in range(len(split)) if truths[index].boxes] or list(range(len(split)))
+        return [{"query": query.id, "caption": caption, "lost": max(lost), "pictures": [_jpeg(sheet)]}]
     found = []
-    for index in sorted(rng.sample(filled, min(DETECTION_FRAMES, len(filled)))):
+    for index in worst[:DETECTION_FRAMES]:
         sides = [("original", ORIGINAL, _kept(original[index], threshold))]
         sides += [("merged", MERGED, _kept(merged[index], threshold))]
         counts = ", ".join(f"{len(answer.boxes)} {name}" for name, _, answer in sides)
@@ -55,8 +54,17 @@ def examples(
             for name, colour, answer in sides
         ]
         caption = f"{where}: {len(truths[index].boxes)} in truth (white), {counts}"
-        found.append({"query": query.id, "caption": caption, "pictures": pictures})
+        found.append({"query": query.id, "caption": caption, "lost": lost[index], "pictures": pictures})
     return found
+
+
+def _lost(
+    query: Query, truths: Sequence[Any], original: Sequence[Any], merged: Sequence[Any], threshold: float
+) -> list[float]:
+    """The original's score on each frame alone less the merged model's: the F1, or 1 for the right class."""
+    task = task_of(query.task)
+    before, after = (task.tallies(side, truths, query.classes, threshold) for side in (original, merged))
+    return [task.metric_of(one) - task.metric_of(other) for one, other in zip(before, after, strict=True)]
 
 
 def _kept(answer: DetectionAnswer, threshold: float) -> DetectionAnswer:

@@ -168,7 +168,8 @@ def test_examples_show_both_models_and_leave_out_what_scores_below_the_threshold
     sure, unsure = DetectionAnswer(("car",), (0.9,), (box,)), DetectionAnswer(("car",), (0.1,), (box,))
     assert split.truths is not None
     found = examples(query("detection"), split, split.truths, [sure] * 3, [unsure] * 3, threshold=0.5)
-    assert [example["caption"] for example in found] == ["u at 1.0 s: 1 in truth (white), 1 original, 0 merged"]
+    assert found[0]["caption"] == "u at 1.0 s: 1 in truth (white), 1 original, 0 merged", "the worst first"
+    assert [example["lost"] for example in found] == [1.0, -1.0]
     assert len(found[0]["pictures"]) == 2
     right, wrong = ClassAnswer("car", 0.9, (0.9, 0.1)), ClassAnswer("bus", 0.9, (0.1, 0.9))
     found = examples(query("classification"), split, ["car"] * 3, [right] * 3, [wrong] * 3, threshold=0.0)
