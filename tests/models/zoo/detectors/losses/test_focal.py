@@ -69,8 +69,10 @@ def test_detections_are_torchvisions(named):
         kept = batched_nms(ours.boxes, ours.scores, ours.labels, model.nms_iou)[:100]
         assert len(kept) == len(them["scores"]) > 10
         torch.testing.assert_close(ours.scores[kept], them["scores"], atol=1e-4, rtol=0)
-        torch.testing.assert_close(ours.boxes[kept], them["boxes"] / SIZE, atol=1e-4, rtol=0)
-        assert torch.equal(ours.labels[kept] + 1, them["labels"])
+        mine = torch.cat([ours.boxes[kept], ours.scores[kept, None], ours.labels[kept, None] + 1], dim=1)
+        other = torch.cat([them["boxes"] / SIZE, them["scores"][:, None], them["labels"][:, None]], dim=1)
+        apart = (mine[:, None] - other).abs().amax(dim=2)  # scores that differ by rounding alone have no order
+        assert apart.amin(dim=0).amax() < 1e-4 and apart.amin(dim=1).amax() < 1e-4
 
 
 def test_the_loss_is_torchvisions_with_and_without_objects(named):
