@@ -36,6 +36,10 @@ def check_handing(folder: Path | None) -> None:
         raise InputError(folder, f"there is no directory {folder.parent}", "create it, or choose another folder", KEY)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(folder, "holds other files", "choose a new or empty folder", KEY)
+    if not folder.exists():
+        with told_of(folder, KEY):
+            folder.mkdir()
+            folder.rmdir()
 
 
 def hand_over(judged: Sequence[Judged], folder: Path) -> None:
