@@ -60,7 +60,7 @@ def test_a_free_choice_may_be_behind_by_what_it_catches_up_with_and_no_more():
     trial.passed(4000)
     trial.of_paper = {"a": 100, "b": 10}
 
-    def at(served: dict[str, int], ran: dict[str, int]) -> bool:
+    def at(served: dict[str, float], ran: dict[str, int]) -> bool:
         return trial.bears(Book(Shadow(VirtualBox(0.0, served=served)), ran))
 
     assert at({"a": 100, "b": 10}, {"a": 140, "b": 6}) and not at({"a": 100, "b": 10}, {"a": 140, "b": 5})
