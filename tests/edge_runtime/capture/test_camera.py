@@ -36,10 +36,10 @@ class Watched:
             self.frames.append((query, frame))
             self._came.notify_all()
 
-    def more(self, count: int = 3) -> None:
-        """Wait for so many more frames."""
+    def more(self, count: int = 3, since: int | None = None) -> None:
+        """Wait for so many more frames: than there are now, or than those first ``since``."""
         with self._came:
-            target = len(self.frames) + count
+            target = (len(self.frames) if since is None else since) + count
             assert self._came.wait_for(lambda: len(self.frames) >= target, PATIENCE_S), self.camera.to_json()
 
     def until(self, told: Callable[[dict], bool]) -> dict:
@@ -266,14 +266,14 @@ def test_time_in_which_the_whole_process_stood_still_is_nobodys_fault(caplog):
 
     watched = Watched(CameraConfig("c", "rtsp://box/1", timeout_s=30.0), clock=clock, opened=lambda config: source)
     watched.camera.start()
-    watched.more(1)
+    watched.more(1, since=0)
     assert source.asked.wait(PATIENCE_S)
     stood_still_s[0] = 60.0
     while looked.acquire(blocking=False):
         pass
     assert all(looked.acquire(timeout=PATIENCE_S) for _ in range(8)), "it has looked after its decoder meanwhile"
     source.through.release()
-    watched.more(1)
+    watched.more(1, since=1)
     assert watched.camera.to_json()["reconnects"] == 0 and "is away" not in caplog.text
     watched.camera.stop()
     source.through.release(100_000)  # frames until it hears of that
