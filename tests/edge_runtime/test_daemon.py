@@ -195,7 +195,7 @@ def test_a_box_starts_with_the_cameras_it_has(box, away, caplog):
         cameras = {"left": {"source": "left.mp4"}, "right": {"source": source, "loop": True, "timeout_s": 0.5}}
         started = time.monotonic()
         summary = run(write_config(box, cameras=cameras, sinks=[{"kind": "jsonl", "path": "away.jsonl"}]), seconds=2.0)
-        assert time.monotonic() - started < 10 + 2, "and not 30 s"
+        assert time.monotonic() - started < 25, "and not 30 s"
     left, right = summary["cameras"]
     assert (left["state"], left["error"], left["frames"]) == ("ended", None, 12)
     assert right["error"] and right["frames"] == 0 and right["frame_age_s"] is None
@@ -207,10 +207,10 @@ def test_a_box_starts_with_the_cameras_it_has(box, away, caplog):
 def test_check_asks_all_cameras_at_once_and_warns_of_those_that_do_not_answer(box, caplog):
     with RtspCamera() as one, HttpCamera() as two:
         one.silent = two.silent = True
-        cameras = {name: {"source": camera.url, "timeout_s": 3} for name, camera in (("left", one), ("right", two))}
+        cameras = {name: {"source": camera.url, "timeout_s": 5} for name, camera in (("left", one), ("right", two))}
         started = time.monotonic()
         checked = run(write_config(box, cameras=cameras), check=True)
-        assert 3 <= time.monotonic() - started < 6, "not one after the other"
+        assert 5 <= time.monotonic() - started < 10, "not one after the other"
         assert checked["ok"] and [camera["answers"] for camera in checked["cameras"]] == [False, False]
         assert caplog.text.count("does not answer") == len(
             checked["warnings"]

@@ -96,7 +96,7 @@ def test_an_interrupted_box_ends_with_a_ledger_that_adds_up_and_exit_code_0(box)
         while not (results.exists() and results.read_text().count("\n") >= 3) and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=30)
+        out, error = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, error

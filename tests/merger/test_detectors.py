@@ -194,7 +194,7 @@ def test_the_papers_search_shares_layers_of_detectors_after_training(
     assert all(query.trained for query in bundle.queries)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
 def test_the_ceiling_of_detectors_is_the_ceiling(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     workload = request.getfixturevalue(kind)
@@ -220,8 +220,8 @@ def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workloa
     assert sets == [] and report.saved_fraction < 0.001
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ONE_STAGE_FIRST)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
 def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -57,6 +57,7 @@ def test_torchvision_gets_its_answer_from_the_compiler_when_it_asks():
     assert loaded_after(script, "torch._dynamo.utils") == ["torch._dynamo.utils"]
 
 
+@pytest.mark.exhaustive
 def test_operations_are_counted_without_it_and_to_the_same_numbers():
     count = (
         "from models import zoo\nfrom models.measuring.cost import flops, workspace_bytes\n"

@@ -179,7 +179,7 @@ def test_a_terminated_run_ends_its_step_too(tmp_path: Path):
     while driver.poll() is None and not (witness.is_file() and witness.read_text()):
         time.sleep(0.05)
     driver.send_signal(signal.SIGTERM)
-    _, said = driver.communicate(timeout=30)
+    _, said = driver.communicate(timeout=60)
     assert driver.returncode == real.TERMINATED and "goes on from here" in said
     with pytest.raises(ProcessLookupError):
         os.kill(int(witness.read_text()), 0)

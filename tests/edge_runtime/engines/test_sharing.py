@@ -8,6 +8,7 @@ import torch
 from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.registry import ENGINES, engine_named, make_engine
 from tests.edge_runtime.engines.sharing_bundle import SIZE, sharing_bundle
+from tests.exhaustive import every
 
 SHARED = ("conv1.weight", "layer1.0.conv2.weight", "layer4.2.conv3.weight")
 
@@ -18,7 +19,7 @@ def bundle(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", every(ENGINES, few=("torch", "onnx")))
 def test_a_shared_tensor_is_one_for_all_queries_and_outputs_are_those_of_the_plain_model(
     bundle, name, tmp_path, monkeypatch
 ):

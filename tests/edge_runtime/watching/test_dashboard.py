@@ -19,7 +19,7 @@ TOKEN = "a-token-of-32-characters-or-more"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 
 
 @pytest.fixture(scope="module")

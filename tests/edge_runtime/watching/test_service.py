@@ -45,7 +45,7 @@ def asked(address: str, path: str, method: str = "GET", **headers: str) -> tuple
     """Status, body and headers of an answer."""
     request = urllib.request.Request(f"http://{address}{path}", method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read(), dict(answer.headers)
     except urllib.error.HTTPError as error:
         return error.code, error.read(), dict(error.headers)
@@ -191,7 +191,7 @@ def test_a_dashboard_gets_the_status_and_each_new_picture_once(address: str, box
         frames, told = [], {}
         async with aiohttp.ClientSession() as session, session.ws_connect(f"http://{address}/api/watch") as socket:
             while len(frames) < 2:
-                message = await socket.receive(timeout=10)
+                message = await socket.receive(timeout=60)
                 if message.type is aiohttp.WSMsgType.TEXT:
                     told = json.loads(message.data)
                     continue

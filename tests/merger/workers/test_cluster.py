@@ -80,7 +80,7 @@ def test_actors_that_fit_on_no_machine_are_refused() -> None:
         Cluster(Ray(1, 1), Desk, {"CPU": 2}, Bench().progress)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_worker_of_a_cluster_changes_nothing(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_rows_beyond_what_was_found_are_zero_and_are_no_candidates():
     assert not without_proposals[1].any()
 
 
+@pytest.mark.exhaustive
 def test_it_finds_the_object_of_each_frame_after_a_few_steps():
     model = quick(anchor_scale=0.5)
     images, targets = squares()

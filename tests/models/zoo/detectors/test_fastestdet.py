@@ -107,6 +107,7 @@ def test_a_side_that_is_no_multiple_of_32_gives_one_line():
         model_of(size=336, device="meta")
 
 
+@pytest.mark.exhaustive
 def test_it_learns_where_the_squares_are():
     torch.manual_seed(0)
     model = model_of(classes=2, size=96).train()
