@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from edge_runtime.policies.reference import Reference
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.worth import Standing, brought, stood
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Plan, Situation
+from edge_runtime.schedule.values import Situation
 
 # What a query is owed of the frames that the paper's schedule would have brought it in time.
 OWED_SHARE = 0.9
@@ -25,9 +26,9 @@ class Book:
     ran: Mapping[str, float] = field(default_factory=dict)
     standing: Mapping[str, Standing] = field(default_factory=dict)
 
-    def seen(self, situation: Situation, costs: Costs, paper: Plan) -> Book:
-        """The book at this moment: the shadow has come as far by the paper's plan."""
-        return replace(self, shadow=self.shadow.until(situation.now, situation.waiting, costs, paper))
+    def seen(self, situation: Situation, costs: Costs, reference: Reference) -> Book:
+        """The book at this moment: the shadow has come as far."""
+        return replace(self, shadow=self.shadow.until(situation.now, situation.waiting, costs, reference))
 
     def opened(self) -> Book:
         """The same moment with nothing run and nothing owed yet."""

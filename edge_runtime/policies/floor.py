@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edge_runtime.policies.originals import TIME_SHARING, AsOriginals
 from edge_runtime.policies.paper import Paper
-from edge_runtime.policies.time_sharing import TimeSharing
+from edge_runtime.policies.reference import Reference
 from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.policies.worth import in_sum
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Demand, Plan, Policy, Situation
 
+PAPER, AS_ORIGINALS = Paper(), AsOriginals()
 # The first of these is for the box to settle, the second is counted.
 SETTLED_S, COUNTED_S = 10.0, 20.0
 # More frames than these are not played: planning is not to take seconds.
@@ -27,24 +29,27 @@ def floor_of(costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> 
         return {}
     if (SETTLED_S + COUNTED_S) * sum(demand.fps for demand in demands.values()) > MOST_FRAMES:
         return {}
-    policy = TimeSharing()
-    seen = policy.view(costs)
-    return rehearsed(policy, seen, policy.plan(seen, demands, budget_bytes), demands)
+    apart = TIME_SHARING.view(costs)
+    return rehearsed(TIME_SHARING, apart, TIME_SHARING.plan(apart, demands, budget_bytes), demands)
 
 
-def turns_above(floor: Mapping[str, float], costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
-    """The plan of the paper's turns, in the order of sharing or, where that leaves more below the floor, as listed."""
-    paper, plans = Paper(), []
-    plans.append(paper.plan(costs, demands, budget_bytes))
-    if floor:
-        policy = TimeSharing()
-        plans.append(policy.plan(policy.view(costs), demands, budget_bytes))
+def reference_above(
+    floor: Mapping[str, float], costs: Costs, demands: Mapping[str, Demand], budget_bytes: int
+) -> Reference:
+    """The paper's turns in the order of sharing or, where that leaves more queries below the floor, as listed; the
+    originals' pace, which leaves none, where both leave some.
+    """
+    in_order = Reference(PAPER, PAPER.plan(costs, demands, budget_bytes))
+    if not floor:
+        return in_order
+    as_listed = Reference(PAPER, TIME_SHARING.plan(TIME_SHARING.view(costs), demands, budget_bytes))
 
-    def kept(plan: Plan) -> tuple[int, float]:
-        brought = rehearsed(paper, costs, plan, demands)
+    def kept(reference: Reference) -> tuple[int, float]:
+        brought = rehearsed(reference.policy, costs, reference.plan, demands)
         return -sum(brought[query] < SLACK * least for query, least in floor.items()), in_sum(brought, demands)
 
-    return max(plans, key=kept) if len(plans) > 1 else plans[0]
+    (below, _), best = max(((kept(one), one) for one in (in_order, as_listed)), key=lambda pair: pair[0])
+    return best if not below else Reference(AS_ORIGINALS, AS_ORIGINALS.plan(costs, demands, budget_bytes))
 
 
 def rehearsed(policy: Policy, costs: Costs, plan: Plan, demands: Mapping[str, Demand]) -> dict[str, float]:

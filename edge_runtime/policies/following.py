@@ -1,20 +1,20 @@
-"""Following the paper's schedule: from its own state, or back to it from another, so that the same frames are run."""
+"""Following the reference: from its own state, or back to it from another, so that the same frames are run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from edge_runtime.frames.ledger import DEADLINE
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.paper import Turns
-from edge_runtime.policies.shadow import PAPER, Shadow
+from edge_runtime.policies.shadow import Shadow
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Plan, Situation
 
 
-def followed(situation: Situation, costs: Costs, plan: Plan, book: Book, turns: Turns) -> tuple[Decision, Book]:
-    """The paper's next decision, whose `recall` are its turns, and the book after it."""
-    decision = PAPER.decide(replace(situation, recall=turns), costs, plan.detail.paper)
+def followed(situation: Situation, costs: Costs, plan: Plan, book: Book, recall: Any) -> tuple[Decision, Book]:
+    """The reference's next decision, which holds what it is to recall, and the book after it."""
+    decision = plan.detail.reference.decide(replace(situation, recall=recall), costs)
     if decision.turn is None or not decision.count:
         return decision, book
     late = {captured_at for query, captured_at, _ in decision.drop if query == decision.turn}
@@ -36,7 +36,7 @@ def rejoined(situation: Situation, costs: Costs, shadow: Shadow) -> Decision | N
     waits until the shadow is done with what it does. Other tensors that are missing come with their queries' turns.
     """
     box = shadow.box
-    last = shadow.turns.recent[0] if shadow.turns.recent else None
+    last = shadow.recall.recent[0] if shadow.recall and shadow.recall.recent else None
     if last is not None and costs.queries[last].needed <= box.resident:
         missing = tuple(name for name in costs.queries[last].tensors if name not in situation.resident)
         if missing:

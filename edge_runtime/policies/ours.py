@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.floor import floor_of, turns_above
+from edge_runtime.policies.floor import floor_of, reference_above
 from edge_runtime.policies.following import followed, rejoined, unseen
 from edge_runtime.policies.free import freely
-from edge_runtime.policies.paper import Turns
+from edge_runtime.policies.reference import Reference
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.trial import Trial
 from edge_runtime.policies.virtual import VirtualBox
@@ -27,7 +28,7 @@ STEPS = 8
 # From a trial that failed to the next; so many times as long where the free choice passed and then broke the promise.
 # Twice as long each time, up to a limit.
 AGAIN_S, AGAIN_MOST_S, BROKEN_TIMES = 20.0, 300.0, 3
-# How long the way back to the shadow may take before the paper's turns are taken from wherever the box is.
+# How long the way back to the shadow may take before the reference is followed from wherever the box is.
 REJOIN_S = 5.0
 # A change of a run time or of the rate of copying by this share calls for another trial.
 DRIFT_SHARE = 0.25
@@ -35,13 +36,13 @@ DRIFT_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What `ours` settles beforehand: the paper's plan, against which it is measured, and the queries' demands.
+    """What `ours` settles beforehand: the reference, against which it is measured, and the queries' demands.
 
     `unfit` are the queries that do not fit the budget even alone; `shares` say how much a frame of each counts,
     `floor` what it would bring a second with nothing shared.
     """
 
-    paper: Plan
+    reference: Reference
     demands: Mapping[str, Demand]
     unfit: frozenset[str]
     shares: Mapping[str, float]
@@ -52,14 +53,15 @@ class Promise:
 class Course:
     """What `ours` recalls: the book, and by what it goes.
 
-    It chooses freely where `passed` holds the trial that allows it; else it follows the paper's turns, or, up to
-    `rejoin_by`, finds its way back to them. `trial` is at work since so many `steps`, or begins at `try_at`.
+    It chooses freely where `passed` holds the trial that allows it; else it follows the reference, which recalls
+    `turns`, or, up to `rejoin_by`, finds its way back to it. `trial` is at work since so many `steps`, or begins at
+    `try_at`.
     """
 
     book: Book
     try_at: float
     wait_s: float = AGAIN_S
-    turns: Turns = field(default_factory=Turns)
+    turns: Any = None
     rejoin_by: float | None = None
     passed: Trial | None = None
     trial: Trial | None = None
@@ -84,6 +86,9 @@ class Ours:
     the book compares it with the paper's schedule on the same frames; where it falls behind further than the promise
     bears, the box goes back to where the paper's schedule would be by now (`rejoined`), and follows that. A trial is
     repeated later, and when costs have changed.
+
+    The reference is the paper's schedule, but where accuracy over time is aimed at and its turns leave queries below
+    the floor: there it is the originals' own pace (`AsOriginals`).
     """
 
     name: str = "ours"
@@ -95,8 +100,8 @@ class Ours:
         pieces = condensed(costs)
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
         floor = floor_of(pieces, demands, budget_bytes)
-        paper = turns_above(floor, pieces, demands, budget_bytes)
-        promise = Promise(paper, demands, unfit, query_shares(demands), floor)
+        reference = reference_above(floor, pieces, demands, budget_bytes)
+        promise = Promise(reference, demands, unfit, query_shares(demands), floor)
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
 
@@ -105,7 +110,7 @@ class Ours:
         if not situation.waiting:
             # The shadow can catch up when something is to be decided: nothing it does not know of has come.
             return Decision(recall=course)
-        book = course.book.seen(situation, costs, plan.detail.paper)
+        book = course.book.seen(situation, costs, plan.detail.reference)
         course = _tried(replace(course, book=book), situation, costs, plan)
         if course.passed is not None:
             decision = freely(situation, costs, plan, course.book)
@@ -153,6 +158,6 @@ def _rejoining(course: Course, rejoin_by: float, situation: Situation, costs: Co
         return replace(step, recall=course)
     together = over or situation.resident == shadow.box.resident
     left, drop = unseen(situation, shadow)
-    decision, book = followed(left, costs, plan, course.book, shadow.turns)
+    decision, book = followed(left, costs, plan, course.book, shadow.recall)
     recall = replace(course, book=book, turns=decision.recall, rejoin_by=None if together else rejoin_by)
     return replace(decision, drop=drop + decision.drop, recall=recall)

@@ -1,24 +1,24 @@
-"""The shadow: what the paper's schedule would have made of the same frames, on a clock of its own."""
+"""The shadow: what the reference would have made of the same frames, on a clock of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from edge_runtime.policies.paper import Paper, Turns
+from edge_runtime.policies.reference import Reference
 from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Plan, Situation
-
-PAPER = Paper()
+from edge_runtime.schedule.values import Decision, Situation
 
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A box that runs the paper's schedule in thought, and of each query the newest frame that it was told of.
+    """A box that goes by the reference in thought, and of each query the newest frame that it was told of.
 
     Fair queueing measures each flow against an ideal server that gets the same packets (Demers, Keshav and Shenker
-    1989); here the server to be measured against is the paper's. The box is never changed: time goes on in a copy.
+    1989); here the server to be measured against is, as a rule, the paper's. The box is never changed: time goes on in
+    a copy.
     """
 
     box: VirtualBox
@@ -30,15 +30,15 @@ class Shadow:
         return {query: self.box.brought(query) for query in self.box.served}
 
     @property
-    def turns(self) -> Turns:
-        """Whose turn it has been."""
-        return self.box.recall or Turns()
+    def recall(self) -> Any:
+        """What the reference remembers by now."""
+        return self.box.recall
 
     def cleared(self) -> Shadow:
         """The same box, which has served nothing yet."""
         return Shadow(self.box.recounted(), self.newest)
 
-    def until(self, now: float, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan) -> Shadow:
+    def until(self, now: float, waiting: Mapping[str, Sequence[float]], costs: Costs, reference: Reference) -> Shadow:
         """The shadow at `now`, having been given the frames that wait on the real box and that it has not seen."""
         newest, fresh = dict(self.newest), []
         for query, captured in waiting.items():
@@ -50,7 +50,7 @@ class Shadow:
         box.expect(fresh)
 
         def decide(situation: Situation) -> Decision:
-            return PAPER.decide(situation, costs, plan)
+            return reference.decide(situation, costs)
 
         while box.now < now:
             box.step(now, costs, decide)

@@ -67,7 +67,7 @@ class Trial:
 
     def _decide(self, situation: Situation) -> Decision:
         book: Book = situation.recall
-        return freely(situation, self.costs, self._plan, book.seen(situation, self.costs, self._plan.detail.paper))
+        return freely(situation, self.costs, self._plan, book.seen(situation, self.costs, self._plan.detail.reference))
 
     def bears(self, book: Book) -> bool:
         """Whether the free choice, since the book was opened, is near enough to the paper's schedule.
@@ -86,7 +86,7 @@ class Trial:
         """More in sum, and no query much worse off, once the shadow has come as far."""
         book: Book = self._box.recall
         ended = Situation(self._box.now, self._box.waiting, self._box.resident, self._box.resident_bytes)
-        book = book.seen(ended, self.costs, self._plan.detail.paper)
+        book = book.seen(ended, self.costs, self._plan.detail.reference)
         self.of_paper = book.shadow.served
         return self._in_sum(book.brought) > self._in_sum(self.of_paper) and all(
             book.of(query) >= self._least(query, count) for query, count in self.of_paper.items()

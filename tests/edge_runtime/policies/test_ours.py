@@ -33,7 +33,7 @@ def begun(costs: Costs, fps: float = 20.0) -> tuple[Plan, Situation, Book]:
     waiting = dict.fromkeys(costs.queries, (0.0,))
     situation = Situation(0.0, waiting, frozenset(), 0)
     book = Book(Shadow(VirtualBox(0.0)))
-    return plan, situation, book.seen(situation, costs, plan.detail.paper)
+    return plan, situation, book.seen(situation, costs, plan.detail.reference)
 
 
 def test_a_trial_says_the_same_however_it_is_asked_and_what_the_paper_brings_meanwhile():
@@ -71,7 +71,7 @@ def test_ours_begins_with_the_papers_decisions_and_goes_back_to_them_when_it_fal
     costs = swapping()
     plan, situation, _ = begun(costs)
     first = OURS.decide(situation, costs, plan)
-    paper = POLICIES["gemel"].decide(situation, costs, plan.detail.paper)
+    paper = POLICIES["gemel"].decide(situation, costs, plan.detail.reference.plan)
     assert (first.turn, first.count, first.load) == (paper.turn, paper.count, paper.load)
     course: Course = first.recall
     trial = Trial(situation, course.book, costs, plan)

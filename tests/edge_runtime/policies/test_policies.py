@@ -40,7 +40,7 @@ def situation_of(
 def chosen_freely(costs: Costs, plan: Plan, situation: Situation):
     """What `ours` decides where a trial allows it to."""
     book = Book(Shadow(VirtualBox(situation.now)))
-    return freely(situation, costs, plan, book.seen(situation, costs, plan.detail.paper))
+    return freely(situation, costs, plan, book.seen(situation, costs, plan.detail.reference))
 
 
 def decided(costs: Costs, budget: int, now: float, waiting, resident: Iterable[str] = (), turns=None, order="abc"):

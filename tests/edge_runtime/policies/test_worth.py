@@ -10,8 +10,9 @@ from edge_runtime.frames.ledger import REPLACED
 from edge_runtime.policies import POLICIES
 from edge_runtime.policies import floor as floors
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.floor import floor_of, turns_above
+from edge_runtime.policies.floor import floor_of, reference_above
 from edge_runtime.policies.free import freely
+from edge_runtime.policies.reference import Reference
 from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.time_sharing import TimeSharing
 from edge_runtime.policies.trial import Trial
@@ -45,7 +46,7 @@ def test_what_a_virtual_box_brought_is_the_accuracy_of_its_newest_answers_over_t
     plan = OURS.plan(costs, demands, KB)
 
     def first(situation):
-        return POLICIES["gemel"].decide(situation, costs, plan.detail.paper)
+        return plan.detail.reference.decide(situation, costs)
 
     while box.now < 0.5:
         box.step(0.5, costs, first)
@@ -100,7 +101,7 @@ def test_the_free_choice_may_take_a_query_down_to_its_floor_and_no_further(floor
     plan = OURS.plan(costs, demands, 100 * KB)
     plan = replace(plan, detail=replace(plan.detail, floor=floor))
     situation = Situation(0.0, dict.fromkeys("ab", (0.0,)), frozenset(), 0)
-    book = Book(Shadow(VirtualBox(0.0, demands=demands))).seen(situation, costs, plan.detail.paper)
+    book = Book(Shadow(VirtualBox(0.0, demands=demands))).seen(situation, costs, plan.detail.reference)
     trial = Trial(situation, book, costs, plan)
     trial.of_paper = {"a": 100.0, "b": 100.0}
     served = {"a": 1000.0, "b": 1000.0}
@@ -136,6 +137,11 @@ def test_turns_as_listed_are_followed_where_those_of_sharing_leave_a_query_below
         lambda _policy, _costs, plan, _demands: {"a": 1.0, "b": 1.0 if plan.order[0] == "b" else 0.5},
     )
     monkeypatch.setattr(TimeSharing, "plan", lambda *_: replace(listed, order=("b", "a")))
-    assert turns_above({"a": 1.0, "b": 1.0}, costs, demands, 101 * KB).order == ("b", "a")
-    assert turns_above({"a": 1.0, "b": 0.5}, costs, demands, 101 * KB).order == ("b", "a"), "more in sum"
-    assert turns_above({}, costs, demands, 101 * KB).order == ("a", "b"), "the paper's own, where frames are aimed at"
+
+    def chosen(floor: dict[str, float]) -> Reference:
+        return reference_above(floor, costs, demands, 101 * KB)
+
+    assert chosen({"a": 1.0, "b": 1.0}).plan.order == ("b", "a")
+    assert chosen({"a": 1.0, "b": 0.5}).plan.order == ("b", "a"), "more in sum"
+    assert chosen({}).plan.order == ("a", "b"), "the paper's own, where frames are aimed at"
+    assert chosen({"a": 2.0, "b": 0.5}).policy.name == "as-originals", "where neither will do"
