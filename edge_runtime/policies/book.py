@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.policies.reference import Reference
-from edge_runtime.policies.shadow import Shadow
+from edge_runtime.policies.against.reference import Reference
+from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.worth import Standing, brought, stood
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Situation

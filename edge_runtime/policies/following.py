@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from edge_runtime.frames.ledger import DEADLINE
+from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.shadow import Shadow
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Plan, Situation
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge_runtime.policies.against.floor import floor_of, reference_above
+from edge_runtime.policies.against.reference import Reference
+from edge_runtime.policies.against.shadow import Shadow
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.floor import floor_of, reference_above
 from edge_runtime.policies.following import followed, rejoined, unseen
 from edge_runtime.policies.free import freely
-from edge_runtime.policies.reference import Reference
-from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.trial import Trial
-from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.policies.worth import query_shares
 from edge_runtime.schedule.batches import largest_batches
 from edge_runtime.schedule.costs import Costs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.free import freely
-from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.policies.worth import in_sum
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Plan, Situation

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from edge_runtime.policies import POLICIES
-from edge_runtime.policies.originals import AsOriginals
+from edge_runtime.policies.against.originals import AsOriginals
 from edge_runtime.rehearsal.simulator import Simulation, simulate
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import Costs, QueryCost

@@ -8,14 +8,14 @@ import pytest
 
 from edge_runtime.frames.mailbox import DEPTH
 from edge_runtime.policies import POLICIES
+from edge_runtime.policies.against.shadow import Shadow
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.following import rejoined, unseen
 from edge_runtime.policies.ours import Course, changed
 from edge_runtime.policies.paper import Turns
-from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.trial import Trial
-from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Demand, Plan, Situation
 from edge_runtime.schedule.costs import Costs, QueryCost

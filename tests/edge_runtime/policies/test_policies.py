@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.policies import DEFAULT_POLICY, POLICIES, policy_named
+from edge_runtime.policies.against.shadow import Shadow
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.free import freely
 from edge_runtime.policies.jobs import Job, in_time_together
 from edge_runtime.policies.paper import PATIENCE, Paper, Turns
-from edge_runtime.policies.shadow import Shadow
-from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Demand, Plan, Situation
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost

@@ -8,15 +8,15 @@ import pytest
 
 from edge_runtime.frames.ledger import REPLACED
 from edge_runtime.policies import POLICIES
-from edge_runtime.policies import floor as floors
+from edge_runtime.policies.against import floor as floors
+from edge_runtime.policies.against.floor import floor_of, reference_above
+from edge_runtime.policies.against.reference import Reference
+from edge_runtime.policies.against.shadow import Shadow
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
-from edge_runtime.policies.floor import floor_of, reference_above
 from edge_runtime.policies.free import freely
-from edge_runtime.policies.reference import Reference
-from edge_runtime.policies.shadow import Shadow
 from edge_runtime.policies.time_sharing import TimeSharing
 from edge_runtime.policies.trial import Trial
-from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.policies.worth import Standing, brought, query_shares, stood, wanted
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Demand, Situation

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge_runtime.policies.originals import TIME_SHARING, AsOriginals
+from edge_runtime.policies.against.originals import TIME_SHARING, AsOriginals
+from edge_runtime.policies.against.reference import Reference
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.paper import Paper
-from edge_runtime.policies.reference import Reference
-from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.policies.worth import in_sum
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Demand, Plan, Policy, Situation

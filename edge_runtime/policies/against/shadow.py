@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_runtime.policies.reference import Reference
-from edge_runtime.policies.virtual import VirtualBox
+from edge_runtime.policies.against.reference import Reference
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Situation
 

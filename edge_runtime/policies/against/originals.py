@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.frames.ledger import DEADLINE
+from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.time_sharing import TimeSharing
-from edge_runtime.policies.virtual import VirtualBox
 from edge_runtime.schedule.batches import too_late
 from edge_runtime.schedule.costs import Costs, stored_name
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation

@@ -1,0 +1,1 @@
+"""What `ours` is measured against: the reference, chosen above the floor, and its shadow in thought."""
