@@ -1,4 +1,6 @@
-"""Prepares a real workload: `python -m benchmarks.data.prepare cifar|gti|junction|published [--data DIR] [--out DIR]`.
+"""Prepares a real workload: `python -m benchmarks.data.prepare NAME [--data DIR] [--out DIR]`.
+
+NAME is cifar, domains, gti, junction or published.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import cifar as prepare_cifar
+from benchmarks.data import domains as prepare_domains
 from benchmarks.data import gti as prepare_gti
 from benchmarks.data import junction as prepare_junction
 from benchmarks.data import published as prepare_published
@@ -22,6 +25,7 @@ from benchmarks.data.files import DATA_LICENCES, PrepareError, copy_whole, data_
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = {
     "cifar": prepare_cifar.prepare,
+    "domains": prepare_domains.prepare,
     "gti": prepare_gti.prepare,
     "junction": prepare_junction.prepare,
     "published": prepare_published.prepare,

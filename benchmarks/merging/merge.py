@@ -9,11 +9,11 @@ would favour whoever came when it was idle.
 
 Every merge leaves one JSON (its report, its log, options, machine and date) under OUT/NAME/ARM-seedN.json, where NAME
 is the workload, with the target where that is not the workload's own, and with `beyond` and the width of the weights
-where asked for. What has its JSON is skipped and an interrupted
-merge goes on from its checkpoint, so it can be interrupted and called again at any time. Bundles are not kept. It
-ends with the tables on stdout and pictures of each workload beside the cells: bytes saved over work
-(merge-WORKLOAD.svg), and at each target (merge-WORKLOAD-targets.svg). `python -m benchmarks.figures` writes those of
-docs/figures.md from what is kept below benchmarks/measured.
+where asked for. What has its JSON is skipped and an interrupted merge goes on from its checkpoint, so it can be
+interrupted and called again at any time. Bundles are kept beside the cells only with `--keep`. It ends with the tables
+on stdout and pictures of each workload beside the cells: bytes saved over work (merge-WORKLOAD.svg), and at each target
+(merge-WORKLOAD-targets.svg). `python -m benchmarks.figures` writes those of docs/figures.md from what is kept below
+benchmarks/measured.
 A workload is what `benchmarks/data/prepare.py` and `gemel train` left under out/real, or the path of a workload file.
 """
 
@@ -48,8 +48,9 @@ from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARMS = ("wide", "gemel", "mainstream", "ceiling", "joint")
-MOST_WORK = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14}
-"""What the harder two need, an epoch of which costs five and one and a half of gti's."""
+MOST_WORK = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14, "published": 6e13, "domains": 6e13}
+"""What junction and cifar need, an epoch of which costs five and one and a half of gti's; what one core does in about a
+quarter of an hour of published and domains, set before either was merged for the first time."""
 WORKLOADS = tuple(MOST_WORK)
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -87,7 +88,7 @@ def workload_named(name: str) -> Workload:
     return load_workload(path)
 
 
-def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: Path) -> Cell:
+def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: Path, keep: bool = False) -> Cell:
     """The cell of one merge: read where it is finished, else merged, or merged to its end.
 
     Raises InputError where the cell was measured with other options, other originals or another workload file.
@@ -118,7 +119,8 @@ def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: P
         tuple(json.loads(row) for row in rows),
     )  # fmt: skip
     cell.write(out)
-    bundle.unlink(missing_ok=True)
+    if not keep:
+        bundle.unlink(missing_ok=True)
     log.unlink(missing_ok=True)
     return cell
 
@@ -130,6 +132,7 @@ def run(
     seeds: Sequence[int],
     options: MergeOptions,
     out: Path,
+    keep: bool = False,
 ) -> list[InputError]:
     """Every cell that is not there yet, a whole seed before the next one; returns what stood in the way of some.
 
@@ -142,7 +145,7 @@ def run(
     for seed, variant, arm in itertools.product(seeds, variants, arms):
         try:
             bound = options.max_work or MOST_WORK.get(variant.workload.name)
-            measure(variant, arm, seed, replace(options, max_work=bound), out)
+            measure(variant, arm, seed, replace(options, max_work=bound), out, keep)
         except InputError as error:
             say(f"error: {error}")
             refused.append(error)
@@ -194,6 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
     parser.add_argument("--pictures", type=Path, help="folder of the pictures (default: that of the cells)")
+    parser.add_argument("--keep", action="store_true", help="keep the bundles, as ARM-seedN.bundle beside the cells")
     parser.add_argument("--summary", action="store_true", help="only print the tables of all cells that are there")
     given = parser.parse_args(arguments)
     refused: list[InputError] = []
@@ -202,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
             if unknown := [arm for arm in given.arms if arm not in METHODS]:
                 raise InputError("--arms", f"'{unknown[0]}' is unknown", f"choose of: {', '.join(METHODS)}")
             workloads = [workload_named(name) for name in given.workloads]
-            refused = run(workloads, given.targets, given.arms, given.seeds, options_of(given), given.out)
+            refused = run(workloads, given.targets, given.arms, given.seeds, options_of(given), given.out, given.keep)
             draw(read_cells(given.out), given.pictures or given.out)
     except InputError as error:
         say(f"error: {error}")
