@@ -1,0 +1,196 @@
+"""How easy a workload is: what its originals keep in one to four bits, and what a linear probe on their stem reaches.
+
+Usage: python -m benchmarks.compression.easy WORKLOAD.yaml --json FILE
+
+All the weights that `gemel merge --weights int2` packs (no heads, no depthwise layers) are rounded to 1, 2, 3 or 4
+bits, and nothing is trained. In one bit a weight is its sign times the mean magnitude of its channel (Rastegari et al.,
+XNOR-Net, ECCV 2016); more bits are those of models.parts.widths. Norms keep their statistics or have them measured
+again on 256 train frames, whichever val prefers. The probe of a classifier is a linear layer on what its first norm
+puts out (after a ReLU, in 4 x 4 places), trained on train, its weight decay chosen on val. All is judged on test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.data.files import say
+from benchmarks.machine import machine
+from merger.bench.workbench import Workbench
+from models.errors import InputError
+from models.files.atomic import writing
+from models.frames.prepared import Prepared
+from models.measuring.evaluation import predict, score, worth_keeping
+from models.parts.norms import norms_of
+from models.parts.widths import choices, packed
+from models.sharing.layers import layers_of, weight_key
+from models.tasks import task_of
+from models.workload import Query, load_workload
+from models.zoo import preprocess_of
+
+BITS = (1, 2, 3, 4)
+PLACES = 4
+PROBED = 4096
+"""Train frames of a probe at most, evenly taken."""
+DECAYS = (1e-4, 1e-2, 1.0)
+STEPS = 60
+HEADS = ("workload", "query", "model", "metric", "original", *(f"{bits} bit" for bits in BITS), "probe", "chance")
+
+
+def rounded(weight: Tensor, bits: int) -> Tensor:
+    """A float32 weight (out, ...) as so few bits hold it."""
+    if bits > 1:
+        return packed(weight, f"int{bits}").wide()  # type: ignore[arg-type]
+    rows = weight.reshape(len(weight), -1)
+    return torch.where(rows >= 0, 1.0, -1.0).mul_(rows.abs().mean(1, keepdim=True)).view(weight.shape)
+
+
+@torch.no_grad()
+def in_bits(bench: Workbench, query: str, bits: int) -> nn.Module:
+    """The query's original with its weights in so many bits, its norms as val prefers them."""
+    model = bench.models([query])[query]
+    state = model.state_dict(keep_vars=True)
+    heads = {weight_key(state, layer.path) for layer in layers_of(bench.queries[query]) if layer.head}
+    for key, tensor in state.items():
+        if tensor.dtype == torch.float32 and "int2" in choices(key, tensor.shape, "int2", key in heads):
+            tensor.copy_(rounded(tensor.detach(), bits))
+    before, norms = bench.ratio(query, model), {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if bench.calibrate(query, model) and bench.ratio(query, model) < before:
+        model.load_state_dict(norms, strict=False)
+    return model
+
+
+def reached(bench: Workbench, query: Query, model: nn.Module) -> float:
+    """The model's metric on test, by labels where there are any, else by the original's own answers."""
+    task, test, threshold = task_of(query.task), bench.test[query.id], bench.references[query.id].threshold
+    truths = test.split.truths
+    if truths is None:
+        truths = [task.truth_of(one, threshold) for one in predict(bench.originals[query.id], query, test)]
+    return score(task, predict(model, query, test), truths, query.classes, threshold)
+
+
+@torch.no_grad()
+def stem(model: nn.Module, query: Query, prepared: Prepared, indices: Sequence[int]) -> Tensor:
+    """What the first norm of a model makes of these frames: f32 (N, channels x PLACES x PLACES)."""
+    seen: list[Tensor] = []
+
+    def keep(_module: nn.Module, _given: object, out: Tensor) -> None:
+        seen.append(out)
+
+    hook = norms_of(model)[0].register_forward_hook(keep)
+    preprocess = preprocess_of(query.model, query.input_size)
+    for start in range(0, len(indices), 32):
+        model(preprocess.normalise(prepared.batch(indices[start : start + 32])))
+        seen[-1] = F.adaptive_avg_pool2d(seen[-1].relu(), PLACES).flatten(1)
+    hook.remove()
+    return torch.cat(seen)
+
+
+def probe(bench: Workbench, query: Query) -> float | None:
+    """Balanced accuracy on test of a linear layer on the stem; None for a detector and for a model without norms."""
+    original, train = bench.originals[query.id], bench.train[query.id]
+    if query.task != "classification" or train.targets is None or not norms_of(original):
+        return None
+    task, sets = task_of(query.task), (bench.val[query.id], bench.test[query.id])
+    chosen = train.spread(PROBED)
+    learnt = stem(original, query, train.prepared, chosen)
+    mean, deviation = learnt.mean(0), learnt.std(0) + 1e-6
+    judged = [(stem(original, query, one, range(len(one))) - mean) / deviation for one in sets]
+    labels = torch.tensor([train.targets[index] for index in chosen])
+    found = []
+    for decay in DECAYS:
+        layer = _fitted((learnt - mean) / deviation, labels, len(query.classes), decay)
+        with torch.no_grad():
+            found.append([
+                score(task, task.answers(layer, layer(x), [], query.classes), one.split.truths or (), query.classes, 0)
+                for x, one in zip(judged, sets, strict=True)
+            ])  # fmt: skip
+    return max(found, key=lambda pair: pair[0])[1]
+
+
+def _fitted(x: Tensor, labels: Tensor, classes: int, decay: float) -> nn.Linear:
+    """Logistic regression with every class of equal weight; `decay` is that of the squared weights."""
+    layer = nn.Linear(x.shape[1], classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    counts = torch.bincount(labels, minlength=classes).clamp(min=1)
+    solver = torch.optim.LBFGS(layer.parameters(), max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        solver.zero_grad()
+        loss = F.cross_entropy(layer(x), labels, weight=len(labels) / (classes * counts))
+        loss = loss + decay * layer.weight.square().mean()
+        loss.backward()
+        return loss
+
+    solver.step(closure)
+    return layer
+
+
+def measured(bench: Workbench, query: Query) -> dict[str, Any]:
+    """All of one query."""
+    original = reached(bench, query, bench.originals[query.id])
+    return {
+        "query": query.id,
+        "model": query.model,
+        "metric": task_of(query.task).metric,
+        "samples": len(bench.test[query.id]),
+        "original": original,
+        "worth": worth_keeping(query, original),
+        "bits": {str(bits): reached(bench, query, in_bits(bench, query.id, bits)) for bits in BITS},
+        "probe": probe(bench, query),
+        "chance": task_of(query.task).chance(query.classes),
+    }
+
+
+def rows(kept: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """A row of HEADS for each query of each workload."""
+    return [
+        (
+            one["workload"], row["query"], row["model"], row["metric"].replace("_", " "),
+            row["original"] if row["worth"] else f"{row['original']:.3f} (no evidence)",
+            *(row["bits"][str(bits)] for bits in BITS),
+            "-" if row["probe"] is None else row["probe"], row["chance"] or "-",
+        )
+        for one in kept
+        for row in one["queries"]
+    ]  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; exit code 2 with one line for bad input."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", type=Path)
+    parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
+    given = parser.parse_args(arguments)
+    try:
+        bench = Workbench(load_workload(given.workload))
+        queries = []
+        for query in bench.workload.queries:
+            say(query.id)
+            queries.append(measured(bench, query))
+    except InputError as error:
+        say(f"error: {error}")
+        return 2
+    found = {
+        "workload": bench.workload.name, "machine": machine(), "date": datetime.now(UTC).date().isoformat(),
+        "queries": queries,
+    }  # fmt: skip
+    with writing(given.json, overwrite=True) as file:
+        file.write((json.dumps(found, indent=1) + "\n").encode())
+    for row in rows([found]):
+        print(*row, sep="\t")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

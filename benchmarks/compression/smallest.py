@@ -1,0 +1,173 @@
+"""The bytes of a workload in the fewest bits that its queries bear, merged and not merged.
+
+Usage: python -m benchmarks.compression.smallest WORKLOAD.yaml --json FILE [--bundle MERGED] [--weights int2]
+
+The arm `none` are the originals, the arm of a bundle (made in float32, as `python -m benchmarks.merging.merge --keep`
+leaves it) is what was merged. Both go through the same search for widths as `gemel merge --weights` (what each query
+must keep is judged on val), are written as bundles and judged on test. FILE keeps an arm as soon as it is there, and
+what is there is not done again. The claim of merging: at most 1.05 x (1 - the ceiling) of the bytes of `none`, with
+every query at its target on test in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data.files import say
+from benchmarks.machine import machine
+from merger import MergeOptions
+from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshot
+from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
+from merger.widths.search import fit_widths
+from merger.widths.storing import Storage, store, tied_models
+from models.bundle import BundleQuery, Made, write_bundle
+from models.bundle.reader import open_bundle
+from models.errors import InputError
+from models.files.atomic import writing
+from models.parts.terms import BITS
+from models.sharing.groups import ceiling_bytes
+from models.sharing.layers import weight_key
+from models.sharing.plan import SharingPlan
+from models.workload import load_workload
+from models.zoo import is_zoo_name
+
+NONE = "none"
+SLACK = 1.05
+HEADS = (
+    "workload",
+    "ceiling",
+    "originals, MB",
+    "`none`, MB",
+    "met",
+    "merged, MB",
+    "met",
+    "merged / `none`",
+    "claimed: at most",
+    "holds",
+)
+
+
+def merged_of(bench: Workbench, path: Path) -> tuple[str, Merged]:
+    """The method of a bundle, and what it holds: the sets of layers that share a tensor, and every query's weights."""
+    factories = [query.model for query in bench.queries.values() if not is_zoo_name(query.model)]
+    bundle = open_bundle(path, factories, bench.workload.path.parent)
+    if {query.id for query in bundle.queries} != set(bench.queries):
+        raise InputError(path, f"is no bundle of {bench.workload.path}", "give the workload it was made of")
+    states = {query: snapshot(bundle.build(query)) for query in bench.queries}
+    named = {query.id: query.tensors for query in bundle.queries}
+    sets: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for layer in bench.layers:
+        own = named[layer.query]
+        sets[own[weight_key(own, layer.path)]].append((layer.query, layer.path))
+    return bundle.manifest.method, Merged(SharingPlan(tuple(map(tuple, filter(_several, sets.values())))), states)
+
+
+def _several(members: Sequence[Any]) -> bool:
+    return len(members) > 1
+
+
+def smallest(bench: Workbench, merged: Merged, weights: Any) -> dict[str, Any]:
+    """What is merged in the fewest bits: its bytes, the bytes by width, and every query on test."""
+    started = time.monotonic()
+    required = MergeOptions().required(bench)
+    found = fit_widths(bench, merged, weights, required, Journal(), Bounds(bench.work))
+    models = tied_models(bench, merged, bench.queries)
+    stored = store(models, Storage(**found["storage"]))
+    evidence = {query: bench.evidence(query, model) for query, model in models.items()}
+    records = [BundleQuery.of(query, evidence[query.id].to_json()) for query in bench.workload.queries]
+    with tempfile.TemporaryDirectory() as folder:
+        made = Made(bench.workload.name, NONE, 0)
+        counts = write_bundle(Path(folder) / "smallest.safetensors", models, records, made, packed=stored).bytes
+    return {
+        "before_bytes": counts.before,
+        "bytes": counts.after,
+        "stored_bytes": found["rows"][-1]["stored_bytes"],
+        "rounds": len(found["rows"]),
+        "seconds": round(time.monotonic() - started, 1),
+        "queries": [{"id": query, **one.to_json()} for query, one in evidence.items()],
+    }
+
+
+def rows(kept: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """A row of HEADS for each workload, from what was kept of it."""
+    found = []
+    for one in kept:
+        arms, limit = one["arms"], SLACK * (1 - one["ceiling_fraction"])
+        none, others = arms[NONE], [arm for name, arm in arms.items() if name != NONE]
+        row = [one["workload"], one["ceiling_fraction"], _mb(none["before_bytes"]), _mb(none["bytes"]), _met(none)]
+        if not others:
+            found.append((*row, "-", "-", "-", limit, "-"))
+        for arm in others:
+            ratio = arm["bytes"] / none["bytes"]
+            every = all(query["met"] for side in (none, arm) for query in side["queries"])
+            holds = "yes" if ratio <= limit and every else "no" if every else "no: a query is below its target"
+            found.append((*row, _mb(arm["bytes"]), _met(arm), ratio, limit, holds))
+    return found
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.2f}"
+
+
+def _met(arm: Mapping[str, Any]) -> str:
+    return f"{sum(query['met'] for query in arm['queries'])} of {len(arm['queries'])}"
+
+
+def measured(workload: Path, bundle: Path | None, weights: str, kept: Path) -> dict[str, Any]:
+    """What `kept` holds of this workload, with the arms that were missing measured and kept."""
+    bench = Workbench(load_workload(workload))
+    asked = {"workload": bench.workload.name, "weights": weights}
+    found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if found and {key: found[key] for key in asked} != asked:
+        raise InputError(kept, f"was measured of {found['workload']} in {found['weights']}", "give another --json")
+    sizes = sum(sum(t.nbytes for t in model.state_dict().values()) for model in bench.originals.values())
+    empty = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+    arms = [(NONE, empty), *([merged_of(bench, bundle)] if bundle else [])]
+    for name, merged in arms:
+        if name in found.get("arms", {}):
+            say(f"{name}: already done")
+            continue
+        say(f"{name}: {bench.workload.name} from {weights} on")
+        found = {
+            **asked,
+            "ceiling_fraction": ceiling_bytes(bench.layers) / sizes,
+            "machine": machine(),
+            "date": datetime.now(UTC).date().isoformat(),
+            "arms": {**found.get("arms", {}), name: smallest(bench, merged, weights)},
+        }
+        with writing(kept, overwrite=True) as file:
+            file.write((json.dumps(found, indent=1) + "\n").encode())
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; exit code 2 with one line for bad input."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", type=Path)
+    parser.add_argument("--bundle", type=Path, help="what was merged of it, in float32")
+    parser.add_argument("--weights", choices=list(BITS), default="int2", help="the fewest bits tried")
+    parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
+    given = parser.parse_args(arguments)
+    try:
+        found = measured(given.workload, given.bundle, given.weights, given.json)
+    except InputError as error:
+        say(f"error: {error}")
+        return 2
+    for row in (HEADS, *rows([found])):
+        print(*row, sep="\t")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
