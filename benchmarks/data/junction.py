@@ -70,7 +70,8 @@ def prepare(data: Path, out: Path) -> dict[str, Any]:
     return counts
 
 
-def _boxes_by_frame(rows: list[dict[str, Any]]) -> dict[int, list[splits.Box]]:
+def boxes_by_frame(rows: list[dict[str, Any]]) -> dict[int, list[splits.Box]]:
+    """Frame number -> its vehicles' boxes; a teacher's count from a score of TEACHER_SCORE on."""
     boxes: dict[int, list[splits.Box]] = defaultdict(list)
     for row in rows:
         if row["class"] in VEHICLES and row.get("score", 1.0) >= TEACHER_SCORE:
@@ -78,7 +79,8 @@ def _boxes_by_frame(rows: list[dict[str, Any]]) -> dict[int, list[splits.Box]]:
     return boxes
 
 
-def _stem(unit: str, frame: int) -> str:
+def stem_of(unit: str, frame: int) -> str:
+    """The name of a frame's file: its unit, and when it was shown."""
     return f"{unit}__{frame * MS_PER_FRAME:06d}"
 
 
@@ -89,10 +91,10 @@ def _a13(videos: Path, folder: Path) -> dict[str, Any]:
         coco = CocoSplit(folder / split, ["vehicle"])
         for clip in members:
             path = videos / f"{clip}.mp4"
-            boxes = _boxes_by_frame(rows_of(videos / f"{clip}.mp4.teacher.jsonl"))
+            boxes = boxes_by_frame(rows_of(videos / f"{clip}.mp4.teacher.jsonl"))
             for frame, image in frames_of(path):
                 if frame % TEACHER_STEP == 0:
-                    coco.add(_stem(clip, frame), image, boxes[frame])
+                    coco.add(stem_of(clip, frame), image, boxes[frame])
         counts[split] = {"clips": len(members), **coco.close()}
     return counts
 
@@ -118,18 +120,18 @@ def _a13_kinds(videos: Path, folder: Path) -> dict[str, Any]:
                     wanted[row["frame"]].append((label, tuple(row["box"])))
             for frame, image in frames_of(path):
                 for number, (label, box) in enumerate(wanted[frame]):
-                    _write_crop(image, box, folder / split / label / f"{_stem(clip, frame)}-{number:02d}.jpg")
+                    _write_crop(image, box, folder / split / label / f"{stem_of(clip, frame)}-{number:02d}.jpg")
     return counts
 
 
 def _human(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
-    boxes = _boxes_by_frame(rows_of(clip.with_name(f"{clip.name}.gt.jsonl")))
+    boxes = boxes_by_frame(rows_of(clip.with_name(f"{clip.name}.gt.jsonl")))
     images = [(frame, image) for frame, image in frames_of(clip) if frame % HUMAN_STEP == 0]
     counts = {}
     for split, members in splits.in_time(images, gap=GAP_FRAMES // HUMAN_STEP).items():
         coco = CocoSplit(folder / split, ["vehicle"])
         for frame, image in members:
-            coco.add(_stem(camera, frame), image, boxes[frame])
+            coco.add(stem_of(camera, frame), image, boxes[frame])
         counts[split] = coco.close()
     return counts
 
@@ -175,7 +177,7 @@ def _kinds(clip: Path, camera: str, folder: Path) -> dict[str, Any]:
     for frame, image in frames_of(clip):
         for row in wanted[frame]:
             split, label = dealt[row["track"]], row["class"]
-            stem = _stem(f"{camera}-t{row['track']:02d}", frame)
+            stem = stem_of(f"{camera}-t{row['track']:02d}", frame)
             _write_crop(image, tuple(row["box"]), folder / split / label / f"{stem}.jpg")
             counts[split][label]["crops"] += 1
     return counts

@@ -1,6 +1,6 @@
 """Prepares a real workload: `python -m benchmarks.data.prepare NAME [--data DIR] [--out DIR]`.
 
-NAME is cifar, domains, gti, junction or published.
+NAME is cifar, domains, elsewhere, gti, junction or published.
 
 Reads the data folder, which is no part of this project, and writes OUT/workload.yaml with everything that it
 names: labelled frames under OUT/data, the clips that the box plays under OUT/clips, starting weights under
@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.data import cifar as prepare_cifar
 from benchmarks.data import domains as prepare_domains
+from benchmarks.data import elsewhere as prepare_elsewhere
 from benchmarks.data import gti as prepare_gti
 from benchmarks.data import junction as prepare_junction
 from benchmarks.data import published as prepare_published
@@ -26,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = {
     "cifar": prepare_cifar.prepare,
     "domains": prepare_domains.prepare,
+    "elsewhere": prepare_elsewhere.prepare,
     "gti": prepare_gti.prepare,
     "junction": prepare_junction.prepare,
     "published": prepare_published.prepare,

@@ -105,6 +105,15 @@ def test_the_summary_needs_the_cells_alone(workload: Path, tmp_path: Path, capsy
     assert not (tmp_path / "docs" / "merge-tiny.svg").exists()
 
 
+def test_bundles_are_kept_where_asked_for(workload: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cells" / "tiny"
+    assert call(workload, tmp_path, "--arms", "none", "--keep") == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["none-seed0.bundle", "none-seed0.json"]
+    (folder / "none-seed0.json").unlink()
+    assert call(workload, tmp_path, "--arms", "none") == 0
+    assert [path.name for path in folder.iterdir()] == ["none-seed0.json"]
+
+
 def test_a_bundle_whose_figures_were_lost_is_merged_again(workload: Path, tmp_path: Path) -> None:
     left = tmp_path / "cells" / "tiny" / "none-seed0.bundle"
     left.parent.mkdir(parents=True)
@@ -298,7 +307,7 @@ def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monke
 def test_steps_past_the_ceiling_have_cells_of_their_own(workload: Path, tmp_path: Path, monkeypatch) -> None:
     asked: list[tuple[str, bool, str]] = []
 
-    def noting(variant: merge.Variant, arm: str, seed: int, options: MergeOptions, out: Path) -> None:
+    def noting(variant: merge.Variant, arm: str, seed: int, options: MergeOptions, out: Path, keep: bool) -> None:
         asked.append((variant.name, options.beyond, options.weights))
 
     monkeypatch.setattr(merge, "measure", noting)
