@@ -18,9 +18,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compression import easy, smallest
 from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.plot import ACCEPT_NOTHING, curves, picture
-from benchmarks.merging.tables import ARM_HEADS, OURS, THEIRS, WORK_HEADS, arm_rows, grouped, target_rows, work_rows
+from benchmarks.merging.tables import (
+    ARM_HEADS,
+    OURS,
+    QUERY_HEADS,
+    THEIRS,
+    WORK_HEADS,
+    arm_rows,
+    grouped,
+    query_rows,
+    target_rows,
+    work_rows,
+)
 from benchmarks.real.tables import cell_text
 from benchmarks.schedule import grid, objective, rivals
 from benchmarks.schedule.cases import DEVICES
@@ -71,6 +83,30 @@ def merges(chosen: Sequence[Cell], averaged: Sequence[Cell], recorded: Mapping[s
         "merge-work": (_said(both), WORKS, _by_name(both, work_rows)),
         "merge-targets": (_said(searched), ("arm", *(f"{target:g}" for target in at)), target_rows(searched, at)),
     }
+
+
+def first_sight(folder: Path) -> dict[str, Table]:
+    """The merges of workloads that no constant was chosen on: `first` as they came out, and what was `later` made."""
+    kept = {when: read_cells(folder / when) for when in ("first", "later")}
+    both = [cell for cells in kept.values() for cell in cells]
+    rows = [(when, *row) for when, cells in kept.items() for row in _by_name(cells, arm_rows)]
+    queries = [(when, *row) for when, cells in kept.items() for row in query_rows(cells)]
+    return {
+        "merge-first": (_said(both), ("sight", *ARMS), rows),
+        "merge-first-queries": ("From the same cells", ("sight", *QUERY_HEADS), queries),
+    }
+
+
+def compressed(folder: Path) -> dict[str, Table]:
+    """The tables about compression alone, from what the scripts of `benchmarks.compression` kept of each workload."""
+    tables: dict[str, Table] = {}
+    for name, room in (("smallest", smallest), ("easy", easy)):
+        kept = [_read(path) for path in sorted((folder / name).glob("*.json"))]
+        if not kept:
+            continue
+        said = f"`python -m benchmarks.compression.{name} WORKLOAD.yaml --json FILE`; {_served(kept)}"
+        tables[f"compression-{name}"] = (said, room.HEADS, room.rows(kept))
+    return tables
 
 
 def pictures(chosen: Sequence[Cell], averaged: Sequence[Cell]) -> dict[str, str | None]:
@@ -188,6 +224,7 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
+    worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
     tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}
     return {docs / "figures.md": filled(page, tables), **drawn}
 
@@ -209,7 +246,7 @@ def _said(cells: Sequence[Cell]) -> str:
     machines = sorted({_machine(cell.machine) for cell in cells})
     dates, loads = sorted({cell.date for cell in cells}), [cell.machine["load"] for cell in cells]
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    load = f"one thread, load {min(loads):g} to {max(loads):g}"
+    load = f"one thread, load {' to '.join(dict.fromkeys(f'{one:g}' for one in (min(loads), max(loads))))}"
     return "; ".join([", ".join(f"`{command}`" for command in commands), *machines, load, span])
 
 

@@ -23,6 +23,7 @@ ARM_HEADS = (
     "residuals / saved",
 )
 ARMS_TITLE = "Arms, judged on test; met and certain: on the worst seed"
+QUERY_HEADS = ("workload", "arm", "seed", "query", "metric", "original", "merged", "ratio", "95 % interval", "met")
 WORK_HEADS = ("seed", "bytes saved that", "/ ceiling", f"work of {OURS}", f"work of {THEIRS}", "ratio")
 
 
@@ -76,6 +77,21 @@ def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
             spread(residuals),
         ))  # fmt: skip
     return rows
+
+
+def query_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+    """A row of QUERY_HEADS for each query of each cell, on test."""
+    return [
+        (
+            cell.name, cell.label, cell.seed, query["id"], query["metric"].replace("_", " "),
+            query["original"] if query["worth"] else f"{query['original']:.3f} (no evidence)",
+            query["merged"], query["ratio"],
+            "none" if query["ci95"] is None else "{:.2f} to {:.2f}".format(*query["ci95"]),
+            "yes" if query["met"] else "no",
+        )
+        for cell in cells
+        for query in cell.queries
+    ]  # fmt: skip
 
 
 def work_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:

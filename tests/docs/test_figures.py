@@ -23,6 +23,7 @@ def test_every_recorded_table_stands_in_the_docs_once(repository: Path) -> None:
     assert len(shown) == len(set(shown))
     scheduled = figures.MEASURED / "schedule"
     worked_out = {*figures.schedules(scheduled), *figures.played(scheduled), *figures.services(figures.MEASURED)}
+    worked_out |= {*figures.compressed(figures.MEASURED / "compression")}
     assert not recorded & worked_out and worked_out <= set(shown)
     assert recorded - {"junction"} == {name for name in shown if not name.startswith("merge")} - worked_out
 
