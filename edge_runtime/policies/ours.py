@@ -25,8 +25,9 @@ from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 SETTLE_S, SETTLE_MOST_S = 1.0, 10.0
 # Decisions of a trial that are played beside every real one.
 STEPS = 8
-# From a trial that failed to the next; so many times as long where the free choice passed and then broke the promise.
-# Twice as long each time, up to a limit.
+# From a trial that failed to the next, and from one that passed to the next when costs have changed, as those of short
+# runs always do; so many times as long where the free choice passed and then broke the promise. Twice as long each time,
+# up to a limit.
 AGAIN_S, AGAIN_MOST_S, BROKEN_TIMES = 20.0, 300.0, 3
 # How long the way back to the shadow may take before the reference is followed from wherever the box is.
 REJOIN_S = 5.0
@@ -133,7 +134,7 @@ def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Co
     if course.passed is not None and not course.passed.bears(course.book):
         return course.barred(now, BROKEN_TIMES)
     if course.trial is None:
-        due = now >= course.try_at if course.passed is None else changed(course.passed.costs, costs)
+        due = now >= course.try_at and (course.passed is None or changed(course.passed.costs, costs))
         return replace(course, trial=Trial(situation, course.book, costs, plan), steps=0) if due else course
     steps = course.steps + STEPS
     passed = course.trial.passed(steps)
@@ -141,7 +142,8 @@ def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Co
         return replace(course, steps=steps)
     if not passed:
         return course.barred(now)
-    return replace(course, book=course.book.opened(), passed=course.trial, trial=None, rejoin_by=None)
+    opened = course.book.opened()
+    return replace(course, book=opened, passed=course.trial, trial=None, rejoin_by=None, try_at=now + AGAIN_S)
 
 
 def changed(before: Costs, now: Costs) -> bool:

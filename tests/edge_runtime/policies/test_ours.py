@@ -119,3 +119,16 @@ def test_what_was_in_time_by_the_paper_stays_so_where_nothing_more_can_be_had():
         simulate(costs, arrivals, 100_000, POLICIES[name]).per_query()[0]["processed"] for name in ("gemel", "ours")
     ]
     assert both[0] == both[1] > 190
+
+
+def test_costs_that_have_changed_call_for_another_trial_but_not_at_every_decision():
+    costs = swapping()
+    plan, situation, book = begun(costs)
+    passed = Trial(situation, book, costs, plan)
+    passed.passed(4000)
+    slower = costs.with_query("a", costs.queries["a"].slowed(1.5))
+    course: Course = OURS.decide(situation, costs, plan).recall
+    for try_at, trial in ((20.0, False), (0.0, True)):
+        recall = replace(course, passed=passed, try_at=try_at)
+        after = OURS.decide(replace(situation, recall=recall), slower, plan).recall
+        assert (after.trial is not None) is trial and after.passed is passed
