@@ -25,9 +25,9 @@ from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 SETTLE_S, SETTLE_MOST_S = 1.0, 10.0
 # Decisions of a trial that are played beside every real one.
 STEPS = 8
-# From a trial that failed to the next, and from one that passed to the next when costs have changed, as those of short
-# runs always do; so many times as long where the free choice passed and then broke the promise. Twice as long each time,
-# up to a limit.
+# From a trial that failed to the next, twice as long each time, up to a limit; so many times as long where the free
+# choice passed and then broke the promise. From one that passed to the next, if costs have changed, as those of short
+# runs always do.
 AGAIN_S, AGAIN_MOST_S, BROKEN_TIMES = 20.0, 300.0, 3
 # How long the way back to the shadow may take before the reference is followed from wherever the box is.
 REJOIN_S = 5.0
