@@ -5,7 +5,7 @@ Usage: python -m benchmarks.compression.smallest WORKLOAD.yaml --json FILE [--bu
 The arm `none` are the originals, the arm of a bundle (made in float32, as `python -m benchmarks.merging.merge --keep`
 leaves it) is what was merged. Both go through the same search for widths as `gemel merge --weights` (what each query
 must keep is judged on val), are written as bundles and judged on test. FILE keeps an arm as soon as it is there, and
-what is there is not done again. The claim of merging: at most 1.05 x (1 - the ceiling) of the bytes of `none`, with
+what is there is not done again; a merge in which all got their originals back has the figures of `none`. The claim of merging: at most 1.05 x (1 - the ceiling) of the bytes of `none`, with
 every query at its target on test in both.
 """
 
@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.data.files import say
 from benchmarks.machine import machine
@@ -71,6 +73,12 @@ def merged_of(bench: Workbench, path: Path) -> tuple[str, Merged]:
         own = named[layer.query]
         sets[own[weight_key(own, layer.path)]].append((layer.query, layer.path))
     return bundle.manifest.method, Merged(SharingPlan(tuple(map(tuple, filter(_several, sets.values())))), states)
+
+
+def merged_nothing(merged: Merged, originals: Merged) -> bool:
+    """Whether nothing is shared and every weight is the original's, as where all queries left the merge."""
+    pairs = [(own, originals.states[query]) for query, own in merged.states.items()]
+    return not merged.plan.shared and all(torch.equal(one[key], other[key]) for one, other in pairs for key in other)
 
 
 def _several(members: Sequence[Any]) -> bool:
@@ -139,12 +147,13 @@ def measured(workload: Path, bundle: Path | None, weights: str, kept: Path) -> d
             say(f"{name}: already done")
             continue
         say(f"{name}: {bench.workload.name} from {weights} on")
+        same = name != NONE and merged_nothing(merged, empty)
         found = {
             **asked,
             "ceiling_fraction": ceiling_bytes(bench.layers) / sizes,
             "machine": machine(),
             "date": datetime.now(UTC).date().isoformat(),
-            "arms": {**found.get("arms", {}), name: smallest(bench, merged, weights)},
+            "arms": {**found.get("arms", {}), name: found["arms"][NONE] if same else smallest(bench, merged, weights)},
         }
         with writing(kept, overwrite=True) as file:
             file.write((json.dumps(found, indent=1) + "\n").encode())

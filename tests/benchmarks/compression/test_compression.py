@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.compression import easy, smallest
+from benchmarks.compression.smallest import merged_of
 from merger import TrainOptions, merge, train_originals
 from models.workload import load_workload
 from tests.merger.tiny import write_workload
@@ -41,6 +42,20 @@ def test_both_arms_are_measured_once_and_the_merged_one_is_smaller(
     assert [query["id"] for query in alone["queries"]] == ["q0", "q1"]
     assert smallest.main([*words[:-1], "int3"]) == 2
     assert "was measured of tiny in int4" in capsys.readouterr().err
+
+
+def test_a_merge_of_which_nothing_came_has_the_figures_of_the_originals(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, kept = tmp_path / "none.safetensors", tmp_path / "kept.json"
+    merge(load_workload(trained), bundle, "none")
+    words = [str(trained), "--json", str(kept), "--weights", "int4"]
+    assert smallest.main(words) == 0
+    monkeypatch.setattr(smallest, "merged_of", lambda bench, path: ("wide", merged_of(bench, path)[1]))
+    monkeypatch.setattr(smallest, "smallest", lambda *_: pytest.fail("done again"))
+    assert smallest.main([*words, "--bundle", str(bundle)]) == 0
+    arms = json.loads(kept.read_text())["arms"]
+    assert arms["wide"] == arms["none"]
 
 
 @pytest.mark.parametrize(
