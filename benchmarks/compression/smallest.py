@@ -5,8 +5,8 @@ Usage: python -m benchmarks.compression.smallest WORKLOAD.yaml --json FILE [--bu
 The arm `none` are the originals, the arm of a bundle (made in float32, as `python -m benchmarks.merging.merge --keep`
 leaves it) is what was merged. Both go through the same search for widths as `gemel merge --weights` (what each query
 must keep is judged on val), are written as bundles and judged on test. FILE keeps an arm as soon as it is there, and
-what is there is not done again; a merge in which all got their originals back has the figures of `none`. The claim of merging: at most 1.05 x (1 - the ceiling) of the bytes of `none`, with
-every query at its target on test in both.
+what is there is not done again; a merge in which all got their originals back has the figures of `none`. The claim of
+merging: at most 1.05 x (1 - the ceiling) of the bytes of `none`, with every query at its target on test in both.
 """
 
 from __future__ import annotations
