@@ -50,7 +50,6 @@ TRAINING = {  # SqueezeNet has no norms and wants a lower rate; clips of 15 s ne
     "quay-kind": ("--rate", "0.0003", "--passes", "14400", "--cycles", "2"),  # a VGG: most of a step is its optimiser
     "bccd-cells": ("--passes", "4000", "--cycles", "2"),
     "deeppcb-defects": ("--passes", "6000", "--cycles", "2"),
-    "manaus-road": ("--passes", "5000", "--cycles", "1"),
     "grocery-item": ("--passes", "10000", "--cycles", "1"),
     "pavement-surface": ("--passes", "8400", "--cycles", "1"),
     "solar-fault": ("--passes", "13700", "--cycles", "1"),
