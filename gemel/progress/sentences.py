@@ -139,6 +139,13 @@ def _accepted(f: Fields) -> str:
     return f"the others are merged: {size(f['saved_bytes'])} saved; now those that waited join"
 
 
+def _portion(f: Fields) -> str:
+    sets = about(f["sets"], "set", "sets")
+    return (
+        f"with all sets every query is lost: on with the heaviest {sets} alone, {percent(f['share'], 0)} of the saving"
+    )
+
+
 def _alone(f: Fields) -> str:
     reached = "enough" if f["ratio"] >= f["required"] else f"{number(f['required'])} is required"
     return f"{f['query']}, its private parts trained by themselves: {number(f['ratio'])} of its original ({reached})"
@@ -228,7 +235,7 @@ SENTENCES: dict[str, Callable[[Fields], str]] = {
     "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
     "reference": _reference, "precision": _precision, "workers": _workers,
     "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
-    "recipe": _recipe, "waits": _waits, "accepted": _accepted, "alone": _alone, "repair": _repair,
+    "recipe": _recipe, "waits": _waits, "portion": _portion, "accepted": _accepted, "alone": _alone, "repair": _repair,
     "candidates": _candidates, "beyond": _beyond, "widths": _widths, "prefix": _prefix,
     "attempt": _attempt, "round": _round, "test": _test,
     "evaluate": _evaluate, "stream": _stream, "profile": _profile,

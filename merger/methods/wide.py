@@ -27,6 +27,7 @@ from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
+from merger.methods.portions import PORTIONS, given_up, heaviest
 from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
@@ -201,16 +202,43 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
         return first
     won = first.won.plan.saved_bytes(bench.layers)
     if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
-        for row in [row for row in checkpoint.log if row.get("waits") in waiting]:
-            left = {"query": row["waits"], "repair": LEAVES, "after": row["after"], "ratio": row.get("ratio"),
+        lost = {row["waits"]: row for row in checkpoint.log if "waits" in row}
+        instead = None if won or start["waits"] or first.plan.shared else _of_a_portion(sprints, first, start)
+        for query in sorted(waiting - (instead or first).plan.queries()):
+            row = lost[query]
+            left = {"query": query, "repair": LEAVES, "after": row["after"], "ratio": row.get("ratio"),
                     "required": row["required"], "work": bench.work.total}  # fmt: skip
             bench.progress("repair", **left)
             checkpoint.note(left)
-        return first
+        return instead or first
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
     return replace(sprints.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
+
+
+def _of_a_portion(sprints: Sprints, lost: Trained, start: Mapping[str, Any]) -> Trained | None:
+    """What the heaviest half of the sets comes to where all queries were lost with all of them; of that too, a quarter.
+
+    They start from the originals again. None where no portion is left with anything to share, or no work.
+    """
+    bench, checkpoint, number = sprints.bench, sprints.checkpoint, lost.sprints
+    whole, plan = sprints.plan.saved_bytes(bench.layers), sprints.plan
+    for share in PORTIONS:
+        before, plan = plan, heaviest(sprints.plan, bench.layers, share)
+        part = replace(sprints, plan=plan, lost_wait=True)
+        if plan == before or not checkpoint.step(f"{share:g} may begin", lambda part=part: part.may_begin):
+            continue
+        saved = plan.saved_bytes(bench.layers)
+        bench.progress("portion", sets=len(plan.shared), saved_bytes=saved, share=saved / whole)
+        found = checkpoint.step(f"start of {share:g}", partial(_begun, part, start["apart"]))
+        trained = part.run(found, number)
+        number = trained.sprints
+        if trained.plan.shared:
+            for row in given_up(sprints, trained):
+                checkpoint.note(row)
+            return trained
+    return None
 
 
 def _start(sprints: Sprints) -> dict[str, Any]:

@@ -41,6 +41,7 @@ SHAPES = {
         {"waits": "gate", "after": "the start", "lost": 0.9, "required": 0.97},
         {"waits": "gate", "after": "sprint 1", "ratio": 0.4, "required": 0.97},
     ],
+    "portion": [{"sets": 7, "saved_bytes": 12_000_000, "share": 0.52}],
     "accepted": [{"saved_bytes": 12_000_000, "ratios": {"gate": 0.97}}],
     "alone": [{"query": "gate", "ratio": 0.98, "required": 0.97}],
     "repair": [
