@@ -1,4 +1,4 @@
-"""Writes the tables of docs/figures.md, and its pictures, from what was recorded below benchmarks/measured.
+"""Writes the tables of docs/figures.md and docs/paper.md, and pictures, from the records below benchmarks/measured.
 
 Usage: python -m benchmarks.figures [--check]
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import paper
 from benchmarks.compression import easy, smallest
 from benchmarks.merging.cells import Cell, read_cells
 from benchmarks.merging.plot import ACCEPT_NOTHING, curves, picture
@@ -47,6 +48,7 @@ from models.parts.terms import FP32
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED = REPOSITORY / "benchmarks" / "measured"
 DOCS = REPOSITORY / "docs"
+PAGES = ("figures.md", "paper.md")
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 MERGE, SCHEDULE = "python -m benchmarks.merging.merge", "python -m benchmarks.schedule.policies"
 COSTS = ("frames", "start", "soak")
@@ -154,7 +156,7 @@ def played(folder: Path) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for name, room in (("rivals", rivals), ("objective", objective), ("grid", grid)):
         kept = _read(folder / f"{name}.json")
-        rows = [row for own in kept["units"].values() for row in own]
+        rows = _units(kept)
         device = f" --device {kept['asked']['device']}" if "device" in kept["asked"] else ""
         said = (
             f"`python -m benchmarks.schedule.{name} --json FILE{device}`, {kept['asked']['seconds']:g} s of each; "
@@ -167,6 +169,27 @@ def played(folder: Path) -> dict[str, Table]:
         if room is objective:
             tables["floor"] = ("From the same cases", objective.FLOOR_HEADS, objective.floor_rows(rows))
     return tables
+
+
+def of_the_paper(measured: Path, cells: Sequence[Cell]) -> dict[str, Table]:
+    """The tables of docs/paper.md, from the catalogue's weights, what was played on it, and merges at 95 %."""
+    weights = _read(measured / "paper" / "catalogue.json")
+    played = {name: _units(_read(measured / "schedule" / f"{name}.json")) for name in ("objective", "grid")}
+    said = f"`python -m benchmarks.paper --json FILE`; {weights['date']}"
+    from_both = "From the records of [figures.md](figures.md), and of the table below"
+    return {
+        "paper-claims": (from_both, paper.HEADS, paper.claim_rows(weights["catalogue"], played["objective"], cells)),
+        "paper-catalogue": (said, paper.CATALOGUE_HEADS, paper.catalogue_rows(weights["catalogue"])),
+        "paper-sensitivity": (
+            "From the record of [the grid](figures.md#the-grid)",
+            paper.SENSITIVITY_HEADS,
+            paper.sensitivity_rows(played["grid"]),
+        ),
+    }
+
+
+def _units(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [row for own in kept["units"].values() for row in own]
 
 
 def services(folder: Path) -> dict[str, Table]:
@@ -220,13 +243,16 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     """Every file that this script writes, as it should read."""
     chosen, averaged = _cells(measured / "merge"), _cells(measured / "merge-averaged")
     recorded = dict(transcribed(measured / "transcribed"))
-    page = (docs / "figures.md").read_text(encoding="utf-8")
+    first = read_cells(measured / "unseen" / "first")
     drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
     worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
+    at_95 = [*averaged, *(cell for cell in chosen if cell.workload == "gti" and cell.arm == THEIRS), *first]
+    worked_out |= of_the_paper(measured, [cell for cell in at_95 if cell.target == 0.95])
     tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}
-    return {docs / "figures.md": filled(page, tables), **drawn}
+    pages = {docs / name: filled((docs / name).read_text(encoding="utf-8"), tables) for name in PAGES}
+    return {**pages, **drawn}
 
 
 def _cells(folder: Path) -> list[Cell]:

@@ -15,7 +15,7 @@ from gemel.planning.subject import DEFAULT_FPS
 from models.workload import load_workload
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
-REAL = ("cifar", "domains", "gti", "junction", "published")
+REAL = ("cifar", "domains", "elsewhere", "gti", "junction", "published")
 DEVICES = ("jetson-nano", "orin-nano-8gb", "xavier-nx")
 SETTINGS = ("min", "50%", "75%")
 ORDER = ("time-sharing", "gemel", "ours")

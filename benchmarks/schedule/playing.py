@@ -26,7 +26,7 @@ CODE_DIGITS = 12
 def code_of(*files: str) -> str:
     """A digest of the schedule's code and of these files, which recorded rows depend on."""
     root = Path(next(iter(edge_runtime.__path__)))
-    paths = [path for room in ROOMS for path in sorted((root / room).glob("*.py"))]
+    paths = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
     paths += [root / "memory/placing.py", root / "frames/mailbox.py", *map(Path, files)]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:CODE_DIGITS]
 
