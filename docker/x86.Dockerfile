@@ -15,7 +15,7 @@ RUN apt-get update \
     && python3 -m venv /opt/gemel
 WORKDIR /src
 COPY . .
-RUN /opt/gemel/bin/python -m pip install --no-cache-dir --constraint constraints.txt . \
+RUN /opt/gemel/bin/python -m pip install --no-cache-dir --constraint constraints.txt '.[cpu]' \\
     && /opt/gemel/bin/python -m compileall -q /opt/gemel/lib/python3*/site-packages/{gemel,edge_runtime,models,merger,video_samples}
 
 FROM debian:bookworm-slim

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def repository() -> Path:
     """The root of the repository."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def project(repository: Path) -> dict[str, Any]:
+    """What pyproject.toml says; Python 3.10 has no reader of its own, pytest brings one there."""
+    reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return reader.loads((repository / "pyproject.toml").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ import shutil
 import stat
 import subprocess
 import sys
-import tomllib
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,27 +98,27 @@ def test_ci_passes_on_what_lint_and_pytest_say(
     assert said in ended.stdout.strip().splitlines()[-1] or said in ended.stderr.strip().splitlines()[-1]
 
 
-def test_every_package_of_the_house_is_built(repository: Path):
-    project = tomllib.loads((repository / "pyproject.toml").read_text())
+def test_every_package_of_the_house_is_built(repository: Path, project: dict[str, Any]):
     patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
     for package in ("gemel", "merger", "edge_runtime", "models", "video_samples"):
         assert f"{package}*" in patterns and (repository / package / "__init__.py").is_file()
     assert project["project"]["scripts"]["gemel"] == "gemel.cli:main"
 
 
-def test_every_dependency_says_what_it_is_for(repository: Path):
+def named_in(project: dict[str, Any]) -> list[str]:
+    """All that is installed for the project, in any of its forms."""
+    return [*project["project"]["dependencies"], *chain(*project["project"]["optional-dependencies"].values())]
+
+
+def test_every_dependency_says_what_it_is_for(repository: Path, project: dict[str, Any]):
     text = (repository / "pyproject.toml").read_text()
-    project = tomllib.loads(text)["project"]
-    named = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    for name in named:
+    for name in named_in(project):
         line = next(line for line in text.splitlines() if f'"{name}"' in line)
         assert name.startswith("gemel[") or re.search(r"# \w+", line), name
 
 
-def test_every_dependency_is_held_by_the_constraints(repository: Path):
-    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    named = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    wanted = {re.split(r"[\[><=]", name)[0].lower() for name in named} - {"gemel"}
+def test_every_dependency_is_held_by_the_constraints(repository: Path, project: dict[str, Any]):
+    wanted = {re.split(r"[\[><=]", name)[0].lower() for name in named_in(project)} - {"gemel"}
     held = {
         line.split("==")[0].lower()
         for line in (repository / "constraints.txt").read_text().splitlines()

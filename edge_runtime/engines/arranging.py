@@ -9,6 +9,7 @@ from dataclasses import replace
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import Kinds, Layouts, Order, convolutions
+from edge_runtime.memory.movers.base import arranges_ahead
 from edge_runtime.memory.onednn import Blocked, blocked
 from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
@@ -20,10 +21,10 @@ def order_for(engines: Collection[FrameEngine], stays: bool = True) -> Order:
     """The order that all these engines take: the fastest to run where weights stay, else the cheapest to load.
 
     To arrange weights takes longer than to copy them, so what comes and goes is arranged only for engines that take
-    it in no other order.
+    it in no other order; or where it arrives as it is wanted (`arranges_ahead`).
     """
     taken = frozenset(Order).intersection(*(engine.orders for engine in engines))
-    return max(taken) if stays else min(taken)
+    return max(taken) if stays or all(arranges_ahead(engine.device) for engine in engines) else min(taken)
 
 
 def layouts_for(engines: Collection[FrameEngine], kinds: Kinds, order: Order) -> Layouts:
@@ -54,17 +55,21 @@ def arranged(engines: Collection[FrameEngine], kinds: Kinds, costs: Costs, budge
 
 def resident(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> Arena:
     """An arena with all that these engines' queries need in the fastest order they all take, and the engines bound."""
-    some = next(iter(engines.values()))
+    arena = Arena(Store.of_bundle(bundle), 0, next(iter(engines.values())).device)
+    hold(arena, bundle, engines)
+    return arena
+
+
+def hold(arena: Arena, bundle: Bundle, engines: Mapping[str, FrameEngine]) -> None:
+    """Let an arena of this bundle hold the same for these engines; what was bound to it before must be unbound."""
     names = tuple(dict.fromkeys(name for query in engines for name in bundle.names_in_order(query)))
-    store = Store.of_bundle(bundle)
-    kinds = {name: store.kinds[name] for name in names}
+    kinds = {name: arena.store.kinds[name] for name in names}
     layouts = layouts_for(engines.values(), kinds, order_for(engines.values()))
     sizes = {name: bundle.nbytes(name) for name in names} | {name: one.nbytes for name, one in layouts.items()}
-    arena = Arena(store, sum(map(footprint_bytes, sizes.values())), some.device, layouts=layouts)
+    arena.resize(sum(map(footprint_bytes, sizes.values())), None, layouts)
     arena.change((), names)
     for engine in engines.values():
         engine.bind(arena.tensor)
-    return arena
 
 
 def _blocked(engines: Collection[FrameEngine], kinds: Kinds) -> dict[str, Blocked]:

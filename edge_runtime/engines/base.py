@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edge_runtime.engines.workspace import peak_of
 from edge_runtime.memory.binding import Bindable, TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.onednn import Convolution, convolutions_of
@@ -23,6 +24,10 @@ from models.tasks import Answer, DetectionAnswer, task_of
 MOST_WORKSPACES = 4096
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
 """By architecture and frames at once: to count them takes a tenth of a second, and a box does it again in a reload."""
+
+
+def nothing() -> None:
+    """Nobody has anything to do meanwhile."""
 
 
 class EngineError(Exception):
@@ -39,8 +44,11 @@ class Engine(Bindable, Protocol):
         """The workspace of a run of one frame."""
         ...
 
-    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
-        """One answer per RGB frame (H, W, 3); boxes in pixels of the whole frame."""
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Answer]:
+        """One answer per RGB frame (H, W, 3); boxes in pixels of the whole frame.
+
+        `uploaded` is called once the frames are on their way to the device, before anything is computed.
+        """
         ...
 
 
@@ -130,25 +138,32 @@ class FrameEngine(ABC):
         if key not in _WORKSPACES:
             if len(_WORKSPACES) >= MOST_WORKSPACES:
                 _WORKSPACES.clear()
-            _WORKSPACES[key] = workspace_bytes(self.model, self.query.input_size, count)
+            size, on_card = self.query.input_size, self.device.type != "cpu"
+            seen = peak_of(self.model, size, count, self.device) if on_card else 0
+            _WORKSPACES[key] = max(seen, workspace_bytes(self.model, size, count))
         return _WORKSPACES[key]
 
     @torch.inference_mode()
-    def outputs(self, frames: Sequence[np.ndarray]) -> Any:
+    def outputs(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> Any:
         """What `forward` returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
         prepare = self.query.preprocess
-        batch = torch.stack([prepare.resize(self._crop(frame)) for frame in frames]).to(self.device)
+        batch = self._upload(torch.stack([prepare.resize(self._crop(frame)) for frame in frames]))
+        uploaded()
         return self.forward(prepare.normalise(batch))
 
     @torch.inference_mode()
-    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Answer]:
         """One answer per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
 
         Where the query sets no `min_score`, the threshold chosen on val takes its place.
         """
         sizes = [self._crop(frame).shape[1::-1] for frame in frames]
         least = self.query.min_score or self.query.threshold or 0.0
-        return [self._uncrop(answer) for answer in self.decode(self.outputs(frames), sizes, least)]
+        return [self._uncrop(answer) for answer in self.decode(self.outputs(frames, uploaded), sizes, least)]
+
+    def _upload(self, batch: Tensor) -> Tensor:
+        """Frames u8 (N, 3, S, S) on the device; a card copies them from pinned memory, and nobody waits."""
+        return batch if self.device.type == "cpu" else batch.pin_memory().to(self.device, non_blocking=True)
 
     def _check_packed(self, bundle: Bundle) -> None:
         """Raise InputError for weights that this engine cannot take as they are stored."""

@@ -11,6 +11,7 @@ from edge_runtime.engines.choosing import Choice, fastest, known_fastest
 from edge_runtime.engines.eager.engine import FULL
 from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine
 from edge_runtime.engines.telling import told_while
+from edge_runtime.memory.faults import is_out_of_memory
 from models.bundle import Bundle
 from models.errors import InputError
 
@@ -103,8 +104,8 @@ def _prepared(
         with told_while(f"preparing engine {name} for {model}"):
             engine.prepare()
         return engine
-    except (EngineError, InputError) as error:
-        if name == FALLBACK:
+    except Exception as error:
+        if name == FALLBACK or not (isinstance(error, (EngineError, InputError)) or is_out_of_memory(error)):
             raise
         line = f"engine {name} cannot run {model}: {error}; engine {FALLBACK} does"
         if line not in told:

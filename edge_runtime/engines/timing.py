@@ -12,17 +12,22 @@ from typing import Any
 import torch
 
 from edge_runtime.engines.architecture import key_of
-from edge_runtime.engines.arranging import resident
+from edge_runtime.engines.arranging import hold
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.registry import ENGINES, FALLBACK, engine_named, make_engine
 from edge_runtime.engines.telling import told_while
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.layout import Order
+from edge_runtime.memory.movers.base import arranges_ahead
+from edge_runtime.memory.store import Store
+from edge_runtime.memory.streams import computing
 from models.bundle import Bundle
 from models.errors import InputError
 
 SUFFIX = ".choice"
-ROUNDS = 7
+SPELLS, ROUNDS = 3, 3
 
 log = logging.getLogger("gemel.run")
 
@@ -33,9 +38,10 @@ Times = Mapping[str, float]
 def candidates(device: str, stays: bool = True) -> list[str]:
     """The engines that can run on this device ("cpu" or "cuda") and that `auto` chooses from.
 
-    Where weights come and go (`stays` False), engines that want them arranged are left out: each load would take as
-    long as several.
+    Where weights come and go (`stays` False), engines that want them arranged are left out, unless they arrive so:
+    each load would take as long as several.
     """
+    stays = stays or arranges_ahead(device)
     return [
         name
         for name in ENGINES
@@ -92,32 +98,49 @@ class Stopwatch:
 def measured(bundle: Bundle, query: str, device: str, engines: Sequence[str]) -> dict[str, float]:
     """Milliseconds of a run of one frame in each of the engines that can run this query.
 
-    The quickest of ROUNDS, engines in turns: whatever else the machine does, serving frames for one, makes runs longer
-    and never shorter. Where torch has one thread, which runs them all, only its processor time counts.
+    The quickest of ROUNDS in each of SPELLS, engines in turns: whatever else the machine does, serving frames for one,
+    makes runs longer and never shorter. Where torch has one thread, which runs them all, only its processor time
+    counts. One arena holds the weights, as the engine whose turn it is takes them. An engine for which there is not
+    enough memory is left out; InputError where that is torch.
     """
-    clock = time.thread_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     able: dict[str, FrameEngine] = {}
-    arenas = []
-    for name in engines:
-        try:
-            engine = make_engine(name, bundle, query, device)
-            engine.prepare()
-            arenas.append(resident(bundle, {query: engine}))
-            able[name] = engine
-        except (EngineError, InputError) as error:
-            log.info("engine %s cannot run %s: %s", name, bundle.query(query).model, error)
-    size = bundle.query(query).input_size
-    frames = torch.zeros(1, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-    taken: dict[str, list[float]] = {name: [] for name in able}
-    with torch.inference_mode():
-        for round_index in range(ROUNDS + 1):
-            for name, engine in able.items():
-                start = clock()
-                engine.forward(frames)
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                if round_index:
-                    taken[name].append(1000 * (clock() - start))
-    for arena in arenas:
+    taken: dict[str, list[float]] = {}
+    arena = Arena(Store.of_bundle(bundle), 0, device)
+    try:
+        for spell in range(SPELLS):
+            for name in engines:
+                try:
+                    if spell == 0:
+                        able[name] = make_engine(name, bundle, query, device)
+                        able[name].prepare()
+                        taken[name] = []
+                    if name in taken:
+                        hold(arena, bundle, {query: able[name]})
+                        taken[name] += _runs(able[name], arena)
+                except Exception as error:
+                    if not (isinstance(error, (EngineError, InputError)) or is_out_of_memory(error)):
+                        raise
+                    log.info("engine %s cannot run %s: %s", name, bundle.query(query).model, error)
+                    taken.pop(name, None)
+                if name in able:
+                    able[name].unbind()
+    finally:
         arena.close()
+    if FALLBACK in engines and FALLBACK not in taken:
+        raise InputError("engines", f"{FALLBACK} could not be measured", f"name one in the config (engine: {FALLBACK})")
     return {name: min(times) for name, times in taken.items()}
+
+
+def _runs(engine: FrameEngine, arena: Arena) -> list[float]:
+    """Milliseconds of ROUNDS runs, after one that does not count."""
+    on_card, size = arena.device.type != "cpu", engine.query.input_size
+    clock = time.perf_counter if on_card or torch.get_num_threads() > 1 else time.thread_time
+    times = []
+    with torch.inference_mode(), computing(arena.device):
+        frames = torch.zeros(1, 3, size, size, device=arena.device).contiguous(memory_format=torch.channels_last)
+        for _ in range(ROUNDS + 1):
+            start = clock()
+            engine.forward(frames)
+            arena.synchronise()
+            times.append(1000 * (clock() - start))
+    return times[1:]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from edge_runtime.engines.base import Engine, FrameEngine
+from edge_runtime.engines.base import Engine, FrameEngine, nothing
 from edge_runtime.memory.binding import Wait
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs, stored_name
@@ -48,5 +48,5 @@ class UnsharedEngine:
     def unbind(self) -> None:
         self._engine.unbind()
 
-    def run(self, frames: Sequence[np.ndarray]) -> list[Answer]:
-        return self._engine.run(frames)
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Answer]:
+        return self._engine.run(frames, uploaded)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 from collections.abc import Callable
 
 import torch
+from torch import nn
+
+from edge_runtime.memory.streams import computing
+
+log = logging.getLogger("gemel.run")
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -32,3 +39,22 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
             live += event.nbytes()  # type: ignore[attr-defined]
             peak = max(peak, live)
     return peak
+
+
+def peak_of(model: nn.Module, input_size: int, count: int, device: torch.device) -> int:
+    """The same of a run of `count` frames of an architecture (on the meta device), its weights left out.
+
+    What kernels of a card's libraries take on top of intermediates is known to nobody else. 0 where it cannot be tried:
+    for lack of memory, or because the model cannot do with weights that are all zero.
+    """
+    try:
+        with torch.inference_mode(), computing(device):
+            there = copy.deepcopy(model).to_empty(device=device)
+            for tensor in there.state_dict().values():
+                tensor.zero_()
+            frames = torch.zeros(count, 3, input_size, input_size, device=device)
+            there(frames)
+            return frames.nbytes + peak_bytes(lambda: there(frames), device)
+    except Exception as error:
+        log.debug("the workspace of %s could not be measured: %s", type(model).__name__, error)
+        return 0

@@ -44,6 +44,8 @@ class Arena:
         self._lying = layouts_of_all(store.kinds, self.layouts)
         self.residency = Residency(capacity_bytes, store.extents, budget_bytes, _sizes(self._lying))
         self.mover = mover or mover_for(device, store, self.residency.capacity_bytes)
+        self.mover.lay(self._lying)
+        self.mover.limit(budget_bytes)
         self._views = Views(self._lying, self.mover)
         self._loads = Loads(self.mover, self.residency, self._views)
         self._bound: dict[Bindable, int] = {}
@@ -157,7 +159,7 @@ class Arena:
         """Wait until the device has done all it was given; loads may still be under way."""
         self.mover.synchronise()
 
-    def resize(self, capacity_bytes: int, budget_bytes: int, layouts: Layouts | None = None) -> None:
+    def resize(self, capacity_bytes: int, budget_bytes: int | None, layouts: Layouts | None = None) -> None:
         """Forget everything and go on with this much memory, in other `layouts` where these are given.
 
         The old memory is only given back if nobody keeps a view: unbind the engines first. ValueError while a query
@@ -173,16 +175,18 @@ class Arena:
         self._views.reset(self._lying)
         # Until the memory is there nothing fits; should it not come, another try may find some.
         self.residency.resize(0, budget_bytes, _sizes(self._lying))
+        self.mover.limit(budget_bytes)
         self.mover.resize(capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+        self.mover.lay(self._lying)
         self.residency.resize(capacity_bytes, budget_bytes, _sizes(self._lying))
 
-    def prepare(self, store: Store, capacity_bytes: int, most_bytes: int, budget_bytes: int) -> Fresh:
+    def prepare(self, store: Store, capacity_bytes: int, most_bytes: int, budget_bytes: int, layouts: Layouts) -> Fresh:
         """Make ready to go over to another store, with `capacity_bytes` at least and `most_bytes` at most; from any
         thread. The memory stays where it is as large as that. Raises what `Mover.prepare` raises.
         """
         fits = capacity_bytes <= self.residency.capacity_bytes <= most_bytes
         wanted = None if fits else capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        return self.mover.prepare(store, wanted, budget_bytes)
+        return self.mover.prepare(store, wanted, budget_bytes, layouts_of_all(store.kinds, layouts))
 
     def take_over(self, fresh: Fresh, store: Store, budget_bytes: int, layouts: Layouts) -> None:
         """Go on with what was made ready: resident tensors that the other store has too, and lie as they are wanted,
@@ -208,6 +212,7 @@ class Arena:
         self._views.reset(self._lying)
         # Until the memory is there nothing fits, as in `resize`.
         self.residency = self._loads.residency = Residency(0, store.extents, budget_bytes, _sizes(self._lying))
+        self.mover.limit(budget_bytes)
         self.mover.take(fresh, moves)
         self.residency.resize(capacity_bytes, budget_bytes, _sizes(self._lying))
         self.residency.adopt(kept)

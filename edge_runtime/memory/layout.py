@@ -49,6 +49,9 @@ class Layout:
     def arrange(self, whole: Tensor, offset: int) -> None:
         """Put what has arrived there as stored into this order."""
 
+    def restore(self, whole: Tensor, offset: int) -> None:
+        """Put what lies there in this order back as it is stored."""
+
 
 @dataclass(frozen=True)
 class ChannelsLast(Layout):
@@ -66,6 +69,10 @@ class ChannelsLast(Layout):
     def arrange(self, whole: Tensor, offset: int) -> None:
         """See `Layout.arrange`."""
         self.view(whole, offset).copy_(Layout.view(self, whole, offset).clone())
+
+    def restore(self, whole: Tensor, offset: int) -> None:
+        """See `Layout.restore`."""
+        Layout.view(self, whole, offset).copy_(self.view(whole, offset).clone())
 
 
 Layouts = Mapping[str, Layout]

@@ -17,7 +17,10 @@ VIEWS_PER_TENSOR = 4
 
 
 class Views:
-    """Views of the mover's memory by name and place; every tensor lies as `layouts` says once it is arranged."""
+    """Views of the mover's memory by name and place; every tensor lies as `layouts` says once it is arranged.
+
+    A mover that arranges them itself brings them so.
+    """
 
     def __init__(self, layouts: Layouts, mover: Mover) -> None:
         self._mover = mover
@@ -26,7 +29,8 @@ class Views:
     def reset(self, layouts: Layouts) -> None:
         """Forget every view; from now on tensors lie as these layouts say."""
         self._layouts = layouts
-        self._to_arrange = frozenset(name for name, layout in layouts.items() if layout.arranged)
+        here = {} if self._mover.arranges else layouts
+        self._to_arrange = frozenset(name for name, layout in here.items() if layout.arranged)
         self._views: dict[tuple[str, int], Tensor] = {}
         self._whole: dict[torch.dtype, Tensor] = {}
         # What is on its way and has to be arranged when it is there, and where that is: by then residency may have

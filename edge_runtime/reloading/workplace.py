@@ -122,7 +122,7 @@ class Workplace:
         most = max(needed, config.budget_bytes - smallest)
         rounds = self.post.prepare(config.sinks)
         try:
-            memory = self.arena.prepare(box.store, needed, most, config.budget_bytes)
+            memory = self.arena.prepare(box.store, needed, most, config.budget_bytes, box.layouts)
         except (RuntimeError, MemoryError, OSError) as error:
             raise _lacking(box, needed) from error
         fresh = tuple(camera for camera in work.cameras if camera.id not in kept)

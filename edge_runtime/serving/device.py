@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge_runtime.engines.base import Engine
+from edge_runtime.engines.base import Engine, nothing
 from edge_runtime.integrity.trust import Trust
 from edge_runtime.memory.admission import NoRoomError
 from edge_runtime.memory.arena import Arena
@@ -102,10 +102,11 @@ class Device:
                 self._held = None
         self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
-    def run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None] = lambda: None) -> list[Answer]:
+    def run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None] = nothing) -> list[Answer]:
         """The answers of the query to RGB frames (H, W, 3), once all it needs is resident or arriving.
 
-        `beside` is called when the run is about to begin, on a device where loads overlap runs.
+        `beside` is called when the run is about to begin, on a device where loads overlap runs: behind the upload of
+        the frames, which would wait for all that it begins to copy.
         """
         return self._twice(query, lambda: self._answers(query, images, beside))
 
@@ -155,9 +156,7 @@ class Device:
         residency.hold(names, workspace)
         try:
             self.arena.bind(engine, names)
-            if self.overlaps:
-                beside()
-            answers = engine.run(images)
+            answers = engine.run(images, beside) if self.overlaps else engine.run(images)
             self.arena.synchronise()
         finally:
             residency.release(names, workspace)

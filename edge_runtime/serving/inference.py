@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edge_runtime.capture.camera import Camera
 from edge_runtime.equipping import EquippedBox, engines_text
+from edge_runtime.memory.streams import computing
 from edge_runtime.reloading.workplace import Workplace
 from edge_runtime.serving.executor import Executor, PolicyFailed
 from edge_runtime.serving.switching import Switching
@@ -78,9 +79,10 @@ class Inference:
 
     def _work(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         try:
-            self._warm_up(frames)
-            self.began = time.monotonic()
-            self.ended_by = self._loop(self.began + seconds)
+            with computing(self.executor.device.arena.device):
+                self._warm_up(frames)
+                self.began = time.monotonic()
+                self.ended_by = self._loop(self.began + seconds)
         except (GemelError, PolicyFailed) as error:
             self.fault = one_line(error)
         except BaseException as error:  # whatever it is, the ledger must still be written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,7 @@ class Preprocess:
         """uint8 (N, 3, S, S) -> float32 of the same shape, in channels-last order."""
         import torch
 
-        mean = torch.tensor(self.mean, device=batch.device).view(1, 3, 1, 1) * 255
-        std = torch.tensor(self.std, device=batch.device).view(1, 3, 1, 1) * 255
+        mean, std = (_kept if batch.is_cuda else _constants)(self.mean, self.std, batch.device)
         return batch.to(torch.float32).sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +66,22 @@ class Preprocess:
         """Inverse of `to_json`."""
         mean, std = (tuple(float(x) for x in value[key]) for key in ("mean", "std"))
         return cls(int(value["input_size"]), mean, std)  # type: ignore[arg-type]
+
+
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of pixels of 0..255, each f32 (1, 3, 1, 1)."""
+    import torch
+
+    return tuple(torch.tensor(each, device=device).view(1, 3, 1, 1) * 255 for each in (mean, std))  # type: ignore[return-value]
+
+
+@functools.lru_cache(maxsize=64)
+def _kept(mean: tuple[float, ...], std: tuple[float, ...], device: Any) -> tuple[Tensor, Tensor]:
+    """The same, kept on a card: to send them there again would wait for all that is being copied."""
+    import torch
+
+    with torch.inference_mode(False):
+        return _constants(mean, std, device)
 
 
 @dataclass(frozen=True)

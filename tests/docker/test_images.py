@@ -6,8 +6,8 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +33,8 @@ def test_it_runs_as_nobody_in_particular_and_starts_the_box(image: Path) -> None
             assert all((ROOT / source).exists() for source in rest.split()[:-1])
 
 
-def test_what_is_built_from_is_the_product_alone() -> None:
+def test_what_is_built_from_is_the_product_alone(project: dict[str, Any]) -> None:
     kept = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     assert kept == packages | {"LICENSE", "README.md", "constraints.txt", "docker/healthy.py", "pyproject.toml"}
 

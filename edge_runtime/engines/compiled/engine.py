@@ -14,7 +14,9 @@ from torch.utils import _pytree as pytree
 from edge_runtime.engines.base import EngineError, FrameEngine
 from edge_runtime.engines.cache import EngineCache, Kept
 from edge_runtime.engines.compiled.making import SUFFIX, compile_package, compiling_in, package_key
+from edge_runtime.engines.graphs import graphs_for
 from edge_runtime.memory.binding import TensorOf, Wait
+from edge_runtime.memory.faults import telling_out_of_memory
 from edge_runtime.memory.layout import Order
 from models.bundle import Bundle
 from models.detector import Detector, OneStage
@@ -46,6 +48,8 @@ class CompiledEngine(FrameEngine):
         self._made: dict[str, Tensor] = {}
         self._bound: dict[str, Tensor] = {}
         self._spec: pytree.TreeSpec | None = None
+        self._graphs = graphs_for(self.device)
+        self._placement: tuple[int, ...] = ()
 
     @classmethod
     def missing(cls, device: str) -> str | None:
@@ -90,18 +94,27 @@ class CompiledEngine(FrameEngine):
         # The package knows addresses alone; what lies there has to be kept alive here.
         self._bound = {name: tensor_of(own) for name, own in self._constants.items()} | self._made
         package.load_constants(self._bound, check_full_update=True, user_managed=True)
+        if self._graphs is not None:
+            self._placement = tuple(tensor.data_ptr() for tensor in self._bound.values())
 
     def unbind(self) -> None:
         """Drop the package, which has no other way to let go of what it was bound to."""
         self._package = None
         self._bound = {}
+        if self._graphs is not None:
+            self._graphs.clear()
 
     def forward(self, batch: Tensor) -> Any:
         """As the model's forward, from compiled code."""
         if self._package is None:
             raise RuntimeError("bind comes before the first run")
         assert self._spec is not None
-        return pytree.tree_unflatten(self._package(batch), self._spec)
+        with telling_out_of_memory(self.device):
+            if self._graphs is None:
+                outputs = self._package(batch)
+            else:
+                outputs = self._graphs.run(self._placement, self._package, batch)
+            return pytree.tree_unflatten(outputs, self._spec)
 
     def workspace_of(self, count: int) -> int:
         """As measured when the package was made; before that the eager estimate."""

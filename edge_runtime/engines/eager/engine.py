@@ -12,7 +12,9 @@ from torch import Tensor
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.eager.gate import gated
 from edge_runtime.engines.eager.slots import Slot, layers_to_wait_for
-from edge_runtime.engines.eager.staging import Staging
+from edge_runtime.engines.eager.staging import HALF, Staging
+from edge_runtime.engines.eager.streamed import Streamed
+from edge_runtime.engines.graphs import graphs_for
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.onednn import takes_blocked
@@ -32,8 +34,9 @@ class TorchEngine(FrameEngine):
     copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
     `Bundle.build` makes; where weights lie blocked (`edge_runtime.memory.onednn`), within rounding. With `precision`
     "bf16" or "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast
-    in every run, outputs differ in the third digit. Raises BundleError when the bundle's tensors don't fit the
-    architecture.
+    in every run, outputs differ in the third digit. With `half` (None: on a card) weights stored as float16 are not
+    widened but computed with as they are, and so is the rest (autocast). On a card runs are replayed from graphs
+    (`Graphs`). Raises BundleError when the bundle's tensors don't fit the architecture.
     """
 
     name = "torch"
@@ -48,18 +51,26 @@ class TorchEngine(FrameEngine):
         device: str | torch.device = "cpu",
         precision: str = FULL,
         overflow: Collection[str] = (),
+        half: bool | None = None,
     ) -> None:
         super().__init__(bundle, query_id, device)
+        half = self.device.type != "cpu" if half is None else half
         self._cast_to = PRECISIONS[precision]
+        if half and self._cast_to is None and any(own.dtype == HALF for own in self.query.stored.values()):
+            self._cast_to = torch.float16
         if self._cast_to is None and self.device.type == "cpu":
             takes_blocked(self.model)
         else:
             self.orders -= {Order.BLOCKED}
-        self._staging = Staging(self.model, bundle, self.query, overflow, self.device)
+        most = max(map(bundle.nbytes, overflow), default=0)
+        streamed = Streamed(most, self.device) if most and self.device.type != "cpu" else None
+        self._staging = Staging(self.model, bundle, self.query, overflow, "cuda" if half else "cpu", streamed)
         staged = self._staging.keys
         self._slots = [Slot(self.model, path, name) for path, name in self.query.state().items() if path not in staged]
         self._layers = layers_to_wait_for(self.model, self.query.places())
         self._wait: Wait | None = None
+        self._graphs = None if overflow else graphs_for(self.device)
+        self._placement: tuple[int, ...] = ()
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
         """Point every parameter and buffer at the tensor of its name; those already there are left alone."""
@@ -69,15 +80,25 @@ class TorchEngine(FrameEngine):
                 slot.set(tensor)
         self._staging.bind(tensor_of, wait)
         self._wait = wait
+        if self._graphs is not None:
+            bound = [slot.bound for slot in self._slots if slot.bound is not None]
+            self._placement = tuple(tensor.data_ptr() for tensor in (*bound, *self._staging.bound))
 
     def unbind(self) -> None:
         """Put the module back on the meta device."""
         for slot in self._slots:
             slot.clear()
         self._staging.unbind()
+        if self._graphs is not None:
+            self._graphs.clear()
 
     def forward(self, batch: Tensor) -> Any:
         """What the module returns; where its tensors are still arriving, layer by layer as they do."""
+        if self._graphs is None or self._wait is not None:
+            return self._called(batch)
+        return self._graphs.run(self._placement, self._called, batch)
+
+    def _called(self, batch: Tensor) -> Any:
         arriving = gated(self._layers, self._wait) if self._wait else nullcontext()
         # Nothing may be kept from run to run: what is cast would be a second copy of the weights.
         casting = (

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edge_runtime.engines.eager.streamed import Streamed
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import row_major
 from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
@@ -25,6 +26,7 @@ from models.parts.low_rank import READS_WEIGHTS
 from models.parts.terms import BITS, BYTE, stored_bytes
 from models.parts.widths import WIDE, widen
 
+HALF = "fp16"
 ALIGNMENT_BYTES = 64
 """What is staged begins at multiples of this, as memory that torch allocates itself does."""
 
@@ -62,22 +64,24 @@ class _Place:
         """The name of what its codes are multiplied by."""
         return None if self.own is None else self.own.scale
 
-    def fill(self, scratch: Tensor) -> None:
-        """Widen or copy it into its place, and let the module use it."""
-        if self.read is not None and self.own is None and scratch.device.type == "cpu":
-            self.where[self.attribute] = self.read(scratch[self.start : self.start + self.nbytes])
-            return
-        stored = self.read(None) if self.read is not None else self.stored
-        assert stored is not None, "bind comes before a run"
+    def fill(self, scratch: Tensor, streamed: Streamed | None) -> None:
+        """Widen or copy it into its place, and let the module use it; what overflows to a card is `streamed` there."""
         if self.own is None:
-            self.where[self.attribute] = _view(scratch, stored, self.start).copy_(stored, non_blocking=True)
+            assert self.read is not None
+            room = scratch[self.start : self.start + self.nbytes]
+            self.where[self.attribute] = self.read(room) if streamed is None else streamed.copied(self.read, room)
             return
+        if self.read is None:
+            stored = self.stored
+        elif streamed is None:
+            stored = self.read(None)
+        else:  # it crosses packed, which is what it was stored so for
+            behind = self.start + _aligned(math.prod(self.shape) * WIDE.itemsize)
+            stored = streamed.copied(self.read, scratch[behind : behind + self.nbytes])
+        assert stored is not None, "bind comes before a run"
         # In the order in which the arena holds it: an engine that asks for channels last gets that.
         strides = stored.stride() if self.own.shape is None else row_major(self.shape)
         wide = scratch.view(WIDE).as_strided(self.shape, strides, self.start // WIDE.itemsize)
-        if stored.device != scratch.device:  # it crosses packed, which is what it was stored so for
-            behind = self.start + _aligned(math.prod(self.shape) * WIDE.itemsize)
-            stored = _view(scratch, stored, behind).copy_(stored, non_blocking=True)
         self.where[self.attribute] = widen(stored, self.factor, self.own.dtype, wide)
 
 
@@ -86,23 +90,30 @@ class Staging:
 
     These are the packed ones, and those named in `overflow`, which are read from the bundle in each run.
     `bytes` of scratch are taken for the time of a run: the most that is in use at once. A layer that is called again
-    before another one took its memory is not staged again. `overflow_bytes` counts what was copied so. A run raises
-    OSError when the bundle's file has become shorter.
+    before another one took its memory is not staged again. `overflow_bytes` counts what was copied so; `streamed`
+    copies it where the device is not the CPU. `device` ("cpu" or "cuda") says what is widened at all (`widened`). A run
+    raises OSError when the bundle's file has become shorter.
     """
 
     def __init__(
-        self, model: nn.Module, bundle: Bundle, query: BundleQuery, overflow: Collection[str], device: torch.device
+        self,
+        model: nn.Module,
+        bundle: Bundle,
+        query: BundleQuery,
+        overflow: Collection[str],
+        device: str,
+        streamed: Streamed | None = None,
     ) -> None:
         layers = (
-            layers_of(model, query.input_size, query.state(), query.stored, device.type)
-            if query.stored or overflow
-            else ()
+            layers_of(model, query.input_size, query.state(), query.stored, device) if query.stored or overflow else ()
         )
+        self._streamed = streamed
         self.bytes, self._spans = scratch_bytes(layers, overflow), spans(layers, overflow)
         self.overflow_bytes = 0
         self._all: list[_Place] = []
+        own = widened(query.stored, device)
         for index, layer in enumerate(layers):
-            places = _places(model, bundle, query, layer, self._spans[index][0], overflow)
+            places = _places(model, bundle, own, layer, self._spans[index][0], overflow)
             if places:
                 model.get_submodule(layer.path).register_forward_pre_hook(self._before(index, places))
             self._all += places
@@ -115,6 +126,11 @@ class Staging:
     def keys(self) -> frozenset[str]:
         """The state dict keys of what is staged."""
         return frozenset(place.part.key for place in self._all)
+
+    @property
+    def bound(self) -> list[Tensor]:
+        """The tensors of the arena that are read in a run."""
+        return [tensor for place in self._all for tensor in (place.stored, place.factor) if tensor is not None]
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None) -> None:
         """As `Bindable.bind`."""
@@ -156,11 +172,16 @@ class Staging:
                 self._wait(awaited)
             self._there -= overlapping
             for place in places:
-                place.fill(self._scratch)
+                place.fill(self._scratch, self._streamed)
             self._there.add(index)
             self.overflow_bytes += overflow_bytes
 
         return hook
+
+
+def widened(stored: Mapping[str, StoredTensor], device: str) -> dict[str, StoredTensor]:
+    """Those of the packed tensors that are widened to be used: a card computes with float16 as it is."""
+    return {key: own for key, own in stored.items() if device == "cpu" or own.dtype != HALF}
 
 
 def layers_of(
@@ -174,7 +195,7 @@ def layers_of(
     without calling them (attention does): these are the parent's. A module's memory is in use until it returns.
     """
     calls = _calls(model, input_size)
-    called, grouped = set(calls), dict[str, list[Part]]()
+    called, grouped, stored = set(calls), dict[str, list[Part]](), widened(stored, device)
     for key, tensor in model.state_dict(keep_vars=True).items():
         above = key.rpartition(".")[0]
         while above and above not in called:
@@ -207,7 +228,12 @@ def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, devi
 
 
 def _places(
-    model: nn.Module, bundle: Bundle, query: BundleQuery, layer: Layer, begin: int, overflow: Collection[str]
+    model: nn.Module,
+    bundle: Bundle,
+    stored: Mapping[str, StoredTensor],
+    layer: Layer,
+    begin: int,
+    overflow: Collection[str],
 ) -> list[_Place]:
     places = []
     for part in layer.parts:
@@ -215,7 +241,7 @@ def _places(
             path, _, attribute = part.key.rpartition(".")
             module = model.get_submodule(path)
             where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers
-            own = query.stored.get(part.key)
+            own = stored.get(part.key)
             places.append(
                 _Place(
                     where,
@@ -230,10 +256,6 @@ def _places(
             )
             begin += size
     return places
-
-
-def _view(scratch: Tensor, like: Tensor, start: int) -> Tensor:
-    return scratch.view(like.dtype).as_strided(like.shape, like.stride(), start // like.dtype.itemsize)
 
 
 def _aligned(nbytes: int) -> int:

@@ -15,6 +15,7 @@ from edge_runtime.engines.cache import EngineCache, Kept
 from edge_runtime.engines.onnx.graph import SUFFIX, graph_key, write_graph
 from edge_runtime.engines.onnx.session import CPU, CUDA, TENSORRT, Session, available, session_of
 from edge_runtime.memory.binding import TensorOf, Wait
+from edge_runtime.memory.streams import computing
 from models.bundle import Bundle
 from models.detector import OneStage
 from models.export import INPUT
@@ -130,11 +131,12 @@ class OnnxEngine(FrameEngine):
 
     def _run(self, batch: Tensor) -> list[Tensor]:
         assert self._session is not None
-        frames = batch.contiguous().to(self._session.device)
-        self._bind_input(INPUT, frames)
-        for name in self._session.outputs:
-            self._binding.bind_output(name, "cpu")
-        self._session.runtime.run_with_iobinding(self._binding)
+        with computing(self._session.device):  # which is the session's stream
+            frames = batch.contiguous().to(self._session.device)
+            self._bind_input(INPUT, frames)
+            for name in self._session.outputs:
+                self._binding.bind_output(name, "cpu")
+            self._session.runtime.run_with_iobinding(self._binding, self._session.options)
         return [torch.from_numpy(value.numpy()) for value in self._binding.get_outputs()]
 
     def _bind_input(self, name: str, tensor: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from edge_runtime.engines.base import EngineError
+from edge_runtime.memory.streams import compute_stream
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -28,6 +29,7 @@ class Session:
 
     def __init__(self, session: Any, device: torch.device) -> None:
         self.runtime, self.device = session, device
+        self.options = _run_options(device)
         self.inputs = tuple(one.name for one in session.get_inputs())
         self.outputs = tuple(one.name for one in session.get_outputs())
 
@@ -40,9 +42,9 @@ def available(provider: str) -> str | None:
     try:
         import onnxruntime
     except ImportError:
-        return "the package onnxruntime is not installed"
+        return "the package onnxruntime is not installed (pip install 'gemel[cpu]' or 'gemel[gpu]')"
     if provider not in onnxruntime.get_available_providers():
-        return f"this onnxruntime has no {provider} (onnxruntime-gpu has)"
+        return f"this onnxruntime has no {provider} (onnxruntime-gpu has: gemel[gpu] in place of gemel[cpu])"
     return None
 
 
@@ -102,7 +104,7 @@ def in_order(provider: str, path: Path, device: torch.device) -> list[Any]:
 
 def _cuda_options(path: Path, device: torch.device) -> dict[str, str]:
     return {
-        **_on_torchs_stream(device),
+        **_on_our_stream(device),
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "HEURISTIC",
     }
@@ -111,7 +113,7 @@ def _cuda_options(path: Path, device: torch.device) -> dict[str, str]:
 def _tensorrt_options(path: Path, device: torch.device) -> dict[str, str]:
     """What TensorRT builds takes minutes and is run as code: it is kept beside the graph, in the private folder."""
     return {
-        **_on_torchs_stream(device),
+        **_on_our_stream(device),
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": str(path.parent),
         "trt_engine_cache_prefix": path.stem,
@@ -120,10 +122,19 @@ def _tensorrt_options(path: Path, device: torch.device) -> dict[str, str]:
     }
 
 
-def _on_torchs_stream(device: torch.device) -> dict[str, str]:
-    """So that what torch has queued (copies into the arena, frames) comes first."""
-    stream = torch.cuda.current_stream(device).cuda_stream
-    return {"device_id": str(device.index or 0), "user_compute_stream": str(stream)}
+def _on_our_stream(device: torch.device) -> dict[str, str]:
+    """So that what was queued there (copies into the arena, frames) comes first."""
+    return {"device_id": str(device.index or 0), "user_compute_stream": str(compute_stream(device).cuda_stream)}
+
+
+def _run_options(device: torch.device) -> Any:
+    """On a card every session has a pool that torch's allocator does not see: it goes back after each run."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    if device.type == "cuda":
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{device.index or 0}")
+    return options
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.copies import Copy
+from edge_runtime.memory.layout import Layouts
 from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.store import Store
@@ -55,12 +56,22 @@ class Mover(Protocol):
     """The memory of one arena and the way into it.
 
     `overlaps` says whether it is worth moving weights while a query runs, `reads_file` whether they come out of the
-    bundle's file, and not of a copy in memory.
+    bundle's file, and not of a copy in memory, `arranges` whether that copy lies as tensors are wanted, so that nothing
+    has to be arranged once it has arrived.
     """
 
     memory: Tensor
     overlaps: bool
     reads_file: bool
+    arranges: bool
+
+    def lay(self, layouts: Layouts) -> None:
+        """Let tensors arrive in these layouts from now on, where it arranges them; nothing is under way."""
+        ...
+
+    def limit(self, budget_bytes: int | None) -> None:
+        """Let the device refuse this process more than a budget, where it can; None: as much as there is."""
+        ...
 
     def start(self, copies: Sequence[Copy], waits: bool = False) -> Transfer:
         """Begin copies, after those begun before, and return at once; `waits` says that the caller waits for them."""
@@ -82,8 +93,9 @@ class Mover(Protocol):
         """Let go of the memory and of what the device keeps for reuse, then take this much; contents are lost."""
         ...
 
-    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int) -> Fresh:
-        """Make ready to go over to another store, in other memory where a capacity is given; from any thread.
+    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> Fresh:
+        """Make ready to go over to another store, in other memory where a capacity is given, its tensors to arrive in
+        these layouts; from any thread.
 
         Raises RuntimeError or MemoryError when the device has no such memory, OSError when the store cannot be read.
         """
@@ -114,10 +126,21 @@ def mover_for(device: str | torch.device, store: Store, capacity_bytes: int) -> 
         from edge_runtime.memory.movers.host import HostMover
 
         return HostMover.stored(store, capacity_bytes)
-    if torch.cuda.get_device_properties(device).is_integrated and store.file is not None:
+    if is_integrated(device) and store.file is not None:
         from edge_runtime.memory.movers.unified import unified_mover
 
         return unified_mover(store, capacity_bytes, device)
     from edge_runtime.memory.movers.cuda import CudaMover
 
     return CudaMover(store, capacity_bytes, device)
+
+
+def is_integrated(device: torch.device) -> bool:
+    """Whether a card has no memory of its own (Jetson)."""
+    return bool(torch.cuda.get_device_properties(device).is_integrated)
+
+
+def arranges_ahead(device: str | torch.device) -> bool:
+    """Whether weights arrive there as they are wanted, so that those that come and go are arranged for nothing."""
+    device = torch.device(device)
+    return device.type == "cuda" and not is_integrated(device)

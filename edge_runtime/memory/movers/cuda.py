@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,50 +10,68 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.copies import Copy
+from edge_runtime.memory.layout import Layouts
 from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.memory.movers.host import PIECE_BYTES
+from edge_runtime.memory.movers.pinned import Pinned
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.store import Store
 
 # Compaction moves bytes through a buffer of this size, since source and target may overlap.
 BOUNCE_BYTES = 16 * 2**20
-
-log = logging.getLogger("gemel.run")
+ALLOCATOR_BYTES = 128 * 2**20
+"""What torch's allocator may hold beyond what it gives out: it takes 2 or 20 MiB at a time, for each stream apart."""
 
 
 class CudaMover:
     """Copies from pinned host memory on a stream of its own, with an event after every piece.
 
-    The bundle's tensors are kept in pinned memory once (as many bytes of RAM as the bundle has), so that a load is
-    left to the card's copy engine: no thread of ours, no host synchronisation. The executor synchronises after
-    every run, so what is overwritten is no longer read. `cuda` is torch.cuda; tests pass one that keeps a record.
+    The bundle's tensors are kept in pinned memory once (as many bytes of RAM as the bundle has), in the order in which
+    engines want them, so that a load is left to the card's copy engine: no thread of ours, no host synchronisation,
+    nothing to arrange. What the compute stream was given before is done before memory is written: the upload of the
+    frames whose run a prefetch goes beside, too. The executor synchronises after every run, so what is overwritten is
+    no longer read. `cuda` is torch.cuda; tests pass one that keeps a record.
     """
 
     overlaps = True
     reads_file = False
+    arranges = True
     memory: Tensor
 
     def __init__(self, store: Store, capacity_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
         self._stream = cuda.Stream(device)
+        self._budget_bytes: int | None = None
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
-        self._stored = self._pinned(store)
+        self._stored = Pinned(store, device, cuda)
+
+    def lay(self, layouts: Layouts) -> None:
+        """See `Mover.lay`: in host memory, once."""
+        self._stored.lay(layouts)
+
+    def limit(self, budget_bytes: int | None) -> None:
+        """See `Mover.limit`: by torch's allocator, which then frees what it kept, or raises OutOfMemoryError."""
+        self._allow(budget_bytes)
+        self._budget_bytes = budget_bytes
 
     def start(self, copies: Sequence[Copy], waits: bool = False) -> CudaTransfer:
         """Enqueue copies after those begun before, and return at once."""
+        self._after_compute()
         transfer = CudaTransfer(self._cuda, self._stream, self._device)
+        stored = self._stored.bytes
         with self._cuda.stream(self._stream):
             for copy in copies:
                 for at in range(0, copy.nbytes, PIECE_BYTES):
                     size = min(PIECE_BYTES, copy.nbytes - at)
                     source, target = copy.source + at, copy.target + at
-                    self.memory[target : target + size].copy_(self._stored[source : source + size], non_blocking=True)
+                    self.memory[target : target + size].copy_(stored[source : source + size], non_blocking=True)
                     ended = [name for name, end in zip(copy.names, copy.ends) if at < end <= at + size]
                     transfer.record(ended)
         return transfer
 
     def slide(self, moves: Sequence[Move]) -> None:
         """Move tensors inside the memory piece by piece from the low end, so that nothing unread is overwritten."""
+        self._after_compute()
         with self._cuda.stream(self._stream):
             for move in moves:
                 for at in range(0, move.nbytes, BOUNCE_BYTES):
@@ -77,18 +94,27 @@ class CudaMover:
         self._cuda.empty_cache()
         self.memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device)
 
-    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int) -> Fresh:
+    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> Fresh:
         """See `Mover.prepare`; both memories lie beside each other for a moment, if the budget has room for that."""
+        stored = Pinned(store, self._device, self._cuda)
+        stored.lay(layouts)
         memory = None
         if capacity_bytes is not None and capacity_bytes + self.memory.numel() <= budget_bytes:
-            memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device), np.empty(0, np.uint8)
-        return Fresh(self._pinned(store), capacity_bytes, memory)
+            if self._budget_bytes is not None:
+                self._allow(max(budget_bytes, self._budget_bytes))
+            try:
+                memory = torch.empty(capacity_bytes, dtype=torch.uint8, device=self._device), np.empty(0, np.uint8)
+            except BaseException:
+                stored.close()
+                self._allow(self._budget_bytes)
+                raise
+        return Fresh(stored, capacity_bytes, memory)
 
     def take(self, fresh: Fresh, kept: Sequence[Move]) -> None:
         """See `Mover.take`."""
         self._cuda.synchronize(self._device)
         before, self._stored = self._stored, fresh.source
-        self._unpin(before)
+        before.close()
         if fresh.memory is not None:
             memory, _ = fresh.memory
             for move in kept:
@@ -101,23 +127,21 @@ class CudaMover:
 
     def drop(self, fresh: Fresh) -> None:
         """See `Mover.drop`."""
-        self._unpin(fresh.source)
+        fresh.source.close()
+        self._allow(self._budget_bytes)
 
     def close(self) -> None:
-        """Unpin the host memory."""
-        self._unpin(self._stored)
+        """Unpin the host memory, and lift the limit."""
+        self._stored.close()
+        self.limit(None)
 
-    def _unpin(self, stored: Tensor) -> None:
-        if stored.nbytes:
-            self._cuda.cudart().cudaHostUnregister(stored.data_ptr())
+    def _after_compute(self) -> None:
+        self._stream.wait_stream(self._cuda.current_stream(self._device))
 
-    def _pinned(self, store: Store) -> Tensor:
-        """A copy of the bundle's data in pinned memory: registered, since torch's own would round up to 2^n bytes."""
-        stored = torch.empty(store.data.nbytes, dtype=torch.uint8)
-        store.read(0, stored.numpy())
-        if stored.nbytes and int(self._cuda.cudart().cudaHostRegister(stored.data_ptr(), stored.nbytes, 0)):
-            log.warning("the bundle's %d bytes could not be pinned: loads will be slower", stored.nbytes)
-        return stored
+    def _allow(self, budget_bytes: int | None) -> None:
+        total = self._cuda.get_device_properties(self._device).total_memory
+        allowed = total if budget_bytes is None else min(total, budget_bytes + ALLOCATOR_BYTES)
+        self._cuda.set_per_process_memory_fraction(allowed / total, self._device)
 
 
 class CudaTransfer:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from edge_runtime.memory.copies import Copy
+from edge_runtime.memory.layout import Layouts
 from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.memory.movers.readers import Reader, StoredReader
 from edge_runtime.memory.placing import Move
@@ -56,6 +57,7 @@ class HostMover:
 
     overlaps = False
     reads_file = True
+    arranges = False
     memory: Tensor
     _bytes: np.ndarray
 
@@ -112,12 +114,18 @@ class HostMover:
                     ctypes.c_void_p(self._bytes.ctypes.data + first), ctypes.c_size_t(last - first), MADV_DONTNEED
                 )
 
+    def lay(self, layouts: Layouts) -> None:
+        """Nothing: tensors arrive as they are stored."""
+
+    def limit(self, budget_bytes: int | None) -> None:
+        """Nothing: no system counts a process's memory as the budget does."""
+
     def resize(self, capacity_bytes: int) -> None:
         """Let go of the memory, then take this much; contents are lost."""
         self.memory, self._bytes = torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8)
         self.memory, self._bytes = self._allocate(capacity_bytes)
 
-    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int) -> Fresh:
+    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> Fresh:
         """See `Mover.prepare`. Ordinary memory takes room only as it is filled, and is given back as it is left."""
         memory = None
         if capacity_bytes is not None:

@@ -16,6 +16,7 @@ from edge_runtime.memory.movers.readers import FileReader
 from edge_runtime.memory.store import Store
 
 _ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL: any stream may use the memory
+_CONCURRENT_MANAGED_ACCESS = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
 
 
 def unified_mover(
@@ -24,14 +25,16 @@ def unified_mover(
     device: torch.device,
     allocate: Callable[[int], tuple[Tensor, np.ndarray]] | None = None,
     synchronise: Callable[[], None] | None = None,
+    concurrent: Callable[[torch.device], bool] | None = None,
 ) -> HostMover:
     """A mover that reads from storage straight into managed memory: no copy through the host, none kept there.
 
-    On Tegra the CPU must not touch managed memory while a kernel runs (concurrentManagedAccess is 0; NVIDIA, "CUDA
-    for Tegra", 3.3.1), so the mover waits for the GPU first and loads do not overlap runs. Managed memory is chosen
-    over pinned memory because the GPU caches only the former (the same note, 3.1).
+    Where the CPU must not touch managed memory while a kernel runs (concurrentManagedAccess is 0, as on all Tegra up
+    to Orin; NVIDIA, "CUDA for Tegra", 3.3.1), loads do not overlap runs; the driver is asked. Either way the mover
+    waits for the GPU before it writes. Managed memory is chosen over pinned memory because the GPU caches only the
+    former (the same note, 3.1).
     """
-    return HostMover(
+    mover = HostMover(
         partial(FileReader, store),
         capacity_bytes,
         READ_THREADS,
@@ -39,6 +42,18 @@ def unified_mover(
         synchronise or partial(torch.cuda.synchronize, device),
         FileReader,
     )
+    mover.overlaps = (concurrent or concurrent_access)(device)
+    return mover
+
+
+def concurrent_access(device: torch.device, driver: ctypes.CDLL | None = None) -> bool:
+    """Whether the CPU may touch managed memory while a kernel runs; not where the driver gives no answer."""
+    driver = driver or ctypes.CDLL("libcuda.so.1")
+    ordinal, found = ctypes.c_int(), ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(ordinal), ctypes.c_int(device.index or 0)):
+        return False
+    code = driver.cuDeviceGetAttribute(ctypes.byref(found), ctypes.c_int(_CONCURRENT_MANAGED_ACCESS), ordinal)
+    return not code and bool(found.value)
 
 
 class _Region:

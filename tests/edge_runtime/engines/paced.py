@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from edge_runtime.engines.base import FrameEngine
+from edge_runtime.engines.base import FrameEngine, nothing
 from edge_runtime.engines.cache import EngineCache
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import ENGINES
@@ -40,9 +40,9 @@ class Slow(TorchEngine):
             pass
         return super().forward(batch)
 
-    def run(self, frames: Any) -> Any:
+    def run(self, frames: Any, uploaded: Callable[[], object] = nothing) -> Any:
         RUNS["torch"] += 1
-        return super().run(frames)
+        return super().run(frames, uploaded)
 
 
 class Quick(TorchEngine):
@@ -62,12 +62,12 @@ class Quick(TorchEngine):
     def prepare(self) -> None:
         EngineCache().fetch({"engine": self.name}, ".paced", self._make)
 
-    def run(self, frames: Any) -> Any:
+    def run(self, frames: Any, uploaded: Callable[[], object] = nothing) -> Any:
         if type(self).faulty:
             raise RuntimeError("not as quick as that")
         RUNS[self.name] += 1
         HEARD.get(self.name, lambda: None)()
-        return super().run(frames)
+        return super().run(frames, uploaded)
 
     def _make(self, path: Path) -> dict[str, Any]:
         if FAULT in os.environ:

@@ -34,7 +34,7 @@ def test_what_both_have_stays_and_only_the_rest_is_read(kind, capacity):
     arena = arena_of(store_of(a=700, b=900, c=300), 5 * PAGE, kind)
     arena.change((), ["a", "b", "c"])
     other = store_of(d=500, c=300, a=700)
-    fresh = arena.prepare(other, capacity, 8 * PAGE, 100 * PAGE)
+    fresh = arena.prepare(other, capacity, 8 * PAGE, 100 * PAGE, {})
     moved = arena.bytes_moved
     arena.take_over(fresh, other, 100 * PAGE, {})
     assert arena.residency.resident == {"a", "c"} and holds(arena, "a") and holds(arena, "c")
@@ -52,7 +52,7 @@ def test_where_both_memories_do_not_fit_nothing_is_kept():
     arena = arena_of(store_of(a=700), 2 * PAGE, "cuda")
     arena.change((), ["a"])
     other = store_of(a=700, b=900)
-    arena.take_over(arena.prepare(other, 4 * PAGE, 5 * PAGE, 5 * PAGE), other, 5 * PAGE, {})
+    arena.take_over(arena.prepare(other, 4 * PAGE, 5 * PAGE, 5 * PAGE, {}), other, 5 * PAGE, {})
     assert not arena.residency.resident and arena.residency.capacity_bytes == 4 * PAGE
     arena.change((), ["a", "b"])
     assert holds(arena, "a") and holds(arena, "b")
@@ -64,7 +64,7 @@ def test_what_is_to_lie_otherwise_is_read_again():
     arena = Arena(store, 8 * PAGE)
     arena.change((), ["w", "v"])
     layouts = {name: one for name, one in convolutions(store.kinds).items() if name == "w"}
-    arena.take_over(arena.prepare(store, 8 * PAGE, 8 * PAGE, 8 * PAGE), store, 8 * PAGE, layouts)
+    arena.take_over(arena.prepare(store, 8 * PAGE, 8 * PAGE, 8 * PAGE, {}), store, 8 * PAGE, layouts)
     assert arena.residency.resident == {"v"}
     arena.change((), ["w"])
     assert torch.equal(arena.tensor("w"), weight)
@@ -73,7 +73,7 @@ def test_what_is_to_lie_otherwise_is_read_again():
 def test_memory_that_was_made_ready_in_vain_is_let_go():
     cuda = FakeCuda()
     arena = Arena(store_of(a=700), 2 * PAGE, mover=CudaMover(store_of(a=700), 2 * PAGE, torch.device("cpu"), cuda))
-    fresh = arena.prepare(store_of(b=900), 2 * PAGE, 2 * PAGE, 9 * PAGE)
+    fresh = arena.prepare(store_of(b=900), 2 * PAGE, 2 * PAGE, 9 * PAGE, {})
     assert len(cuda.pinned) == 2
     arena.mover.drop(fresh)
     assert len(cuda.pinned) == 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime.engines.base import nothing
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.frames.results import Identity
@@ -46,7 +47,8 @@ class SlowEngine:
     def unbind(self) -> None:
         self.bound = None
 
-    def run(self, frames) -> list:
+    def run(self, frames, uploaded=nothing) -> list:
+        uploaded()
         self.runs += 1
         self.clock.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
         self.batches.append(len(frames))

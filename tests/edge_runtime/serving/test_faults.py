@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime.engines.base import nothing
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame, Mailboxes
@@ -63,7 +64,8 @@ class SumEngine:
     def unbind(self) -> None:
         self.bound = {}
 
-    def run(self, frames) -> list:
+    def run(self, frames, uploaded=nothing) -> list:
+        uploaded()
         self.clock.now += 0.01
         self.during()
         if self.faults:

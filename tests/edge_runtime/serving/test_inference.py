@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Decision, Demand, Plan, Situation
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.serving import executor as executing
+from edge_runtime.serving import inference
+from edge_runtime.serving.inference import Inference
 from tests.edge_runtime.running import adds_up, total
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
@@ -76,3 +81,29 @@ def test_a_policy_that_always_raises_ends_the_box_with_its_summary(served, monke
     summary = served(Policy())
     assert summary["fault"].startswith("the policy odd failed 3 times in a row: NotImplementedError")
     assert adds_up(summary) and summary["stopped_by"] == "a fault" and total(summary, "received") > 0
+
+
+def test_all_that_the_thread_does_is_queued_on_the_devices_compute_stream(monkeypatch) -> None:
+    happened, device = [], object()
+
+    @contextmanager
+    def computing(where: object) -> Iterator[None]:
+        happened.append(("on", where, threading.current_thread().name))
+        yield
+        happened.append("off")
+
+    class Short(Inference):
+        def _warm_up(self, frames: object) -> None:
+            happened.append("warm-up")
+
+        def _loop(self, ends: float) -> str:
+            happened.append("frames")
+            return "done"
+
+    monkeypatch.setattr(inference, "computing", computing)
+    arena = SimpleNamespace(device=device)
+    workplace = SimpleNamespace(now=SimpleNamespace(executor=SimpleNamespace(device=SimpleNamespace(arena=arena))))
+    short = Short(workplace, None, threading.Event(), lambda: False)  # type: ignore[arg-type]
+    short.start({}, 1.0)
+    assert short.join(60) and short.ended_by == "done"
+    assert happened == [("on", device, "inference"), "warm-up", "frames", "off"]

@@ -209,3 +209,19 @@ def test_an_engine_that_cannot_run_packed_weights_says_so_in_one_line(bundle: Bu
 
     with pytest.raises(InputError, match=r"query gate has weights stored as .*, which engine wide cannot run; take"):
         Wide(bundle, "gate")
+
+
+@pytest.mark.parametrize("bundle", ["fp16"], indirect=True)
+@pytest.mark.parametrize("query", ["gate", "yard", "hall"])
+def test_where_a_device_computes_with_half_weights_nothing_is_widened(bundle: Bundle, query: str) -> None:
+    arena, wide = arena_of(bundle), TorchEngine(bundle, query)
+    engine = TorchEngine(bundle, query, half=True)
+    arena.change((), bundle.names_in_order(query))
+    engine.bind(arena.tensor)
+    assert wide._staging.keys and not engine._staging.keys
+    dtypes = {slot.bound.dtype for slot in engine._slots if slot.bound is arena.tensor(slot.name)}
+    assert torch.float16 in dtypes
+    assert engine.workspace_of(1) < wide.workspace_of(1)
+    found, expected = engine.outputs([picture(1)]).float(), reference(bundle, query, 1)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+    arena.close()

@@ -52,7 +52,7 @@ def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
 
 
 def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_session, "_on_torchs_stream", lambda device: {"device_id": str(device.index)})
+    monkeypatch.setattr(onnx_session, "_on_our_stream", lambda device: {"device_id": str(device.index)})
     (first, own), (second, _), last = in_order(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
     assert (first, second, last) == (TENSORRT, CUDA, CPU) and own["device_id"] == "1"
     assert own["trt_engine_cache_enable"] == "1" and own["trt_engine_cache_path"] == str(tmp_path)

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TOTAL_BYTES = 2**30
 
 
 class FakeCuda:
-    """Work is done at once, in the order of the calls; `record` holds (what, stream, event) in that order."""
+    """Work is done at once, in the order of the calls; `record` holds (what, stream, event) in that order.
+
+    `allowed_bytes` is what torch's allocator may take, None while nobody limits it. With `pin_code` no memory can be
+    pinned, and the next kernel gets the error (`Kernels`).
+    """
 
     def __init__(self, pin_code: int = 0) -> None:
         self.record: list[tuple[str, str, int | None]] = []
         self.compute, self.events, self.pinned, self.pin_code = FakeStream(self, "compute"), 0, [], pin_code
-        self.active = self.compute
+        self.active, self.allowed_bytes, self.pending = self.compute, None, 0
+        self.pools: set[object] = set()
+
+    def get_device_properties(self, _device: object) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=TOTAL_BYTES)
+
+    def set_per_process_memory_fraction(self, fraction: float, _device: object) -> None:
+        self.allowed_bytes = None if fraction == 1.0 else round(fraction * TOTAL_BYTES)
 
     def Stream(self, _device: object) -> FakeStream:
         return FakeStream(self, "copy")
@@ -33,6 +52,18 @@ class FakeCuda:
     def synchronize(self, _device: object) -> None:
         self.record.append(("synchronise", "all", None))
 
+    def graph_pool_handle(self) -> object:
+        return object()
+
+    def CUDAGraph(self) -> FakeGraph:
+        return FakeGraph()
+
+    @contextmanager
+    def graph(self, graph: FakeGraph, pool: object, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
+        self.pools.add(pool)
+        with self.stream(stream), graph:
+            yield
+
     def empty_cache(self) -> None:
         self.record.append(("empty cache", "all", None))
 
@@ -40,7 +71,10 @@ class FakeCuda:
         return self
 
     def cudaHostRegister(self, pointer: int, _nbytes: int, _flags: int) -> int:
-        self.pinned.append(pointer)
+        if self.pin_code:
+            self.pending = self.pin_code
+        else:
+            self.pinned.append(pointer)
         return self.pin_code
 
     def cudaHostUnregister(self, pointer: int) -> int:
@@ -48,9 +82,29 @@ class FakeCuda:
         return 0
 
 
+class Kernels(TorchDispatchMode):
+    """Puts torch's operations on record with the stream they go to; the first one behind a failed call raises."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("add_", "copy_") and self.cuda.pending:
+            self.cuda.pending = 0
+            raise RuntimeError("CUDA error: out of memory")
+        self.cuda.record.append((name, self.cuda.active.name, None))
+        return func(*args, **(kwargs or {}))
+
+
 class FakeStream:
     def __init__(self, cuda: FakeCuda, name: str) -> None:
         self.cuda, self.name = cuda, name
+        self.cuda_stream = 0 if name == "default" else 1
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.cuda.record.append((f"behind {other.name}", self.name, None))
 
     def wait_event(self, event: FakeEvent) -> None:
         self.cuda.record.append(("wait", self.name, event.index))
@@ -71,3 +125,24 @@ class FakeEvent:
 
     def elapsed_time(self, _end: FakeEvent) -> float:
         return 2000.0
+
+
+class FakeGraph(TorchDispatchMode):
+    """Keeps the operations that are called while it is captured, and does them again on the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, ...]] = []
+        self.replays = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        self.replays += 1
+        for func, args, kwargs, out in self.operations:
+            for before, after in zip(pytree.tree_leaves(out), pytree.tree_leaves(func(*args, **kwargs))):
+                if isinstance(before, Tensor) and before is not after:
+                    before.copy_(after)

@@ -12,17 +12,14 @@ import torch
 
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.copies import Copy
-from edge_runtime.memory.movers import cuda as mover_cuda
 from edge_runtime.memory.movers import host as mover_host
-from edge_runtime.memory.movers.cuda import CudaMover
 from edge_runtime.memory.movers.host import HostMover, ordinary_memory
 from edge_runtime.memory.movers.readers import FileReader, Reader, StoredReader
-from edge_runtime.memory.movers.unified import unified_mover
+from edge_runtime.memory.movers.unified import concurrent_access, unified_mover
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
 from models.bundle.file import open_file
-from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import tiny_bundle
 
 KIB = 1024
@@ -36,7 +33,6 @@ def bundle(tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(mover_host, "PIECE_BYTES", KIB)
-    monkeypatch.setattr(mover_cuda, "PIECE_BYTES", KIB)
 
 
 def store_of(sizes: dict[str, int]) -> Store:
@@ -151,13 +147,17 @@ def test_moves_towards_the_start_may_overlap():
     mover.close()
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(bundle, direct, monkeypatch, small_pieces):
+@pytest.mark.parametrize(("direct", "concurrent"), [(True, False), (False, True)])
+def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
+    bundle, direct, concurrent, monkeypatch, small_pieces
+):
     if not direct:
         monkeypatch.setattr(FileReader, "_open_direct", lambda *_: False)
     store = Store.of_bundle(bundle)
     idle: list[str] = []
-    mover = unified_mover(store, 64 * KIB, torch.device("cuda"), ordinary_memory, lambda: idle.append("waited"))
+    mover = unified_mover(
+        store, 64 * KIB, torch.device("cuda"), ordinary_memory, lambda: idle.append("waited"), lambda _: concurrent
+    )
     arena = Arena(store, 64 * KIB, mover=mover)
     for query in ("gate", "road", "yard"):
         names = bundle.names_in_order(query)
@@ -165,8 +165,31 @@ def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(bundle, dir
         for name in names:
             assert torch.equal(arena.tensor(name), bundle.tensor(name))
     assert len(idle) == 3, "the CPU touches the memory only when the GPU is idle"
-    assert not mover.overlaps
+    assert mover.overlaps == concurrent
     arena.close()
+
+
+class Driver:
+    """Answers as libcuda would."""
+
+    def __init__(self, value: int, code: int = 0) -> None:
+        self.value, self.code, self.asked = value, code, []
+
+    def cuDeviceGet(self, ordinal, index) -> int:
+        ordinal._obj.value = index.value
+        return 0
+
+    def cuDeviceGetAttribute(self, found, attribute, ordinal) -> int:
+        self.asked.append((attribute.value, ordinal.value))
+        found._obj.value = self.value
+        return self.code
+
+
+def test_the_driver_is_asked_whether_both_may_touch_managed_memory_at_once():
+    driver = Driver(1)
+    assert concurrent_access(torch.device("cuda", 2), driver) and driver.asked == [(89, 2)]  # type: ignore[arg-type]
+    assert not concurrent_access(torch.device("cuda"), Driver(0))  # type: ignore[arg-type]
+    assert not concurrent_access(torch.device("cuda"), Driver(1, code=1))  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_replaced_is_read_on_and_one_that_was_cut_is_noticed(bundle, tmp_path):
@@ -187,52 +210,3 @@ def test_a_file_that_was_replaced_is_read_on_and_one_that_was_cut_is_noticed(bun
         still.read(memory, 0, last.offset, last.nbytes)
         assert np.array_equal(memory[: last.nbytes], store.data[last.offset : last.offset + last.nbytes])
         still.close()
-
-
-def cuda_arena(sizes: dict[str, int], capacity: int, cuda: FakeCuda) -> Arena:
-    store = store_of(sizes)
-    return Arena(store, capacity, mover=CudaMover(store, capacity, torch.device("cpu"), cuda))
-
-
-def test_on_cuda_the_compute_stream_waits_for_the_event_behind_a_layers_last_piece_and_once(small_pieces):
-    cuda = FakeCuda()
-    arena = cuda_arena({"a": 700, "b": 3000, "c": 100}, 8 * KIB, cuda)
-    arena.start("abc")
-    events = [what for what in cuda.record if what[0] == "event"]
-    assert events == [("event", "copy", index) for index in range(6)], "one before, one after each of five pieces"
-    cuda.record.clear()
-    for name in "abcba":
-        arena.wait(name)
-    assert cuda.record == [("wait", "compute", 1), ("wait", "compute", 4), ("wait", "compute", 5)]
-    cuda.record.clear()
-    arena.finish()
-    assert ("wait", "host", 5) in cuda.record and arena.load_s == 2.0 and arena.bytes_moved == 3800
-    for name in "abc":
-        extent = arena.store.extents[name]
-        assert np.array_equal(
-            arena.tensor(name).numpy(), arena.store.data[extent.offset : extent.offset + extent.nbytes]
-        )
-
-
-def test_on_cuda_compaction_goes_through_a_buffer_and_is_waited_for(monkeypatch):
-    monkeypatch.setattr(mover_cuda, "BOUNCE_BYTES", 700)
-    cuda = FakeCuda()
-    arena = cuda_arena({"a": 512, "b": 3000, "c": 512, "d": 1024}, 4096, cuda)
-    arena.change((), "abc")
-    cuda.record.clear()
-    arena.change("ac", "d")
-    assert arena.compactions == 1 and ("synchronise", "copy", None) in cuda.record
-    extent = arena.store.extents["b"]
-    assert np.array_equal(arena.tensor("b").numpy(), arena.store.data[extent.offset : extent.offset + extent.nbytes])
-
-
-def test_on_cuda_the_bundle_is_pinned_once_let_go_and_works_unpinned_with_a_warning(caplog):
-    cuda = FakeCuda()
-    arena = cuda_arena({"a": 512}, KIB, cuda)
-    assert len(cuda.pinned) == 1
-    arena.resize(512, 512)
-    assert cuda.record[-2:] == [("synchronise", "all", None), ("empty cache", "all", None)]
-    arena.close()
-    assert not cuda.pinned and not caplog.text
-    arena = cuda_arena({"a": 512}, KIB, FakeCuda(pin_code=2))
-    assert "could not be pinned" in caplog.text and arena.change((), "a") == 512

@@ -1,0 +1,159 @@
+"""Runs of a card replayed from graphs (CUDA graphs): its kernels started together, not one by one by the interpreter.
+
+Never run on a card: tests stand in for capture and replay. Each graph is compared with a plain run before it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from edge_runtime.memory.faults import is_out_of_memory
+from edge_runtime.memory.streams import compute_stream
+
+MOST_GRAPHS = 8
+"""Of one engine; the one that was not used for longest goes."""
+MOST_PLACEMENTS = 64
+"""That are remembered as seen once."""
+TOLERANCE = 1e-3
+"""The most a replay may be from the plain run it was captured beside, in shares of its tensor's largest value."""
+
+log = logging.getLogger("gemel.run")
+
+Forward = Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured run: it reads `frames` and leaves what it finds in `outputs`."""
+
+    graph: Any
+    frames: Tensor
+    outputs: Any
+
+    def replay(self, batch: Tensor) -> Any:
+        self.frames.copy_(batch)
+        self.graph.replay()
+        # Memory of the pool, which the next graph uses again.
+        return pytree.tree_map_only(Tensor, Tensor.clone, self.outputs)
+
+
+class Graphs:
+    """The graphs of one engine, by what it is bound to and the shape of the batch.
+
+    A graph knows addresses alone. Tensors of a query come back to a few places, and stay there where all fit the
+    budget; so a placement is worth a graph when it is seen again. All graphs use one pool of memory, which they may
+    since one runs after the other. What cannot be captured (a run that asks the card how to go on) runs as ever, and
+    so does an engine whose replay was once not what a plain run gave. `cuda` is torch.cuda, or what stands in for it.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._refused = False
+        _EVERYBODYS.add(self)
+
+    def run(self, placement: Hashable, forward: Forward, batch: Tensor) -> Any:
+        """What `forward` gives for this batch, its tensors lying where `placement` says."""
+        key = placement, tuple(batch.shape)
+        if self._refused:
+            return forward(batch)
+        graph = self._graphs.get(key)
+        if graph is not None:
+            self._graphs.move_to_end(key)
+            return graph.replay(batch)
+        outputs = _with_room(forward, batch)
+        if key in self._seen:
+            self._keep(key, self._captured(forward, batch, outputs))
+        else:
+            self._seen[key] = None
+            while len(self._seen) > MOST_PLACEMENTS:
+                self._seen.popitem(last=False)
+        return outputs
+
+    def clear(self) -> None:
+        """Forget all graphs, and let go of their memory."""
+        self._graphs.clear()
+        self._seen.clear()
+
+    def refuse(self) -> bool:
+        """Have no graphs any more; whether there were any."""
+        had, self._refused = bool(self._graphs), True
+        self.clear()
+        return had
+
+    def _keep(self, key: Hashable, graph: _Graph | None) -> None:
+        if graph is None:
+            self.refuse()
+            return
+        self._graphs[key] = graph
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+
+    def _captured(self, forward: Forward, batch: Tensor, expected: Any) -> _Graph | None:
+        """A graph of this run that was seen to give what is expected of it; None where there is none."""
+        try:
+            graph, frames = self._cuda.CUDAGraph(), batch.clone()
+            stream = compute_stream(self._device, self._cuda)
+            pool = _pool(self._device, self._cuda)
+            with self._cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                outputs = forward(frames)
+            made = _Graph(graph, frames, outputs)
+            if _alike(made.replay(batch), expected):
+                return made
+            log.warning("a run replayed from a graph is not what it should be: graphs are left out")
+        except Exception as error:  # a library may do what no graph can hold, and says so in its own way
+            log.debug("a run cannot be captured as a graph: %s", error)
+        return None
+
+
+_EVERYBODYS: weakref.WeakSet[Graphs] = weakref.WeakSet()
+
+
+def _with_room(forward: Forward, batch: Tensor) -> Any:
+    """A plain run; where memory runs out and graphs hold some, all graphs go before weights have to."""
+    try:
+        return forward(batch)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        held = [one.refuse() for one in list(_EVERYBODYS)]
+        if not any(held):
+            raise
+        log.warning("there is no room for graphs beside weights and workspace: they are left out")
+    return forward(batch)
+
+
+def graphs_for(device: torch.device) -> Graphs | None:
+    """For an engine on a card; None on the CPU."""
+    return Graphs(device) if device.type == "cuda" else None
+
+
+@functools.cache
+def _pool(device: torch.device, cuda: Any) -> Any:
+    """The memory that all graphs of a device use."""
+    return cuda.graph_pool_handle()
+
+
+def _alike(found: Any, expected: Any) -> bool:
+    pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True))
+    return all(_near(one, other) if isinstance(one, Tensor) else one == other for one, other in pairs)
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    if not one.numel():
+        return True
+    scale = float(other.abs().max()) or 1.0
+    return float((one - other).abs().max()) <= TOLERANCE * scale

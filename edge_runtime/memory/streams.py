@@ -1,0 +1,39 @@
+"""The stream that a card computes on: one for each device, made by us, so that others can be given its handle.
+
+torch's default stream has the handle 0, which others (ONNX Runtime) take for "none given".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def compute_stream(device: torch.device, cuda: Any = torch.cuda) -> Any:
+    """The stream on which engines run and tensors are arranged; `cuda` is torch.cuda, or what stands in for it."""
+    return cuda.Stream(device)
+
+
+@contextmanager
+def computing(device: torch.device, cuda: Any = torch.cuda) -> Iterator[None]:
+    """What is queued inside goes to the device's compute stream: after what the caller queued before, and before what
+    the caller queues next. Nothing to do on the CPU.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    stream, before = compute_stream(device, cuda), cuda.current_stream(device)
+    if stream == before:
+        yield
+        return
+    stream.wait_stream(before)
+    try:
+        with cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)

@@ -1,0 +1,56 @@
+"""What overflows to a card: read ahead into two buffers, copied on a stream apart, each waiting for what it must."""
+
+from __future__ import annotations
+
+import torch
+
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.eager.streamed import Streamed
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.store import Store
+from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
+from tests.edge_runtime.tiny import picture, tiny_bundle
+
+CPU = torch.device("cpu")
+
+
+def test_copies_wait_for_what_is_computed_and_what_is_computed_next_waits_for_them():
+    cuda = FakeCuda()
+    streamed = Streamed(64, CPU, cuda)
+    scratch = torch.zeros(64, dtype=torch.uint8)
+    rooms = []
+
+    def read(room: torch.Tensor) -> torch.Tensor:
+        cuda.record.append(("read", "host", None))
+        rooms.append(room)
+        return room.view(torch.float32).fill_(len(rooms)).view(2, 4)
+
+    for number in (1, 2, 3):
+        found = streamed.copied(read, scratch[:32])
+        assert found.shape == (2, 4) and bool((found == number).all()) and found.data_ptr() == scratch.data_ptr()
+    expected = []
+    for index in range(3):
+        expected += [("wait", "host", 0)] if index == 2 else []
+        expected += [
+            ("read", "host", None),
+            ("behind compute", "copy", None),
+            ("event", "copy", index),
+            ("wait", "compute", index),
+        ]
+    assert cuda.record == expected, "the processor waits for a buffer that is still being copied from alone"
+    assert rooms[0].data_ptr() == rooms[2].data_ptr() != rooms[1].data_ptr()
+
+
+def test_a_query_that_overflows_so_gives_the_same(tmp_path):
+    bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), FakeCuda()
+    names = frozenset(bundle.names_in_order("gate"))
+    engine, plain = TorchEngine(bundle, "gate", overflow=names), TorchEngine(bundle, "gate")
+    engine._staging._streamed = Streamed(max(map(bundle.nbytes, names)), CPU, cuda)
+    arena = Arena(Store.of_bundle(bundle), 2**20)
+    arena.change((), bundle.names_in_order("gate"))
+    for one in (engine, plain):
+        one.bind(arena.tensor)
+    for seed in range(2):
+        assert torch.equal(engine.outputs([picture(seed)]), plain.outputs([picture(seed)]))
+    assert ("wait", "compute", 1) in cuda.record
+    arena.close()

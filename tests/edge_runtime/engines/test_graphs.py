@@ -1,0 +1,131 @@
+"""Runs replayed from graphs, over a stand-in that does an operation again when it is replayed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_runtime.engines import arranging, graphs
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.graphs import Graphs, graphs_for
+from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda, FakeGraph
+from tests.edge_runtime.tiny import picture, tiny_bundle
+
+CARD = torch.device("cuda")
+
+
+class Watched:
+    """Two convolutions and a count of the plain runs."""
+
+    def __init__(self) -> None:
+        self.network: nn.Module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+        self.runs = 0
+
+    def __call__(self, frames: Tensor) -> dict[str, Tensor]:
+        self.runs += 1
+        return {"out": self.network(frames), "sum": frames.sum((1, 2, 3))}
+
+
+@torch.inference_mode()
+def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_and_weights_of_the_moment():
+    made, plain = Graphs(CARD, FakeCuda()), Watched()
+    frames = [torch.rand(1, 3, 8, 8) for _ in range(6)]
+    for index, batch in enumerate(frames):
+        if index == 4:
+            next(plain.network.parameters()).mul_(2.0)  # shared, and changed in place
+        found = made.run("here", plain, batch)
+        expected = Watched.__call__(plain, batch)
+        plain.runs -= 1
+        assert all(torch.allclose(found[key], expected[key], atol=1e-6) for key in expected)
+    assert plain.runs == 3, "once to see it, once for the answer and once to be captured"
+    kept = made.run("here", plain, frames[0])["out"].clone()
+    before = made.run("here", plain, frames[0])["out"]
+    made.run("here", plain, frames[1])
+    assert torch.equal(before, kept), "what was handed out is nobody else's memory"
+
+
+@torch.inference_mode()
+def test_each_placement_and_batch_has_its_own_graph_in_one_pool_and_few_are_kept(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    cuda, plain = FakeCuda(), Watched()
+    made = Graphs(CARD, cuda)
+    one, two = torch.rand(1, 3, 8, 8), torch.rand(2, 3, 8, 8)
+    for placement, batch in (("here", one), ("there", one), ("here", two)):
+        for _ in range(3):
+            made.run(placement, plain, batch)
+    assert plain.runs == 9 and len(cuda.pools) == 1
+    made.run("here", plain, two)
+    assert plain.runs == 9
+    made.run("here", plain, one)
+    assert plain.runs > 9, "the oldest made way"
+    made.clear()
+    before = plain.runs
+    made.run("here", plain, two)
+    assert plain.runs == before + 1
+
+
+@torch.inference_mode()
+def test_what_cannot_be_captured_or_is_replayed_wrongly_runs_plainly(monkeypatch, caplog):
+    class Asks(Watched):
+        def __call__(self, frames: Tensor) -> dict[str, Tensor]:
+            if self.runs == 2:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().__call__(frames)
+
+    asks, batch = Asks(), torch.rand(1, 3, 8, 8)
+    made = Graphs(CARD, FakeCuda())
+    made.run("here", asks, batch)
+    made.run("here", asks, batch)
+    asks.runs += 1
+    made.run("here", asks, batch)
+    assert asks.runs == 4 and not made._graphs and not caplog.text
+
+    plain, made = Watched(), Graphs(CARD, FakeCuda())
+    monkeypatch.setattr(FakeGraph, "replay", lambda graph: graph.operations[-1][-1].zero_())
+    for _ in range(3):
+        assert made.run("here", plain, batch)["sum"].item() == pytest.approx(batch.sum().item())
+    assert "not what it should be" in caplog.text and not made._graphs
+
+
+@torch.inference_mode()
+def test_where_memory_runs_out_graphs_go_before_weights(caplog):
+    class Hungry(Watched):
+        hungry = True
+
+        def __call__(self, frames: Tensor) -> dict[str, Tensor]:
+            if self.hungry:
+                self.hungry = False
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().__call__(frames)
+
+    for one in list(graphs._EVERYBODYS):
+        one.refuse()
+    batch, plain = torch.rand(1, 3, 8, 8), Watched()
+    with pytest.raises(torch.OutOfMemoryError):
+        Graphs(CARD, FakeCuda()).run("here", Hungry(), batch)
+    first, second = Graphs(CARD, FakeCuda()), Graphs(CARD, FakeCuda())
+    for _ in range(2):
+        first.run("here", plain, batch)
+    assert first._graphs
+    assert second.run("here", Hungry(), batch)["out"].shape == (1, 2, 4, 4)
+    assert not first._graphs and "no room for graphs" in caplog.text
+
+
+def test_an_engine_replays_while_its_tensors_lie_where_they_did_and_lets_go_when_unbound(tmp_path, monkeypatch):
+    bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), FakeCuda()
+    assert graphs_for(torch.device("cpu")) is None and TorchEngine(bundle, "gate")._graphs is None
+    engine, plain = TorchEngine(bundle, "gate"), TorchEngine(bundle, "gate")
+    engine._graphs = made = Graphs(CARD, cuda)
+    arena = arranging.resident(bundle, {"gate": engine})
+    plain.bind(arena.tensor)
+    for seed in range(4):
+        assert torch.allclose(engine.outputs([picture(seed)]), plain.outputs([picture(seed)]), atol=1e-5)
+    (graph,) = made._graphs.values()
+    assert graph.graph.replays == 3
+    engine.bind(arena.tensor, lambda _names: None)
+    engine.outputs([picture(0)])
+    assert graph.graph.replays == 3, "while tensors are arriving each layer waits for its own"
+    engine.unbind()
+    assert not made._graphs
+    arena.close()

@@ -1,0 +1,190 @@
+"""What engines do otherwise on a card, as far as it can be seen without one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from edge_runtime.engines import arranging, base, timing
+from edge_runtime.engines.arranging import order_for
+from edge_runtime.engines.choosing import fastest
+from edge_runtime.engines.compiled import making
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.onnx import engine as onnx_engine
+from edge_runtime.engines.onnx import session as onnx_session
+from edge_runtime.engines.preparing import engines_for
+from edge_runtime.engines.workspace import peak_of
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import Order
+from models.bundle import Bundle
+from models.frames import preprocess
+from models.frames.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from tests.edge_runtime.engines.paced import only
+from tests.edge_runtime.tiny import picture, tiny_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch) -> Bundle:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tiny_bundle(tmp_path / "tiny.safetensors")
+
+
+def test_frames_are_on_their_way_before_anything_else_is_copied_and_before_anything_is_computed(bundle):
+    happened = []
+
+    class Watched(TorchEngine):
+        def _upload(self, batch):
+            happened.append("upload")
+            return super()._upload(batch)
+
+        def forward(self, batch):
+            happened.append("forward")
+            return super().forward(batch)
+
+    engine = Watched(bundle, "gate")
+    arena = arranging.resident(bundle, {"gate": engine})
+    assert engine.run([picture(0)], lambda: happened.append("prefetch"))
+    assert happened == ["upload", "prefetch", "forward"]
+    arena.close()
+
+
+def test_mean_and_deviation_stay_on_a_card(monkeypatch):
+    made = []
+    plain = preprocess._constants
+    monkeypatch.setattr(preprocess, "_constants", lambda *what: made.append(what) or plain(*what))
+    preprocess._kept.cache_clear()
+    frames, prepare = torch.randint(0, 256, (1, 3, 4, 4), dtype=torch.uint8), Preprocess(4)
+    expected = prepare.normalise(frames)
+    on_card = SimpleNamespace(is_cuda=True, device=frames.device, to=frames.to)
+    for _ in range(3):
+        assert torch.equal(prepare.normalise(on_card), expected)  # type: ignore[arg-type]
+    assert made == [(IMAGENET_MEAN, IMAGENET_STD, frames.device)] * 2, "once on the CPU, once for the card"
+    preprocess._kept.cache_clear()
+
+
+def test_onnx_runtime_is_given_a_stream_of_ours_and_its_pool_is_emptied_after_each_run(monkeypatch):
+    monkeypatch.setattr(onnx_session, "compute_stream", lambda device: SimpleNamespace(cuda_stream=4711 + device.index))
+    (_, options), _ = onnx_session.in_order(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
+    assert options["user_compute_stream"] == "4712" and options["device_id"] == "1"
+    run = onnx_session._run_options(torch.device("cuda", 1))
+    assert run.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "gpu:1"
+    with pytest.raises(Exception, match=r"shrinkage|not found|exist"):
+        onnx_session._run_options(torch.device("cpu")).get_run_config_entry("memory.enable_memory_arena_shrinkage")
+
+
+def test_onnx_takes_its_frames_on_the_stream_it_runs_on(bundle, monkeypatch):
+    happened = []
+
+    @contextmanager
+    def computing(device):
+        happened.append(f"on {device}")
+        yield
+        happened.append("off")
+
+    class Recorded(torch.Tensor):
+        def contiguous(self, *args, **kwargs):
+            happened.append("contiguous")
+            return torch.Tensor.contiguous(self.as_subclass(torch.Tensor))
+
+    monkeypatch.setattr(onnx_engine, "computing", computing)
+    engine = onnx_engine.OnnxEngine(bundle, "gate")
+    arena = arranging.resident(bundle, {"gate": engine})
+    size = engine.query.input_size
+    engine.forward(torch.zeros(1, 3, size, size).as_subclass(Recorded))
+    assert happened == ["on cpu", "contiguous", "off"]
+    arena.close()
+
+
+def test_packages_are_compared_with_products_computed_in_full(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+    class Package:
+        def get_constant_fqns(self):
+            return []
+
+        def load_constants(self, *_args, **_options):
+            seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+
+        def __call__(self, frames):
+            raise ValueError("whatever happens")
+
+    with pytest.raises(ValueError, match="whatever"):
+        making._verify(making._Flat(nn.Identity()), Package(), torch.zeros(2, 3, 4, 4), {})
+    assert seen == [(False, False)] and torch.backends.cudnn.allow_tf32
+
+
+class Hungry(TorchEngine):
+    name = "hungry"
+    orders = frozenset({Order.STORED})
+
+    def forward(self, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_auto_measures_all_engines_in_one_arena_and_leaves_out_those_that_find_no_memory(bundle, monkeypatch, caplog):
+    caplog.set_level("INFO", "gemel.run")
+    made = []
+    monkeypatch.setattr(timing, "Arena", lambda *args: made.append(Arena(*args)) or made[-1])
+    only(monkeypatch, torch=TorchEngine, hungry=Hungry)
+    assert set(timing.measured(bundle, "gate", "cpu", ["torch", "hungry"])) == {"torch"}
+    assert len(made) == 1 and "engine hungry cannot run" in caplog.text
+
+
+def test_where_memory_runs_out_at_torch_itself_it_runs_all_the_same(bundle, monkeypatch, caplog):
+    only(monkeypatch, torch=Hungry, quick=TorchEngine)
+    assert set(fastest(bundle).engines.values()) == {"torch"} and "could not be measured" in caplog.text
+
+
+def test_an_engine_that_finds_no_memory_to_be_prepared_gives_way_to_torch(bundle, monkeypatch, caplog):
+    def prepare(_self):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    only(monkeypatch, torch=TorchEngine, hungry=Hungry)
+    monkeypatch.setattr(Hungry, "ready", lambda _: False)
+    monkeypatch.setattr(Hungry, "prepare", prepare)
+    assert {engine.name for engine in engines_for(bundle, "hungry").values()} == {"torch"}
+    assert "CUDA out of memory; engine torch does" in caplog.text
+
+
+class OnCard(TorchEngine):
+    orders = frozenset({Order.STORED, Order.CHANNELS_LAST})
+
+
+class Fussy(OnCard):
+    orders = frozenset({Order.CHANNELS_LAST})
+
+
+def test_where_weights_arrive_as_they_are_wanted_those_that_come_and_go_lie_channels_last(bundle, monkeypatch):
+    engine = OnCard(bundle, "gate")
+    only(monkeypatch, torch=OnCard, fussy=Fussy)
+    assert order_for([engine], stays=False) == Order.STORED and timing.candidates("cpu", False) == ["torch"]
+    for module in (arranging, timing):
+        monkeypatch.setattr(module, "arranges_ahead", lambda _: True)
+    assert order_for([engine], stays=False) == Order.CHANNELS_LAST
+    assert timing.candidates("cpu", False) == ["torch", "fussy"]
+
+
+def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, monkeypatch):
+    engine = TorchEngine(bundle, "gate")
+    on_paper, size = engine.workspace_of(2), engine.query.input_size
+    seen = peak_of(engine.model, size, 2, torch.device("cpu"))
+    assert on_paper / 2 < seen < 2 * on_paper, "the architecture alone was run, with no weight of the bundle"
+    asked = []
+    monkeypatch.setattr(base, "peak_of", lambda *what: asked.append(what[1:]) or on_paper + 4096)
+    engine.device = torch.device("cuda")
+    assert engine.workspace_of(2) == engine.workspace_of(2) == on_paper + 4096
+    assert asked == [(size, 2, torch.device("cuda"))]
+    base._WORKSPACES.clear()
+
+
+def test_where_there_is_no_memory_to_try_the_workspace_stays_what_it_is_on_paper():
+    class Vast(nn.Module):
+        def forward(self, frames):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert peak_of(Vast(), 8, 1, torch.device("cpu")) == 0

@@ -1,0 +1,166 @@
+"""The mover of a card, over a stand-in: what waits for what, what is pinned, how weights lie, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.movers import cuda as mover_cuda
+from edge_runtime.memory.movers.cuda import ALLOCATOR_BYTES, CudaMover
+from edge_runtime.memory.store import Store
+from edge_runtime.memory.streams import compute_stream, computing
+from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda, FakeStream, Kernels
+from tests.edge_runtime.memory.movers.test_movers import store_of
+
+KIB = 1024
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(mover_cuda, "PIECE_BYTES", KIB)
+
+
+def cuda_arena(sizes: dict[str, int], capacity: int, cuda: FakeCuda) -> Arena:
+    store = store_of(sizes)
+    return Arena(store, capacity, mover=CudaMover(store, capacity, torch.device("cpu"), cuda))
+
+
+def test_on_cuda_the_compute_stream_waits_for_the_event_behind_a_layers_last_piece_and_once(small_pieces):
+    cuda = FakeCuda()
+    arena = cuda_arena({"a": 700, "b": 3000, "c": 100}, 8 * KIB, cuda)
+    arena.start("abc")
+    events = [what for what in cuda.record if what[0] == "event"]
+    assert events == [("event", "copy", index) for index in range(6)], "one before, one after each of five pieces"
+    cuda.record.clear()
+    for name in "abcba":
+        arena.wait(name)
+    assert cuda.record == [("wait", "compute", 1), ("wait", "compute", 4), ("wait", "compute", 5)]
+    cuda.record.clear()
+    arena.finish()
+    assert ("wait", "host", 5) in cuda.record and arena.load_s == 2.0 and arena.bytes_moved == 3800
+    for name in "abc":
+        extent = arena.store.extents[name]
+        assert np.array_equal(
+            arena.tensor(name).numpy(), arena.store.data[extent.offset : extent.offset + extent.nbytes]
+        )
+
+
+def test_on_cuda_compaction_goes_through_a_buffer_and_is_waited_for(monkeypatch):
+    monkeypatch.setattr(mover_cuda, "BOUNCE_BYTES", 700)
+    cuda = FakeCuda()
+    arena = cuda_arena({"a": 512, "b": 3000, "c": 512, "d": 1024}, 4096, cuda)
+    arena.change((), "abc")
+    cuda.record.clear()
+    arena.change("ac", "d")
+    assert arena.compactions == 1 and ("synchronise", "copy", None) in cuda.record
+    extent = arena.store.extents["b"]
+    assert np.array_equal(arena.tensor("b").numpy(), arena.store.data[extent.offset : extent.offset + extent.nbytes])
+
+
+def test_on_cuda_the_bundle_is_pinned_once_and_let_go():
+    cuda = FakeCuda()
+    arena = cuda_arena({"a": 512}, KIB, cuda)
+    assert len(cuda.pinned) == 1
+    arena.resize(512, 512)
+    assert cuda.record[-2:] == [("synchronise", "all", None), ("empty cache", "all", None)]
+    arena.close()
+    arena.close()
+    assert not cuda.pinned
+
+
+def test_memory_that_cannot_be_pinned_costs_a_warning_and_no_kernel_gets_the_error(caplog):
+    cuda = FakeCuda(pin_code=2)
+    with Kernels(cuda):
+        arena = cuda_arena({"a": 512}, KIB, cuda)
+        assert not cuda.pending, "the next kernel would raise it"
+        assert "could not be pinned" in caplog.text and arena.change((), "a") == 512
+    arena.close()
+    assert not cuda.pinned, "what was never registered is not unregistered either"
+
+
+def test_copies_into_the_arena_wait_for_what_the_compute_stream_was_given():
+    cuda = FakeCuda()
+    with Kernels(cuda):
+        arena = cuda_arena({"a": 512, "b": 3000, "c": 512, "d": 1024}, 4096, cuda)
+        cuda.record.clear()
+        arena.start("abc")
+        assert [what for what in cuda.record if what[0] in ("behind compute", "copy_")] == [
+            ("behind compute", "copy", None),
+            ("copy_", "copy", None),
+        ]
+        arena.finish()
+        cuda.record.clear()
+        arena.change("ac", "d")
+    assert arena.compactions == 1
+    before = cuda.record.index(("behind compute", "copy", None))
+    assert before < cuda.record.index(("clone", "copy", None)), "compaction moves what a kernel may be arranging"
+
+
+def test_weights_of_convolutions_are_arranged_in_host_memory_once_and_back():
+    cuda, weight = FakeCuda(), torch.rand(4, 3, 2, 2)
+    store = Store.of_tensors({"w": weight, "v": torch.rand(700)})
+    layouts = convolutions(store.kinds)
+    arena = Arena(store, 8 * KIB, mover=CudaMover(store, 8 * KIB, torch.device("cpu"), cuda), layouts=layouts)
+    with Kernels(cuda):
+        cuda.record.clear()
+        arena.change((), ["w", "v"])
+        assert {stream for what, stream, _ in cuda.record if what == "copy_"} == {"copy"}, "nothing is arranged there"
+    for _ in range(2):
+        assert torch.equal(arena.tensor("w"), weight)
+        assert arena.tensor("w").is_contiguous(memory_format=torch.channels_last)
+        arena.resize(8 * KIB, 8 * KIB, layouts)
+        arena.change((), ["w", "v"])
+    arena.resize(8 * KIB, 8 * KIB, {})
+    arena.change((), ["w", "v"])
+    assert torch.equal(arena.tensor("w"), weight) and arena.tensor("w").is_contiguous()
+
+
+def test_copies_of_one_stored_weight_under_several_names_are_arranged_once():
+    weight = torch.rand(4, 3, 2, 2)
+    store = Store.of_tensors({"w": weight})
+    names = ["w@a", "w@b"]
+    store = Store(dict.fromkeys(names, store.extents["w"]), dict.fromkeys(names, store.kinds["w"]), store.data)
+    arena = Arena(
+        store,
+        8 * KIB,
+        mover=CudaMover(store, 8 * KIB, torch.device("cpu"), FakeCuda()),
+        layouts=convolutions(store.kinds),
+    )
+    arena.change((), names)
+    assert torch.equal(arena.tensor("w@a"), weight) and torch.equal(arena.tensor("w@b"), weight)
+
+
+def test_the_allocator_refuses_what_goes_beyond_the_budget_and_may_take_all_again_afterwards():
+    cuda, store = FakeCuda(), store_of({"a": 512})
+    arena = Arena(store, KIB, budget_bytes=8 * KIB, mover=CudaMover(store, KIB, torch.device("cpu"), cuda))
+    assert cuda.allowed_bytes == 8 * KIB + ALLOCATOR_BYTES
+    arena.resize(KIB, 4 * KIB)
+    assert cuda.allowed_bytes == 4 * KIB + ALLOCATOR_BYTES
+    other = store_of({"b": 900})
+    fresh = arena.prepare(other, 2 * KIB, 2 * KIB, 16 * KIB, {})
+    assert cuda.allowed_bytes == 16 * KIB + ALLOCATOR_BYTES, "both memories lie beside each other for a moment"
+    arena.mover.drop(fresh)
+    assert cuda.allowed_bytes == 4 * KIB + ALLOCATOR_BYTES
+    arena.take_over(arena.prepare(other, 2 * KIB, 2 * KIB, 16 * KIB, {}), other, 16 * KIB, {})
+    assert cuda.allowed_bytes == 16 * KIB + ALLOCATOR_BYTES
+    arena.close()
+    assert cuda.allowed_bytes is None
+
+
+def test_one_stream_of_ours_is_computed_on_and_others_wait_for_it_and_it_for_them():
+    cuda, device = FakeCuda(), torch.device("cuda", 0)
+    cuda.active = default = FakeStream(cuda, "default")
+    stream = compute_stream(device, cuda)
+    assert stream is compute_stream(device, cuda) and stream.cuda_stream, "0 would mean that none was given"
+    with computing(device, cuda):
+        assert cuda.active is stream
+        before = list(cuda.record)
+        with computing(device, cuda):
+            assert cuda.active is stream
+        assert cuda.record == before == [("behind default", stream.name, None)]
+    assert cuda.active is default and cuda.record[-1] == (f"behind {stream.name}", "default", None)
+    with computing(torch.device("cpu"), cuda):
+        assert cuda.active is default

@@ -1,0 +1,57 @@
+"""What counts as out of memory: in every form in which torch, ONNX Runtime and compiled code say it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from edge_runtime.memory.faults import is_out_of_memory, telling_out_of_memory
+
+
+def graph(operator: str) -> bytes:
+    """One node that makes a tensor of the asked-for shape, or fails."""
+    made = helper.make_graph(
+        [helper.make_node(operator, ["shape"], ["out"])],
+        "one",
+        [helper.make_tensor_value_info("shape", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return helper.make_model(made, opset_imports=opset, ir_version=8).SerializeToString()
+
+
+@pytest.mark.parametrize("pool", [True, False])
+def test_what_onnx_runtime_raises_without_memory_is_no_runtime_error_and_counts(pool):
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena, options.log_severity_level = pool, 4
+    session = onnxruntime.InferenceSession(graph("ConstantOfShape"), options, ["CPUExecutionProvider"])
+    with pytest.raises(Exception) as raised:
+        session.run(None, {"shape": np.array([2**46])})
+    assert not isinstance(raised.value, RuntimeError) and is_out_of_memory(raised.value)
+    with pytest.raises(Exception) as raised:
+        session.run(None, {"shape": np.array([-1])})
+    assert not is_out_of_memory(raised.value), "it is not every fault"
+
+
+def test_an_error_of_somebody_else_that_speaks_of_memory_does_not_count():
+    assert is_out_of_memory(RuntimeError("CUDA driver error: out of memory"))
+    assert not is_out_of_memory(ValueError("std::bad_alloc")) and not is_out_of_memory(RuntimeError("no camera"))
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_compiled_code_that_does_not_say_why_it_failed_is_told_by_the_allocators_count(monkeypatch, refused):
+    counts = iter([3, 3 + refused])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: {"num_ooms": next(counts)})
+    with pytest.raises(RuntimeError) as raised, telling_out_of_memory(torch.device("cuda")):
+        raise RuntimeError("run_func_( ... ) API call failed at model_container_runner.cpp, line 144")
+    assert is_out_of_memory(raised.value) == bool(refused)
+
+
+def test_on_the_cpu_nobody_is_asked(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_stats", None)
+    with pytest.raises(RuntimeError, match="anything"), telling_out_of_memory(torch.device("cpu")):
+        raise RuntimeError("anything")
