@@ -1,10 +1,12 @@
-# make demo | test | test-all | lint | real | fuzz | faults. The first of them makes .venv; PYTHON chooses the interpreter (3.11 or newer).
-PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
+# make demo | test | test-all | lint | real | fuzz | faults. The first of them makes .venv; PYTHON chooses the interpreter (3.10 or newer).
+PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3.10 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= out
 MINUTES ?= 10
+# The versions held are those of newer Pythons; some of them are not made for 3.10, which takes what pip finds.
+HELD := -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")'
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: demo test test-all lint real fuzz faults venv
@@ -37,6 +39,6 @@ venv: $(STAMP)
 # Installed once, and again when what is needed changes. An environment made by hand is kept and completed.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { PYTHON=$(PYTHON) .ci/system-packages && $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	$(BIN)/python -m pip install --quiet $$($(BIN)/python $(HELD)) --editable '.[dev]'
 	@touch $@

@@ -57,7 +57,7 @@ class InputError(GemelError):
     """
 
     def __init__(self, where: str | Path, fault: str, remedy: str = "", key: str = "") -> None:
-        if is_interrupt(sys.exception()):
+        if is_interrupt(sys.exc_info()[1]):
             raise KeyboardInterrupt
         fault, remedy, key = (_clipped(part) for part in (fault, remedy, key))
         self.where, self.fault, self.remedy, self.key = str(where), fault, remedy, key

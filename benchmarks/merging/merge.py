@@ -26,7 +26,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import yaml
@@ -115,7 +115,7 @@ def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: P
     weights = tuple(Weight(layer.query, layer.path, layer.bytes) for layer in layers_of_all(workload.queries))
     cell = Cell(
         variant.name, workload.name, workload.accuracy_target, arm, seed, asked, machine(),
-        datetime.now(UTC).date().isoformat(), weights, {**report.to_json(), "bundle": bundle.name},
+        datetime.now(timezone.utc).date().isoformat(), weights, {**report.to_json(), "bundle": bundle.name},
         tuple(json.loads(row) for row in rows),
     )  # fmt: skip
     cell.write(out)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def read(files: Iterable[Path]) -> list[Row]:
 
 def write(file: Path, rows: list[Row]) -> None:
     whole = file.with_suffix(".part")
-    whole.write_text(json.dumps({"date": datetime.now(UTC).date().isoformat(), "frames": rows}) + "\n")
+    whole.write_text(json.dumps({"date": datetime.now(timezone.utc).date().isoformat(), "frames": rows}) + "\n")
     whole.replace(file)
 
 

@@ -6,7 +6,7 @@ A link that is to last for ever is tried again for ever, the sooner the shorter 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum
 
 SHORTEST_S, LONGEST_S = 0.5, 5.0
 LONG_AWAY_S, LONGEST_THEN_S = 600.0, 30.0
@@ -16,8 +16,10 @@ LEAST_JITTER = 0.5
 """Cameras that fell together (a switch, a recorder) are tried between this share of the pause and all of it."""
 
 
-class Phase(StrEnum):
+class Phase(str, Enum):
     """What a camera is at."""
+
+    __str__ = str.__str__
 
     CONNECTING = "connecting"
     STREAMING = "streaming"

@@ -11,9 +11,12 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_runtime.backoff import BackOff
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 OVERFLOW = "overflow"
 STOPPED = "stopped"

@@ -25,6 +25,18 @@ from edge_runtime.engines.preparing import Wish, engines_for
 from edge_runtime.engines.registry import AUTO, ENGINES
 from models.bundle import Bundle, open_bundle
 
+BEGINNING = """
+import sys
+sys.path.pop(0)
+import os, runpy
+os.setpgid(0, 0)
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Leaves the folder it is begun in, where anything may lie, out of the search for modules; and enters a group of its
+own, so that all its compilers can be ended. Not a session, whose threads the system may schedule as if their priority
+were that of any other session's.
+"""
 LEAST_PRIORITY = 19
 PATIENCE_S = 1.0
 
@@ -68,16 +80,13 @@ class Background:
 
     def __init__(self, bundle: Bundle, wish: Wish) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed in `wait`)
-        command = [sys.executable, "-P", "-m", __name__, json.dumps(asdict(Errand.of(bundle, wish)))]
-        # A group of its own, so that all its compilers can be ended; not a session, whose threads the system may
-        # schedule as if their priority were that of any other session's.
+        command = [sys.executable, "-c", BEGINNING, __name__, json.dumps(asdict(Errand.of(bundle, wish)))]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            process_group=0,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
 

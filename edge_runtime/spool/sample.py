@@ -153,7 +153,7 @@ def _text(data: bytes) -> bytes:
     start = _FIRST_CHUNKS
     if data[: len(_SIGNATURE)] != _SIGNATURE or data[start + 4 : start + 8] != b"tEXt":
         raise Fault("there is no text chunk at its beginning")
-    length = int.from_bytes(data[start : start + 4])
+    length = int.from_bytes(data[start : start + 4], "big")
     body = data[start + 8 : start + 8 + length]
     if length > MOST_HEAD_BYTES or data[start : start + 12 + length] != _chunk(body):
         raise Fault("its text chunk is damaged or too long")

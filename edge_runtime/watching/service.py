@@ -307,7 +307,7 @@ def _jpegs(pictures: Sequence[Picture]) -> list[bytes]:
 
 
 def _page(name: str) -> bytes:
-    return resources.files(edge_runtime.watching).joinpath("page", name).read_bytes()
+    return resources.files(edge_runtime.watching).joinpath("page").joinpath(name).read_bytes()
 
 
 def _allowed(error: web.HTTPException) -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _document(bundle: Bundle, judged: Sequence[Judged], streamed: Streamed, cloc
         "workload": bundle.manifest.workload,
         "method": bundle.manifest.method,
         "bundle": {"file": bundle.path.name, "digest": bundle.digest},
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": device,
         "seeds": list(range(seeds)),
         "settings": {"policy": DEFAULT_POLICY, "bootstrap_rounds": BOOTSTRAP_ROUNDS, "bootstrap_seed": 0},

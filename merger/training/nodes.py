@@ -22,7 +22,7 @@ RANDOM = (_DropoutNd, torchvision.ops.StochasticDepth)
 
 def seed_of(*what: int | str) -> int:
     """A seed that depends on all of these and on nothing else."""
-    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest())
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big")
 
 
 class Stream:

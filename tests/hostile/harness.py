@@ -106,7 +106,7 @@ def tried(command: Sequence[object], folder: Path) -> Seen:
     said = tuple(map(str, command))
     with tempfile.TemporaryDirectory() as temporary, _written() as (out, err):
         before = snapshot(folder, Path(temporary))
-        with contextlib.chdir(folder), _temporary(temporary), _as_run_alone(), _bounded():
+        with _within(folder), _temporary(temporary), _as_run_alone(), _bounded():
             at, started = _settled_bytes(), _seconds(os.times())
             try:
                 code = main(said)
@@ -115,6 +115,16 @@ def tried(command: Sequence[object], folder: Path) -> Seen:
             seconds, nbytes = _seconds(os.times()) - started, _peak_bytes() - at
         changed = _changed(before, snapshot(folder, Path(temporary)))
         return Seen(said, code, _text(out), _text(err), seconds, nbytes, changed)
+
+
+@contextlib.contextmanager
+def _within(folder: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def tried_apart(
@@ -161,7 +171,7 @@ def _content(path: bytes, status: os.stat_result) -> tuple[Any, ...]:
     if status.st_size > HASHED_BYTES or not os.access(path, os.R_OK):
         return (status.st_size, status.st_mtime_ns)
     with open(path, "rb") as file:
-        return (status.st_size, hashlib.file_digest(file, "sha1").hexdigest())
+        return (status.st_size, hashlib.sha1(file.read()).hexdigest())
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:

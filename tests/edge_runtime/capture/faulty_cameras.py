@@ -11,13 +11,16 @@ import threading
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from typing import Self
+from typing import TYPE_CHECKING
 
 import av
 import cv2
 import numpy as np
 
 from tests.edge_runtime.tiny import picture
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CLOCK_HZ, PAYLOAD_TYPE, MOST_PAYLOAD = 90_000, 96, 1400
 FRAMES, KEYFRAME_EVERY = 20, 5

@@ -78,9 +78,9 @@ def of_chunk(data, old, new):
     """The same sample with another text, its length and checksum mended."""
     import zlib
 
-    length = int.from_bytes(data[33:37])
+    length = int.from_bytes(data[33:37], "big")
     body = data[41 : 41 + length].replace(old, new)
-    chunk = len(body).to_bytes(4) + b"tEXt" + body + zlib.crc32(b"tEXt" + body).to_bytes(4)
+    chunk = len(body).to_bytes(4, "big") + b"tEXt" + body + zlib.crc32(b"tEXt" + body).to_bytes(4, "big")
     return data[:33] + chunk + data[33 + 12 + length :]
 
 
@@ -88,7 +88,7 @@ def of_chunk(data, old, new):
     (lambda data: b"", "no text chunk"),
     (lambda data: data[:60], "damaged or too long"),
     (lambda data: data[:50] + b"!" + data[51:], "damaged or too long"),
-    (lambda data: data[:33] + data[33 + 12 + int.from_bytes(data[33:37]) :], "no text chunk"),
+    (lambda data: data[:33] + data[33 + 12 + int.from_bytes(data[33:37], "big") :], "no text chunk"),
     (lambda data: of_chunk(data, b"gemel\0", b"other\0"), "of something else"),
     (lambda data: of_chunk(data, b"{", b"[[", ), "is no sample"),
     (lambda data: of_chunk(data, b'"frame":7', b'"frame":7,"frame":8'), "stands twice"),

@@ -130,7 +130,7 @@ def test_a_query_that_has_its_own_weights_already_is_not_reverted(folder):
     samples = folder / "good" / "samples"
     for path in samples.glob("*-b-*"):
         data = path.read_bytes()
-        length = int.from_bytes(data[33:37])
+        length = int.from_bytes(data[33:37], "big")
         said = json.loads(data[47 : 41 + length])
         said["label"] = {"empty": "busy", "busy": "empty"}[said["label"]]
         path.write_bytes(data[:33] + _chunk(b"gemel\0" + json.dumps(said).encode()) + data[45 + length :])
@@ -163,7 +163,7 @@ def a_pipe(spool: Path) -> None:
 def of_another_task(spool: Path) -> None:
     path = sorted((spool / "samples").glob("*-a-*"))[0]
     other = sorted((spool / "samples").glob("*-d-*"))[0].read_bytes()
-    length = int.from_bytes(other[33:37])
+    length = int.from_bytes(other[33:37], "big")
     body = other[41 : 41 + length].replace(b'"query":"d"', b'"query":"a"')
     path.write_bytes(other[:33] + _chunk(body) + other[45 + length :])
 

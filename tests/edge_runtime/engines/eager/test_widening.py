@@ -219,7 +219,8 @@ def test_where_a_device_computes_with_half_weights_nothing_is_widened(bundle: Bu
     arena.change((), bundle.names_in_order(query))
     engine.bind(arena.tensor)
     assert wide._staging.keys and not engine._staging.keys
-    dtypes = {slot.bound.dtype for slot in engine._slots if slot.bound is arena.tensor(slot.name)}
+    bound = [slot.bound for slot in engine._slots if slot.bound is not None and slot.bound is arena.tensor(slot.name)]
+    dtypes = {tensor.dtype for tensor in bound}
     assert torch.float16 in dtypes
     assert engine.workspace_of(1) < wide.workspace_of(1)
     found, expected = engine.outputs([picture(1)]).float(), reference(bundle, query, 1)
