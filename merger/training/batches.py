@@ -44,7 +44,10 @@ class Batches:
     The next step's batch is prepared in a thread of its own. Frames of a query follow one shuffled order after the
     other; a split smaller than a batch gives as many whole nodes as it has, or one smaller node. `shares` are the parts
     of the steps in which queries take part (all, where nothing is said), at even distances and not all at once.
+    `pins` frames for a card that is trained on: to pin them opens a context there, which takes memory.
     """
+
+    pins = False
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class Batches:
             seed = seed_of("node", self._seed, query, step, start)
             draws = torch.Generator().manual_seed(seed)
             images, targets = self._sets[query].batch(indices[start : start + self._node], draws)
-            nodes.append(Node(images.pin_memory() if torch.cuda.is_available() else images, targets, seed))
+            nodes.append(Node(images.pin_memory() if self.pins else images, targets, seed))
         return nodes
 
     def _order(self, query: str, turn: int) -> list[int]:

@@ -183,6 +183,7 @@ class Training:
         self._losses, self._summed = 0.0, 0
         own = {query: sets[query] for query in models}
         self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed)
+        self._batches.pins = self.device.type == "cuda"
         self.ease(eased)
         watched = recipe.features > 0 and self.teachers
         self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}

@@ -215,3 +215,15 @@ class _Frames:
 
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
         return torch.tensor(indices)[:, None] + torch.rand(len(indices), 1, generator=generator) / 2, None
+
+
+def test_frames_are_pinned_for_a_card_that_is_trained_on_and_no_context_is_opened_otherwise(monkeypatch) -> None:
+    pinned = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda images: pinned.append(len(images)) or images)
+    batches = Batches({"q": _Frames(8)}, 4, 4, 2, 0)
+    batches.prepare(0)
+    assert not pinned, "there is a card, and another device was asked for"
+    batches.pins = True
+    batches.prepare(0)
+    assert pinned == [4]
