@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"error: {error}")
         return 2
     found = {
-        "workload": bench.workload.name, "machine": machine(), "date": datetime.now(UTC).date().isoformat(),
+        "workload": bench.workload.name, "machine": machine(), "date": datetime.now(timezone.utc).date().isoformat(),
         "queries": queries,
     }  # fmt: skip
     with writing(given.json, overwrite=True) as file:

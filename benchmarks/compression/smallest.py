@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def measured(workload: Path, bundle: Path | None, weights: str, kept: Path) -> d
             **asked,
             "ceiling_fraction": ceiling_bytes(bench.layers) / sizes,
             "machine": machine(),
-            "date": datetime.now(UTC).date().isoformat(),
+            "date": datetime.now(timezone.utc).date().isoformat(),
             "arms": {**found.get("arms", {}), name: found["arms"][NONE] if same else smallest(bench, merged, weights)},
         }
         with writing(kept, overwrite=True) as file:
