@@ -32,6 +32,7 @@ from gemel.evaluation.arms import MERGED, Scorer, Tested
 from gemel.evaluation.streaming import Stream, shown
 from models.bundle import Bundle
 from models.errors import InputError
+from models.frames.preprocess import Roi
 
 DEFAULT_FPS = 10.0
 MOST_PICTURE_BYTES = 2**30
@@ -59,13 +60,13 @@ def walled(
 ) -> dict[str, Any]:
     """Play the first seconds of these streams on this machine, and on the virtual clock with what that cost here.
 
-    `pictures` are each query's frames, RGB uint8 (H, W, 3). Costs are those that the box's own warm-up measures; the
-    budget is enlarged to the largest query where its workspace here needs that. Per query: streaming accuracy, frames
-    processed and the p95 age by either clock, and the difference, wall - virtual. Raises InputError where the frames of
-    so many seconds are too much to hold.
+    `pictures` are each query's frames as its model is shown them, RGB uint8 (H, W, 3). Costs are those that the box's
+    own warm-up measures; the budget is enlarged to the largest query where its workspace here needs that. Per query:
+    streaming accuracy, frames processed and the p95 age by either clock, and the difference, wall - virtual. Raises
+    InputError where the frames of so many seconds are too much to hold.
     """
     cut = {query: _until(stream, seconds) for query, stream in streams.items()}
-    images = _decoded(cut, pictures)
+    images = _decoded(cut, pictures, {query.id: query.roi for query in bundle.queries})
     engines = {query.id: make_engine(FALLBACK, bundle, query.id, "cpu") for query in bundle.queries}
     policy, store = policy_named(DEFAULT_POLICY), Store.of_bundle(bundle)
     costs = policy.view(known_costs(bundle, engines, None))
@@ -106,15 +107,26 @@ def _until(stream: Stream, seconds: float) -> Stream:
     )
 
 
+def placed(picture: np.ndarray, roi: Roi | None) -> np.ndarray:
+    """A frame of a camera that shows this picture in the region that the query looks at, and black elsewhere."""
+    if roi is None:
+        return picture
+    x0, y0, x1, y1 = (round(edge) for edge in roi)
+    height, width = max(y1, y0 + picture.shape[0]), max(x1, x0 + picture.shape[1])
+    frame = np.zeros((height, width, 3), np.uint8)
+    frame[y0 : y0 + picture.shape[0], x0 : x0 + picture.shape[1]] = picture
+    return frame
+
+
 def _decoded(
-    streams: Mapping[str, Stream], pictures: Mapping[str, Sequence[np.ndarray]]
+    streams: Mapping[str, Stream], pictures: Mapping[str, Sequence[np.ndarray]], rois: Mapping[str, Roi | None]
 ) -> dict[str, dict[int, np.ndarray]]:
     """Every frame that is delivered, by its place in the split."""
     found: dict[str, dict[int, np.ndarray]] = {query: {} for query in streams}
     held = 0
     for query, stream in streams.items():
         for frame in dict.fromkeys(stream.frames[moment] for moment in stream.delivered):
-            found[query][frame] = pictures[query][frame]
+            found[query][frame] = placed(pictures[query][frame], rois[query])
             held += found[query][frame].nbytes
             if held > MOST_PICTURE_BYTES:
                 raise InputError("--wall", "the frames of so many seconds do not fit 1 GiB", "ask for fewer seconds")
