@@ -4,7 +4,8 @@ Usage: python -m benchmarks.figures [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`. NAME is a recorded table (transcribed/NAME.json:
 command, machine, date, heads, rows), or it is worked out from the cells of `python -m benchmarks.merging.merge` or from
-what `python -m benchmarks.schedule.policies`, `make faults` and `python -m benchmarks.serving.speed` recorded.
+what `python -m benchmarks.schedule.policies`, `make faults`, `python -m benchmarks.serving.speed` and
+`python -m benchmarks.reporting.speed` recorded.
 `--check` writes nothing and ends with 1 where something is not as recorded.
 """
 
@@ -35,6 +36,7 @@ from benchmarks.merging.tables import (
     work_rows,
 )
 from benchmarks.real.tables import cell_text
+from benchmarks.reporting import speed as reporting
 from benchmarks.schedule import grid, objective, rivals
 from benchmarks.schedule.cases import DEVICES
 from benchmarks.schedule.cases import ORDER as POLICIES
@@ -193,12 +195,18 @@ def _units(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def services(folder: Path) -> dict[str, Table]:
-    """The tables about a box at work, from what `make faults`, a soak and the measure of its speed recorded."""
+    """The tables about a box at work, and the report's speed, from what `make faults`, a soak and measures recorded."""
     faults, speed = serving.read(folder / "faults"), [_read(folder / "serving" / f"{name}.json") for name in COSTS]
     frames, start, soak = speed
     minutes = f"`python -m tests.faults.soak --minutes {soak['minutes']:g}`"
     costs = serving.cost_rows(frames["frames"], start["start"], soak)
+    report = _read(folder / "report.json")
     return {
+        "report": (
+            f"`python -m benchmarks.reporting.speed`; {_served([report])}",
+            reporting.HEADS,
+            reporting.rows(report),
+        ),
         "faults": (f"`make faults`; {_served(faults)}", serving.FAULT_HEADS, serving.fault_rows(faults)),
         "serving": (f"`python -m benchmarks.serving.speed`, {minutes}; {_served(speed)}", serving.COST_HEADS, costs),
     }
@@ -208,7 +216,7 @@ def _served(found: Sequence[Mapping[str, Any]]) -> str:
     """Machine, how busy it was and dates of some records."""
     loads, dates = [one["machine"]["load"] for one in found], sorted({one["date"] for one in found})
     bare = [seconds for one in found for seconds in one["machine"].get("bare_s", ())]
-    busy = f"one thread, load {min(loads):g} to {max(loads):g}"
+    busy = f"one thread, load {' to '.join(f'{load:g}' for load in sorted({min(loads), max(loads)}))}"
     if bare:
         busy += f", `import torch, torchvision` alone took {min(bare):g} to {max(bare):g} s meanwhile"
     machines = sorted({_machine(one["machine"]) for one in found})

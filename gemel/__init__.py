@@ -12,6 +12,7 @@
 | `plan(bundle, conditions)` | what fits, what swaps and what rate each query will have |
 | `simulate(bundle, conditions)` | the box's own schedule on a virtual clock |
 | `evaluate(bundle, workload, out)` | offline and streaming accuracy, and a report |
+| `compare_reports(reports, out)` | several evaluations of one workload beside each other, as a page |
 | `run(config)` | the edge daemon |
 | `check_drift(spool, workload, out)` | whether a box still answers as its originals would; reverts |
 | `Bundle`, `Workload`, `Query`, `Conditions` | what they take and give |
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gemel.library import (
         check_drift,
+        compare_reports,
         evaluate,
         export,
         inspect,
@@ -61,6 +63,7 @@ __all__ = [
     "TrainOptions",
     "Workload",
     "check_drift",
+    "compare_reports",
     "evaluate",
     "export",
     "inspect",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -122,6 +122,17 @@ def evaluate(
 
     path = workload if isinstance(workload, str | Path) else workload.path
     return evaluated(bundle, path, out, Asked(device, seeds), progress or _silent)
+
+
+def compare_reports(reports: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
+    """Write a page of several evaluations of one workload beside each other (gemel.report.comparing).
+
+    `reports` are report.json files, or folders of `gemel eval`. Raises InputError, with nothing written, where one is
+    damaged or they are not of one workload.
+    """
+    from gemel.report.comparing.writing import write_comparison
+
+    return write_comparison(reports, out)
 
 
 def check_drift(

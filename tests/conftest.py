@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.browsing import opened_browser
 
 torch.set_num_threads(1)
 settings.register_profile("gemel", deadline=None, max_examples=50)
@@ -50,3 +53,10 @@ def real_data() -> Path:
     if not (folder / "MANIFEST.json").is_file():
         pytest.skip("the real footage is not here: set GEMEL_DATA to its folder")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium; skips, saying so, where there is none."""
+    with opened_browser() as opened:
+        yield opened

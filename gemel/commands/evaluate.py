@@ -1,4 +1,4 @@
-"""`gemel eval`, and `gemel drift check`: what a bundle is worth, before and while it serves."""
+"""`gemel eval`, `gemel report` and `gemel drift check`: what a bundle is worth, before and while it serves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
+from gemel.text import percent, size, table
 
 MOST_WALL_S = 600
 
@@ -40,6 +41,14 @@ def register(commands: Any) -> None:
         "--seeds", type=grammar.whole(1, 1000), default=3, metavar="N", help="streams drawn and averaged (default 3)"
     )
 
+    made = grammar.command(
+        commands, "report", "several evaluations of one workload beside each other, as a page", report
+    )
+    made.add_argument("reports", metavar="REPORT", nargs="+", help="a report.json, or the folder of one")
+    made.add_argument(
+        "-o", "--out", required=True, metavar="FILE", help="the page, HTML; one that is there is replaced"
+    )
+
     drift = commands.add_parser("drift", help=(told := "whether a box still answers as its originals would"),
                                  description=f"{told.capitalize()}.")  # fmt: skip
     actions = drift.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -68,6 +77,20 @@ def evaluate(args: argparse.Namespace) -> Outcome:
     text = f"{evaluation_text(document)}\n\n{verdict_text(document)}\nreport: {Path(args.out) / REPORT_HTML}"
     met = all(row["met"] for row in document["offline"])
     return Outcome(document, text, DONE if met else FELL_SHORT)
+
+
+def report(args: argparse.Namespace) -> Outcome:
+    """Nothing to fall short of: what each report found is in it."""
+    from gemel.library import compare_reports
+
+    found = compare_reports(args.reports, args.out)
+    rows = [
+        (one["letter"], one["bundle"], one["method"], size(one["bytes"]["after"]), f"{one['met']} of {one['of']}",
+         percent(one["worst_ratio"]))
+        for one in found["reports"]
+    ]  # fmt: skip
+    told = table(("", "bundle", "method", "bytes", "targets kept", "worst query"), rows)
+    return Outcome(found, "\n".join([told, "", found["answer"], *found["differences"], f"report: {args.out}"]))
 
 
 def check_drift(args: argparse.Namespace) -> Outcome:

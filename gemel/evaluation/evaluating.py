@@ -24,6 +24,7 @@ from gemel.evaluation.streaming import lay_streams
 from gemel.evaluation.versions import versions
 from gemel.evaluation.wall import walled
 from gemel.looking.footprint import bytes_of, resident_bytes, shared_of
+from gemel.report.comparing.reading import FORMAT, REPORT_JSON
 from gemel.report.page import render
 from gemel.text import size
 from merger.journal.progress import Progress, Stages, silent
@@ -41,9 +42,7 @@ JUDGING, STREAMING, PLAYING, HANDING, WRITING = (
     "judging each query on test", "playing the streams", "playing them on this machine", "handing over the frames",
     "writing the report",
 )  # fmt: skip
-REPORT_JSON, REPORT_HTML = "report.json", "report.html"
-FORMAT = 2
-"""Of report.json: `gemel report` reads no other."""
+REPORT_HTML = "report.html"
 STANDARD = Asked()
 
 
@@ -80,26 +79,39 @@ def evaluate(
             judged.append(judge(query, opened))
             progress("test", query=query.id, ratio=judged[-1].evidence.ratio, target=query.accuracy_target)
             stages.add()
-        stages.begin(STREAMING)
-        streamed = stream_arms([one.tested for one in judged], clock.costs, budgets, range(asked.seeds), progress)
-        wall = None
-        if asked.wall_s:
-            stages.begin(PLAYING)
-            wall = _on_the_wall(opened, judged, budgets[asked.memory], asked.wall_s)
-        if asked.fiftyone is not None:
-            stages.begin(HANDING)
-            hand_over(judged, asked.fiftyone)
-        stages.begin(WRITING)
         command = ["gemel", "eval", str(bundle), str(workload), "-o", str(out_dir), *asked.words()]
-        document = finite({
-            **_document(opened, judged, streamed, clock, asked.seeds),
-            "asked": {"memory": asked.memory, "memory_bytes": budgets[asked.memory]},
-            "wall": wall,
-            "commands": [shlex.join(command)],
-        })  # fmt: skip
-        page = render(document, [picture for one in judged for picture in one.pictures])
+        document, page = reported(opened, judged, clock, budgets, asked, shlex.join(command), progress)
         _write(out_dir, json.dumps(document, indent=1, allow_nan=False), page)
         return document
+
+
+def reported(
+    bundle: Bundle, judged: Sequence[Judged], clock: Clock, budgets: Mapping[str, int], asked: Asked, command: str,
+    progress: Progress = silent,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """The document and its page, of queries that are scored: the streams are played, frames handed over if asked for.
+
+    `budgets` are the memory settings in bytes, `command` is what was asked in words.
+    """
+    stages = Stages(progress)
+    stages.begin(STREAMING)
+    tested, seeds = [one.tested for one in judged], range(asked.seeds)
+    streamed = stream_arms(tested, clock.costs, budgets, seeds, progress)
+    wall = None
+    if asked.wall_s:
+        stages.begin(PLAYING)
+        wall = _on_the_wall(bundle, judged, budgets[asked.memory], asked.wall_s)
+    if asked.fiftyone is not None:
+        stages.begin(HANDING)
+        hand_over(judged, asked.fiftyone)
+    stages.begin(WRITING)
+    document = finite({
+        **_document(bundle, judged, streamed, clock, asked.seeds),
+        "asked": {"memory": asked.memory, "memory_bytes": budgets[asked.memory]},
+        "wall": wall,
+        "commands": [command],
+    })  # fmt: skip
+    return document, render(document, [photo for one in judged for photo in one.photos])
 
 
 def _on_the_wall(bundle: Bundle, judged: Sequence[Judged], budget: int, seconds: float) -> dict[str, Any]:
@@ -167,6 +179,7 @@ def _document(bundle: Bundle, judged: Sequence[Judged], streamed: Streamed, cloc
         "ledger": streamed.ledger,
         "swapping": streamed.swapping,
         "timeline": streamed.timeline,
+        "examples": [example for one in judged for example in one.examples],
         "caveats": caveats(offline, streamed.swapping, device, unlabelled, seeds),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,14 +29,18 @@ from models.zoo import build_query
 
 @dataclass(frozen=True)
 class Judged:
-    """One query looked at offline; `extra` is what its task can say beside the evidence, in plain values."""
+    """One query looked at offline; `extra` is what its task can say beside the evidence, in plain values.
+
+    `examples` are the frames that merging cost most, with a photo each (`gemel.report.frames`).
+    """
 
     tested: Tested
     evidence: Evidence
     extra: dict[str, Any]
     split: Split
     original_bytes: int
-    pictures: list[dict[str, Any]]
+    examples: list[dict[str, Any]]
+    photos: list[str]
 
     def row(self) -> dict[str, Any]:
         """Its row of `offline`, in plain values."""
@@ -75,8 +79,15 @@ def judge(query: Query, bundle: Bundle) -> Judged:
         val = load_split(query, "val")
         chosen = val.truths is not None
         threshold = task.choose_threshold(predict(original, query, val), val.truths) if chosen else query.min_score  # type: ignore[arg-type]
+    return scored(query, split, {ORIGINALS: before, MERGED: after}, threshold, original_bytes)
+
+
+def scored(
+    query: Query, split: Split, sides: Mapping[str, Sequence[Any]], threshold: float, original_bytes: int
+) -> Judged:
+    """Judge the answers of both models (by arm) to the frames of a split."""
+    before, after = sides[ORIGINALS], sides[MERGED]
     truths = truths_of(query, split, before, threshold)
-    sides = {ORIGINALS: before, MERGED: after}
     told = _boxes_told if query.task == "detection" else _classes_told
     return Judged(
         Tested(query, Footage(split.units, split.times_s, query.fps), truths, threshold, sides),
@@ -84,7 +95,7 @@ def judge(query: Query, bundle: Bundle) -> Judged:
         told(query, sides, truths, threshold),
         split,
         original_bytes,
-        examples(query, split, truths, before, after, threshold),
+        *examples(query, split, truths, before, after, threshold),
     )  # fmt: skip
 
 
@@ -107,7 +118,9 @@ def check_boxes(query: Query, truths: Sequence[Boxes], sizes: Sequence[tuple[int
                 raise InputError(where, fault, "correct it or take it out", "bbox")
 
 
-def _boxes_told(query: Query, sides: dict[str, Any], truths: Sequence[Any], threshold: float) -> dict[str, Any]:
+def _boxes_told(
+    query: Query, sides: Mapping[str, Sequence[Any]], truths: Sequence[Any], threshold: float
+) -> dict[str, Any]:
     """COCO's mean average precision, and the kinds of errors at the threshold, of both models."""
     told: dict[str, Any] = {"errors": {}}
     for name, answers in (("original", sides[ORIGINALS]), ("merged", sides[MERGED])):
@@ -117,7 +130,9 @@ def _boxes_told(query: Query, sides: dict[str, Any], truths: Sequence[Any], thre
     return told
 
 
-def _classes_told(query: Query, sides: dict[str, Any], truths: Sequence[Any], threshold: float) -> dict[str, Any]:
+def _classes_told(
+    query: Query, sides: Mapping[str, Sequence[Any]], truths: Sequence[Any], threshold: float
+) -> dict[str, Any]:
     """The recall of each class that occurs, by the original and merged."""
     tallies = [
         task_of(query.task).tallies(side, truths, query.classes, threshold).sum(axis=0) for side in sides.values()

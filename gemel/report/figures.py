@@ -150,15 +150,16 @@ def _mean_rows(streaming: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def swapping_rows(swapping: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per memory setting and arm, the share of frames processed and the bytes moved for each of them."""
-    rows: dict[str, dict[str, Any]] = {}
-    for one in swapping:
-        row = rows.setdefault(one["memory"], {"memory": one["memory"], "bytes": one["memory_bytes"]})
-        row[one["arm"]] = {
+    """Of each arm in each memory setting the share of frames processed, and the bytes moved for each of them."""
+    return [
+        {
+            "memory": one["memory"],
+            "arm": one["arm"],
             "processed": one["processed"] / max(1, one["received"]),
             "moved": one["bytes_moved"] / max(1, one["processed"]),
         }
-    return list(rows.values())
+        for one in swapping
+    ]
 
 
 def timeline_rows(timeline: Mapping[str, Any]) -> list[dict[str, Any]]:

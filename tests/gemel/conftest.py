@@ -6,22 +6,55 @@ import cv2
 import numpy as np
 import pytest
 
+from models.measuring.error_types import KINDS
+
 QUERIES = {"bridge-cars": 0.80, "gate-people": 0.70, "square-busy": 0.93}
 MEMORY = {"min": 40_000_000, "50%": 60_000_000, "75%": 70_000_000}
+TASKS = {"bridge-cars": "detection", "gate-people": "detection", "square-busy": "classification"}
+AGES = (50, 95, 99)
+ERRORS = {
+    side: {kind: {"count": count, "cost": count / 100} for kind, count in zip(KINDS, counts, strict=True)}
+    for side, counts in {"original": (3, 5, 1, 0, 8, 13), "merged": (4, 2, 1, 1, 9, 12)}.items()
+}
+BOXED = {"errors": ERRORS, "map_original": 0.41, "map50_original": 0.71, "map_merged": 0.40, "map50_merged": 0.70}
+RECALLS = [
+    {"class": "empty", "frames": 70, "original": 0.95, "merged": 0.97},
+    {"class": "busy", "frames": 50, "original": 0.91, "merged": 0.85},
+]
+TOLD = {"bridge-cars": BOXED, "gate-people": BOXED, "square-busy": {"classes": RECALLS}}
+BOX, OTHER = [40.0, 30.0, 200.0, 120.0], [220.0, 60.0, 300.0, 150.0]
+EXAMPLES = [
+    {"query": "bridge-cars", "task": "detection", "unit": "clip-3", "time_s": 4.4, "lost": 0.5, "width": 320,
+     "height": 180, "truth": [{"class": "car", "box": BOX, "found": ["original"]}],
+     "original": [{"class": "car", "score": 0.9, "box": BOX, "right": True}],
+     "merged": [{"class": "bus", "score": 0.6, "box": OTHER, "right": False}]},
+    {"query": "square-busy", "task": "classification", "unit": "clip-1", "time_s": 0.4, "lost": 1.0, "width": 320,
+     "height": 180, "truth": "busy", "original": {"class": "busy", "score": 0.8, "right": True},
+     "merged": {"class": "empty", "score": 0.7, "right": False}},
+]  # fmt: skip
+WALL = {
+    "seconds": 10.0, "memory_bytes": 40_000_000, "machine": {"name": "a desk"}, "difference": 0.02,
+    "queries": [
+        {"query": query, "wall": 0.71, "virtual": 0.73, "difference": -0.02, "received": 50, "processed_wall": 49,
+         "processed_virtual": 50, "run_ms": 8.4, "age_p95_ms_wall": 25.1, "age_p95_ms_virtual": 22.9}
+        for query in QUERIES
+    ],
+}  # fmt: skip
 
 
 def _document():
     """A small report document, complete in every key that `gemel eval` writes."""
     offline = [
         {
-            "query": query, "camera": query.split("-")[0], "task": "detection", "model": "resnet18",
+            "query": query, "camera": query.split("-")[0], "task": TASKS[query], "model": "resnet18",
             "metric": "balanced_accuracy" if query == "square-busy" else "f1", "split": "test", "samples": 120,
             "units": 6, "original": score, "merged": score * 0.98, "ratio": 0.98, "chance_corrected": 0.97,
-            "ci95": [0.94, 1.01], "target": 0.95, "met": True, "certain": False, "worth": True,
+            "ci95": [0.94, 1.01], "target": 0.95, "met": True, "certain": False, "worth": True, "agreement": 0.9,
+            "sla_ms": 100.0, "threshold": 0.3, "label_interval_s": 0.4, **TOLD[query],
         }
         for query, score in QUERIES.items()
     ]  # fmt: skip
-    streaming, ledger = [], []
+    streaming, ledger, costs, side_by_side = [], [], [], []
     for setting, (memory, nbytes) in enumerate(MEMORY.items()):
         for arm, lost in (("merged", 0.10), ("originals", 0.35 - 0.1 * setting)):
             for query, score in QUERIES.items():
@@ -29,12 +62,23 @@ def _document():
                 streaming.append({
                     "arm": arm, "memory": memory, "memory_bytes": nbytes, "query": query, "metric": "f1",
                     "accuracy": sum(by_seed) / 3, "by_seed": by_seed, "spread": [min(by_seed), max(by_seed)],
-                    "answered": 0.9, "age_p95_ms": 80.0 if setting else None,
+                    "answered": 0.9, **{f"age_p{share}_ms": (8 if setting else 80) * share / 9.5 for share in AGES},
                 })  # fmt: skip
                 ledger.append({
                     "arm": arm, "memory": memory, "query": query, "received": 100, "processed": 90, "late": 1,
                     "failed": 0, "pending": 2, "dropped": {"deadline": 5, "replaced": 3},
                 })  # fmt: skip
+            costs += [
+                {"arm": arm, "query": query, "weights_bytes": 40_000_000, "load_ms": 60.0, "run_ms": 12.5,
+                 "workspace_bytes": 9_000_000}
+                for query in QUERIES if not setting
+            ]  # fmt: skip
+        for query, score in QUERIES.items():
+            side_by_side.append({
+                "query": query, "metric": "f1", "memory": memory, "memory_bytes": nbytes,
+                "merged_offline": score * 0.98, "merged_streaming": score - 0.10,
+                "originals_streaming": score - 0.35 + 0.1 * setting,
+            })  # fmt: skip
     swapping = [
         {"arm": arm, "memory": memory, "memory_bytes": nbytes, "received": 300, "processed": processed,
          "bytes_moved": 10**9, "swaps": 25}
@@ -58,20 +102,26 @@ def _document():
         for arm in ("originals", "merged")
     ]  # fmt: skip
     return {
-        "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z", "seeds": [0, 1, 2],
+        "format": 2, "workload": "junction", "method": "gemel", "created_at": "2026-01-02T03:04:05Z",
+        "seeds": [0, 1, 2],
         "bundle": {"file": "junction.safetensors", "digest": "ab" * 32},
         "device": {"name": "orin-nano-8gb", "title": "Jetson Orin Nano 8 GB", "modelled": True,
                    "clock": "virtual clock", "sources": ["a data sheet"]},
         "bytes": {"before": 120_000_000, "after": after, "ceiling": 80_000_000, "saved_fraction": 1 - after / 120e6,
                   "ceiling_fraction": 80 / 120, "resident_before": 120_000_000, "resident_after": after,
-                  "queries": counts},
+                  "stored": {"fp32": after}, "queries": counts},
         "shared": [
             {"tensor": "0" * 64, "bytes": 9_000_000, "shape": [512, 512, 3, 3],
              "members": [[query, "layer4.0.conv1.weight"] for query in QUERIES]},
             {"tensor": "1" * 64, "bytes": 4_000_000, "shape": [256, 512, 3, 3],
              "members": [[query, "layer3.0.conv1.weight"] for query in list(QUERIES)[:2]]},
         ],
-        "offline": offline, "streaming": streaming, "ledger": ledger, "timeline": timeline, "swapping": swapping,
+        "offline": offline, "streaming": streaming, "side_by_side": side_by_side, "ledger": ledger,
+        "timeline": timeline, "swapping": swapping, "examples": EXAMPLES, "costs": costs,
+        "settings": {"policy": "ours", "bootstrap_rounds": 1000, "bootstrap_seed": 0},
+        "versions": {"python": "3.11.7", "torch": "2.15.0"},
+        "asked": {"memory": "min", "memory_bytes": MEMORY["min"]}, "wall": WALL,
+        "commands": ["gemel eval junction.safetensors junction.yaml -o report"],
         "caveats": ["The device is modelled."],
     }  # fmt: skip
 

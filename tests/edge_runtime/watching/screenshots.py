@@ -10,9 +10,7 @@ are taken away. Needs Chromium. The clips are rendered: no picture here shows a 
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import shutil
 import tempfile
 import threading
 import time
@@ -25,12 +23,11 @@ from typing import Any
 
 import av
 import yaml
-from PIL import Image
 
 from edge_runtime.daemon import run
+from tests.browsing import opened_browser, written
 from tests.edge_runtime.capture.faulty_cameras import RtspCamera, units_of
 
-FLAGS = ["--no-sandbox", "--disable-gpu"]
 SCREENS = {"desk": 1280, "phone": 390}
 SCHEMES = ("light", "dark")
 KEPT = {
@@ -39,7 +36,6 @@ KEPT = {
     "failing-phone-light": "dashboard-phone",
 }
 """Those that stand in docs, and under which name."""
-COLOURS = 80
 READY_S, SETTLE_S, FAIL_S = 120.0, 45.0, 20.0
 REMOTE = "square"
 
@@ -134,13 +130,6 @@ def shot(browser: Any, address: str, width: int, scheme: str) -> bytes:
     return data
 
 
-def written(data: bytes, path: Path) -> None:
-    """The picture in few colours, which is small."""
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
-    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
-
-
 def main() -> None:
     """Take them."""
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -148,10 +137,7 @@ def main() -> None:
     given.add_argument("-o", "--out", type=Path, default=Path("docs"))
     given.add_argument("--all", action="store_true", help="every screen in every scheme, not only those of the docs")
     args = given.parse_args()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as started, box_at_work(args.demo) as (address, camera, hook):
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+    with opened_browser() as browser, box_at_work(args.demo) as (address, camera, hook):
         until(address, "readyz", READY_S, lambda said: not said["missing"])
         time.sleep(SETTLE_S)
         for state in ("well", "failing"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,26 +12,11 @@ import pytest
 from edge_runtime.watching.access import Access
 from edge_runtime.watching.measures import Measures
 from edge_runtime.watching.service import HttpService
+from tests.browsing import page_of
 from tests.edge_runtime.watching.box import Box, camera, detection, query, scene, sink
 
 TOKEN = "a-token-of-32-characters-or-more"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 PATIENCE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium, driven by Playwright; skips, saying so, where one of them is absent."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip("no Chromium is installed here")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed here")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=found, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @contextmanager
@@ -43,21 +27,6 @@ def served(box: Box, host: str = "127.0.0.1") -> Iterator[str]:
         yield f"http://127.0.0.1:{service.port}/"
     finally:
         service.stop()
-
-
-@contextmanager
-def page_of(browser: Any, width: int = 1280, scheme: str = "light") -> Iterator[tuple[Any, list[str]]]:
-    """A new page, and what went wrong on it: errors of scripts, refused or foreign requests."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page, wrong = context.new_page(), list[str]()
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    page.on("request", lambda asked: wrong.append(asked.url) if "//127.0.0.1:" not in asked.url
-            and not asked.url.startswith(("data:", "blob:")) else None)  # fmt: skip
-    try:
-        yield page, wrong
-    finally:
-        context.close()
 
 
 @pytest.fixture

@@ -6,13 +6,17 @@ import os
 import random
 import re
 
+import numpy as np
 import pytest
 
 from gemel.cli import main
 from gemel.evaluation.asked import Asked
 from gemel.evaluation.evaluating import evaluate
+from gemel.evaluation.wall import placed
+from gemel.report.page import render
 from models.bundle import open_bundle
 from models.errors import InputError
+from models.frames.preprocess import crop
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,15 @@ def test_the_page_stands_alone(tiny, evaluated):
     assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:)?//""", page)
     assert not re.search(r"""@import|url\(\s*["']?(?!data:)""", page)
     assert "<script" not in page and "<link" not in page
-    assert page.count("data:image/jpeg;base64,") == 2
+    photos = re.findall(r"data:image/jpeg;base64,([\w+/=]+)", page)
+    assert len(photos) == len(evaluated["examples"]) == 12
+
+
+def test_every_figure_of_the_page_stands_in_report_json(tiny, evaluated):
+    page = (tiny / "report" / "report.html").read_text()
+    document = json.loads((tiny / "report" / "report.json").read_text())
+    photos = re.findall(r"data:image/jpeg;base64,([\w+/=]+)", page)
+    assert render(document, photos) == page, "made of report.json alone, and of the photos"
 
 
 def test_a_bundle_of_another_workload_is_refused_and_nothing_is_written(tiny, tmp_path):
@@ -192,6 +204,12 @@ def test_wall_clock_and_virtual_clock_are_told_with_their_difference(tiny, tmp_p
         assert row["difference"] == row["wall"] - row["virtual"]
         assert row["received"] >= row["processed_wall"] > 0 and row["processed_virtual"] > 0 and row["run_ms"] > 0
     assert wall["difference"] == max(abs(row["difference"]) for row in wall["queries"])
+
+
+@pytest.mark.parametrize("roi", [None, (4.0, 2.0, 12.0, 8.0), (3.6, 2.2, 11.7, 7.9)])
+def test_a_frame_that_was_cropped_for_its_query_is_put_back_where_the_box_will_look(roi):
+    picture = np.random.default_rng(0).integers(0, 255, (6, 8, 3), dtype=np.uint8)
+    assert np.array_equal(crop(placed(picture, roi), roi), picture)
 
 
 def test_the_frames_and_answers_are_handed_over_to_other_tools(tiny, tmp_path):

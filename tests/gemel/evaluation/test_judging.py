@@ -59,7 +59,7 @@ def _judged() -> Judged:
     good = [DetectionAnswer(one.classes, (0.9,) * len(one.boxes), one.boxes) for one in truths]
     worse = [good[0], DetectionAnswer(("car",), (0.4,), (HERE,)), DetectionAnswer(("bus",), (0.8,), (HERE,))]
     tested = arms.Tested(QUERY, Footage(split.units, split.times_s, 5), truths, 0.5, {ORIGINALS: good, MERGED: worse})
-    return Judged(tested, cast(Any, None), {}, split, 0, [])
+    return Judged(tested, cast(Any, None), {}, split, 0, [], [])
 
 
 def test_pycocotools_reads_what_is_handed_over_and_finds_the_same_map(tmp_path, capsys):

@@ -8,6 +8,10 @@ import pytest
 
 from gemel.evaluation.arms import timeline
 from gemel.evaluation.caveats import caveats
+from gemel.report.boxes import overlay
+from gemel.report.curve import Series, curve
+from gemel.report.drawing import rows_of
+from gemel.report.fates import age_rows, fate_rows, fates_of
 from gemel.report.figures import (
     Axis,
     byte_rows,
@@ -17,7 +21,9 @@ from gemel.report.figures import (
     timeline_rows,
     top_sets,
 )
-from gemel.report.frames import examples
+from gemel.report.first import first_screen
+from gemel.report.frames import examples, worst
+from gemel.report.mistakes import class_rows, error_rows
 from gemel.report.page import render
 from gemel.text import duration, percent, size
 from models.frames.data import Split
@@ -28,7 +34,8 @@ DEVICE = {"title": "A box", "clock": "virtual clock", "modelled": True, "sources
 
 
 def test_the_page_holds_the_figures_and_asks_for_nothing_from_outside(document):
-    page = render(document, [{"query": "gate-people", "caption": "clip", "pictures": ["QUJD"]}])
+    page = render(document, ["QUJD", "QUJE"])
+    assert "url(data:image/jpeg;base64,QUJE)" in page
     for shown in ("64.6 %", "3 of 3", "bridge-cars", "min = 38.1 MiB", "Jetson Orin Nano"):
         assert shown in page
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", page)
@@ -36,9 +43,26 @@ def test_the_page_holds_the_figures_and_asks_for_nothing_from_outside(document):
 
 
 def test_names_from_a_bundle_cannot_smuggle_markup_into_the_page(document):
-    hostile = json.loads(json.dumps(document).replace("bridge-cars", "<script>x</script>"))
+    mark = "<script>x</script>"
+    hostile = json.loads(json.dumps(document).replace("bridge-cars", mark).replace('"car"', json.dumps(f'"{mark}')))
     page = render({**hostile, "workload": "</title><script>"})
     assert "<script" not in page and "&lt;script&gt;" in page
+    for told in each_text(document):  # one after the other, wherever it stands
+        page = render(json.loads(json.dumps(document).replace(json.dumps(told), json.dumps(f'"><b onload=x>{told}'))))
+        assert "<b onload" not in page, told
+
+
+KEYS = {"f1", "balanced_accuracy", "detection", "classification", "originals", "merged", "original", "min"}
+"""Texts that are not a user's words: the report looks for them."""
+
+
+def each_text(value):
+    """Every text that stands in a document as a value."""
+    if isinstance(value, dict):
+        return {text for one in value.values() for text in each_text(one)}
+    if isinstance(value, list):
+        return {text for one in value for text in each_text(one)}
+    return {value} - KEYS if isinstance(value, str) else set()
 
 
 def test_a_bundle_that_shares_nothing_still_has_a_page(document):
@@ -89,7 +113,7 @@ def test_on_a_phone_labels_of_an_axis_leave_room_between_them(document):
 
 def test_what_is_wider_than_the_screen_fades_at_its_edge_and_can_be_reached_by_keyboard(document):
     page = render(document)
-    assert page.count('<div class="scroll" tabindex="0">') == page.count("<table") == 5
+    assert page.count('<div class="scroll" tabindex="0">') == page.count("<table") == 10
     assert "mask-image: linear-gradient(to right" in page
 
 
@@ -110,8 +134,8 @@ def test_the_mean_over_queries_is_taken_seed_by_seed(document):
 
 def test_swapping_is_told_per_processed_frame(document):
     rows = swapping_rows(document["swapping"])
-    assert [row["memory"] for row in rows] == ["min", "50%", "75%"]
-    assert rows[0]["originals"] == {"processed": 0.4, "moved": 10**9 / 120}
+    assert [row["memory"] for row in rows] == ["min", "min", "50%", "50%", "75%", "75%"]
+    assert rows[0] == {"memory": "min", "arm": "originals", "processed": 0.4, "moved": 10**9 / 120}
 
 
 def test_the_timeline_knows_when_all_of_a_query_is_resident():
@@ -161,19 +185,106 @@ def query(task):
     return Query("q", "cam", task, ("car", "bus"), "m", {}, 32, None, None, 5, 100, None, 0.0, 1, None, 0.95)
 
 
-def test_examples_show_both_models_and_leave_out_what_scores_below_the_threshold():
+def test_examples_say_what_both_models_found_and_leave_out_what_scores_below_the_threshold():
     frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
     box = (5.0, 5.0, 30.0, 30.0)
     split = Split("test", frames, (Boxes(), Boxes(("car",), (box,)), Boxes()), ("u",) * 3, (0.0, 1.0, 2.0))
     sure, unsure = DetectionAnswer(("car",), (0.9,), (box,)), DetectionAnswer(("car",), (0.1,), (box,))
     assert split.truths is not None
-    found = examples(query("detection"), split, split.truths, [sure] * 3, [unsure] * 3, threshold=0.5)
-    assert found[0]["caption"] == "u at 1.0 s: 1 in truth (white), 1 original, 0 merged", "the worst first"
-    assert [example["lost"] for example in found] == [1.0, -1.0]
-    assert len(found[0]["pictures"]) == 2
+    rows, photos = examples(query("detection"), split, split.truths, [sure] * 3, [unsure] * 3, threshold=0.5)
+    assert rows[0]["time_s"] == 1.0, "the worst first"
+    assert [row["lost"] for row in rows] == [1.0, -1.0, -1.0] and len(photos) == 3
+    assert rows[0]["truth"] == [{"class": "car", "box": list(box), "found": ["original"]}]
+    assert rows[0]["original"] == [{"class": "car", "score": 0.9, "box": list(box), "right": True}]
+    assert rows[0]["merged"] == [] and not rows[1]["original"][0]["right"]
     right, wrong = ClassAnswer("car", 0.9, (0.9, 0.1)), ClassAnswer("bus", 0.9, (0.1, 0.9))
-    found = examples(query("classification"), split, ["car"] * 3, [right] * 3, [wrong] * 3, threshold=0.0)
-    assert found[0]["caption"].startswith("of 3 frames, 3 right by the original and 0 merged")
+    rows, _ = examples(query("classification"), split, ["car"] * 3, [right] * 3, [wrong] * 3, threshold=0.0)
+    assert rows[0]["original"] == {"class": "car", "score": 0.9, "right": True} and not rows[0]["merged"]["right"]
+
+
+def test_each_clip_gives_its_worst_frame_before_any_gives_two():
+    lost, units = [0.9, 0.8, 0.1, 0.0, 0.7], ["a", "a", "b", "b", "a"]
+    assert worst(lost, units, 2) == [0, 2]
+    assert worst(lost, units, 4) == [0, 1, 2, 3], "the worst first"
+    assert worst(lost, units, 9) == [0, 1, 4, 2, 3]
+
+
+def test_a_box_that_is_wrong_and_an_object_that_was_missed_are_seen_on_the_frame(document):
+    boxed = document["examples"][0]
+    original, merged = overlay(boxed, "original", several=True), overlay(boxed, "merged", several=True)
+    assert '<rect class="missed"' in merged and '<rect class="merged alarm"' in merged and ">bus</text>" in merged
+    assert 'class="truth"' in original and "missed" not in original and "alarm" not in original
+
+
+def test_the_query_with_the_worst_frame_comes_first(document):
+    page = render(document).split("Frames of the test footage")[1]
+    assert page.index("square-<wbr>busy") < page.index("bridge-<wbr>cars"), "a class lost weighs more than half an F1"
+    assert "merging costs 0.50 of F1 here" in page and "0 found, 1 missed, 1 false alarm" in page
+
+
+def test_frames_stand_by_their_fate_and_add_up(document):
+    rows = fate_rows(document["ledger"])
+    assert [part[:1] + part[2:] for part in rows[0]["parts"]] == [
+        ("in time", 267), ("late", 3), ("dropped: deadline", 15), ("dropped: replaced", 9), ("pending", 6),
+    ]  # fmt: skip
+    assert rows[0]["received"] == 300 and sum(share for _, share, _ in rows[0]["parts"]) == pytest.approx(100)
+    assert fates_of(rows)["dropped: replaced"] == "drop1" and fates_of(rows)["in time"] == "in-time"
+
+
+def test_ages_lie_on_powers_of_ten_beside_what_the_query_allows(document):
+    found = age_rows(document["streaming"], document["offline"], "min")
+    assert found["ticks"] == [(1.0, 0.0), (10.0, 33.33), (100.0, 66.67), (1000.0, 100.0)]
+    row = found["rows"][0]
+    assert row["sla_at"] == 66.67 and row["arms"]["merged"]["at"][1] == pytest.approx(96.77)
+    for one in document["streaming"]:
+        one |= {f"age_p{share}_ms": None for share in (50, 95, 99)}
+    assert age_rows(document["streaming"], document["offline"], "min")["rows"][0]["arms"] == {}
+    assert "originals: no answer" in render(document)
+
+
+def test_errors_are_drawn_to_the_scale_of_the_model_with_more_and_what_grew_is_marked(document):
+    row = error_rows(document["offline"])[0]
+    assert sum(count for _, _, count in row["bars"]["original"]) == 30
+    assert sum(share for _, share, _ in row["bars"]["merged"]) == pytest.approx(100 * 29 / 30, abs=0.1)
+    assert [one["kind"] for one in row["kinds"] if one["more"]] == ["class", "duplicate", "background"]
+    assert [one["class"] for one in class_rows(document["offline"])[0]["classes"]] == ["busy", "empty"]
+
+
+def test_the_first_screen_shows_those_who_lost_first_where_there_are_too_many(document):
+    row = document["offline"][0]
+    document["offline"] = [{**row, "query": f"q{index}", "met": index != 13, "ratio": 0.9} for index in range(14)]
+    kept = first_screen(document)["kept"]
+    assert [one["query"] for one in kept["rows"]][:2] == ["q13", "q0"] and kept["more"] == 2
+    assert kept["rows"][0]["lost"] and (kept["met"], kept["of"]) == (13, 14)
+
+
+def test_the_curve_names_every_memory_setting_in_rows_that_leave_room():
+    points = [(nbytes, 0.5, 0.4, 0.6) for nbytes in (100, 104, 200)]
+    drawn = curve([Series("merged", "merged", points)], {100: "min", 104: "104B", 200: "75%"}, ("offline", 0.9))
+    assert drawn is not None and all(f">{name}</text>" in drawn for name in ("min", "104B", "75%"))
+    assert drawn.count("<circle") == 3 and drawn.count('class="path merged"') == 2
+    assert rows_of([9, 12, 40, 93], apart=25) == [0, 1, 0, 0]
+    assert curve([Series("merged", "merged", [])], {}) is None
+
+
+def test_the_wall_clock_stands_beside_the_virtual_one_only_where_it_was_measured(document):
+    assert "0.71 / 0.73" in render(document)
+    document["wall"] = None
+    assert "By the wall clock" not in render(document)
+
+
+def test_three_numbers_of_each_query_are_those_of_the_memory_asked_for(document):
+    document["asked"] = {"memory": "75%", "memory_bytes": 70_000_000}
+    part = render(document).split("Three numbers")[1].split("</table>")[0]
+    cells = re.findall(r"<td[^>]*>(?:<b>)?([\d.]+)", part)
+    assert cells[:3] == ["0.78", "0.70", "0.65"]
+    assert len(cells) == 9
+
+
+def test_without_streams_the_page_says_what_it_knows(document):
+    document |= {"streaming": [], "side_by_side": [], "ledger": [], "swapping": [], "timeline": [], "wall": None}
+    page = render(document)
+    assert "Bytes before and after" in page and "Accuracy on the stream" not in page
 
 
 def test_numbers_read_well():

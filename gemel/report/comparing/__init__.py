@@ -1,0 +1,1 @@
+"""Several evaluations of one workload beside each other: `gemel report`."""

@@ -1,0 +1,148 @@
+"""What several evaluations of one workload say beside each other, in plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from gemel.report.verdict import verdict
+from gemel.text import number, percent, size
+from models.errors import InputError
+
+MOST_REPORTS = len(ascii_uppercase)
+SAME = 1e-9
+"""Accuracies of the same original on the same frames differ by no more."""
+
+
+def compare(found: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The comparison of these reports (path, document), which get letters in their order.
+
+    Raises InputError where two are not of one workload: of another name, or with other queries.
+    """
+    if len(found) > MOST_REPORTS:
+        raise InputError("gemel report", f"{len(found)} reports are too many", f"give {MOST_REPORTS} at most")
+    _check_alike(found)
+    documents = [document for _, document in found]
+    reports = [_told(letter, path, document) for letter, (path, document) in zip(ascii_uppercase, found, strict=False)]
+    return {
+        "workload": documents[0]["workload"],
+        "answer": _answer(reports),
+        "reports": reports,
+        "queries": [_query(row["query"], reports, documents) for row in documents[0]["offline"]],
+        "streaming": [
+            row for one, document in zip(reports, documents, strict=True) for row in _means(one["letter"], document)
+        ],
+        "differences": _differences(reports, documents),
+    }
+
+
+def _check_alike(found: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+    (first, known), *others = found
+    asked = {(row["query"], row["task"], row["metric"]) for row in known["offline"]}
+    for path, document in others:
+        if document["workload"] != known["workload"]:
+            fault = f"is of workload '{document['workload']}', {first} of '{known['workload']}'"
+            raise InputError(path, fault, "compare reports of one workload", "workload")
+        odd = asked ^ {(row["query"], row["task"], row["metric"]) for row in document["offline"]}
+        if odd:
+            fault = f"does not judge the same queries as {first} ({min(odd)[0]})"
+            raise InputError(path, fault, "compare reports of one workload", "offline")
+
+
+def _told(letter: str, path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    """One report as a whole."""
+    judged = [row for row in document["offline"] if row["worth"]]
+    found = verdict(document)
+    return {
+        "letter": letter,
+        "file": str(path),
+        "bundle": document["bundle"]["file"],
+        "digest": document["bundle"]["digest"],
+        "method": document["method"],
+        "created_at": document["created_at"],
+        "device": {key: document["device"][key] for key in ("title", "clock", "modelled")},
+        "seeds": len(document["seeds"]),
+        "asked": {key: document["asked"][key] for key in ("memory", "memory_bytes")},
+        "bytes": {key: document["bytes"][key] for key in ("before", "after", "ceiling", "saved_fraction")},
+        "met": sum(row["met"] for row in judged),
+        "certain": sum(row["certain"] for row in judged),
+        "of": len(document["offline"]),
+        "worst_ratio": min((row["ratio"] for row in judged), default=None),
+        "sentence": found.sentence,
+        "tone": found.tone,
+        "worse": [{"query": one.query, "text": one.text} for one in found.worse],
+        "commands": list(document["commands"]),
+    }
+
+
+def _query(query: str, reports: Sequence[Mapping[str, Any]], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One query in every report."""
+    keys = ("metric", "original", "merged", "ratio", "ci95", "target", "met", "certain", "worth")
+    cells = []
+    for report, document in zip(reports, documents, strict=True):
+        row = next(one for one in document["offline"] if one["query"] == query)
+        streamed: dict[str, dict[str, float]] = {}
+        for one in document["streaming"]:
+            if one["query"] == query:
+                streamed.setdefault(one["memory"], {})[one["arm"]] = one["accuracy"]
+        cells.append({"letter": report["letter"], **{key: row[key] for key in keys}, "streaming": streamed})
+    return {"query": query, "cells": cells}
+
+
+def _means(letter: str, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The mean over queries in each memory setting, of both arms, with the least and the largest seed."""
+    found: dict[tuple[int, str], dict[str, list[Sequence[float]]]] = {}
+    for row in document["streaming"]:
+        arms = found.setdefault((row["memory_bytes"], row["memory"]), {})
+        arms.setdefault(row["arm"], []).append(row["by_seed"])
+    rows = []
+    for (nbytes, memory), arms in sorted(found.items()):
+        told: dict[str, Any] = {"letter": letter, "memory": memory, "memory_bytes": nbytes}
+        for arm, seeds in arms.items():
+            means = [sum(values) / len(values) for values in zip(*seeds, strict=True)]
+            told |= {arm: sum(means) / len(means), f"{arm}_spread": [min(means), max(means)]}
+        rows.append(told)
+    return rows
+
+
+def _answer(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Which one to take, in a sentence: the fewest bytes among those who keep every target."""
+    whole = [one for one in reports if one["met"] == one["of"]]
+    if not whole:
+        best = max(reports, key=lambda one: (one["met"], -one["bytes"]["after"]))
+        return f"None keeps every accuracy target; {_name(best)} keeps most, {best['met']} of {best['of']}."
+    least = min(whole, key=lambda one: one["bytes"]["after"])
+    counts = least["bytes"]
+    saved = f"{size(counts['after'])} instead of {size(counts['before'])}, {percent(counts['saved_fraction'], 0)} less"
+    who = "It keeps every accuracy target" if len(reports) == 1 else "Fewest bytes with every accuracy target kept"
+    return f"{who}: {_name(least)}, {saved}."
+
+
+def _name(report: Mapping[str, Any]) -> str:
+    return f"{report['letter']} ({report['bundle']}, method {report['method']})"
+
+
+def _differences(reports: Sequence[Mapping[str, Any]], documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What keeps these reports from being compared by merging alone, a sentence each."""
+    lines = []
+    known = {row["query"]: row["original"] for row in documents[0]["offline"]}
+    for report, document in zip(reports[1:], documents[1:], strict=True):
+        apart = [row for row in document["offline"] if abs(row["original"] - known[row["query"]]) > SAME]
+        if apart:
+            row = apart[0]
+            lines.append(
+                f"{report['letter']} was judged against other originals than A, or on other frames: that of "
+                f"{row['query']} has {number(row['original'])} instead of {number(known[row['query']])}."
+            )
+    for what, values in (
+        ("devices", [one["device"]["title"] for one in reports]),
+        ("numbers of seeds", [one["seeds"] for one in reports]),
+        ("accuracy targets", [[row["target"] for row in one["offline"]] for one in documents]),
+    ):
+        if any(value != values[0] for value in values):
+            told = [f"{one['letter']}: {value}" for one, value in zip(reports, values, strict=True)]
+            shown = "" if what == "accuracy targets" else f" ({'; '.join(told)})"
+            lines.append(f"The {what} differ{shown}: what depends on them cannot be compared.")
+    return lines

@@ -1,0 +1,76 @@
+"""The paper that pages are written on: one template and one style for all, every text escaped, nothing from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from gemel.report import drawing
+from gemel.text import number, percent, size
+
+NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own", "residual": "low-rank residual"}
+
+
+def written(page: str, **values: Any) -> str:
+    """A page of `pages/` with these values; the same values give the same text."""
+    sheet = _environment().get_template(page)
+    return sheet.render(css=Markup(_own("style.css")), draw=drawing, **values)
+
+
+def whole_percent(value: float | None) -> str:
+    """A fraction as 52 %."""
+    return percent(value, 0)
+
+
+def short(value: float | None) -> str:
+    """A figure to two decimals."""
+    return number(value, 2)
+
+
+def milliseconds(value: float | None) -> str:
+    """A time as 8.3 ms, 120 ms or 2.4 s; a dash where there is none."""
+    if value is None:
+        return "-"
+    if value >= 1000:
+        return f"{value / 1000:.3g} s"
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
+
+
+def several_times(values: Sequence[float]) -> str:
+    """Times in one unit, as 80 / 120 / 400 ms."""
+    in_seconds = max(values) >= 10_000
+    told = [f"{value / 1000:.1f}" if in_seconds else f"{value:.0f}" for value in values]
+    return f"{' / '.join(told)} {'s' if in_seconds else 'ms'}"
+
+
+def words(name: str) -> str:
+    """A key as people say it."""
+    return NAMES.get(name, name.replace("_", " "))
+
+
+def breakable(name: str) -> Markup:
+    """A name that may be broken after each hyphen, underscore or dot."""
+    return Markup(re.sub(r"([-_.])", r"\1<wbr>", str(escape(name))))
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    made = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(_own)
+    )
+    made.filters.update(
+        size=size, percent=percent, percent0=whole_percent, number=short, words=words, breakable=breakable
+    )
+    made.globals.update(percent0=whole_percent, short=short, milliseconds=milliseconds, ages_said=several_times)
+    return made
+
+
+def _own(name: str) -> str:
+    return files("gemel.report").joinpath("pages", name).read_text(encoding="utf-8")

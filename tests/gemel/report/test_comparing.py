@@ -1,0 +1,143 @@
+"""`gemel report`: evaluations beside each other; what is damaged, hostile or of another workload is refused."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from gemel.cli import main
+from gemel.report.comparing.comparison import compare
+from gemel.report.comparing.page import render
+from gemel.report.comparing.reading import read_report
+from models.errors import InputError
+from tests.browsing import page_of
+from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
+
+MiB = 2**20
+
+
+def changed(document, method, after, lost=0.0):
+    """The report of another bundle of this workload."""
+    made = copy.deepcopy(document) | {"method": method}
+    made["bundle"]["file"] = f"{method}.safetensors"
+    made["bytes"] |= {"after": after, "saved_fraction": 1 - after / made["bytes"]["before"]}
+    for row in made["offline"]:
+        row["ratio"] -= lost
+        row |= {"merged": row["original"] * row["ratio"], "met": row["ratio"] >= row["target"]}
+    return made
+
+
+@pytest.fixture
+def reports(document, tmp_path):
+    """Three reports: one small that falls short, one of middling size that is sound, the largest."""
+    asked = [("none", 10 * MiB, 0.2), ("wide", 30 * MiB, 0.0), ("gemel", 60 * MiB, 0.0)]
+    paths = []
+    for index, one in enumerate(changed(document, *words) for words in asked):
+        (tmp_path / f"r{index}").mkdir()
+        paths.append(tmp_path / f"r{index}" / "report.json")
+        paths[-1].write_text(json.dumps(one))
+    return paths
+
+
+def compared(capsys, *words):
+    """Exit code, standard output, and the line of an error."""
+    code = main(["report", *map(str, words)])
+    told = capsys.readouterr()
+    return code, told.out, told.err.strip()
+
+
+def test_the_fewest_bytes_among_those_that_keep_their_targets_are_the_answer(reports, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    code, told, _ = compared(capsys, reports[0], reports[1].parent, reports[2], "-o", out, "--json")
+    found = json.loads(told)
+    assert code == 0 and found["answer"].startswith("Fewest bytes with every accuracy target kept: B (wide.safetensors")
+    kept = {one["letter"]: (one["met"], one["of"]) for one in found["reports"]}
+    assert kept == {"A": (0, 3), "B": (3, 3), "C": (3, 3)}
+    page = out.read_text()
+    assert render(found) == page and "78.0 % (0 of 3)" in page and "30.0 MiB" in page
+    assert "http" not in page and "<script" not in page
+    means = {(row["letter"], row["memory"]): row["originals"] for row in found["streaming"]}
+    assert means["B", "min"] == pytest.approx(0.46 + 0.01 / 3, abs=0.01)
+
+
+def test_where_none_keeps_its_targets_the_answer_says_so(reports, document):
+    found = compare([(reports[0], read_report(reports[0]))])
+    assert found["answer"] == "None keeps every accuracy target; A (none.safetensors, method none) keeps most, 0 of 3."
+
+
+def test_what_differs_beside_the_merging_is_told(reports):
+    documents = [read_report(path) for path in reports]
+    assert compare(list(zip(reports, documents)))["differences"] == []
+    documents[1]["offline"][0]["original"] = 0.5
+    documents[2]["device"]["title"] = "A larger box"
+    told = compare(list(zip(reports, documents)))["differences"]
+    assert told[0].startswith("B was judged against other originals than A") and "0.500 instead of 0.800" in told[0]
+    assert told[1].startswith("The devices differ (A: Jetson Orin Nano 8 GB; B:")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ({"workload": "harbour"}, "workload: is of workload 'harbour'"),
+        ({"offline": 2}, "offline: does not judge the same queries as"),
+        ({"format": 1}, "format: is no report of this version's gemel eval; evaluate again"),
+        ({"bytes": {}}, "bytes.before: this key is missing"),
+        ({"memory_bytes": 1}, "streaming: memory min is not the same bytes in all rows"),
+        ({"streaming": -1}, "streaming: the rows of memory 75% are not of both arms and all queries, once each"),
+    ],
+)
+def test_reports_that_cannot_be_compared_are_refused_in_one_line(reports, tmp_path, capsys, harm, said):
+    kept = json.loads(reports[1].read_text())
+    for key, value in harm.items():
+        kept[key] = kept[key][:value] if key in ("offline", "streaming") else value
+    kept["streaming"][0]["memory_bytes"] = harm.get("memory_bytes", kept["streaming"][0]["memory_bytes"])
+    if "offline" in harm:
+        kept["streaming"] = [row for row in kept["streaming"] if row["query"] != "square-busy"]
+    reports[1].write_text(json.dumps(kept))
+    code, _, error = compared(capsys, *reports, "-o", tmp_path / "page.html")
+    assert code == 2 and len(error.splitlines()) == 1 and str(reports[1]) in error and said in error
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_never_takes_the_place_of_a_report(reports, tmp_path, capsys):
+    before = reports[0].read_bytes()
+    code, _, error = compared(capsys, reports[0], "-o", reports[0])
+    assert code == 2 and "is one of the reports" in error and reports[0].read_bytes() == before
+    code, _, error = compared(capsys, tmp_path / "none.json", "-o", tmp_path / "page.html")
+    assert code == 2 and "none.json" in error and not (tmp_path / "page.html").exists()
+
+
+def test_names_with_markup_stay_text(reports, tmp_path, capsys):
+    for path in reports[:2]:
+        path.write_text(path.read_text().replace("gate-people", "<img src=x>").replace('"wide"', '"</style><script>"'))
+    assert compared(capsys, *reports[:2], "-o", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "<img" not in page and "<script" not in page and page.count("</style>") == 1
+
+
+def test_a_damaged_report_is_refused_in_one_line_or_its_page_is_whole(reports, tmp_path):
+    sound, tree = reports[0].read_bytes(), json.loads(reports[0].read_text())
+    refused = 0
+    for seed in range(80):
+        drawn = random.Random(seed)
+        if seed % 4:
+            reports[0].write_text(json.dumps(damaged_tree(tree, drawn, VALUES), default=str))
+        else:
+            reports[0].write_bytes(damaged_bytes(sound, drawn))
+        try:
+            page = render(compare([(reports[0], read_report(reports[0]))]))
+            assert page.endswith("</html>")
+        except InputError as error:
+            assert "\n" not in str(error) and str(reports[0]) in str(error)
+            refused += 1
+    assert 10 < refused < 80
+
+
+def test_the_page_fits_a_phone_and_asks_for_nothing(browser, reports, tmp_path, capsys):
+    page_path = tmp_path / "page.html"
+    assert compared(capsys, *reports, "-o", page_path)[0] == 0
+    for width in (1280, 390):
+        with page_of(browser, width, "dark", own=page_path.as_uri()) as (page, wrong):
+            page.goto(page_path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") == 0 and wrong == []

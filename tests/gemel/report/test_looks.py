@@ -1,0 +1,51 @@
+"""The page in a real browser: it fits a desk, a phone and paper, and asks for nothing that is not in the file."""
+
+import base64
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from gemel.report.page import render
+from tests.browsing import page_of
+
+A4_PX = 718
+"""Of paper between usual margins, at 96 pixels an inch."""
+_, JPEG = cv2.imencode(".jpg", np.full((9, 16, 3), 90, np.uint8))
+PHOTO = base64.b64encode(JPEG.tobytes()).decode()
+LONG = "a-query-on-the-camera-above-the-northern-gate" + "whosenameneverends" * 5
+
+# What is cut: it lies beyond the page, and nothing around it can be scrolled.
+CUT = """() => [...document.querySelectorAll('body *')].filter(one => {
+  const box = one.getBoundingClientRect();
+  return box.width && (box.right > innerWidth + 1 || box.left < -1) && !one.closest('.scroll') && !one.closest('.shot');
+}).map(one => one.tagName + '.' + (one.className.baseVal ?? one.className) + ': ' + one.textContent.slice(0, 40))"""
+
+
+@pytest.fixture
+def opened(browser, document, tmp_path):
+    def open_at(width, scheme, text, media="screen"):
+        path = tmp_path / "report.html"
+        path.write_text(text)
+        with page_of(browser, width, scheme, own=path.as_uri()) as (page, wrong):
+            page.emulate_media(media=media, color_scheme=scheme)
+            page.goto(path.as_uri())
+            shown = page.evaluate("getComputedStyle(document.querySelector('.photo0')).backgroundImage")
+            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            return page.evaluate(CUT), wide, wrong, shown
+
+    return open_at
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme", "media"),
+    [(1280, "light", "screen"), (390, "dark", "screen"), (A4_PX, "light", "print")],
+)
+def test_nothing_is_cut_wide_or_asked_for(opened, document, width, scheme, media):
+    named = json.loads(json.dumps(document).replace("gate-people", LONG))
+    named["offline"][1] |= {"met": False, "ratio": 0.9}
+    for text in (render(document, [PHOTO] * 2), render(named, [PHOTO] * 2)):
+        cut, wide, wrong, shown = opened(width, scheme, text, media)
+        assert (cut, wide, wrong) == ([], 0, [])
+        assert shown.startswith('url("data:image/jpeg')
