@@ -49,6 +49,8 @@ LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
 PAST_THE_CEILING = ("wide", "none")
 """The methods that `beyond` is for: the default, and the rival that compresses alone."""
+BOUNDS = ("max_minutes", "max_work")
+"""The options that may be others when a merge goes on: with less it ends sooner, with what holds by then."""
 SEARCHING, FITTING = "searching what models can share", "finding how few bits weights need"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
@@ -65,7 +67,7 @@ def merge(
     """Merge a workload's models into one bundle at `out`, with the merge's log (JSON lines) beside it.
 
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
-    `OUT.work`, from which `resume` goes on.
+    `OUT.work`, from which `resume` goes on, with the same options but for its bounds.
     """
     out = Path(out)
     _check_paths(workload, out)
@@ -78,9 +80,8 @@ def _merged(
 ) -> MergeReport:
     begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
     _check(workload, out, method, options, begun)
-    identity = {
-        "workload": _fingerprint(workload), "method": method, "seed": seed, "options": options.to_json(),
-    }  # fmt: skip
+    unbound = {name: value for name, value in options.to_json().items() if name not in BOUNDS}
+    identity = {"workload": _fingerprint(workload), "method": method, "seed": seed, "options": unbound}
     checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume)
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)

@@ -114,6 +114,21 @@ def test_what_was_done_before_is_not_done_again(
     assert rest[0] <= writes[0] - moment
 
 
+def test_an_interrupted_merge_can_be_ended_with_what_holds_by_then(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    with monkeypatch.context() as patch:
+        writes = _kill_after(patch, -1)
+        straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
+    out = tmp_path / "killed.safetensors"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        _kill_after(patch, round(0.7 * writes[0]))
+        merge(workload, out, "gemel", options=QUICK)
+    ended = merge(workload, out, "gemel", resume=True, options=replace(QUICK, max_minutes=0))
+    assert 0 < ended.work < straight.work and ended.saved_fraction > 0 and list(tmp_path.glob("*.work")) == []
+    assert all(row["ratio"] >= 0.95 for row in ended.to_json()["queries"])
+
+
 def test_the_recipe_chosen_on_val_is_chosen_once(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
