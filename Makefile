@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | real | fuzz | faults. The first of them makes .venv; PYTHON chooses the interpreter (3.10 or newer).
+# make demo | test | test-all | lint | real | fuzz | faults | gpu. The first of them makes .venv; PYTHON chooses the interpreter (3.10 or newer).
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3.13 python3.10 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ MINUTES ?= 10
 HELD := -c 'import sys; print("--constraint constraints.txt" if sys.version_info >= (3, 11) else "")'
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: demo test test-all lint real fuzz faults venv
+.PHONY: demo test test-all lint real fuzz faults gpu venv
 
 demo: $(STAMP)  ## the whole road on rendered clips, within 4 CPU-minutes; ends with what to look at
 	$(BIN)/gemel demo --out $(OUT)/demo
@@ -33,6 +33,9 @@ fuzz: $(STAMP)  ## damaged files of every kind for MINUTES on all cores; finding
 
 faults: $(STAMP)  ## all that a box withstands, in full (an hour): recorded, and the table in docs; goes on where it was interrupted
 	$(BIN)/python -m tests.faults.measure --out $(OUT)/faults --record $(FAULTS_ARGS)
+
+gpu:  ## what was built without a card, proved on one, ten minutes a run; GPU_ARGS="--device cpu --small" rehearses it (docs/gpu.md)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu.gpu $(GPU_ARGS)
 
 venv: $(STAMP)
 

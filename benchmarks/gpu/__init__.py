@@ -1,0 +1,1 @@
+"""What a machine with a card is asked, stage by stage: `make gpu`."""

@@ -1,0 +1,191 @@
+"""Engines: the same outputs as the plain module, in every form in which weights come; and what a run takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
+from benchmarks.gpu.found import Found, Setting
+from edge_runtime.engines.arranging import resident
+from edge_runtime.engines.base import EngineError, FrameEngine
+from edge_runtime.engines.compiled.making import in_full
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.registry import engine_named, make_engine
+from edge_runtime.memory.arena import Arena
+from edge_runtime.memory.store import Store
+from edge_runtime.schedule.costs import BATCHES
+from models.bundle import Bundle
+from models.parts.terms import Width
+
+CLOSE, CLOSE_IN_HALF = 1e-4, 2e-2
+COUNTS = (1, 3)
+QUERIES = ("north", "east", "south", "west")
+MOST_BYTES_OF_FOUR = 1.2
+ENGINE_OVER_BARE, COMPILED_OVER_BARE = 1.02, 0.8
+
+
+def outputs(setting: Setting, found: Found) -> None:
+    """Eight families, one and three frames, TF32 off, in every engine there is but ONNX Runtime's."""
+    engines = ["torch", *([] if setting.small else ["compiled"])]
+    for model in FEW if setting.small else FAMILIES:
+        bundle = bundle_of(setting.folder / model, QUERIES[:1], model, setting.small)
+        for name in engines:
+            compare(setting, found, bundle, name, CLOSE)
+
+
+def forms(setting: Setting, found: Found) -> None:
+    """Early start, float16, int8, weights that overflow, graphs; and one weight for all who share it."""
+    model = FEW[0] if setting.small else FAMILIES[0]
+    path = setting.folder / "forms"
+    widths: dict[Width, float] = {"fp16": CLOSE_IN_HALF if setting.on_card else CLOSE, "int8": CLOSE}
+    for width, close in widths.items():
+        compare(setting, found, bundle_of(path, QUERIES[:1], model, setting.small, width), "torch", close, width)
+    bundle = bundle_of(path, QUERIES, model, setting.small)
+    query = QUERIES[0]
+    frames = _frames(setting, bundle, 1)
+    expected = _bare(setting, bundle, query, frames)
+    names = bundle.names_in_order(query)
+    with setting.computing(), torch.inference_mode(), in_full():
+        arena, early = _arena(setting, bundle), TorchEngine(bundle, query, setting.device)
+        setting.busy(0.01)
+        arena.start(names)
+        early.bind(arena.tensor, arena.wait)
+        found.at_most("early_start_apart", _apart(early.forward(frames), expected), CLOSE)
+        arena.finish()
+        arena.close()
+        some = frozenset(name for name in names if bundle.nbytes(name) > 4096)
+        streamed, kept = TorchEngine(bundle, query, setting.device, overflow=some), _arena(setting, bundle)
+        kept.change((), [name for name in names if name not in some])
+        streamed.bind(kept.tensor)
+        for _ in range(3):
+            found.at_most("overflow_apart", _apart(streamed.forward(frames), expected), CLOSE)
+        kept.close()
+    _shared(setting, found, bundle, frames)
+
+
+def speed(setting: Setting, found: Found) -> None:
+    """A run of one frame over the plain module's: eager without and with graphs, compiled."""
+    model = FEW[0] if setting.small else FAMILIES[0]
+    bundle = bundle_of(setting.folder / "speed", QUERIES[:1], model, setting.small)
+    query, frames = QUERIES[0], _frames(setting, bundle, 1)
+    with setting.computing(), torch.inference_mode():
+        bare = _module(setting, bundle, query)
+        plain, graphed = (TorchEngine(bundle, query, setting.device) for _ in range(2))
+        plain._graphs = None
+        for count in BATCHES:
+            found.note(f"workspace_{count}", plain.workspace_of(count))
+        cases: dict[str, Any] = {"torch": plain, "graphs": graphed}
+        if not setting.small and (compiled := _prepared(found, bundle, "compiled", setting)) is not None:
+            cases["compiled"] = compiled
+        arenas = [resident(bundle, {query: engine}) for engine in cases.values()]
+        for engine in cases.values():
+            for _ in range(3):
+                engine.forward(frames)
+        actions = [lambda engine=engine: engine.forward(frames) for engine in cases.values()]
+        base, *taken = setting.times(setting.many(101, 2), lambda: bare(frames), *actions)
+        for arena in arenas:
+            arena.close()
+    found.note("bare_ms", 1000 * base)
+    ratios = {name: seconds / base for name, seconds in zip(cases, taken)}
+    found.takes_at_most("torch_over_bare", ratios["torch"], ENGINE_OVER_BARE)
+    found.takes_at_most("graphs_over_torch", ratios["graphs"] / ratios["torch"], 1.0)
+    if "compiled" in ratios:
+        found.takes_at_most("compiled_over_bare", ratios["compiled"], COMPILED_OVER_BARE)
+
+
+def onnx(setting: Setting, found: Found) -> None:
+    """ONNX Runtime on the same device, where its wheel is there."""
+    why = engine_named("onnx").missing(setting.device.type)
+    if why is not None:
+        found.left_out["onnx"] = why
+        return
+    for model in FEW[:1] if setting.small else FAMILIES[:4]:
+        bundle = bundle_of(setting.folder / model, QUERIES[:1], model, setting.small)
+        compare(setting, found, bundle, "onnx", CLOSE)
+
+
+def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: float, form: str = "fp32") -> None:
+    """An engine's outputs against the plain module's, in shares of each tensor's largest value."""
+    query = bundle.queries[0]
+    engine = _prepared(found, bundle, name, setting)
+    if engine is None:
+        return
+    with setting.computing(), torch.inference_mode(), in_full():
+        arena = resident(bundle, {query.id: engine})
+        for count in COUNTS:
+            frames = _frames(setting, bundle, count)
+            expected = _bare(setting, bundle, query.id, frames)
+            for _ in range(3):  # the third is replayed from a graph, where there are any
+                got = engine.forward(frames)
+            found.at_most(f"{name}_{query.model}_{form}_{count}_apart", _apart(got, expected), close)
+        arena.close()
+
+
+def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> None:
+    """A weight changed in place shows in all queries, and four take little more than one."""
+    with setting.computing(), torch.inference_mode():
+        engines: dict[str, FrameEngine] = {query: TorchEngine(bundle, query, setting.device) for query in QUERIES}
+        one = resident(bundle, {QUERIES[0]: engines[QUERIES[0]]})
+        alone = one.residency.resident_bytes
+        one.unbind(engines[QUERIES[0]])
+        one.close()
+        arena = resident(bundle, engines)
+        found.at_most("four_over_one_bytes", arena.residency.resident_bytes / alone, MOST_BYTES_OF_FOUR)
+        before = [engine.forward(frames).clone() for engine in engines.values() for _ in range(3)][2::3]
+        state = bundle.query(QUERIES[0]).state()
+        weight = next(name for key, name in state.items() if len(bundle.tensor(name).shape) == 4)
+        arena.tensor(weight).mul_(1.5)
+        after = [engine.forward(frames) for engine in engines.values()]
+        found.holds("a_shared_weight_shows_everywhere", all(_apart(*pair) > 1e-6 for pair in zip(after, before)))
+        arena.close()
+
+
+def _prepared(found: Found, bundle: Bundle, name: str, setting: Setting) -> FrameEngine | None:
+    query = bundle.queries[0]
+    why = engine_named(name).missing(setting.device.type)
+    try:
+        if why is None:
+            engine = make_engine(name, bundle, query.id, setting.device)
+            engine.prepare()
+            return engine
+    except EngineError as error:
+        why = str(error)
+    found.left_out[f"{name}_{query.model}"] = str(why)
+    return None
+
+
+def _arena(setting: Setting, bundle: Bundle) -> Arena:
+    store = Store.of_bundle(bundle)
+    return Arena(store, store.data.nbytes + 512 * len(store.extents), setting.device)
+
+
+def _module(setting: Setting, bundle: Bundle, query: str) -> Any:
+    model = bundle.build(query, setting.device, copy=True).requires_grad_(False).eval()
+    return model.to(memory_format=torch.channels_last)
+
+
+def _bare(setting: Setting, bundle: Bundle, query: str, frames: Tensor) -> Any:
+    with setting.computing(), torch.inference_mode(), in_full():
+        return _module(setting, bundle, query)(frames)
+
+
+def _frames(setting: Setting, bundle: Bundle, count: int) -> Tensor:
+    size, draws = bundle.queries[0].input_size, torch.Generator().manual_seed(count)
+    frames = torch.rand(count, 3, size, size, generator=draws).to(setting.device)
+    return frames.contiguous(memory_format=torch.channels_last)
+
+
+def _apart(got: Any, wanted: Any) -> float:
+    """The largest difference of any tensor, in shares of its largest value."""
+    pairs: Sequence[tuple[Any, Any]] = list(zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True))
+    apart = 0.0
+    for one, other in pairs:
+        if isinstance(other, Tensor) and other.numel():
+            scale = float(other.abs().max()) or 1.0
+            apart = max(apart, float((one.float().cpu() - other.float().cpu()).abs().max()) / scale)
+    return apart
