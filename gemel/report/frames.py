@@ -35,14 +35,22 @@ def examples(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """What is to be said of the frames that merging cost most, in plain values, and each one's picture (`photo`).
 
-    Worst first; `lost` says how much of a frame's own score went (below 0: it gained). Boxes are in pixels of the
+    Worst first; `lost` says how much of a frame's own score went (below 0: it gained), which is the F1 of the frame
+    alone, or 1 for the right class. Boxes are in pixels of the
     frame, those of the models from the threshold on; `right`: it found an object, or is the right class; of an object
     in the truth, `found` says by whom.
     """
-    lost = _lost(query, truths, original, merged, threshold)
+    task = task_of(query.task)
+    before, after = (
+        [task.metric_of(one) for one in task.tallies(side, truths, query.classes, threshold)]
+        for side in (original, merged)
+    )
+    lost = [one - other for one, other in zip(before, after, strict=True)]
     detects = query.task == "detection"
     rows, photos = [], []
-    for index in worst(lost, split.units, DETECTION_FRAMES if detects else CLASSIFICATION_FRAMES):
+    for index in worst(
+        list(zip(lost, after, strict=True)), split.units, DETECTION_FRAMES if detects else CLASSIFICATION_FRAMES
+    ):
         frame = split.frames[index]
         said = {name: side[index] for name, side in zip(ARMS, (original, merged), strict=True)}
         rows.append({
@@ -54,9 +62,12 @@ def examples(
     return rows, photos
 
 
-def worst(lost: Sequence[float], units: Sequence[str], count: int) -> list[int]:
-    """So many frames, the worst first: that of each clip or track, as neighbours look alike, before any gives two."""
-    order = sorted(range(len(lost)), key=lambda index: (-lost[index], index))
+def worst(scores: Sequence[tuple[float, float]], units: Sequence[str], count: int) -> list[int]:
+    """So many frames of those with these scores (lost, the merged model's own), the worst first.
+
+    That of each clip or track, as neighbours look alike, before any gives two.
+    """
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index][0], scores[index][1], index))
     seen: Counter[str] = Counter()
     turn = {}
     for index in order:
@@ -72,15 +83,6 @@ def photo(frame: np.ndarray, width: int) -> str:
     shown = cv2.cvtColor(cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
     _, data = cv2.imencode(".jpg", shown, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     return base64.b64encode(data.tobytes()).decode("ascii")
-
-
-def _lost(
-    query: Query, truths: Sequence[Any], original: Sequence[Any], merged: Sequence[Any], threshold: float
-) -> list[float]:
-    """The original's score on each frame alone less the merged model's: the F1, or 1 for the right class."""
-    task = task_of(query.task)
-    before, after = (task.tallies(side, truths, query.classes, threshold) for side in (original, merged))
-    return [task.metric_of(one) - task.metric_of(other) for one, other in zip(before, after, strict=True)]
 
 
 def _labels(truth: str, said: dict[str, Any]) -> dict[str, Any]:

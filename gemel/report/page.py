@@ -14,7 +14,7 @@ from gemel.report.fates import IN_TIME, age_rows, fate_rows, fates_of
 from gemel.report.first import first_screen
 from gemel.report.frames import ARMS
 from gemel.report.mistakes import class_rows, error_rows
-from gemel.report.sheet import short, words, written
+from gemel.report.sheet import plain, short, words, written
 from gemel.report.verdict import SEEN, asked_of, verdict
 from gemel.text import size
 
@@ -34,6 +34,7 @@ def render(document: Mapping[str, Any], photos: Sequence[str] = ()) -> str:
     All that it shows comes from the document but the `photos` of its `examples`, JPEGs in base64; without them the
     boxes stand on an empty ground.
     """
+    document = plain(document)
     offline, asked = document["offline"], asked_of(document)
     queries = [row["query"] for row in offline]
     sets = figures.top_sets(document["shared"], queries)

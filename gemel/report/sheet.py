@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from gemel.report import drawing
 from gemel.text import number, percent, size
+from models.errors import one_line
 
 NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own", "residual": "low-rank residual"}
 
@@ -20,6 +21,15 @@ def written(page: str, **values: Any) -> str:
     """A page of `pages/` with these values; the same values give the same text."""
     sheet = _environment().get_template(page)
     return sheet.render(css=Markup(_own("style.css")), draw=drawing, **values)
+
+
+def plain(value: Any) -> Any:
+    """The same document, but no text in it, keys included, holds what would end, hide or turn a line of the page."""
+    if isinstance(value, Mapping):
+        return {one_line(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return one_line(value) if isinstance(value, str) else value
 
 
 def whole_percent(value: float | None) -> str:

@@ -7,19 +7,24 @@ from typing import Any
 
 from gemel.report import figures
 from gemel.report.curve import Series, curve
-from gemel.report.sheet import written
+from gemel.report.sheet import plain, written
 
+ORIGINALS = "originals"
 COLOURS = 6
 """Of reports; further ones begin again, their letters tell them apart."""
 
 
 def render(comparison: Mapping[str, Any]) -> str:
     """The page of a comparison (`gemel.report.comparing.comparison`)."""
+    comparison = plain(comparison)
     reports, cells = comparison["reports"], [cell for row in comparison["queries"] for cell in row["cells"]]
     kinds = {one["letter"]: f"r{index % COLOURS}" for index, one in enumerate(reports)}
     most = max(max(one["bytes"]["before"], one["bytes"]["after"]) for one in reports)
     rows = comparison["streaming"]
     memory = _common(reports, rows)
+    lines = [_series(one, kinds[one["letter"]], rows) for one in reports]
+    if not comparison["differences"]:  # the originals of one are those of all
+        lines.insert(0, _series(reports[0], ORIGINALS, rows))
     return written(
         "compare.html",
         one=comparison,
@@ -30,16 +35,17 @@ def render(comparison: Mapping[str, Any]) -> str:
         memory=memory,
         means={row["letter"]: row for row in rows if row["memory"] == memory},
         curve=curve(
-            [_series(one, kinds[one["letter"]], rows) for one in reports],
+            lines,
             {row["memory_bytes"]: row["memory"] for row in rows},
         ),
     )
 
 
 def _series(report: Mapping[str, Any], kind: str, rows: Sequence[Mapping[str, Any]]) -> Series:
+    """The line of a report's merged models; of kind ORIGINALS that of its originals."""
+    arm, name = (ORIGINALS, ORIGINALS) if kind == ORIGINALS else ("merged", f"{report['letter']}, {report['bundle']}")
     own = [row for row in rows if row["letter"] == report["letter"]]
-    points = [(row["memory_bytes"], row["merged"], *row["merged_spread"]) for row in own]
-    return Series(f"{report['letter']}, {report['bundle']}", kind, points)
+    return Series(name, kind, [(row["memory_bytes"], row[arm], *row[f"{arm}_spread"]) for row in own])
 
 
 def _common(reports: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -65,6 +65,12 @@ def each_text(value):
     return {value} - KEYS if isinstance(value, str) else set()
 
 
+def test_a_name_cannot_turn_or_hide_what_stands_beside_it(document):
+    turned = json.loads(json.dumps(document).replace("gate-people", "gate\\u202epeople\\u0007"))
+    page = render(turned)
+    assert "\u202e" not in page and "\u0007" not in page and "gate\\u202epeople\\x07" in page
+
+
 def test_a_bundle_that_shares_nothing_still_has_a_page(document):
     document["shared"] = []
     assert "Nothing is shared" in render(document)
@@ -203,10 +209,10 @@ def test_examples_say_what_both_models_found_and_leave_out_what_scores_below_the
 
 
 def test_each_clip_gives_its_worst_frame_before_any_gives_two():
-    lost, units = [0.9, 0.8, 0.1, 0.0, 0.7], ["a", "a", "b", "b", "a"]
-    assert worst(lost, units, 2) == [0, 2]
-    assert worst(lost, units, 4) == [0, 1, 2, 3], "the worst first"
-    assert worst(lost, units, 9) == [0, 1, 4, 2, 3]
+    scores = [(0.9, 0.1), (0.8, 0.0), (0.1, 0.5), (0.0, 1.0), (0.7, 0.0), (0.0, 0.0)]
+    units = ["a", "a", "b", "b", "a", "c"]
+    assert worst(scores, units, 3) == [0, 2, 5]
+    assert worst(scores, units, 5) == [0, 1, 2, 5, 3], "the worst first; of what lost nothing, what is bad by itself"
 
 
 def test_a_box_that_is_wrong_and_an_object_that_was_missed_are_seen_on_the_frame(document):
