@@ -15,7 +15,7 @@ from PIL import Image
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
-COLOURS = 80
+COLOURS = 160
 LOOPBACK = "http://127.0.0.1:"
 
 
