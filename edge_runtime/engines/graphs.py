@@ -53,7 +53,9 @@ class Graphs:
     A graph knows addresses alone. Tensors of a query come back to a few places, and stay there where all fit the
     budget; so a placement is worth a graph when it is seen again. All graphs use one pool of memory, which they may
     since one runs after the other. What cannot be captured (a run that asks the card how to go on) runs as ever, and
-    so does an engine whose replay was once not what a plain run gave. `cuda` is torch.cuda, or what stands in for it.
+    so does an engine whose replay was once not what a plain run gave. That one runs after the other is so on the
+    compute stream alone; whoever tries an engine elsewhere, as a reload does, runs it plainly. `cuda` is torch.cuda, or
+    what stands in for it.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -66,7 +68,8 @@ class Graphs:
     def run(self, placement: Hashable, forward: Forward, batch: Tensor) -> Any:
         """What `forward` gives for this batch, its tensors lying where `placement` says."""
         key = placement, tuple(batch.shape)
-        if self._refused:
+        elsewhere = self._cuda.current_stream(self._device) != compute_stream(self._device, self._cuda)
+        if self._refused or elsewhere:
             return forward(batch)
         graph = self._graphs.get(key)
         if graph is not None:
@@ -104,8 +107,7 @@ class Graphs:
         """A graph of this run that was seen to give what is expected of it; None where there is none."""
         try:
             graph, frames = self._cuda.CUDAGraph(), batch.clone()
-            stream = compute_stream(self._device, self._cuda)
-            pool = _pool(self._device, self._cuda)
+            stream, pool = _capturing(self._device, self._cuda)
             with self._cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 outputs = forward(frames)
             made = _Graph(graph, frames, outputs)
@@ -140,9 +142,9 @@ def graphs_for(device: torch.device) -> Graphs | None:
 
 
 @functools.cache
-def _pool(device: torch.device, cuda: Any) -> Any:
-    """The memory that all graphs of a device use."""
-    return cuda.graph_pool_handle()
+def _capturing(device: torch.device, cuda: Any) -> tuple[Any, Any]:
+    """The stream that all graphs of a device are captured on, which nobody else uses, and their memory."""
+    return cuda.Stream(device), cuda.graph_pool_handle()
 
 
 def _alike(found: Any, expected: Any) -> bool:

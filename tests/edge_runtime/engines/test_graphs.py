@@ -9,10 +9,18 @@ from torch import Tensor, nn
 from edge_runtime.engines import arranging, graphs
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.graphs import Graphs, graphs_for
+from edge_runtime.memory.streams import compute_stream
 from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda, FakeGraph
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 CARD = torch.device("cuda")
+
+
+def at_work() -> FakeCuda:
+    """A card whose compute stream is the current one, as for the thread that serves."""
+    cuda = FakeCuda()
+    cuda.active = compute_stream(CARD, cuda)
+    return cuda
 
 
 class Watched:
@@ -29,7 +37,7 @@ class Watched:
 
 @torch.inference_mode()
 def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_and_weights_of_the_moment():
-    made, plain = Graphs(CARD, FakeCuda()), Watched()
+    made, plain = Graphs(CARD, at_work()), Watched()
     frames = [torch.rand(1, 3, 8, 8) for _ in range(6)]
     for index, batch in enumerate(frames):
         if index == 4:
@@ -48,7 +56,7 @@ def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_a
 @torch.inference_mode()
 def test_each_placement_and_batch_has_its_own_graph_in_one_pool_and_few_are_kept(monkeypatch):
     monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
-    cuda, plain = FakeCuda(), Watched()
+    cuda, plain = at_work(), Watched()
     made = Graphs(CARD, cuda)
     one, two = torch.rand(1, 3, 8, 8), torch.rand(2, 3, 8, 8)
     for placement, batch in (("here", one), ("there", one), ("here", two)):
@@ -74,14 +82,14 @@ def test_what_cannot_be_captured_or_is_replayed_wrongly_runs_plainly(monkeypatch
             return super().__call__(frames)
 
     asks, batch = Asks(), torch.rand(1, 3, 8, 8)
-    made = Graphs(CARD, FakeCuda())
+    made = Graphs(CARD, at_work())
     made.run("here", asks, batch)
     made.run("here", asks, batch)
     asks.runs += 1
     made.run("here", asks, batch)
     assert asks.runs == 4 and not made._graphs and not caplog.text
 
-    plain, made = Watched(), Graphs(CARD, FakeCuda())
+    plain, made = Watched(), Graphs(CARD, at_work())
     monkeypatch.setattr(FakeGraph, "replay", lambda graph: graph.operations[-1][-1].zero_())
     for _ in range(3):
         assert made.run("here", plain, batch)["sum"].item() == pytest.approx(batch.sum().item())
@@ -103,8 +111,8 @@ def test_where_memory_runs_out_graphs_go_before_weights(caplog):
         one.refuse()
     batch, plain = torch.rand(1, 3, 8, 8), Watched()
     with pytest.raises(torch.OutOfMemoryError):
-        Graphs(CARD, FakeCuda()).run("here", Hungry(), batch)
-    first, second = Graphs(CARD, FakeCuda()), Graphs(CARD, FakeCuda())
+        Graphs(CARD, at_work()).run("here", Hungry(), batch)
+    first, second = Graphs(CARD, at_work()), Graphs(CARD, at_work())
     for _ in range(2):
         first.run("here", plain, batch)
     assert first._graphs
@@ -113,7 +121,7 @@ def test_where_memory_runs_out_graphs_go_before_weights(caplog):
 
 
 def test_an_engine_replays_while_its_tensors_lie_where_they_did_and_lets_go_when_unbound(tmp_path, monkeypatch):
-    bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), FakeCuda()
+    bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), at_work()
     assert graphs_for(torch.device("cpu")) is None and TorchEngine(bundle, "gate")._graphs is None
     engine, plain = TorchEngine(bundle, "gate"), TorchEngine(bundle, "gate")
     engine._graphs = made = Graphs(CARD, cuda)
@@ -129,3 +137,14 @@ def test_an_engine_replays_while_its_tensors_lie_where_they_did_and_lets_go_when
     engine.unbind()
     assert not made._graphs
     arena.close()
+
+
+@torch.inference_mode()
+def test_on_another_stream_runs_are_plain_since_they_may_lie_beside_those_that_are_served():
+    cuda, plain, batch = at_work(), Watched(), torch.rand(1, 3, 8, 8)
+    made = Graphs(CARD, cuda)
+    for _ in range(3):
+        made.run("here", plain, batch)
+    ran, cuda.active = plain.runs, cuda.compute
+    made.run("here", plain, batch)
+    assert plain.runs == ran + 1
