@@ -5,8 +5,9 @@ Usage: python -m benchmarks.compression.easy WORKLOAD.yaml --json FILE
 All the weights that `gemel merge --weights int2` packs (no heads, no depthwise layers) are rounded to 1, 2, 3 or 4
 bits, and nothing is trained. In one bit a weight is its sign times the mean magnitude of its channel (Rastegari et al.,
 XNOR-Net, ECCV 2016); more bits are those of models.parts.widths. Norms keep their statistics or have them measured
-again on 256 train frames, whichever val prefers. The probe of a classifier is a linear layer on what its first norm
-puts out (after a ReLU, in 4 x 4 places), trained on train, its weight decay chosen on val. All is judged on test.
+again on 256 train frames, whichever 512 frames of val prefer. The probe of a classifier is a linear layer on what its
+first norm puts out (after a ReLU, in 4 x 4 places), trained on train, its weight decay chosen on val. All is judged on
+test.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.data import splits
 from benchmarks.data.files import say
 from benchmarks.machine import machine
 from merger.bench.workbench import Workbench
 from models.errors import InputError
 from models.files.atomic import writing
+from models.frames.data import Split
 from models.frames.prepared import Prepared
 from models.measuring.evaluation import predict, score, worth_keeping
 from models.parts.norms import norms_of
@@ -41,6 +44,8 @@ BITS = (1, 2, 3, 4)
 PLACES = 4
 PROBED = 4096
 """Train frames of a probe at most, evenly taken."""
+JUDGED = 512
+"""Val frames at most by which it is chosen whether norms are measured again, evenly taken."""
 DECAYS = (1e-4, 1e-2, 1.0)
 STEPS = 60
 HEADS = ("workload", "query", "model", "metric", "original", *(f"{bits} bit" for bits in BITS), "probe", "chance")
@@ -55,27 +60,37 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
 
 
 @torch.no_grad()
-def in_bits(bench: Workbench, query: str, bits: int) -> nn.Module:
-    """The query's original with its weights in so many bits, its norms as val prefers them."""
+def in_bits(bench: Workbench, query: str, bits: int, val: Prepared) -> nn.Module:
+    """The query's original with its weights in so many bits, its norms as `val` prefers them."""
     model = bench.models([query])[query]
     state = model.state_dict(keep_vars=True)
     heads = {weight_key(state, layer.path) for layer in layers_of(bench.queries[query]) if layer.head}
     for key, tensor in state.items():
         if tensor.dtype == torch.float32 and "int2" in choices(key, tensor.shape, "int2", key in heads):
             tensor.copy_(rounded(tensor.detach(), bits))
-    before, norms = bench.ratio(query, model), {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if bench.calibrate(query, model) and bench.ratio(query, model) < before:
+    before = reached(bench, query, model, val)
+    norms = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if bench.calibrate(query, model) and reached(bench, query, model, val) < before:
         model.load_state_dict(norms, strict=False)
     return model
 
 
-def reached(bench: Workbench, query: Query, model: nn.Module) -> float:
-    """The model's metric on test, by labels where there are any, else by the original's own answers."""
-    task, test, threshold = task_of(query.task), bench.test[query.id], bench.references[query.id].threshold
-    truths = test.split.truths
+def few(bench: Workbench, query: Query) -> Prepared:
+    """At most JUDGED frames of val."""
+    val = bench.val[query.id].split
+    chosen = splits.thin(range(len(val)), JUDGED)
+    truths = None if val.truths is None else tuple(val.truths[index] for index in chosen)
+    units, times_s = tuple(val.units[index] for index in chosen), tuple(val.times_s[index] for index in chosen)
+    return Prepared(query, Split(val.name, [val.frames[index] for index in chosen], truths, units, times_s)).load()
+
+
+def reached(bench: Workbench, query: str, model: nn.Module, frames: Prepared) -> float:
+    """The model's metric on these frames, by labels where there are any, else by the original's own answers."""
+    found, threshold = bench.queries[query], bench.references[query].threshold
+    task, truths = task_of(found.task), frames.split.truths
     if truths is None:
-        truths = [task.truth_of(one, threshold) for one in predict(bench.originals[query.id], query, test)]
-    return score(task, predict(model, query, test), truths, query.classes, threshold)
+        truths = [task.truth_of(one, threshold) for one in predict(bench.originals[query], found, frames)]
+    return score(task, predict(model, found, frames), truths, found.classes, threshold)
 
 
 @torch.no_grad()
@@ -138,15 +153,16 @@ def _fitted(x: Tensor, labels: Tensor, classes: int, decay: float) -> nn.Linear:
 
 def measured(bench: Workbench, query: Query) -> dict[str, Any]:
     """All of one query."""
-    original = reached(bench, query, bench.originals[query.id])
+    test, val = bench.test[query.id], few(bench, query)
+    original = reached(bench, query.id, bench.originals[query.id], test)
     return {
         "query": query.id,
         "model": query.model,
         "metric": task_of(query.task).metric,
-        "samples": len(bench.test[query.id]),
+        "samples": len(test),
         "original": original,
         "worth": worth_keeping(query, original),
-        "bits": {str(bits): reached(bench, query, in_bits(bench, query.id, bits)) for bits in BITS},
+        "bits": {str(bits): reached(bench, query.id, in_bits(bench, query.id, bits, val), test) for bits in BITS},
         "probe": probe(bench, query),
         "chance": task_of(query.task).chance(query.classes),
     }
