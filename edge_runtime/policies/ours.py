@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.policies.against.floor import floor_of, reference_above
+from edge_runtime.policies.against.floor import AS_ORIGINALS, floor_of, reference_above
 from edge_runtime.policies.against.reference import Reference
 from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.against.virtual import VirtualBox
@@ -102,6 +102,8 @@ class Ours:
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
         floor = floor_of(pieces, demands, budget_bytes)
         reference = reference_above(floor, pieces, demands, budget_bytes)
+        if reference.policy is AS_ORIGINALS:
+            floor = {}  # what the reference brings is the floor, on these very frames
         promise = Promise(reference, demands, unfit, query_shares(demands), floor)
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
@@ -154,7 +156,8 @@ def changed(before: Costs, now: Costs) -> bool:
 
 
 def _rejoining(course: Course, rejoin_by: float, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-    shadow, over = course.book.shadow, situation.now >= rejoin_by
+    # From any state the originals' pace can be followed at once: it has no rhythm of its own.
+    shadow, over = course.book.shadow, situation.now >= rejoin_by or plan.detail.reference.policy is AS_ORIGINALS
     step = rejoined(situation, costs, shadow)
     if step is not None and not over:
         return replace(step, recall=course)
