@@ -7,7 +7,7 @@ bits, and nothing is trained. In one bit a weight is its sign times the mean mag
 XNOR-Net, ECCV 2016); more bits are those of models.parts.widths. Norms keep their statistics or have them measured
 again on 256 train frames, whichever 512 frames of val prefer. The probe of a classifier is a linear layer on what its
 first norm puts out (after a ReLU, in 4 x 4 places), trained on train, its weight decay chosen on val. All is judged on
-test.
+test. FILE keeps a query as soon as it is there, and what is there is not done again.
 """
 
 from __future__ import annotations
@@ -168,6 +168,25 @@ def measured(bench: Workbench, query: Query) -> dict[str, Any]:
     }
 
 
+def kept_of(bench: Workbench, path: Path) -> dict[str, Any]:
+    """What `path` keeps of this workload, with the queries that were missing measured and kept."""
+    name = bench.workload.name
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"workload": name}
+    if found["workload"] != name:
+        raise InputError(path, f"was measured of {found['workload']}", "give another --json")
+    for query in bench.workload.queries:
+        done = found.get("queries", [])
+        if query.id in [one["query"] for one in done]:
+            say(f"{query.id}: already done")
+            continue
+        say(query.id)
+        one = measured(bench, query)
+        found |= {"machine": machine(), "date": datetime.now(timezone.utc).date().isoformat(), "queries": [*done, one]}
+        with writing(path, overwrite=True) as file:
+            file.write((json.dumps(found, indent=1) + "\n").encode())
+    return found
+
+
 def rows(kept: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     """A row of HEADS for each query of each workload."""
     return [
@@ -189,20 +208,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
     given = parser.parse_args(arguments)
     try:
-        bench = Workbench(load_workload(given.workload))
-        queries = []
-        for query in bench.workload.queries:
-            say(query.id)
-            queries.append(measured(bench, query))
+        found = kept_of(Workbench(load_workload(given.workload)), given.json)
     except InputError as error:
         say(f"error: {error}")
         return 2
-    found = {
-        "workload": bench.workload.name, "machine": machine(), "date": datetime.now(timezone.utc).date().isoformat(),
-        "queries": queries,
-    }  # fmt: skip
-    with writing(given.json, overwrite=True) as file:
-        file.write((json.dumps(found, indent=1) + "\n").encode())
     for row in rows([found]):
         print(*row, sep="\t")
     return 0

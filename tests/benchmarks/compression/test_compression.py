@@ -104,6 +104,11 @@ def test_every_query_is_told_in_all_widths_and_by_its_stem(
         assert set(row["bits"]) == {"1", "2", "3", "4"} and row["chance"] == 0.5
         assert row["probe"] > 0.9, "left or right is seen by a linear layer on the stem"
         assert line.split("\t")[1] == row["query"]
+    del found["queries"][0]
+    kept.write_text(json.dumps(found))
+    assert easy.main([str(trained), "--json", str(kept)]) == 0
+    assert "q1: already done" in capsys.readouterr().err
+    assert [row["query"] for row in json.loads(kept.read_text())["queries"]] == ["q1", "q0"]
     rows = easy.rows([{**found, "queries": [{**found["queries"][0], "worth": False, "probe": None}]}])
     assert "(no evidence)" in rows[0][4] and rows[0][-2] == "-" and len(rows[0]) == len(easy.HEADS)
 
