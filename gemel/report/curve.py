@@ -76,8 +76,8 @@ def _labelled(shapes: list[Markup], settings: Sequence[tuple[float, str, int]]) 
     for (place, name, nbytes), row in zip(settings, rows, strict=True):
         shapes.append(drawing.line((place, HEIGHT_PX), (place, HEIGHT_PX + 4), "grid"))
         down = HEIGHT_PX + LABEL_PX * (2 * row + 1) + 2
-        shapes.append(drawing.text(place, down, name, "", drawing.anchor(place)))
+        shapes.append(drawing.text(place, down, name))
         if name.replace(" ", "") != size(nbytes).replace(" ", ""):
-            shapes.append(drawing.text(place, down + LABEL_PX - 2, size(nbytes), "soft", drawing.anchor(place)))
+            shapes.append(drawing.text(place, down + LABEL_PX - 2, size(nbytes), "soft"))
     height = HEIGHT_PX + 2 * LABEL_PX * (max(rows, default=0) + 1) + 6
     return drawing.picture(height, shapes, "curve", "accuracy on the stream over memory")

@@ -68,11 +68,6 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle")
     return shape.format(kind, _short(x), _short(y), anchor, words)
 
 
-def anchor(x: float) -> str:
-    """How words at a place must lie so as not to leave the picture."""
-    return "start" if x < 12 else "end" if x > 88 else "middle"
-
-
 def rows_of(places: Sequence[float], apart: float) -> list[int]:
     """For each label at a place (rising) the first row in which it is so far from the one before."""
     last: list[float] = []

@@ -8,7 +8,7 @@ from typing import Any
 from gemel.report.figures import Axis, accuracy_axis, total_parts
 from gemel.report.verdict import SEEN, asked_of, streamed_at
 
-MOST_ROWS = 12
+MOST_ROWS = 8
 """Queries in a picture of the first screen, those who lost first; the sections below show all."""
 
 

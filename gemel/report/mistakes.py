@@ -8,6 +8,8 @@ from typing import Any
 from models.measuring.error_types import KINDS
 
 SIDES = ("original", "merged")
+MOST_CLASSES = 8
+"""Classes of a query that are seen at once."""
 
 
 def error_rows(offline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -37,9 +39,10 @@ def error_rows(offline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def class_rows(offline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per classification query its classes, those first whose recall fell most."""
-    return [
-        {"query": row["query"], "classes": sorted(row["classes"], key=lambda one: one["merged"] - one["original"])}
-        for row in offline
-        if row.get("classes")
-    ]
+    """Per classification query its classes, those first whose recall fell most; `rest`: those after MOST_CLASSES."""
+    rows = []
+    for row in offline:
+        if row.get("classes"):
+            classes = sorted(row["classes"], key=lambda one: one["merged"] - one["original"])
+            rows.append({"query": row["query"], "classes": classes[:MOST_CLASSES], "rest": classes[MOST_CLASSES:]})
+    return rows

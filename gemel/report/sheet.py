@@ -83,4 +83,4 @@ def _environment() -> Any:
 
 
 def _own(name: str) -> str:
-    return files("gemel.report").joinpath("pages", name).read_text(encoding="utf-8")
+    return files("gemel.report").joinpath("pages").joinpath(name).read_text(encoding="utf-8")
