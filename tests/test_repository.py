@@ -125,3 +125,18 @@ def test_every_dependency_is_held_by_the_constraints(repository: Path, project: 
         if "==" in line
     }
     assert wanted <= held
+
+
+def test_every_file_that_code_and_docs_name_is_there(repository: Path):
+    folders = ("benchmarks", "docs", "edge_runtime", "gemel", "merger", "models", "video_samples")
+    named = re.compile(rf"\b(?:{'|'.join(folders)}|tests)/[\w./-]+\.(?:py|md|yaml)\b")
+    texts = [
+        path for folder in folders for ending in ("py", "md") for path in (repository / folder).rglob(f"*.{ending}")
+    ]
+    missing = {
+        (path.name, name)
+        for path in [*texts, *repository.glob("*.md")]
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (repository / name).exists()
+    }
+    assert not missing

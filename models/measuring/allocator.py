@@ -16,7 +16,7 @@ def keep_freed_memory() -> bool:
 
     Left to itself, glibc gives a large block back to the system as soon as it is freed, and the system clears every
     page of it again for the next layer that asks: half the time of a batch of large frames
-    (benchmarks/allocator.py). The process stays as large as it was at its largest, which for batches of one size is
+    (benchmarks/engines/step.py). The process stays as large as it was at its largest, which for batches of one size is
     what it needs again anyway.
     """
     if not sys.platform.startswith("linux"):
