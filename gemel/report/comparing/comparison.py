@@ -12,6 +12,8 @@ from gemel.text import number, percent, size
 from models.errors import InputError
 
 MOST_REPORTS = len(ascii_uppercase)
+CELL = ("metric", "original", "merged", "ratio", "ci95", "target", "met", "certain", "worth")
+"""What is told of a query in each report."""
 SAME = 1e-9
 """Accuracies of the same original on the same frames differ by no more."""
 
@@ -26,11 +28,12 @@ def compare(found: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
     _check_alike(found)
     documents = [document for _, document in found]
     reports = [_told(letter, path, document) for letter, (path, document) in zip(ascii_uppercase, found, strict=False)]
+    cells = [_cells(one["letter"], document) for one, document in zip(reports, documents, strict=True)]
     return {
         "workload": documents[0]["workload"],
         "answer": _answer(reports),
         "reports": reports,
-        "queries": [_query(row["query"], reports, documents) for row in documents[0]["offline"]],
+        "queries": [{"query": query, "cells": [own[query] for own in cells]} for query in cells[0]],
         "streaming": [
             row for one, document in zip(reports, documents, strict=True) for row in _means(one["letter"], document)
         ],
@@ -77,18 +80,14 @@ def _told(letter: str, path: Path, document: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _query(query: str, reports: Sequence[Mapping[str, Any]], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One query in every report."""
-    keys = ("metric", "original", "merged", "ratio", "ci95", "target", "met", "certain", "worth")
-    cells = []
-    for report, document in zip(reports, documents, strict=True):
-        row = next(one for one in document["offline"] if one["query"] == query)
-        streamed: dict[str, dict[str, float]] = {}
-        for one in document["streaming"]:
-            if one["query"] == query:
-                streamed.setdefault(one["memory"], {})[one["arm"]] = one["accuracy"]
-        cells.append({"letter": report["letter"], **{key: row[key] for key in keys}, "streaming": streamed})
-    return {"query": query, "cells": cells}
+def _cells(letter: str, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each query of one report: its row offline, and streaming accuracy by memory and arm."""
+    cells = {row["query"]: {"letter": letter, **{key: row[key] for key in CELL}} for row in document["offline"]}
+    for cell in cells.values():
+        cell["streaming"] = {}
+    for row in document["streaming"]:
+        cells[row["query"]]["streaming"].setdefault(row["memory"], {})[row["arm"]] = row["accuracy"]
+    return cells
 
 
 def _means(letter: str, document: Mapping[str, Any]) -> list[dict[str, Any]]:

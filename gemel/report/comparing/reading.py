@@ -17,7 +17,7 @@ FORMAT = 2
 """Of report.json: no other is read."""
 ARMS = ("originals", "merged")
 REMEDY = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
-MOST_TEXT = 4096
+MOST_TEXT, MOST_SETTINGS = 4096, 100
 Share = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=2**60)]
@@ -116,6 +116,8 @@ def _check_streams(path: Path, streaming: list[dict[str, Any]], queries: list[st
     settings: dict[str, list[dict[str, Any]]] = {}
     for row in streaming:
         settings.setdefault(row["memory"], []).append(row)
+    if len(settings) > MOST_SETTINGS:
+        raise InputError(path, f"more than {MOST_SETTINGS} memory settings", REMEDY, "streaming")
     seeds = {len(row["by_seed"]) for row in streaming}
     for memory, rows in settings.items():
         if sorted((row["arm"], row["query"]) for row in rows) != wanted or len(seeds) > 1:

@@ -100,6 +100,14 @@ def test_reports_that_cannot_be_compared_are_refused_in_one_line(reports, tmp_pa
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_report_of_endless_memory_settings_is_refused(reports):
+    kept = json.loads(reports[0].read_text())
+    kept["streaming"] = [row | {"memory": f"{size}MiB"} for size in range(101) for row in kept["streaming"][:6]]
+    reports[0].write_text(json.dumps(kept))
+    with pytest.raises(InputError, match="streaming: more than 100 memory settings"):
+        read_report(reports[0])
+
+
 def test_a_page_never_takes_the_place_of_a_report(reports, tmp_path, capsys):
     before = reports[0].read_bytes()
     code, _, error = compared(capsys, reports[0], "-o", reports[0])
