@@ -120,4 +120,4 @@ def _input_scale(inputs: Inputs, members: Sequence[Member]) -> Tensor | None:
     if not seen:
         return None
     squares = torch.stack([squares for squares, _ in seen]).sum(0)
-    return (squares / sum(count for _, count in seen)).sqrt()
+    return (squares / sum(count for _, count in seen)).sqrt().cpu()  # where the weights of `Merged` lie

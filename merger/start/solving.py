@@ -98,15 +98,18 @@ def _solve(
 
 
 def _best_weight(equations: Sequence[_Equations], start: Tensor) -> Tensor:
-    """(out, in) of the least squares over all members, each scaled by the variance of what it shall answer."""
-    before = start.flatten(1).double().T
+    """(out, in) of the least squares over all members, each scaled by the variance of what it shall answer.
+
+    It is found where the equations are, and lies where `start` does.
+    """
     xx, xy = torch.zeros(()), torch.zeros(())
     for equation in equations:
         own_xx, own_xy, variance = equation.centred()
         xx, xy = own_xx / variance + xx, own_xy / variance + xy
+    before = start.flatten(1).to(xx).T
     ridge = RIDGE * xx.diagonal().mean().clamp(min=LEAST_VARIANCE)
     change = torch.linalg.solve(xx + ridge * torch.eye(len(xx), dtype=xx.dtype, device=xx.device), xy - xx @ before)
-    return (before + change).T.to(start.dtype)
+    return (before + change).T.to(start)
 
 
 def flops_of_solving(outputs: int, inputs: int) -> int:
@@ -205,4 +208,4 @@ class _Equations:
     def bias(self, weight: Tensor) -> Tensor:
         """The bias with which the answers have the right means."""
         x, y = (total.double() / self._count for total in self._sums[:2])
-        return (y - weight.double() @ x).to(weight.dtype)
+        return (y - weight.to(x) @ x).to(weight)
