@@ -13,9 +13,13 @@ from typing import Any
 import torch
 
 
-@functools.cache
 def compute_stream(device: torch.device, cuda: Any = torch.cuda) -> Any:
     """The stream on which engines run and tensors are arranged; `cuda` is torch.cuda, or what stands in for it."""
+    return _made(torch.device(device.type, device.index or 0), cuda)
+
+
+@functools.cache
+def _made(device: torch.device, cuda: Any) -> Any:
     return cuda.Stream(device)
 
 

@@ -34,8 +34,8 @@ class TorchEngine(FrameEngine):
     copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
     `Bundle.build` makes; where weights lie blocked (`edge_runtime.memory.onednn`), within rounding. With `precision`
     "bf16" or "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast
-    in every run, outputs differ in the third digit. With `half` (None: on a card) weights stored as float16 are not
-    widened but computed with as they are, and so is the rest (autocast). On a card runs are replayed from graphs
+    in every run, outputs differ in the third digit. With `half`, and on a card always, weights stored as float16 are
+    not widened but computed with as they are, and so is the rest (autocast). On a card runs are replayed from graphs
     (`Graphs`). Raises BundleError when the bundle's tensors don't fit the architecture.
     """
 
@@ -51,10 +51,10 @@ class TorchEngine(FrameEngine):
         device: str | torch.device = "cpu",
         precision: str = FULL,
         overflow: Collection[str] = (),
-        half: bool | None = None,
+        half: bool = False,
     ) -> None:
         super().__init__(bundle, query_id, device)
-        half = self.device.type != "cpu" if half is None else half
+        half = half or self.device.type != "cpu"
         self._cast_to = PRECISIONS[precision]
         if half and self._cast_to is None and any(own.dtype == HALF for own in self.query.stored.values()):
             self._cast_to = torch.float16

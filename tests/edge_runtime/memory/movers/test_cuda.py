@@ -155,6 +155,7 @@ def test_one_stream_of_ours_is_computed_on_and_others_wait_for_it_and_it_for_the
     cuda.active = default = FakeStream(cuda, "default")
     stream = compute_stream(device, cuda)
     assert stream is compute_stream(device, cuda) and stream.cuda_stream, "0 would mean that none was given"
+    assert stream is compute_stream(torch.device("cuda"), cuda) is not compute_stream(torch.device("cuda", 1), cuda)
     with computing(device, cuda):
         assert cuda.active is stream
         before = list(cuda.record)
