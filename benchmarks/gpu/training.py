@@ -12,6 +12,7 @@ import yaml
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, SIZE, SMALL_SIZE
 from benchmarks.gpu.found import Found, Setting
+from edge_runtime.engines.compiled.making import in_full
 from merger.training.loop import Recipe, Training, TrainingSet, Work
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
@@ -57,6 +58,7 @@ def _busy_s(training: Training) -> float:
     return sum(event.self_device_time_total for event in traced.key_averages()) / 1e6
 
 
+@in_full()
 def _loss(workload: Workload, sets: dict[str, TrainingSet], device: torch.device, frames: int) -> float:
     return _training(workload, sets, device, Recipe(epochs=1, frames_per_epoch=frames), "fp32").epoch()
 

@@ -141,7 +141,7 @@ class CudaMover:
     def _allow(self, budget_bytes: int | None) -> None:
         total = self._cuda.get_device_properties(self._device).total_memory
         allowed = total if budget_bytes is None else min(total, budget_bytes + ALLOCATOR_BYTES)
-        self._cuda.set_per_process_memory_fraction(allowed / total, self._device)
+        self._cuda.set_per_process_memory_fraction(allowed / total, self._device.index or 0)  # it takes no "cuda" alone
 
 
 class CudaTransfer:

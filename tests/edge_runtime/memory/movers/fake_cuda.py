@@ -30,7 +30,8 @@ class FakeCuda:
     def get_device_properties(self, _device: object) -> SimpleNamespace:
         return SimpleNamespace(total_memory=TOTAL_BYTES)
 
-    def set_per_process_memory_fraction(self, fraction: float, _device: object) -> None:
+    def set_per_process_memory_fraction(self, fraction: float, device: object) -> None:
+        assert isinstance(device, int), "torch asks for an index"
         self.allowed_bytes = None if fraction == 1.0 else round(fraction * TOTAL_BYTES)
 
     def Stream(self, _device: object) -> FakeStream:
