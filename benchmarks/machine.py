@@ -11,15 +11,24 @@ import torch
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, threads and device at work, versions, and how busy the machine was (load over a minute)."""
+    """Processor, cores, threads and device at work, versions, and how busy the machine was (load over a minute).
+
+    Of a card also whether it may compute in TF32, and whether it must do the same thing twice in the same way.
+    """
+    on_card = torch.cuda.is_available()
+    settings = {
+        "tf32": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
     return {
         "cpu": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name() if on_card else "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load": round(os.getloadavg()[0], 1),
+        **(settings if on_card else {}),
     }
 
 

@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu import gpu
 from benchmarks.gpu.found import Found
+from benchmarks.machine import machine
 
 REHEARSED = ["--device", "cpu", "--small"]
 
@@ -69,6 +71,14 @@ def test_a_stage_that_hangs_or_breaks_is_told_and_is_still_to_do(tmp_path: Path,
     assert gpu.passed_before(done, "cpu", "small") == {"swap"} and gpu.passed_before(done, "cuda", "small") == set()
     assert len(done.read_text().splitlines()) == 5, "what was cut short stays a line of its own"
     assert gpu.main([*asked, "--minutes", "0"]) == 1 and len(ran) == 3
+
+
+def test_how_a_card_computes_is_recorded_with_what_was_measured_on_it(monkeypatch) -> None:
+    assert not {"tf32", "deterministic"} & machine().keys()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    found = machine()
+    assert (found["device"], found["deterministic"]) == ("a card", False) and found["tf32"] == [False, True]
 
 
 def test_times_are_judged_on_a_card_alone_and_what_is_no_number_holds_nowhere() -> None:
