@@ -1,4 +1,4 @@
-"""The memory that torch gives back on the CPU: kept by the process, for what it asks for next."""
+"""The memory that a process frees on the CPU: kept for what it asks for next, and in how many places."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ctypes
 import sys
 from functools import cache
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 NEVER = 2**31 - 1
+ARENAS = 2
 
 
 @cache
@@ -19,7 +20,22 @@ def keep_freed_memory() -> bool:
     (benchmarks/engines/step.py). The process stays as large as it was at its largest, which for batches of one size is
     what it needs again anyway.
     """
+    return _told((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER))
+
+
+@cache
+def keep_few_arenas() -> bool:
+    """Let all threads of this process have their memory from two arenas; whether its C library can (glibc does).
+
+    Left to itself, glibc makes another for each thread that asks while others do, up to eight a core, and each keeps
+    what was freed in it. A process of many threads, as a box with cameras, holds more so, and its memory rises for
+    longer (docs/figures.md, "A box at work").
+    """
+    return _told((M_ARENA_MAX, ARENAS))
+
+
+def _told(*options: tuple[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, NEVER))
+    return mallopt is not None and all(mallopt(*option) for option in options)

@@ -1,4 +1,4 @@
-"""Freed memory is kept: the system need not clear pages again for what is asked next."""
+"""Freed memory is kept, so that the system need not clear pages again, and all threads have it from few arenas."""
 
 from __future__ import annotations
 
@@ -22,6 +22,40 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+ARENAS = """
+import ctypes, re, sys, tempfile, threading
+from models.measuring.allocator import keep_few_arenas
+if sys.argv[1] == "few":
+    assert keep_few_arenas()
+libc = ctypes.CDLL(None)  # which lets go of the interpreter's lock
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.fopen.restype = ctypes.c_void_p
+libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.fclose.argtypes = [ctypes.c_void_p]
+together = threading.Barrier(12)
+def work():
+    together.wait()
+    for _ in range(1000):
+        libc.free(libc.malloc(50000))
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(12)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+with tempfile.NamedTemporaryFile() as file:
+    told = libc.fopen(file.name.encode(), b"w")
+    libc.malloc_info(0, told)
+    libc.fclose(told)
+    print(len(re.findall(rb"<heap nr", file.read())))
+"""
+
+
+def arenas(variant: str) -> int:
+    """How many arenas twelve threads have their memory from."""
+    done = subprocess.run([sys.executable, "-c", ARENAS, variant], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
 def faults(variant: str) -> int:
     """Pages that a process of its own was given anew while it asked ten times for as much as it had just freed."""
     done = subprocess.run([sys.executable, "-c", FAULTS, variant], capture_output=True, text=True, check=True)
@@ -32,3 +66,9 @@ def faults(variant: str) -> int:
 def test_what_is_freed_is_used_again_without_new_pages() -> None:
     plain, kept = faults("plain"), faults("kept")
     assert kept < plain / 10 and plain > 10 * 1000, (plain, kept)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
+def test_all_threads_have_their_memory_from_few_arenas() -> None:
+    plain, few = arenas("plain"), arenas("few")
+    assert few <= 2 < plain, (plain, few)
