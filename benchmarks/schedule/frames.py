@@ -31,7 +31,7 @@ SHARED_CODE = (
 POLICY_CODE = {
     "time-sharing": ("policies/paper.py", "policies/time_sharing.py"),
     "gemel": ("policies/paper.py",),
-    "ours": ("policies",),
+    "ours": ("policies", "policies/against"),
 }
 WORST_SHOWN = 12
 SUM_HEADS = (
