@@ -160,8 +160,8 @@ def _given(bench: Workbench, plan: SharingPlan, *_: Any) -> Start:
     return Start(donated(plan, originals, list(originals)[-1]), dict.fromkeys(originals, 0.5), originals)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ONE_STAGE_FIRST)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
 def test_wide_shares_the_ceiling_but_for_what_one_detector_needs_for_itself(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -215,6 +215,7 @@ def test_detectors_of_one_architecture_share_a_frozen_prefix(
     assert {row["outcome"] for row in sets} == {"kept"}
 
 
+@pytest.mark.exhaustive
 def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workload, tmp_path: Path) -> None:
     report, _, sets = _merged(two_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
     assert sets == [] and report.saved_fraction < 0.001

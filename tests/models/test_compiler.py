@@ -125,6 +125,7 @@ def test_whatever_was_worked_out_before_needs_no_torch_again(bundle, words):
     assert loaded_after(run(*words, bundle), *HEAVY) == []
 
 
+@pytest.mark.exhaustive
 def test_what_is_remembered_changes_no_answer(bundle):
     for words in (["bundle", "verify", bundle], ["plan", bundle, "--json"], ["plan", bundle, "--memory", "50%"]):
         assert printed(run(*words)) == printed(run(*words))

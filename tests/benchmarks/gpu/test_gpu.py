@@ -12,6 +12,7 @@ import torch
 from benchmarks.gpu import gpu
 from benchmarks.gpu.found import Found
 from benchmarks.machine import machine
+from tests.exhaustive import every
 
 REHEARSED = ["--device", "cpu", "--small"]
 
@@ -21,14 +22,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-ELSEWHERE = {"environment", "onnx"}
-"""Tried below as a process; what exports graphs, which takes as long as all others together."""
+REHEARSED_HERE = [name for name in gpu.STAGES if name != "environment"]
+"""All but what is tried below as a process."""
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [*(name for name in gpu.STAGES if name not in ELSEWHERE), pytest.param("onnx", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize("stage", every(REHEARSED_HERE, few=("mover", "faults")))
 def test_a_stage_is_rehearsed_on_the_processor(stage: str) -> None:
     found = gpu.carried_out(stage, "cpu", small=True)
     assert found["passed"], found["missed"]

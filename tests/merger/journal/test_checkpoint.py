@@ -59,7 +59,7 @@ def _log(path: Path) -> str:
     return path.with_name(f"{path.name}.log.jsonl").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sigkill_at_random_moments_changes_nothing(workload: Workload, tmp_path: Path) -> None:
     straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
     draw, kills = random.Random("kills"), 3

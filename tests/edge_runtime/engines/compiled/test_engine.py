@@ -65,6 +65,7 @@ def compiles(monkeypatch) -> list[str]:
     return made
 
 
+@pytest.mark.exhaustive
 def test_two_queries_of_one_architecture_compile_once_and_answer_as_eager_ones_do(bundle, monkeypatch):
     made = compiles(monkeypatch)
     arena = arena_of(bundle)

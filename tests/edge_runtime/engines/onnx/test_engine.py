@@ -192,7 +192,7 @@ def test_a_one_stage_detector_finds_what_torch_finds(tmp_path, cache):
     assert_answers_as_torch(bundled_detector(tmp_path / "d.safetensors", "ssd_resnet18"), cache)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, cache):
     bundle = bundled_detector(tmp_path / "d.safetensors", TWO_STAGE, f"{HERE}:two_stage")
     ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
@@ -216,6 +216,7 @@ def test_packed_weights_stay_packed_and_are_widened_inside_the_graph(tmp_path, c
     assert dtypes == {"torch.int8" if weights == "int8" else "torch.float16"}
 
 
+@pytest.mark.exhaustive
 def test_private_norms_are_not_folded_and_a_shared_weight_is_one(tmp_path, cache):
     """Changing a tensor of ResNet-50 in place changes both queries; changing one's norm changes that query alone."""
     torch.manual_seed(0)
