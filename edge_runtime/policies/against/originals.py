@@ -99,11 +99,8 @@ def _until(situation: Situation, apart: Costs, plan: Plan) -> Pace:
     """The originals' box at this moment, its decision included if it is to take one now."""
     known: Pace = situation.recall or Pace(VirtualBox(situation.now))
     box, now = known.box.copied(), situation.now
-    newest, begun, dropped = dict(known.newest), list(known.begun), dict(known.dropped)
-    for query, captured in situation.waiting.items():
-        fresh = [one for one in captured if one > newest.get(query, float("-inf"))]
-        box.expect((one, query) for one in fresh)
-        newest[query] = captured[-1]
+    newest = box.told(situation.waiting, known.newest)
+    begun, dropped = list(known.begun), dict(known.dropped)
 
     def decide(there: Situation) -> Decision:
         decision = TIME_SHARING.decide(there, apart, plan)

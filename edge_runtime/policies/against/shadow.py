@@ -40,14 +40,8 @@ class Shadow:
 
     def until(self, now: float, waiting: Mapping[str, Sequence[float]], costs: Costs, reference: Reference) -> Shadow:
         """The shadow at `now`, having been given the frames that wait on the real box and that it has not seen."""
-        newest, fresh = dict(self.newest), []
-        for query, captured in waiting.items():
-            known = newest.get(query, float("-inf"))
-            if captured[-1] > known:
-                fresh += [(one, query) for one in captured if one > known]
-                newest[query] = captured[-1]
         box = self.box.copied()
-        box.expect(fresh)
+        newest = box.told(waiting, self.newest)
 
         def decide(situation: Situation) -> Decision:
             return reference.decide(situation, costs)

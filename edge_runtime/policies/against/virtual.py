@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,14 @@ class VirtualBox:
         box.served = {}
         box.standing = {query: replace(one, counted=self.now) for query, one in box.standing.items()}
         return box
+
+    def told(self, waiting: Mapping[str, Sequence[float]], newest: Mapping[str, float]) -> dict[str, float]:
+        """Expect those of the frames that wait elsewhere which are newer than the `newest` it was told of; the newest
+        of each query after that.
+        """
+        known = {query: newest.get(query, float("-inf")) for query in waiting}
+        self.expect((one, query) for query, captured in waiting.items() for one in captured if one > known[query])
+        return {**newest, **{query: max(known[query], captured[-1]) for query, captured in waiting.items()}}
 
     def expect(self, frames: Iterable[tuple[float, str]]) -> None:
         """Frames (captured_at, query) that come, or came while nobody looked."""
