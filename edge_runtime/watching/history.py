@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from array import array
 from typing import Any
 
 from edge_runtime.watching.status import Status
@@ -11,24 +12,34 @@ EVERY_S = 5.0
 KEPT_S = 3600.0
 
 
+COLUMNS = ("at", "resident_bytes", "workspace_bytes", "age_p95_ms", "dropped")
+"""`at` in Unix seconds; `age_p95_ms` is the worst query's; `dropped` are frames since the start."""
+ROWS = round(KEPT_S / EVERY_S)
+
+
 class History:
-    """Samples of what a status says, the newest hour of them."""
+    """Samples of what a status says, the newest hour of them, in memory that is taken once."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[float, int, int, float | None, int]] = deque(maxlen=round(KEPT_S / EVERY_S))
+        self._columns = {name: array("d", bytes(8 * ROWS)) for name in COLUMNS}
+        self._noted = 0
 
     def note(self, unix_s: float, status: Status) -> None:
         """Take a sample at this time."""
         ages = [query.age_p95_ms for query in status.queries if query.age_p95_ms is not None]
         dropped = sum(sum(query.ledger.dropped.values()) for query in status.queries)
-        self._rows.append((
-            round(unix_s, 1), status.resident_bytes, status.workspace_bytes, max(ages, default=None), dropped,
-        ))  # fmt: skip
+        row = (
+            round(unix_s, 1), status.resident_bytes, status.workspace_bytes, max(ages, default=math.nan), dropped,
+        )  # fmt: skip
+        for name, value in zip(COLUMNS, row, strict=True):
+            self._columns[name][self._noted % ROWS] = value
+        self._noted += 1
 
     def to_json(self) -> dict[str, list[Any]]:
-        """Columns: `at` (Unix seconds), `resident_bytes`, `workspace_bytes`, `age_p95_ms` (the worst query's) and
-        `dropped` (frames since the start).
-        """
-        columns = zip(*self._rows, strict=True) if self._rows else ((),) * 5
-        names = ("at", "resident_bytes", "workspace_bytes", "age_p95_ms", "dropped")
-        return {name: list(column) for name, column in zip(names, columns, strict=True)}
+        """The columns, oldest sample first; null where a sample has no age, whole numbers but for `at` and the ages."""
+        first = max(0, self._noted - ROWS)
+        places = [index % ROWS for index in range(first, self._noted)]
+        told = {name: [column[place] for place in places] for name, column in self._columns.items()}
+        ages = [None if math.isnan(age) else age for age in told["age_p95_ms"]]
+        whole = {name: [int(value) for value in told[name]] for name in COLUMNS if name not in ("at", "age_p95_ms")}
+        return {**told, **whole, "age_p95_ms": ages}

@@ -16,6 +16,7 @@ from models.bundle import BundleQuery, Made, write_bundle
 from models.bundle.container import encode_header, parse_header, tensor_name
 from models.parts.widths import packed
 from models.workload import Query
+from tests.exhaustive import one_in
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "torchvision", "cv2", "onnx", "scipy", "matplotlib")
@@ -118,7 +119,9 @@ def test_a_bundle_is_shown_without_torch(bundle):
     assert loaded_after(run("bundle", "show", bundle), *HEAVY) == []
 
 
-@pytest.mark.parametrize("words", [["bundle", "verify"], ["plan"], ["plan", "--device", "all"], ["simulate"]])
+@pytest.mark.parametrize(
+    "words", one_in(2, [["bundle", "verify"], ["plan"], ["plan", "--device", "all"], ["simulate"]])
+)
 def test_whatever_was_worked_out_before_needs_no_torch_again(bundle, words):
     first = loaded_after(run(*words, bundle), *COMPILER, *HEAVY)
     assert "torch" in first and not {*first} & {*COMPILER, "cv2", "onnx", "scipy", "torchvision.transforms.v2"}

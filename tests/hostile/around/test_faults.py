@@ -31,7 +31,7 @@ COMMANDS = {
     "merge": ("merge", "merge.yaml", "-o", "n.safetensors", "--method", "none"),
     "resume": RESUME,
 }
-QUICK = ("inspect", "show", "verify", "replay", "check", "train")
+QUICK = ("show", "replay", "train")
 LONG = pytest.mark.exhaustive
 OUTPUTS = ("report.json", "n.safetensors", "n.safetensors.log.jsonl", HALF, "a.safetensors",
            f"{HALF}.log.jsonl")  # fmt: skip

@@ -9,18 +9,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.exhaustive import every
 from tests.hostile.mutated.kinds import KINDS, Bench, drawn
 
-EXAMPLES = {"darknet": 4, "checkpoint": 12, "workload of a merge": 12, "annotations": 12}
-"""Of kinds that take longer than the others, which have 15."""
+MANY = 15
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_damaged_file_is_refused_or_harmless(whole_house: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "examples"), every([(name, count) for name in KINDS for count in (4, MANY)], [(name, 4) for name in KINDS])
+)
+def test_a_damaged_file_is_refused_or_harmless(whole_house: Path, tmp_path: Path, name: str, examples: int) -> None:
     bench = Bench(whole_house, tmp_path / "house")
 
     @settings(
-        max_examples=EXAMPLES.get(name, 15), derandomize=True, database=None, deadline=None,
+        max_examples=examples, derandomize=True, database=None, deadline=None,
         phases=[Phase.generate],  # `make fuzz` looks for the smallest file
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.exhaustive import every
+from tests.exhaustive import paired
 from tests.hostile.asking import A, ask
 from tests.hostile.harness import Seen, refused, tried
 
@@ -48,7 +48,7 @@ NO_OUTPUTS = (
     "a NUL", "half a character", "a name too long", "a path too long", "a folder", "a file for a folder", "nothing",
     "a link to itself", "/dev/full", "a pipe",
 )  # fmt: skip
-KINDS = pytest.mark.parametrize("kind", [*NAMES, *MADE])
+KINDS = [*NAMES, *MADE]
 COMMANDS: dict[str, list[str]] = {
     "inspect": ["inspect", "@"],
     "inspect --weights": ["inspect", "@", "--weights"],
@@ -94,8 +94,7 @@ def _one_line(seen: Seen) -> str:
     return line
 
 
-@KINDS
-@pytest.mark.parametrize("command", every(COMMANDS, FEW))
+@pytest.mark.parametrize(("command", "kind"), paired(COMMANDS, KINDS, FEW))
 def test_a_command_reads_nothing_that_it_should_not(house: Path, command: str, kind: str) -> None:
     refused(_with(COMMANDS[command], _name(house, kind)), house)
 
@@ -108,8 +107,7 @@ def test_a_command_writes_nowhere_that_it_should_not(house: Path, command: list[
     _one_line(tried(_with(command, _name(house, kind)), house))
 
 
-@KINDS
-@pytest.mark.parametrize("key", ["weights", "init", "data"])
+@pytest.mark.parametrize(("key", "kind"), paired(["weights", "init", "data"], KINDS))
 def test_a_workload_names_nothing_that_hurts(house: Path, key: str, kind: str) -> None:
     name = _name(house, kind)
     asked = {**A, "weights": "new.safetensors", key: name}
@@ -123,8 +121,7 @@ def test_a_workload_names_nothing_that_hurts(house: Path, key: str, kind: str) -
     assert all(line.startswith(("warning: ", "gemel: ")) for line in seen.err.splitlines()), seen.err
 
 
-@KINDS
-@pytest.mark.parametrize("key", ["bundle", "source", "spool", "trace", "sink"])
+@pytest.mark.parametrize(("key", "kind"), paired(["bundle", "source", "spool", "trace", "sink"], KINDS))
 def test_a_config_names_nothing_that_hurts(house: Path, key: str, kind: str) -> None:
     name = _name(house, kind)
     config = yaml.safe_load((house / "box.yaml").read_text())

@@ -16,6 +16,7 @@ from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
 from models.zoo import build, names
 from models.zoo.registry import ENTRIES
+from tests.exhaustive import one_in
 from tests.merger.tiny import write_workload
 
 
@@ -69,7 +70,7 @@ def test_a_users_own_module_is_described(tmp_path: Path) -> None:
     assert [layer.path for layer in layers if layer.head] == ["head"]
 
 
-@pytest.mark.parametrize("model", names())
+@pytest.mark.parametrize("model", one_in(5, names()))
 def test_every_zoo_model_is_described_as_it_is_built(model: str) -> None:
     entry = ENTRIES[model]
     found = describe(model, 7, entry.input_size, entry.task)
