@@ -23,6 +23,7 @@ from edge_runtime.serving.switching import Switching
 from edge_runtime.serving.watchdog import LOOK_S, Watchdog
 from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle
+from models.measuring.allocator import give_back_freed
 
 if TYPE_CHECKING:
     from edge_runtime.serving.watched import Observer
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 STEP_S, CAMERAS_S, POST_S, LEDGER_S = 1.2, 0.4, 1.0, 0.8
 """How long each of these is waited for at the end, one after the other: within 5 seconds the process is gone."""
+TIDY_S = 60.0
+"""How often memory that is free again goes back to the system."""
 LEISURE_S = 10.0
 """How long the post may take to deliver what waits where nobody asked the box to stop."""
 
@@ -102,7 +105,7 @@ class Serving:
 
     def oversee(self) -> None:
         """Look after what is at work until it is over, something hangs, or the box is asked to stop."""
-        watchdog, inference = Watchdog(), self._inference
+        watchdog, inference, tidied_at = Watchdog(), self._inference, time.monotonic()
         while not inference.over.wait(LOOK_S):
             self._tell_manager()
             if self._asked.stopping.is_set():
@@ -118,6 +121,9 @@ class Serving:
                 return
             if self._ledger_file.is_due():
                 self._ledger_file.write(self.summary())
+            if time.monotonic() >= tidied_at + TIDY_S:
+                give_back_freed()
+                tidied_at = time.monotonic()
 
     def _reloading(self, begins: bool) -> None:
         """Tell the service manager of a reload."""

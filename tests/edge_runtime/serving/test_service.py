@@ -1,0 +1,34 @@
+"""What the thread that oversees a box does beside watching it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.daemon import run
+from edge_runtime.serving import service
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+
+PATIENCE_S = 60.0
+
+
+def test_memory_that_is_free_again_goes_back_while_a_box_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    write_clip(tmp_path / "left.mp4", 12)
+    write_folder(tmp_path / "right", 10)
+    cameras = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
+    stop, given_back = threading.Event(), []
+
+    def give_back() -> bool:
+        given_back.append(threading.current_thread().name)
+        stop.set()
+        return True
+
+    monkeypatch.setattr(service, "TIDY_S", 0.0)
+    monkeypatch.setattr(service, "give_back_freed", give_back)
+    run(write_config(tmp_path, cameras=cameras), stop=stop, seconds=PATIENCE_S)
+    assert given_back
