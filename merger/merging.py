@@ -87,6 +87,7 @@ def _merged(
     torch.manual_seed(seed)
     with _without_torchs_warnings():
         bench = Workbench(workload, seed, progress)
+        bench.interval = options.margin is None
         bench.stages.announce(_stages(options))
         bench.open()
         checkpoint.meter = bench.work

@@ -135,6 +135,7 @@ def _met(arm: Mapping[str, Any]) -> str:
 def measured(workload: Path, bundle: Path | None, weights: str, kept: Path) -> dict[str, Any]:
     """What `kept` holds of this workload, with the arms that were missing measured and kept."""
     bench = Workbench(load_workload(workload))
+    bench.interval = MergeOptions().margin is None
     asked = {"workload": bench.workload.name, "weights": weights}
     found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     if found and {key: found[key] for key in asked} != asked:

@@ -38,18 +38,23 @@ class Setup:
     references: Mapping[str, Reference]
     fingerprints: Mapping[str, bytes]
     torch_version: str
+    interval: bool
 
     @classmethod
     def of(cls, bench: Workbench) -> Setup:
         """The main process's own."""
         workload = bench.workload
         prints = {query.id: _print(query) for query in workload.queries}
-        return cls(workload, bench.seed, bench.device.type, dict(bench.references), prints, torch.__version__)
+        return cls(
+            workload, bench.seed, bench.device.type, dict(bench.references), prints, torch.__version__, bench.interval
+        )
 
     def workbench(self, progress: Progress) -> Workbench:
         """A workbench that loads models and decodes frames when a job asks for them."""
         device = torch.device(self.device)
-        return Workbench(self.workload, self.seed, progress, device, self.references)
+        bench = Workbench(self.workload, self.seed, progress, device, self.references)
+        bench.interval = self.interval
+        return bench
 
     def check(self) -> None:
         """Raise InputError, which names this machine, where something is not here as it is in the main process."""

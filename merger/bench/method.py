@@ -22,7 +22,8 @@ class MergeOptions:
     """Bounds of a merge, the same for every method.
 
     `recipe` None means: batch, epochs and frames as `Recipe`, the rate chosen on val. `margin` is how far above its
-    target (as a part of the way to 1) a query must come on val. Groups that save less than `min_saving` of all bytes
+    target (as a part of the way to 1) a query must come on val; None leaves that to an interval, wide where val is
+    small. Groups that save less than `min_saving` of all bytes
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
     the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
     `wide` go past the ceiling (merger.beyond.search). `weights` below fp32: the fewest bits they are stored in
@@ -31,7 +32,7 @@ class MergeOptions:
 
     recipe: Recipe = field(default_factory=Recipe)
     choose_rate: bool = True
-    margin: float = 0.5
+    margin: float | None = None
     min_saving: float = 0.0
     max_minutes: float | None = None
     max_work: float | None = None
@@ -41,7 +42,8 @@ class MergeOptions:
     resources: Resources = field(default_factory=Resources)
 
     def __post_init__(self) -> None:
-        check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
+        if self.margin is not None:
+            check("margin", 0 <= self.margin <= 1, self.margin, "give a number from 0 to 1")
         check_precision(self.precision)
         if self.weights not in WEIGHTS:
             remedy = f"choose one of: {', '.join(WEIGHTS)}"

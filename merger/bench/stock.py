@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,7 +18,7 @@ from merger.training.loop import TrainingSet
 from models.errors import InputError
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
-from models.measuring.evaluation import predict, score, truths_of, worth_keeping
+from models.measuring.evaluation import predict, score, tallies_by_unit, truths_of, worth_keeping
 from models.sharing.layers import Layer, layers_of_all
 from models.tasks import Truth, task_of
 from models.weights.reading import load_weights
@@ -102,14 +103,15 @@ class Stock:
 class Reference:
     """What an original reaches on val, the truth it is judged by, and the score from which its detections count.
 
-    `one_error` is the part of that score that one wrong answer can cost; `detections` is how many of a detector's
-    count on some train frames (merger.bench.scores).
+    `one_error` is the part of that score that one wrong answer can cost; `tallies` are the counts of each clip or
+    track; `detections` is how many of a detector's count on some train frames (merger.bench.scores).
     """
 
     truths: Sequence[Truth]
     threshold: float
     score: float
     one_error: float
+    tallies: np.ndarray
     detections: int = 0
 
 
@@ -138,4 +140,5 @@ def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int],
     found = 0
     if query.task == "detection":
         found = int((scores_of(stock.originals[query.id], query, stock.train[query.id]) >= threshold).sum())
-    return Reference(truths, threshold, reached, one_error, found)
+    tallies = tallies_by_unit(query, val.split, answers, truths, threshold)
+    return Reference(truths, threshold, reached, one_error, tallies, found)

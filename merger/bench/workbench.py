@@ -20,7 +20,7 @@ from merger.training.loop import Recipe, Training, Work
 from merger.training.precision import FRAMES, Precisions, Settled
 from merger.workers.jobs import Threads, Workers
 from models.detector import Detector
-from models.measuring.evaluation import Evidence, compare, predict, score
+from models.measuring.evaluation import Evidence, compare, predict, sure_ratio, tallies_by_unit
 from models.parts.low_rank import factorise
 from models.parts.norms import at_rest, calibrate_norms, norms_of
 from models.parts.residual import attach
@@ -39,8 +39,8 @@ class Workbench(Stock):
     """The originals of a workload, ready to be merged.
 
     `references` are what the originals reach on val; they are judged when asked for, unless they are known from
-    elsewhere. `stages` are those of the merge. `workers` and `threads` say who does jobs that don't depend on each
-    other (merger.workers.jobs).
+    elsewhere. `interval` says that merged models are judged by the lower end of one. `stages` are those of the merge.
+    `workers` and `threads` say who does jobs that don't depend on each other (merger.workers.jobs).
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Workbench(Stock):
         references: Mapping[str, Reference] | None = None,
     ) -> None:
         super().__init__(workload, device)
+        self.interval = False
         self.seed, self.progress = seed, progress
         self.stages = Stages(progress)
         self.work = Work()
@@ -152,19 +153,28 @@ class Workbench(Stock):
         return moved
 
     def ratio(self, query: str, model: nn.Module) -> float:
-        """The model's metric on val over its original's."""
+        """The model's metric on val over its original's; where `interval`, what it is above of this almost surely.
+
+        One error more than the original's is not held against it.
+        """
         reference, found = self.references[query], self.queries[query]
         self.work.of(found)  # counted here once, not where a prediction switches off what counting needs
         answers = predict(model, found, self.val[query], told=partial(self.work.add, found))
-        reached = score(task_of(found.task), answers, reference.truths, found.classes, reference.threshold)
-        return reached / reference.score if reference.score > 0 else 0.0
+        task = task_of(found.task)
+        tallies = tallies_by_unit(found, self.val[query].split, answers, reference.truths, reference.threshold)
+        ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
+        if not self.interval or ratio >= 1 - reference.one_error:
+            return ratio
+        return sure_ratio(task, reference.tallies, tallies, reference.one_error)
 
-    def required(self, query: str, margin: float) -> float:
-        """The ratio on val from which a query is accepted: `margin` of the way from its target to 1.
+    def required(self, query: str, margin: float | None = None) -> float:
+        """The ratio on val from which a query is accepted: its target, or `margin` of the way from there to 1.
 
         Never so much that one error more than the original's would be too many where the target itself allows it.
         """
         target = self.queries[query].accuracy_target
+        if margin is None:
+            return target
         return max(target, min(target + margin * (1 - target), 1 - self.references[query].one_error))
 
     def evidence(self, query: str, model: nn.Module) -> Evidence:

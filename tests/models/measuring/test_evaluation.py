@@ -9,7 +9,7 @@ import pytest
 
 from models.frames.data import Frames, Split
 from models.frames.preprocess import Preprocess
-from models.measuring.evaluation import compare, score, truths_of, worth_keeping
+from models.measuring.evaluation import SURE, compare, score, sure_ratio, truths_of, worth_keeping
 from models.tasks import Boxes, ClassAnswer, DetectionAnswer, task_of
 from models.workload import Query
 
@@ -99,3 +99,34 @@ def test_preprocessing_scales_and_normalises() -> None:
     values = preprocess.normalise(image[None])[0, :, 0, 0].tolist()
     assert values == pytest.approx([1.0, -0.5, 0.2], abs=1e-6)
     assert Preprocess.from_json(preprocess.to_json()) == preprocess
+
+
+def _drawn(random: np.random.Generator, units: int, frames: int, keeps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts (units, 2, 1) of an original that is right in 9 of 10 frames, and of one that keeps so much of that."""
+    seen = np.full(units, frames)
+    right = random.binomial(seen, 0.9)
+    kept = random.binomial(right, keeps)
+    return tuple(np.stack([side, seen], axis=1)[:, :, None] for side in (right, kept))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("units", "frames"), [(8, 30), (20, 100), (200, 1)])
+def test_what_is_surely_kept_is_kept_as_often_as_it_says(units: int, frames: int) -> None:
+    random, task = np.random.default_rng(0), task_of("classification")
+    error = 1 / (0.9 * units * frames)
+    found = [sure_ratio(task, *_drawn(random, units, frames, 0.95), error) for _ in range(400)]
+    assert np.mean([ratio <= 0.95 for ratio in found]) >= SURE - 0.02  # half of that is the chance of 400 draws
+
+
+def test_the_larger_val_is_the_nearer_is_what_is_sure_to_what_was_seen() -> None:
+    random, task = np.random.default_rng(0), task_of("classification")
+    lack = {}
+    for frames in (5, 100):
+        before, after = _drawn(random, 20, frames, 0.96)
+        lack[frames] = after[:, 0].sum() / before[:, 0].sum() - sure_ratio(task, before, after, 1 / before[:, 0].sum())
+    assert lack[100] < 0.025 < lack[5]
+
+
+def test_what_both_answer_alike_leaves_no_doubt() -> None:
+    before, _ = _drawn(np.random.default_rng(0), 8, 30, 1.0)
+    for units in (8, 1):
+        assert sure_ratio(task_of("classification"), before[:units], before[:units], 0.0) == 1.0
