@@ -139,11 +139,14 @@ def _accepted(f: Fields) -> str:
     return f"the others are merged: {size(f['saved_bytes'])} saved; now those that waited join"
 
 
-def _portion(f: Fields) -> str:
-    sets = about(f["sets"], "set", "sets")
-    return (
-        f"with all sets every query is lost: on with the heaviest {sets} alone, {percent(f['share'], 0)} of the saving"
-    )
+def _adopting(f: Fields) -> str:
+    return "with all layers shared every query is lost: on with weights that one model takes over from another"
+
+
+def _takes(f: Fields) -> str:
+    layers = f"{f['takes']} takes over {about(f['layers'], 'more layer', 'more layers')}"
+    kept = "kept" if f["accepted"] else f"{number(f['required'])} is required, taken back"
+    return f"{layers}: {number(f['ratio'])} of its original ({kept}); {size(f['accepted_bytes'])} saved so far"
 
 
 def _alone(f: Fields) -> str:
@@ -235,7 +238,8 @@ SENTENCES: dict[str, Callable[[Fields], str]] = {
     "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
     "reference": _reference, "precision": _precision, "workers": _workers,
     "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
-    "recipe": _recipe, "waits": _waits, "portion": _portion, "accepted": _accepted, "alone": _alone, "repair": _repair,
+    "recipe": _recipe, "adopting": _adopting, "takes": _takes, "waits": _waits,
+    "accepted": _accepted, "alone": _alone, "repair": _repair,
     "candidates": _candidates, "beyond": _beyond, "widths": _widths, "prefix": _prefix,
     "attempt": _attempt, "round": _round, "test": _test,
     "evaluate": _evaluate, "stream": _stream, "profile": _profile,

@@ -3,8 +3,9 @@
 GEMEL adds one group after the other and gives a group up when a model fails; here the merge starts at the ceiling,
 one annealed training brings nearly all queries back, and a query that stays below its target is mended alone
 (merger.mending) while nothing that others share is touched. A query of which next to nothing is left, at the start
-of a hard merge or after a sprint, waits: the others are merged and accepted without it, and then it joins them. What
-saved most on the way, with every query having what is required, is the merge where the end saves less.
+of a hard merge or after a sprint, waits: the others are merged and accepted without it, and then it joins them. Where
+next to nothing is left of any, models take over weights of each other instead (merger.methods.adopting). What saved
+most on the way, with every query having what is required, is the merge where the end saves less.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
-from merger.methods.portions import PORTIONS, given_up, heaviest
+from merger.methods.adopting import Adopting
 from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
@@ -171,6 +172,8 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     bench.begin(CHOOSING, work=work_of_choosing(bench, sprints.plan))
     start = checkpoint.step("start", partial(_start, sprints))
     bench.begin(TRAINING, work=sprints.most_work())
+    if start["shattered"]:
+        return _adopted(sprints, start["apart"], 0)
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
@@ -202,54 +205,43 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
         return first
     won = first.won.plan.saved_bytes(bench.layers)
     if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
+        if not (won or start["waits"] or first.plan.shared):
+            return _adopted(sprints, start["apart"], first.sprints)
         lost = {row["waits"]: row for row in checkpoint.log if "waits" in row}
-        instead = None if won or start["waits"] or first.plan.shared else _of_a_portion(sprints, first, start)
-        for query in sorted(waiting - (instead or first).plan.queries()):
+        for query in sorted(waiting - first.plan.queries()):
             row = lost[query]
             left = {"query": query, "repair": LEAVES, "after": row["after"], "ratio": row.get("ratio"),
                     "required": row["required"], "work": bench.work.total}  # fmt: skip
             bench.progress("repair", **left)
             checkpoint.note(left)
-        return instead or first
+        return first
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
     return replace(sprints.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
 
 
-def _of_a_portion(sprints: Sprints, lost: Trained, start: Mapping[str, Any]) -> Trained | None:
-    """What the heaviest half of the sets comes to where all queries were lost with all of them; of that too, a quarter.
-
-    They start from the originals again. None where no portion is left with anything to share, or no work.
-    """
-    bench, checkpoint, number = sprints.bench, sprints.checkpoint, lost.sprints
-    whole, plan = sprints.plan.saved_bytes(bench.layers), sprints.plan
-    for share in PORTIONS:
-        before, plan = plan, heaviest(sprints.plan, bench.layers, share)
-        part = replace(sprints, plan=plan, lost_wait=True)
-        if plan == before or not checkpoint.step(f"{share:g} may begin", lambda part=part: part.may_begin):
-            continue
-        saved = plan.saved_bytes(bench.layers)
-        bench.progress("portion", sets=len(plan.shared), saved_bytes=saved, share=saved / whole)
-        found = checkpoint.step(f"start of {share:g}", partial(_begun, part, start["apart"]))
-        trained = part.run(found, number)
-        number = trained.sprints
-        if trained.plan.shared:
-            for row in given_up(sprints, trained):
-                checkpoint.note(row)
-            return trained
-    return None
+def _adopted(sprints: Sprints, apart: Mapping[str, State], number: int) -> Trained:
+    """What it comes to when models take over weights of each other, after so many sprints in vain."""
+    sprints.bench.progress("adopting", queries=sorted(sprints.plan.queries()))
+    adopting = Adopting(sprints.bench, sprints.plan, sprints.recipe, sprints.required, sprints.checkpoint, sprints.end)
+    merged, ratios = adopting.run(apart)
+    ratios = {query: ratios[query] for query in sorted(merged.plan.queries())}
+    return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, merged)
 
 
 def _start(sprints: Sprints) -> dict[str, Any]:
     """What is found before anything is trained: the best start, and who waits, with what they lose.
 
-    Nobody waits where nothing would be left to share.
+    Nobody waits where nothing would be left to share, or where next to nothing is left of any query.
     """
     start = _chosen(sprints)
+    found = {"waits": {}, "apart": start.apart, "shattered": start.shattered}
+    if start.shattered:
+        return found
     if start.far_behind and sprints.plan.without(*start.far_behind).shared:
-        return {"waits": start.far_behind, "apart": start.apart}
-    return {"waits": {}, "apart": start.apart, **_tied(sprints, start)}
+        return {**found, "waits": start.far_behind}
+    return {**found, **_tied(sprints, start)}
 
 
 def _begun(sprints: Sprints, apart: Mapping[str, State]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     states = choose_start(bench, plan, Journal()).states
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
-    found = Judge(bench, plan, Journal()).errors("again", states)
+    found = Judge(bench, plan.queries(), Journal()).errors("again", plan, states)
     assert together(found.values()) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
@@ -107,13 +107,13 @@ def test_a_start_is_judged_with_norms_as_they_are_and_measured_again(
         return done
 
     monkeypatch.setattr(Workbench, "calibrate", ruins)
-    errors = Judge(bench, plan, Journal()).errors("these", states)
+    errors = Judge(bench, plan.queries(), Journal()).errors("these", plan, states)
     assert errors == pytest.approx({"q0": 0, "q2": 0}, abs=1e-5)
     monkeypatch.setattr(Workbench, "calibrate", calibrate)
     spoiled = {
         query: {**state, "stem.1.running_mean": state["stem.1.running_mean"] + 5} for query, state in states.items()
     }
-    errors = Judge(bench, plan, Journal()).errors("those", spoiled)
+    errors = Judge(bench, plan.queries(), Journal()).errors("those", plan, spoiled)
     assert max(errors.values()) < 0.5, "measured again"
 
 

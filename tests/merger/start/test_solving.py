@@ -75,7 +75,9 @@ def test_a_damaged_start_is_mended(bench: Workbench) -> None:
         for query, _ in members:
             damaged[query][key] = wrong
     found = solved(bench, PLAN, originals, damaged, Journal())
-    before, after = (Judge(bench, PLAN, Journal()).errors("these", states) for states in (damaged, found))
+    before, after = (
+        Judge(bench, PLAN.queries(), Journal()).errors("these", PLAN, states) for states in (damaged, found)
+    )
     for query in ("q0", "q2"):
         assert after[query] < 0.5 * before[query]
     for members in PLAN.shared:
