@@ -93,13 +93,20 @@ class Cell:
     def accepted(self) -> list[Step]:
         """(work, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.
 
-        A search accepts set by set, which its log's rows tell, and `wide` what holds before those who waited join;
-        every other arm accepts all at its end.
+        A search accepts set by set, which its log's rows tell. `wide` holds what it accepted before others joined or
+        with a portion that was taken over, and what held at any validation: a merge that tells its recipe keeps the
+        best of these. Every other arm accepts all at its end.
         """
         if any("members" in row for row in self.log):
             return [(0.0, 0.0), *_searched(self.log, self.weights)]
-        first = [(row["work"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
-        return [(0.0, 0.0), *first, (self.result["work"], float(self.saved_bytes))]
+        keeps = any("recipe" in row for row in self.log)
+        held = [(row["work"], row.get("accepted_bytes", row.get("saved_bytes"))) for row in self.log
+                if "accepted_bytes" in row or (keeps and "epoch" in row)]  # fmt: skip
+        steps = [(0.0, 0.0)]
+        for work, saved in sorted(held):
+            if saved > steps[-1][1]:
+                steps.append((work, float(saved)))
+        return [*steps, (self.result["work"], float(self.saved_bytes))]
 
     def work_to(self, saved_bytes: float) -> float | None:
         """The work after which it had accepted about so many bytes; None where it never did."""

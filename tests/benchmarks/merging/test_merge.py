@@ -208,6 +208,17 @@ def test_what_was_accepted_before_the_others_joined_counts_from_then_on() -> Non
     assert cell.work_to(300) == 10.0 and cell.work_to(301) == 40.0
 
 
+def test_what_held_at_a_validation_or_with_a_portion_counts_from_then_on() -> None:
+    epochs = [{"sprint": 1, "epoch": n, "saved_bytes": saved, "work": work}
+              for n, (saved, work) in enumerate([(0, 9.0), (200, 10.0), (100, 11.0), (400, 12.0)])]  # fmt: skip
+    told = {"recipe": {}, "search_work": 0.0, "work": 13.0}
+    taken = {"takes": "a", "accepted": True, "accepted_bytes": 500, "work": 20.0}
+    held = [(0.0, 0.0), (10.0, 200.0), (12.0, 400.0)]
+    assert made("wide", 40.0, 600, (*epochs, told)).accepted() == [*held, (40.0, 600.0)]
+    assert made("wide", 40.0, 600, (*epochs, told, taken)).accepted() == [*held, (20.0, 500.0), (40.0, 600.0)]
+    assert made("wide", 40.0, 600, tuple(epochs)).accepted() == [(0.0, 0.0), (40.0, 600.0)], "it kept none of these"
+
+
 def test_a_smaller_attempt_counts_only_when_more_members_hold() -> None:
     log = (tried(3, "abc", "ab", 10.0), tried(3, "abc", "ab", 20.0), tried(3, "abc", "abc", 30.0))
     assert made("gemel", 40.0, 600, log).accepted() == [(0.0, 0.0), (10.0, 300.0), (30.0, 600.0)]
