@@ -62,13 +62,16 @@ class Adopting:
             now.update(
                 merged=Merged(SharingPlan(), {q: apart[q] for q in self.plan.queries()}).to_plain(),
                 ratios=dict.fromkeys(sorted(self.plan.queries()), 1.0), rows=[], number=0, frames=self._frames(takers),
-                sizes=dict.fromkeys(takers, PORTION), turns=takers,
+                sizes=dict.fromkeys(takers, PORTION), risks={}, turns=takers,
             )  # fmt: skip
         while now["turns"]:
             query, *others = now["turns"]
             name = f"portion {now['number'] + 1}"
-            risks = self.checkpoint.step(f"risks of {query}", partial(self._risks, query, apart))
-            found = self.checkpoint.step(name, partial(self._portion, query, risks, now))
+            if query not in now["risks"]:
+                risks = self.checkpoint.step("risks", partial(self._risks, query, apart))
+                now["risks"] = {**now["risks"], query: risks}
+                self.checkpoint.forget("risks")
+            found = self.checkpoint.step(name, partial(self._portion, query, now))
             if found["accepted"]:
                 now["merged"], now["ratios"] = found["merged"], {**now["ratios"], query: found["ratio"]}
             if found["row"] is None:
@@ -76,7 +79,8 @@ class Adopting:
             else:
                 size = now["sizes"][query] if found["accepted"] else now["sizes"][query] / 2
                 now["sizes"] = {**now["sizes"], query: size}
-                turns = [*others, query] if size >= LEAST else others
+                smaller = size >= LEAST and len(found["row"]["layers"]) > 1
+                turns = [*others, query] if found["accepted"] or smaller else others
                 now["rows"] = [*now["rows"], found["row"]]
             now.update(turns=turns, number=now["number"] + 1)
             self.checkpoint.forget(name)
@@ -85,10 +89,10 @@ class Adopting:
             self.checkpoint.note(row)
         return merged, now["ratios"]
 
-    def _portion(self, query: str, risks: Mapping[str, float], now: Mapping[str, Any]) -> dict[str, Any]:
+    def _portion(self, query: str, now: Mapping[str, Any]) -> dict[str, Any]:
         """What the next layers that a query takes come to; no `row` where there are none, or no work."""
         before = Merged.from_plain(now["merged"])
-        paths = self._next(query, risks, before.plan, now["sizes"][query])
+        paths = self._next(query, now["risks"][query], before.plan, now["sizes"][query])
         recipe = replace(self.recipe, frames_per_epoch=now["frames"], rate=self.recipe.rate / GENTLE)
         nothing = {"accepted": False, "row": None}
         if not paths or self.bounds.over or training_flops(self.bench, [query], recipe) > self.bounds.work_left:

@@ -172,7 +172,7 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     bench.begin(CHOOSING, work=work_of_choosing(bench, sprints.plan))
     start = checkpoint.step("start", partial(_start, sprints))
     bench.begin(TRAINING, work=sprints.most_work())
-    if start["shattered"]:
+    if "shattered" in start:
         return _adopted(sprints, start["apart"], 0)
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
@@ -236,9 +236,9 @@ def _start(sprints: Sprints) -> dict[str, Any]:
     Nobody waits where nothing would be left to share, or where next to nothing is left of any query.
     """
     start = _chosen(sprints)
-    found = {"waits": {}, "apart": start.apart, "shattered": start.shattered}
+    found = {"waits": {}, "apart": start.apart}
     if start.shattered:
-        return found
+        return {**found, "shattered": True}
     if start.far_behind and sprints.plan.without(*start.far_behind).shared:
         return {**found, "waits": start.far_behind}
     return {**found, **_tied(sprints, start)}

@@ -47,18 +47,20 @@ class Start:
     """The `states` to begin with, and the part that each query loses of what goes into its head once they are tied.
 
     They were made of models `apart`, each with weights of its own, that have their channels in one order. `far` says
-    that this will be a hard merge: before anything was solved, the best start lost more than `FAR`.
+    that this will be a hard merge: before anything was solved, the best start lost more than `FAR`. `related` says that
+    all have a common ancestor.
     """
 
     states: dict[str, State]
     errors: dict[str, float]
     apart: dict[str, State]
     far: bool = False
+    related: bool = False
 
     @property
     def shattered(self) -> bool:
-        """Whether next to nothing is left of any query."""
-        return self.far and min(self.errors.values()) > SHATTERED
+        """Whether next to nothing is left of any query, and none is related to another, which training brings back."""
+        return self.far and not self.related and min(self.errors.values()) > SHATTERED
 
     @property
     def far_behind(self) -> dict[str, float]:
@@ -101,7 +103,7 @@ def choose_start(
     judge = Judge(bench, plan.queries(), journal)
     errors = {name: judge.errors(name, plan, states) for name, (_, states) in starts.items()}
     best = min(errors, key=lambda name: together(errors[name].values()))
-    start = Start(starts[best][1], errors[best], ordered, far=together(errors[best].values()) > FAR)
+    start = Start(starts[best][1], errors[best], ordered, together(errors[best].values()) > FAR, kin)
     if start.far and left >= cost[SOLVED]:
         mean = min(
             (name for name in (MEAN, ALIGNED) if name in starts), key=lambda name: together(errors[name].values())
