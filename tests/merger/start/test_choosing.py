@@ -84,7 +84,7 @@ def test_a_mean_that_a_donor_beats_may_win_once_it_is_solved(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, to: float, taken: str
 ) -> None:
     found = {"q0": 0.7, "q1": 0.95, "q2": 0.95, "mean": 0.8, "aligned mean": 0.75, "aligned mean, solved": to}
-    judged = lambda _self, name, _states: dict.fromkeys(("q0", "q1", "q2"), found[name])  # noqa: E731
+    judged = lambda _self, name, _plan, _states: dict.fromkeys(("q0", "q1", "q2"), found[name])  # noqa: E731
     monkeypatch.setattr(Judge, "errors", judged)
     marked = {query: {} for query in bench.queries}
     monkeypatch.setattr("merger.start.choosing.solved", lambda *_: marked)
