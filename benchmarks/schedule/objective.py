@@ -3,10 +3,12 @@
 Usage: python -m benchmarks.schedule.objective --json FILE [--seconds S] [--workers N]
 
 Every workload of the catalogue on five modelled devices at min, 50 % and 75 % of what its originals need. Arms: the
-originals under the paper's time-sharing, and merged at the ceiling under the paper's schedule and under `ours` with
-either objective. Accuracy over time of a query: at each frame's moment the newest finished answer counts as much as
-an answer of its age is worth by the staleness curve of its task, relative to a fresh one; that merged models answer
-differently is no part of this. Goes on where it was stopped.
+originals under the paper's time-sharing, their weights evicted in the pieces that the merged models consist of, and
+merged at the ceiling under the paper's schedule and under `ours` with either objective. The same originals in pieces of
+their own stand beside: which query loses under time-sharing hangs on such things, too. Accuracy over time of a query:
+at each frame's moment the newest finished answer counts as much as an answer of its age is worth by the staleness curve
+of its task, relative to a fresh one; that merged models answer differently is no part of this. Goes on where it was
+stopped.
 """
 
 from __future__ import annotations
@@ -33,9 +35,19 @@ from models.workload import load_workload
 
 CURVES = Path(__file__).resolve().parents[1] / "measured" / "schedule" / "staleness.json"
 APART, PAPER, FRAMES, ACCURACY = ARMS = ("time-sharing, originals", "gemel", "ours, frames", "ours, accuracy")
-POLICY = {APART: "time-sharing", PAPER: "gemel", FRAMES: "ours", ACCURACY: "ours"}
-HEADS = ("memory", "device", "cases", *ARMS, "worst query", "queries below the floor", "furthest below")
-FLOOR_HEADS = ("workload", "device", "memory", "query", *ARMS)
+OTHERWISE = "time-sharing, own pieces"
+POLICY = {OTHERWISE: "time-sharing", APART: "time-sharing", PAPER: "gemel", FRAMES: "ours", ACCURACY: "ours"}
+HEADS = (
+    "memory",
+    "device",
+    "cases",
+    *ARMS,
+    "worst query",
+    "queries below the floor",
+    "furthest below",
+    "below own pieces",
+)
+FLOOR_HEADS = ("workload", "device", "memory", "query", *ARMS, OTHERWISE)
 LEAST_LOSS = 0.005
 """Accuracy over time that a query may have less than its original before it counts as below the floor."""
 
@@ -86,8 +98,8 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     rows = []
     for setting in SETTINGS:
         budget, arms = memory_settings(case.apart)[setting], {}
-        for arm in ARMS:
-            costs, demands = apart if arm == APART else shared, aware if arm == ACCURACY else case.demands
+        for arm in (*ARMS, OTHERWISE):
+            costs, demands = apart if arm == OTHERWISE else shared, aware if arm == ACCURACY else case.demands
             played = simulate(costs, arrivals, budget, POLICIES[POLICY[arm]], demands)
             arms[arm] = {
                 "accuracy": [round(one, 4) for one in accuracy_over_time(played, case.demands, worth)],
@@ -99,9 +111,9 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     return rows
 
 
-def below(row: Row, arm: str) -> list[tuple[float, str]]:
+def below(row: Row, arm: str, floor: str = APART) -> list[tuple[float, str]]:
     """The queries that have less than their originals under time-sharing: by how much, and which; worst first."""
-    found = zip(row["arms"][arm]["accuracy"], row["arms"][APART]["accuracy"], row["queries"], strict=True)
+    found = zip(row["arms"][arm]["accuracy"], row["arms"][floor]["accuracy"], row["queries"], strict=True)
     return sorted((mine - theirs, query) for mine, theirs, query in found if mine < theirs - LEAST_LOSS)
 
 
@@ -120,17 +132,21 @@ def table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
                 setting, device, len(chosen), *(f"{one:.3f}" for one in means),
                 " / ".join(f"{one:.3f}" for one in least), " / ".join(str(len(one)) for one in lost.values()),
                 " / ".join(f"{min(one)[0]:.2f}" if one else "-" for one in lost.values()),
+                " / ".join(str(sum(len(below(row, arm, OTHERWISE)) for row in chosen)) for arm in ARMS),
             ))  # fmt: skip
     return found
 
 
 def floor_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """Every query that has less than its original although accuracy was aimed at, the furthest below first."""
+    """Every query that has less than its original in either pieces although accuracy was aimed at, the furthest below
+    first.
+    """
     found = []
     for row in rows:
-        for loss, query in below(row, ACCURACY):
+        lost = {query: loss for floor in (OTHERWISE, APART) for loss, query in below(row, ACCURACY, floor)}
+        for query, loss in lost.items():
             place = row["queries"].index(query)
-            shown = [f"{row['arms'][arm]['accuracy'][place]:.3f}" for arm in ARMS]
+            shown = [f"{row['arms'][arm]['accuracy'][place]:.3f}" for arm in (*ARMS, OTHERWISE)]
             found.append((loss, row["workload"], row["device"], row["memory"], query, *shown))
     return [line[1:] for line in sorted(found)]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from edge_runtime.policies.against.reference import Reference
 from edge_runtime.policies.against.shadow import Shadow
-from edge_runtime.policies.worth import Standing, brought, stood
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Situation
 
@@ -20,11 +19,11 @@ CLAIM, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What `ours` remembers: the shadow, what the frames it ran of each query brought, and their newest answers."""
+    """What `ours` remembers: the shadow, how many frames it ran of each query, and when the newest was captured."""
 
     shadow: Shadow
-    ran: Mapping[str, float] = field(default_factory=dict)
-    standing: Mapping[str, Standing] = field(default_factory=dict)
+    ran: Mapping[str, int] = field(default_factory=dict)
+    captured: Mapping[str, float] = field(default_factory=dict)
 
     def seen(self, situation: Situation, costs: Costs, reference: Reference) -> Book:
         """The book at this moment: the shadow has come as far."""
@@ -32,27 +31,19 @@ class Book:
 
     def opened(self) -> Book:
         """The same moment with nothing run and nothing owed yet."""
-        standing = {query: replace(one, counted=self.shadow.box.now) for query, one in self.standing.items()}
-        return replace(self, shadow=self.shadow.cleared(), ran={}, standing=standing)
+        return replace(self, shadow=self.shadow.cleared(), ran={})
 
-    @property
-    def brought(self) -> Mapping[str, float]:
-        """What the frames of each query that had any have brought by now."""
-        return {query: self.of(query) for query in self.ran}
-
-    def of(self, query: str) -> float:
-        """What the query's frames have brought by now."""
-        box = self.shadow.box
-        return self.ran.get(query, 0) + stood(box.demands.get(query), self.standing.get(query), box.now)
+    def of(self, query: str) -> int:
+        """The frames of the query that were run."""
+        return self.ran.get(query, 0)
 
     def newest(self, query: str, now: float) -> float:
         """When the query's newest frame that was run was captured; `now` where there was none."""
-        known = self.standing.get(query)
-        return now if known is None else known.captured
+        return self.captured.get(query, now)
 
     def owed(self, query: str) -> float:
         """Frames that a query is owed; negative when it had more."""
-        return OWED_SHARE * self.shadow.box.brought(query) - self.of(query)
+        return OWED_SHARE * self.shadow.served.get(query, 0) - self.of(query)
 
     def claim(self, query: str) -> float:
         """How many times as much a frame counts for what its query is owed.
@@ -62,13 +53,9 @@ class Book:
         owed = self.owed(query)
         if owed <= 0:
             return 1.0
-        return CLAIM ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.box.brought(query)))
+        return CLAIM ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.served.get(query, 0)))
 
-    def with_run(self, query: str, captured: Sequence[float], finishes: float) -> Book:
+    def with_run(self, query: str, captured: Sequence[float]) -> Book:
         """The book once frames of a query have been run."""
-        worth = brought(self.shadow.box.demands.get(query), captured, self.standing.get(query), finishes)
-        return replace(
-            self,
-            ran={**self.ran, query: self.ran.get(query, 0) + worth},
-            standing={**self.standing, query: Standing(captured[-1], finishes)},
-        )
+        ran = {**self.ran, query: self.ran.get(query, 0) + len(captured)}
+        return replace(self, ran=ran, captured={**self.captured, query: captured[-1]})

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from edge_runtime.frames.mailbox import DEPTH
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.jobs import Job, frames_lost
-from edge_runtime.policies.worth import wanted
 from edge_runtime.schedule.batches import batch_in_time, too_late
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.room import room_for
-from edge_runtime.schedule.staleness import gain
 from edge_runtime.schedule.values import Demand, Plan, Situation
 
 # Owed so many frames, a query is loaded ahead of its next one when none that waits could be in time after the load.
@@ -102,7 +100,7 @@ class Choice:
             if too_late(self._waiting[query], self._situation.now + load_s, cost, 1) < len(self._waiting[query]):
                 continue
             frames = max(1.0, owed)
-            worth = frames * self._book.claim(query) * self._wanted(query, self._situation.now + load_s)
+            worth = frames * self._book.claim(query)
             density = worth / (load_s + frames * cost.run_s + reload_s)
             best = max(best, (density, query)) if best else (density, query)
         if best is None or any(job.density > best[0] for job in kept):
@@ -123,7 +121,7 @@ class Choice:
             if (
                 comes >= self._situation.now
                 and end > comes + cost.sla_s - cost.run_s
-                and self._book.claim(query) * self._wanted(query, comes) > job.density * cost.run_s
+                and self._book.claim(query) > job.density * cost.run_s
                 and cost.needed <= self._situation.resident
             ):
                 return comes
@@ -162,7 +160,7 @@ class Choice:
         if not batch.count:
             return None
         seconds = load_s + cost.run_of(batch.count)
-        per_frame = self._book.claim(query) * self._urgency(query) * self._wanted(query, captured[-1])
+        per_frame = self._book.claim(query) * self._urgency(query)
         density = batch.count * per_frame / max(seconds + self._reload_s(query), LEAST_S)
         # Where the mailbox is full when the next frame comes, the oldest is lost before its deadline.
         full_s = captured[-1] + (DEPTH + 1 - len(captured)) / self._demands[query].fps
@@ -174,17 +172,7 @@ class Choice:
         demand, now = self._demands[query], self._situation.now
         periods = (now - self._book.newest(query, now)) * demand.fps
         urgency = self._situation.urgency.get(query, demand.urgency)
-        if demand.staleness:  # what its age costs has been measured
-            return urgency
         return urgency * (1 + STALE_SHARE * min(STALE_PERIODS, periods))
-
-    def _wanted(self, query: str, captured_at: float) -> float:
-        """How much a frame of this query is wanted, by the objective."""
-        if not self._demands[query].staleness:
-            return 1.0
-        return self._plan.detail.shares[query] * wanted(
-            self._demands[query], self._book.standing.get(query), captured_at
-        )
 
     def _look_up(self, query: str) -> Absent:
         cost, resident = self._costs.queries[query], self._situation.resident
@@ -204,15 +192,10 @@ class Choice:
     def _room(self, query: str, missing: Sequence[str], count: int) -> tuple[str, ...] | None:
         return room_for(self._situation, self._costs, self._plan, query, missing, count)
 
-    def _lost(self, query: str) -> float:
-        """What a frame lost costs a resident query: 1, or by the objective what its answers lose in a frame's time."""
-        demand = self._demands[query]
-        return self._plan.detail.shares[query] * gain(demand.staleness, 1.0) if demand.staleness else 1.0
-
     def _resident_rates(self) -> list[tuple[str, float, float]]:
         """Of every resident query: frames per second, and seconds that a frame of it can wait."""
         return [
-            (query, demand.fps * self._lost(query), cost.sla_s - cost.run_s)
+            (query, demand.fps, cost.sla_s - cost.run_s)
             for query, demand in self._demands.items()
             if (cost := self._costs.queries[query]).needed <= self._situation.resident
         ]

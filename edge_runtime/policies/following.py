@@ -19,13 +19,7 @@ def followed(situation: Situation, costs: Costs, plan: Plan, book: Book, recall:
         return decision, book
     late = {captured_at for query, captured_at, _ in decision.drop if query == decision.turn}
     left = [captured_at for captured_at in situation.waiting[decision.turn] if captured_at not in late]
-    return decision, book.with_run(decision.turn, left[: decision.count], finish_s(situation, costs, decision))
-
-
-def finish_s(situation: Situation, costs: Costs, decision: Decision) -> float:
-    """When what a decision runs is expected to be done."""
-    run_s = costs.queries[decision.turn].run_of(decision.count) if decision.turn is not None and decision.count else 0.0
-    return situation.now + costs.load_s(costs.moved_bytes(decision.load)) + run_s
+    return decision, book.with_run(decision.turn, left[: decision.count])
 
 
 def rejoined(situation: Situation, costs: Costs, shadow: Shadow) -> Decision | None:

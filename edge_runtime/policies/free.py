@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from edge_runtime.frames.ledger import DEADLINE, MEMORY, REPLACED
+from edge_runtime.frames.ledger import DEADLINE, MEMORY
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.jobs import in_time_together
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
+from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Plan, Situation
 
 Dropped = tuple[str, float, str]
 
@@ -27,8 +27,6 @@ def freely(situation: Situation, costs: Costs, plan: Plan, book: Book) -> Decisi
     more it is owed, the more its frames count, as in max-weight scheduling (Tassiulas and Ephremides 1992).
     """
     drop, waiting = hopeless(situation, costs, plan.detail.unfit)
-    replaced, waiting = outdated(waiting, plan.detail.demands)
-    drop += replaced
     if not waiting:
         return Decision(drop=drop, recall=book)
     choice = Choice(situation, waiting, costs, plan, book)
@@ -45,8 +43,7 @@ def freely(situation: Situation, costs: Costs, plan: Plan, book: Book) -> Decisi
         run = choice.run(job)
         if run is not None:
             drop += tuple((job.query, captured_at, DEADLINE) for captured_at in run.given_up)
-            finishes = situation.now + job.load_s + costs.queries[job.query].run_of(len(run.captured))
-            recall = book.with_run(job.query, run.captured, finishes)
+            recall = book.with_run(job.query, run.captured)
             return Decision(job.query, len(run.captured), run.evict, job.missing, drop, recall=recall)
     # None of these is worth a run now; once the first of them is lost it must be dropped, and once a better one has
     # not come it need not be waited for.
@@ -54,15 +51,6 @@ def freely(situation: Situation, costs: Costs, plan: Plan, book: Book) -> Decisi
         captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s for query, captured in waiting.items()
     )
     return Decision(drop=drop, wake_s=min([lost_s + 2 * CLOCK_SLACK_S, *again_s]), recall=book)
-
-
-def outdated(
-    waiting: Mapping[str, Sequence[float]], demands: Mapping[str, Demand]
-) -> tuple[tuple[Dropped, ...], dict[str, Sequence[float]]]:
-    """The frames that a newer one makes worthless, where accuracy over time is the objective; and what else waits."""
-    accurate = [query for query, captured in waiting.items() if len(captured) > 1 and demands[query].staleness]
-    drop = tuple((query, one, REPLACED) for query in accurate for one in waiting[query][:-1])
-    return drop, {**waiting, **{query: waiting[query][-1:] for query in accurate}}
 
 
 def hopeless(

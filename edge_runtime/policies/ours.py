@@ -1,4 +1,7 @@
-"""`ours`: the most frames in time, never fewer than the paper's schedule would bring on the same frames."""
+"""`ours`: the most frames in time, never fewer than the paper's schedule would bring on the same frames.
+
+Or, where that is the objective, the most accuracy over time, with no query below its original (`accurate`).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge_runtime.policies.against.floor import AS_ORIGINALS, floor_of, reference_above
+from edge_runtime.policies.accurate import decided, planned
 from edge_runtime.policies.against.reference import Reference
 from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.following import followed, rejoined, unseen
 from edge_runtime.policies.free import freely
+from edge_runtime.policies.paper import Paper
 from edge_runtime.policies.trial import Trial
-from edge_runtime.policies.worth import query_shares
 from edge_runtime.schedule.batches import largest_batches
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 
+PAPER = Paper()
 # The first trial waits until every query should have been heard of once, between these.
 SETTLE_S, SETTLE_MOST_S = 1.0, 10.0
 # Decisions of a trial that are played beside every real one.
@@ -39,15 +43,12 @@ DRIFT_SHARE = 0.25
 class Promise:
     """What `ours` settles beforehand: the reference, against which it is measured, and the queries' demands.
 
-    `unfit` are the queries that do not fit the budget even alone; `shares` say how much a frame of each counts,
-    `floor` what it would bring a second with nothing shared.
+    `unfit` are the queries that do not fit the budget even alone.
     """
 
     reference: Reference
     demands: Mapping[str, Demand]
     unfit: frozenset[str]
-    shares: Mapping[str, float]
-    floor: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,6 @@ class Ours:
     the book compares it with the paper's schedule on the same frames; where it falls behind further than the promise
     bears, the box goes back to where the paper's schedule would be by now (`rejoined`), and follows that. A trial is
     repeated later, and when costs have changed.
-
-    The reference is the paper's schedule, but where accuracy over time is aimed at and its turns leave queries below
-    the floor: there it is the originals' own pace (`AsOriginals`).
     """
 
     name: str = "ours"
@@ -100,15 +98,15 @@ class Ours:
     def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
         pieces = condensed(costs)
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
-        floor = floor_of(pieces, demands, budget_bytes)
-        reference = reference_above(floor, pieces, demands, budget_bytes)
-        if reference.policy is AS_ORIGINALS:
-            floor = {}  # what the reference brings is the floor, on these very frames
-        promise = Promise(reference, demands, unfit, query_shares(demands), floor)
+        if any(demand.staleness for demand in demands.values()):
+            return planned(pieces, demands, unfit, budget_bytes)
+        promise = Promise(Reference(PAPER, PAPER.plan(pieces, demands, budget_bytes)), demands, unfit)
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
 
     def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+        if not isinstance(plan.detail, Promise):
+            return decided(situation, costs, plan)
         course: Course = situation.recall or _begun(situation.now, plan.detail)
         if not situation.waiting:
             # The shadow can catch up when something is to be decided: nothing it does not know of has come.
@@ -126,8 +124,7 @@ class Ours:
 
 def _begun(now: float, promise: Promise) -> Course:
     longest_s = max(1 / demand.fps for demand in promise.demands.values())
-    box = VirtualBox(now, demands=promise.demands)
-    return Course(Book(Shadow(box)), now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s)))
+    return Course(Book(Shadow(VirtualBox(now))), now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s)))
 
 
 def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Course:
@@ -156,8 +153,7 @@ def changed(before: Costs, now: Costs) -> bool:
 
 
 def _rejoining(course: Course, rejoin_by: float, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-    # From any state the originals' pace can be followed at once: it has no rhythm of its own.
-    shadow, over = course.book.shadow, situation.now >= rejoin_by or plan.detail.reference.policy is AS_ORIGINALS
+    shadow, over = course.book.shadow, situation.now >= rejoin_by
     step = rejoined(situation, costs, shadow)
     if step is not None and not over:
         return replace(step, recall=course)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.free import freely
-from edge_runtime.policies.worth import in_sum
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Plan, Situation
 
@@ -19,8 +18,6 @@ QUERY_SHARE, QUERY_SLACK = 0.85, 1.5
 # How far it may then fall behind, in sum and with any query, as a share of what the paper's schedule has brought since,
 # or brings in so many trials' length, or (a query) of so many frames: what it catches up with.
 SUM_LOST, QUERY_LOST, TRIALS, FEWEST = 0.015, 0.15, 3, 20
-# Where the objective is accuracy over time, a query's share is closer: of that, every answer brings some.
-ACCURATE_SHARE, ACCURATE_LOST = 0.99, 0.02
 
 
 class Trial:
@@ -40,7 +37,6 @@ class Trial:
         self._box = VirtualBox(
             situation.now, book.opened(), frozenset(situation.resident), situation.resident_bytes,
             {query: tuple(captured) for query, captured in situation.waiting.items()}, urgency=situation.urgency,
-            demands=plan.detail.demands,
         )  # fmt: skip
         self._box.expect(self._frames(situation.now, book.shadow.newest))
 
@@ -76,9 +72,8 @@ class Trial:
         """
         served = book.shadow.served
         in_sum, by_trial = self._in_sum(served), TRIALS * self._in_sum(self.of_paper)
-        return in_sum - self._in_sum(book.brought) <= max(SUM_LOST * max(in_sum, by_trial), 1.0) and all(
-            self._owed(query, count) - book.of(query)
-            <= self._lost(query) * max(count, TRIALS * self.of_paper.get(query, 0), FEWEST)
+        return in_sum - self._in_sum(book.ran) <= max(SUM_LOST * max(in_sum, by_trial), 1.0) and all(
+            count - book.of(query) <= QUERY_LOST * max(count, TRIALS * self.of_paper.get(query, 0), FEWEST)
             for query, count in served.items()
         )
 
@@ -88,23 +83,9 @@ class Trial:
         ended = Situation(self._box.now, self._box.waiting, self._box.resident, self._box.resident_bytes)
         book = book.seen(ended, self.costs, self._plan.detail.reference)
         self.of_paper = book.shadow.served
-        return self._in_sum(book.brought) > self._in_sum(self.of_paper) and all(
-            book.of(query) >= self._least(query, count) for query, count in self.of_paper.items()
+        return self._in_sum(book.ran) > self._in_sum(self.of_paper) and all(
+            book.of(query) >= QUERY_SHARE * count - QUERY_SLACK for query, count in self.of_paper.items()
         )
 
-    def _least(self, query: str, count: float) -> float:
-        """What a query must have where the paper's schedule brings it so much."""
-        if self._plan.detail.demands[query].staleness:
-            return ACCURATE_SHARE * min(count, HORIZON_S * self._plan.detail.floor.get(query, count))
-        return QUERY_SHARE * count - QUERY_SLACK
-
-    def _owed(self, query: str, count: float) -> float:
-        """What a query should have had where the paper's schedule brought it so much: no more than the floor."""
-        paper, floor = self.of_paper.get(query, 0), self._plan.detail.floor.get(query)
-        return count if floor is None or not paper else count * min(1.0, HORIZON_S * floor / paper)
-
-    def _lost(self, query: str) -> float:
-        return ACCURATE_LOST if self._plan.detail.demands[query].staleness else QUERY_LOST
-
     def _in_sum(self, counts: Mapping[str, float]) -> float:
-        return in_sum(counts, self._plan.detail.demands)
+        return sum(count * self._plan.detail.demands[query].urgency for query, count in counts.items())

@@ -144,6 +144,11 @@ class Costs:
         """The same costs with one query's replaced by `cost`, which needs the same tensors."""
         return _changed(self, queries={**self.queries, query: cost})
 
+    def timed_as(self, other: Costs) -> Costs:
+        """The same tensors with the run times of the other's queries, which are the same, and its rate of copying."""
+        queries = {query: one.timed(other.queries[query].runs_s) for query, one in self.queries.items()}
+        return _changed(self, queries=queries, copy_bytes_per_s=other.copy_bytes_per_s)
+
     def with_measured(self, query: str, run_s: float, copy_bytes_per_s: float) -> Costs:
         """The same costs with one query's run time (of one frame; larger batches in proportion) and the copy rate
         replaced by measured ones.

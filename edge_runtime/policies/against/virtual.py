@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_runtime.frames.mailbox import DEPTH
-from edge_runtime.policies.worth import Standing, brought, stood
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Demand, Situation
+from edge_runtime.schedule.values import Decision, Situation
 
 Decide = Callable[[Situation], Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to a frame: when that was captured, and when the answer is there."""
+
+    captured: float
+    finishes: float
 
 
 @dataclass(slots=True)
 class VirtualBox:
     """A box in thought: its clock, memory, queues, and what its policy recalls; `coming` frames are in order.
 
-    Loads and runs take what the costs say, one after the other. `served` is what the frames run of each query
-    brought by its demand, `standing` its newest answer.
+    Loads and runs take what the costs say, one after the other. `served` counts the frames run of each query;
+    `answers` has its newest one.
     """
 
     now: float
@@ -28,27 +35,21 @@ class VirtualBox:
     resident_bytes: int = 0
     waiting: dict[str, tuple[float, ...]] = field(default_factory=dict)
     coming: list[tuple[float, str]] = field(default_factory=list)
-    served: dict[str, float] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)
     urgency: Mapping[str, float] = field(default_factory=dict)
-    demands: Mapping[str, Demand] = field(default_factory=dict)
-    standing: dict[str, Standing] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
 
     def copied(self) -> VirtualBox:
         """Another box in the same state, which goes its own way."""
         return VirtualBox(
             self.now, self.recall, self.resident, self.resident_bytes, dict(self.waiting), list(self.coming),
-            dict(self.served), self.urgency, self.demands, dict(self.standing),
+            dict(self.served), self.urgency, dict(self.answers),
         )  # fmt: skip
-
-    def brought(self, query: str) -> float:
-        """What the query's frames have brought by now."""
-        return self.served.get(query, 0) + stood(self.demands.get(query), self.standing.get(query), self.now)
 
     def recounted(self) -> VirtualBox:
         """A copy that counts from now on."""
         box = self.copied()
         box.served = {}
-        box.standing = {query: replace(one, counted=self.now) for query, one in box.standing.items()}
         return box
 
     def told(self, waiting: Mapping[str, Sequence[float]], newest: Mapping[str, float]) -> dict[str, float]:
@@ -96,9 +97,8 @@ class VirtualBox:
             self.now += costs.queries[turn].run_of(decision.count)
             captured = self.waiting[turn][: decision.count]
             self._take(turn, 0, decision.count)
-            worth = brought(self.demands.get(turn), captured, self.standing.get(turn), self.now)
-            self.served[turn] = self.served.get(turn, 0) + worth
-            self.standing[turn] = Standing(captured[-1], self.now)
+            self.served[turn] = self.served.get(turn, 0) + decision.count
+            self.answers[turn] = Answer(captured[-1], self.now)
 
     def _take(self, query: str, place: int, count: int) -> None:
         left = self.waiting[query][:place] + self.waiting[query][place + count :]

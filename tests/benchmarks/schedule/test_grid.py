@@ -40,7 +40,7 @@ def test_the_recorded_curves_fall_from_one():
 
 def row(own: float, mine: float) -> dict:
     arms = {arm: {"accuracy": [0.5, mine]} for arm in objective.ARMS}
-    arms[objective.APART] = {"accuracy": [0.5, own]}
+    arms[objective.APART] = arms[objective.OTHERWISE] = {"accuracy": [0.5, own]}
     return {"workload": "w", "device": "d", "memory": "min", "queries": ["a", "b"], "arms": arms}
 
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge_runtime.frames.mailbox import DEPTH
-from edge_runtime.policies import POLICIES, ours
-from edge_runtime.policies.against.floor import AS_ORIGINALS
-from edge_runtime.policies.against.reference import Reference
+from edge_runtime.policies import POLICIES
 from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
@@ -62,7 +60,7 @@ def test_a_free_choice_may_be_behind_by_what_it_catches_up_with_and_no_more():
     trial.passed(4000)
     trial.of_paper = {"a": 100, "b": 10}
 
-    def at(served: dict[str, float], ran: dict[str, int]) -> bool:
+    def at(served: dict[str, int], ran: dict[str, int]) -> bool:
         return trial.bears(Book(Shadow(VirtualBox(0.0, served=served)), ran))
 
     assert at({"a": 100, "b": 10}, {"a": 140, "b": 6}) and not at({"a": 100, "b": 10}, {"a": 140, "b": 5})
@@ -96,22 +94,6 @@ def test_the_way_back_loads_what_the_shadow_has_loaded_and_waits_for_it():
     assert rejoined(replace(there, now=1.0), costs, shadow) is None
     left, drop = unseen(away, shadow)
     assert left.waiting == {"a": (0.95,)} and [one[:2] for one in drop] == [("a", 0.85)]
-
-
-def test_the_originals_pace_is_followed_at_once_and_is_the_floor(monkeypatch):
-    costs, demands = swapping(), dict.fromkeys("ab", Demand(20.0, staleness=(1.0, 0.5)))
-    at_pace = Reference(AS_ORIGINALS, AS_ORIGINALS.plan(costs, demands, 100_000))
-    shadow = Shadow(VirtualBox(1.0, Turns(("b", "a")), frozenset("b"), 80_384, {"a": (0.95,)}))
-    away = Situation(0.9, {"a": (0.95,)}, frozenset("a"), 80_384)
-    for reference, waits in ((None, True), (at_pace, False)):
-        if reference is not None:
-            monkeypatch.setattr(ours, "reference_above", lambda *_: at_pace)
-            shadow = Shadow(replace(shadow.box, recall=None))
-        plan = OURS.plan(costs, demands, 100_000)
-        assert bool(plan.detail.floor) is waits
-        course = Course(Book(shadow), try_at=100.0, rejoin_by=5.0)
-        after = OURS.decide(replace(away, recall=course), costs, plan)
-        assert (after.recall.rejoin_by is not None) is waits
 
 
 def test_costs_that_drift_call_for_another_trial():
