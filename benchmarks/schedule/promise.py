@@ -23,7 +23,7 @@ SUM_SHARE, QUERY_SHARE, FROM_FRAMES = 0.98, 0.8, 20
 """Of the frames that `gemel` brings: in sum, and of each query to which it brings so many."""
 HEADS = (
     "memory", "cases", "frames", "gemel", "ours", "ours / gemel", "more / as many / fewer", "all in time by `gemel`",
-    "least sum", "least query",
+    "least sum", "least query", "kept",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -95,5 +95,6 @@ def promise_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
             setting, len(chosen), sum(row["received"] for row in chosen), paper, ours, f"{ours / max(1, paper):.3f}",
             " / ".join(map(str, counts)), sum(sum(row["gemel"]) == row["received"] for row in chosen),
             f"{min(shares(row)[0] for row in chosen):.3f}", f"{min(shares(row)[1] for row in chosen):.2f}",
+            f"{len(chosen) - len(broken(chosen))} of {len(chosen)}",
         ))  # fmt: skip
     return found
