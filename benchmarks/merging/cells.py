@@ -100,12 +100,12 @@ class Cell:
         if any("members" in row for row in self.log):
             return [(0.0, 0.0), *_searched(self.log, self.weights)]
         keeps = any("recipe" in row for row in self.log)
-        held = [(row["work"], row.get("accepted_bytes", row.get("saved_bytes"))) for row in self.log
-                if "accepted_bytes" in row or (keeps and "epoch" in row)]  # fmt: skip
+        accepted = [(row["work"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
+        held = [(row["work"], float(row["saved_bytes"])) for row in self.log if keeps and "epoch" in row]
         steps = [(0.0, 0.0)]
-        for work, saved in sorted(held):
-            if saved > steps[-1][1]:
-                steps.append((work, float(saved)))
+        for step in sorted([*accepted, *held]):
+            if step[1] > steps[-1][1]:
+                steps.append(step)
         return [*steps, (self.result["work"], float(self.saved_bytes))]
 
     def work_to(self, saved_bytes: float) -> float | None:

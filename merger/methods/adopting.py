@@ -94,9 +94,8 @@ class Adopting:
         before = Merged.from_plain(now["merged"])
         paths = self._next(query, now["risks"][query], before.plan, now["sizes"][query])
         recipe = replace(self.recipe, frames_per_epoch=now["frames"], rate=self.recipe.rate / GENTLE)
-        nothing = {"accepted": False, "row": None}
-        if not paths or self.bounds.over or training_flops(self.bench, [query], recipe) > self.bounds.work_left:
-            return nothing
+        if not paths or not self.checkpoint.step("fits", partial(self._fits, query, recipe)):
+            return {"accepted": False, "row": None}
         plan, state = before.plan, dict(before.states[query])
         for path in paths:
             members, (giver, theirs) = self._set(query, path)
@@ -111,8 +110,8 @@ class Adopting:
             )
             found = self.checkpoint.step(f"turn {turn}", train)
             states, epochs = {**states, query: found["state"]}, epochs + found["trained"]
-            enough = training_flops(self.bench, [query], recipe) <= self.bounds.work_left
-            if not NEAR * required <= found["ratio"] < required or not enough:
+            near = NEAR * required <= found["ratio"] < required
+            if not near or not self.checkpoint.step(f"fits after {turn}", partial(self._fits, query, recipe)):
                 break
         accepted = found["ratio"] >= required
         merged = Merged(plan, states) if accepted else before
@@ -121,6 +120,10 @@ class Adopting:
                "accepted": accepted, "accepted_bytes": saved, "work": self.bench.work.total}  # fmt: skip
         self.bench.progress("takes", **{**row, "layers": len(paths)})
         return {"accepted": accepted, "row": row, "merged": merged.to_plain(), "ratio": found["ratio"]}
+
+    def _fits(self, query: str, recipe: Recipe) -> bool:
+        """Whether the work that is left is enough for this training of a query."""
+        return not self.bounds.over and training_flops(self.bench, [query], recipe) <= self.bounds.work_left
 
     def _frames(self, takers: Sequence[str]) -> int:
         """The frames of an epoch: as many as the data has, where the work is enough for all rounds with so many."""
