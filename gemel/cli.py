@@ -98,6 +98,8 @@ def _answer(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
             outcome = args.does(args)
         if outcome.leaves and argv is None:
             interrupts.bound(outcome.exit_code)
+        if outcome.silent:
+            return outcome.exit_code
         text = json.dumps(finite(outcome.result), allow_nan=False) if args.json else outcome.text
         _print("" if outcome.aside and not args.json else text, out)
         if outcome.aside and not args.json:

@@ -8,7 +8,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from merger.bench.bounds import Bounds
-from merger.bench.elsewhere import employed
+from merger.bench.elsewhere import assign, employed
 from merger.bench.merged import Merged
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import JUDGING, READING, Workbench
+from merger.crew.alike import check_alike
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import outcomes_of
 from merger.journal.progress import Progress, silent
@@ -49,6 +50,8 @@ LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
 PAST_THE_CEILING = ("wide", "none")
 """The methods that `beyond` is for: the default, and the rival that compresses alone."""
+SPREAD = ("wide",)
+"""The methods that several processes do together."""
 BOUNDS = ("max_minutes", "max_work")
 """The options that may be others when a merge goes on: with less it ends sooner, with what holds by then."""
 SEARCHING, FITTING = "searching what models can share", "finding how few bits weights need"
@@ -67,42 +70,60 @@ def merge(
     """Merge a workload's models into one bundle at `out`, with the merge's log (JSON lines) beside it.
 
     Raises InputError before any work for a bad output path, method, weights or data. An interrupted merge leaves
-    `OUT.work`, from which `resume` goes on, with the same options but for its bounds.
+    `OUT.work`, from which `resume` goes on, with the same options but for its bounds and resources. Of several
+    processes (`Resources.crew`) all call this, and the first writes.
     """
-    out = Path(out)
-    _check_paths(workload, out)
-    with locked(out):
-        return _merged(workload, out, method, resume, seed, progress, options or MergeOptions())
+    out, options = Path(out), options or MergeOptions()
+    crew = options.resources.crew
+    crew.once(partial(_check_paths, workload, out))
+    with ExitStack() as held:
+        crew.once(lambda: held.enter_context(locked(out)))
+        return _merged(workload, out, method, resume, seed, progress if crew.rank == 0 else silent, options)
 
 
 def _merged(
     workload: Workload, out: Path, method: str, resume: bool, seed: int, progress: Progress, options: MergeOptions
 ) -> MergeReport:
-    begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
-    _check(workload, out, method, options, begun)
+    crew = options.resources.crew
+    begun = crew.once(partial(_check, workload, out, method, options, resume))
     unbound = {name: value for name, value in options.to_json().items() if name not in BOUNDS}
     identity = {"workload": _fingerprint(workload), "method": method, "seed": seed, "options": unbound}
-    checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume)
+    check_alike(crew, identity)
+    checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume, crew)
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
     with _without_torchs_warnings():
-        bench = Workbench(workload, seed, progress)
+        bench = Workbench(workload, seed, progress, crew=crew)
         bench.interval = options.margin is None
+        assign(bench)
         bench.stages.announce(_stages(options))
         bench.open()
         checkpoint.meter = bench.work
         bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
         found = _searched(bench, method, options, checkpoint)
-        storage = _stored_as(bench, found.merged, options, checkpoint)
-        checkpoint.write()  # what comes from here on finds out at once whether it was begun before
-        seconds, work = time.monotonic() - started, bench.work.total
-        models = tied_models(bench, found.merged, bench.queries)
-        stored = store(models, storage)
-        evidence = _measured(bench, models, checkpoint)
-        bench.begin(WRITING)
-        records = _records(bench, found.merged, evidence)
-        made = Made(workload.name, method, _ceiling_bytes(bench))
-        manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
+        _note_sums(bench, checkpoint)
+        return bench.once(lambda: _written(bench, found, (out, method, options, begun), checkpoint, started))
+
+
+def _written(
+    bench: Workbench,
+    found: _Found,
+    asked: tuple[Path, str, MergeOptions, bool],
+    checkpoint: Checkpoint,
+    started: float,
+) -> MergeReport:
+    """Store what was found, judge it on test, and write the bundle and the log."""
+    out, method, options, begun = asked
+    storage = _stored_as(bench, found.merged, options, checkpoint)
+    checkpoint.write()  # what comes from here on finds out at once whether it was begun before
+    seconds, work = time.monotonic() - started, bench.work.total
+    models = tied_models(bench, found.merged, bench.queries)
+    stored = store(models, storage)
+    evidence = _measured(bench, models, checkpoint)
+    bench.begin(WRITING)
+    records = _records(bench, found.merged, evidence)
+    made = Made(bench.workload.name, method, _ceiling_bytes(bench))
+    manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
     _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(bench, found, method, options)])
     checkpoint.remove()
     results = tuple(
@@ -114,6 +135,18 @@ def _merged(
     told = next((row for row in found.log if "recipe" in row), {"recipe": None, "search_work": 0.0})
     recipe, search_work = told["recipe"], told["search_work"]
     return MergeReport(method, str(out), before, after, saved, ceiling, seconds, work, results, recipe, search_work)
+
+
+def _note_sums(bench: Workbench, checkpoint: Checkpoint) -> None:
+    """Note in the log what the processes had to send each other, where there are several."""
+    if bench.crew.size == 1:
+        return
+    rows = bench.crew.each(
+        lambda: ([q for q in bench.queries if bench.crew.has(q)], bench.crew.steps, bench.crew.given)
+    )
+    processes = [{"queries": queries, "given_bytes": given} for queries, _, given in rows]
+    checkpoint.note({"processes": processes, "steps": rows[0][1], "work": bench.work.total})
+    bench.progress("sums", steps=rows[0][1], given_bytes=[given for _, _, given in rows])
 
 
 @dataclass(frozen=True)
@@ -133,11 +166,14 @@ def _check_paths(workload: Workload, out: Path) -> None:
     check_output(_beside(out, LOG_SUFFIX), overwrite=True)
 
 
-def _check(workload: Workload, out: Path, method: str, options: MergeOptions, begun: bool) -> None:
-    """Raise InputError for what can be seen before anything is loaded."""
+def _check(workload: Workload, out: Path, method: str, options: MergeOptions, resume: bool) -> bool:
+    """Raise InputError for what can be seen before anything is loaded; whether the merge was begun before."""
+    begun = resume and _beside(out, WORK_SUFFIX).is_dir()  # a kill between the bundle and the end leaves both
     check_output(out, overwrite=begun)
     if method not in METHODS:
         raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
+    if options.resources.ray is not None and options.resources.crew.size > 1:
+        raise InputError("--ray", "does not go together with torchrun", "give one of them")
     if options.beyond and method not in PAST_THE_CEILING:
         remedy = f"leave it out, or take method {' or '.join(PAST_THE_CEILING)}"
         raise InputError("--beyond", f"method {method} stops at the ceiling", remedy)
@@ -147,6 +183,7 @@ def _check(workload: Workload, out: Path, method: str, options: MergeOptions, be
             where = f"queries.{query.id}.model_args.{LOW_RANK}"
             raise InputError(workload.path, "an original has no factors", remedy, where)
         BundleQuery.of(query)  # refuses what a manifest has no room for, before hours of work
+    return begun
 
 
 def _stages(options: MergeOptions) -> list[str]:
@@ -158,10 +195,13 @@ def _stages(options: MergeOptions) -> list[str]:
 def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
     """What the method comes to."""
     bench.begin(SEARCHING)
+    if bench.crew.size > 1 and method not in SPREAD:
+        bench.progress("warning", text=f"of method {method} one process does all; the others wait")
 
     def search() -> dict[str, Any]:
         checkpoint.step("begun", lambda: None)  # what counts the work stands again where the method found it
-        merged = METHODS[method](bench, options, checkpoint).to_plain()
+        found = partial(METHODS[method], bench, options, checkpoint)
+        merged = (found() if method in SPREAD else bench.once(found)).to_plain()
         return {"merged": merged, "log": list(checkpoint.log)}
 
     with employed(bench, options.resources, checkpoint), using(bench.threads.main):

@@ -76,16 +76,19 @@ def merge(args: argparse.Namespace) -> Outcome:
     from gemel.progress import shown_on
     from merger import MergeOptions, Recipe, Resources
     from merger import merge as merge_workload
+    from merger.crew.joining import joined
     from models.bundle import open_bundle
     from models.workload import load_workload
 
     recipe = Recipe(**grammar.given(args, *RECIPE))
     bounds = grammar.given(args, *BOUNDS)
-    resources = Resources(args.threads, args.ray)
-    options = MergeOptions(recipe, args.rate is None, beyond=args.beyond, resources=resources, **bounds)
     workload = load_workload(args.workload)
-    with shown_on() as progress:
+    with joined() as crew, shown_on() as progress:
+        resources = Resources(args.threads, args.ray, crew)
+        options = MergeOptions(recipe, args.rate is None, beyond=args.beyond, resources=resources, **bounds)
         report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options)
+        if crew.rank:
+            return Outcome({}, "", DONE if report.met else FELL_SHORT, silent=True)
     remember(report.bundle)
     result = report.to_json()
     became = f"{size(report.bytes_before)} became {size(report.bytes_after)}"

@@ -12,7 +12,8 @@ DONE, FELL_SHORT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 class Outcome:
     """A command's result as JSON, as text for people (`aside`: on stderr), and its exit code.
 
-    `leaves`: once that is told the process ends, without waiting for threads that hang.
+    `leaves`: once that is told the process ends, without waiting for threads that hang. `silent`: another process of
+    the same command tells it.
     """
 
     result: dict[str, Any]
@@ -20,3 +21,4 @@ class Outcome:
     exit_code: int = DONE
     aside: bool = False
     leaves: bool = False
+    silent: bool = False

@@ -80,6 +80,19 @@ def _workers(f: Fields) -> str:
     return f"{about(f['workers'], 'worker')}{where}{threads}"
 
 
+def _crew(f: Fields) -> str:
+    parts = "; ".join(f"{', '.join(own) or 'none'} ({percent(load)})" for own, load in zip(f["queries"], f["loads"]))
+    return (
+        f"{len(f['queries'])} processes, queries by FLOPs and by what they share: {parts}; "
+        f"gradients of up to {size(f['crossing_bytes'])} cross a step"
+    )
+
+
+def _sums(f: Fields) -> str:
+    given = ", ".join(size(nbytes / max(1, f["steps"])) for nbytes in f["given_bytes"])
+    return f"in {f['steps']} steps the processes handed over {given} of gradients a step to be summed"
+
+
 def _ancestry(f: Fields) -> str:
     kinship = min(f["kinship"].values(), default=0.0)
     if f["common"]:
@@ -236,7 +249,7 @@ def _profile(f: Fields) -> str:
 
 SENTENCES: dict[str, Callable[[Fields], str]] = {
     "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
-    "reference": _reference, "precision": _precision, "workers": _workers,
+    "reference": _reference, "precision": _precision, "workers": _workers, "crew": _crew, "sums": _sums,
     "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
     "recipe": _recipe, "adopting": _adopting, "takes": _takes, "waits": _waits,
     "accepted": _accepted, "alone": _alone, "repair": _repair,

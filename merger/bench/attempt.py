@@ -70,11 +70,11 @@ def train_while(
     Models that have taken few steps are judged with their running statistics measured again, too, and keep what serves
     them better: a moving average has not caught up with their weights yet.
 
-    `plan` says which residuals and factors models have. With a journal it goes on where it stood: with the first epoch
-    whose ratios the caller had not yet dealt with.
+    `plan` says what models share, and which residuals and factors they have. With a journal it goes on where it stood:
+    with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or Journal()
-    training = bench.training(models, recipe, met(easing.begins, easing.required) if easing else ())
+    training = bench.training(models, recipe, met(easing.begins, easing.required) if easing else (), plan)
     journal.training("training", training)
     seen = journal.part("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
@@ -86,7 +86,7 @@ def train_while(
         measured = SETTLING_FRAMES if training.step < SETTLED else 0
         ratios = judge_all(bench, journal, name, models, plan or SharingPlan(), measured)
         bench.progress(
-            "epoch", queries=list(models), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
+            "epoch", queries=list(ratios), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
         if easing:
             training.ease(met(ratios, easing.required))

@@ -14,13 +14,16 @@ import torch
 
 from merger.bench.stock import Reference
 from merger.bench.workbench import Workbench
+from merger.crew.placing import crossing, placed
 from merger.journal.checkpoint import STATE, Checkpoint
 from merger.journal.progress import Progress
 from merger.journal.steps import Journal
 from merger.training.precision import Settled
 from merger.workers.cluster import Cluster, connected
+from merger.workers.fellows import Fellows
 from merger.workers.jobs import Done, Job, Order, Resources, Threads, using
 from models.errors import InputError
+from models.sharing.groups import groups
 from models.weights.reading import fingerprint
 from models.workload import Query, Workload
 
@@ -105,6 +108,11 @@ def employed(bench: Workbench, resources: Resources, checkpoint: Checkpoint) -> 
     or where there is no such cluster.
     """
     main = resources.threads or torch.get_num_threads()
+    if bench.crew.size > 1:  # each has as many as its machine gives it, or as it was told; floats add up as they do
+        bench.threads, bench.workers = Threads(main, main), Fellows(bench)
+        yield
+        bench.workers = None
+        return
     each = resources.threads or (main if resources.ray is None else 1)
     bench.threads = _kept(Threads(main, each), resources.threads is not None, checkpoint)
     if resources.ray is None:
@@ -118,6 +126,19 @@ def employed(bench: Workbench, resources: Resources, checkpoint: Checkpoint) -> 
             yield
         finally:
             cluster.close()
+
+
+def assign(bench: Workbench) -> None:
+    """Give each process of the crew its queries, by what a frame takes and by what could be shared."""
+    crew = bench.crew
+    if crew.size == 1:
+        return
+    flops = {query: float(bench.work.of(found)) for query, found in bench.queries.items()}
+    shares = [({query for query, _ in group.members}, group.bytes) for group in groups(bench.layers, "wide")]
+    parts = crew.once(partial(placed, flops, shares, crew.size))
+    crew.place(parts)
+    loads = [sum(flops[query] for query in part) / sum(flops.values()) for part in parts]
+    bench.progress("crew", queries=parts, loads=loads, crossing_bytes=crossing(parts, shares))
 
 
 def _kept(asked: Threads, by_hand: bool, checkpoint: Checkpoint) -> Threads:

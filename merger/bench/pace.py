@@ -28,4 +28,4 @@ def training_speed(
     with suppress(Diverged):
         training.epoch()
     (began, before), (ended, after) = seen[1 if len(seen) > 2 else 0], seen[-1]
-    return (after - before) / (ended - began) if ended > began else math.inf
+    return bench.crew.first((after - before) / (ended - began) if ended > began else math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -61,7 +62,7 @@ def judge_all(
 
     With `settling` it is judged with its norms measured again on so many frames, too, and keeps them where it answers
     better with them. A detector's scores are matched with its original's before (merger.bench.scores), and stay so.
-    `plan` says which residuals and factors the models have.
+    `plan` says which residuals and factors the models have. Models of other processes are judged there.
     """
     alone = {query: SharingPlan((), *_own(plan, query)) for query in models}
     jobs = [
@@ -72,11 +73,18 @@ def judge_all(
         )
         for query, model in models.items()
     ]  # fmt: skip
-    ratios = {}
-    for (query, model), found in zip(models.items(), run(bench, journal, name, jobs), strict=True):
-        model.load_state_dict(found["settled"], strict=False)
-        ratios[query] = found["ratio"]
-    return ratios
+
+    def judge(own: Journal) -> dict[str, Any]:
+        return dict(zip(models, run(bench, own, name, jobs), strict=True))
+
+    def everywhere() -> dict[str, Any]:
+        journal.step("begun", lambda: None)  # what was half done by one process is done again by several
+        return bench.everywhere(partial(judge, Journal()))
+
+    found = judge(journal) if bench.crew.size == 1 else journal.step(name, everywhere)
+    for query, model in models.items():
+        model.load_state_dict(found[query]["settled"], strict=False)
+    return {query: one["ratio"] for query, one in found.items()}
 
 
 def judged(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from merger.bench.scores import scores_of
+from merger.crew.crew import Crew
 from merger.journal.progress import Progress
 from merger.training.device import default_device
 from merger.training.loop import TrainingSet
@@ -54,11 +55,12 @@ class Stock:
     """Query -> its original, and its frames of each split, on one device.
 
     What is loaded is checked: InputError for a weights file that is missing or does not fit, or a frame that does not
-    decode. A worker's jobs need little of it; `load` loads all.
+    decode. A worker's jobs need little of it; `load` loads all. Of the queries that other processes of the `crew` have,
+    originals lie in the processor's memory, and frames are decoded when they are asked for.
     """
 
-    def __init__(self, workload: Workload, device: torch.device | None = None) -> None:
-        self.workload, self.device = workload, device or default_device()
+    def __init__(self, workload: Workload, device: torch.device | None = None, crew: Crew | None = None) -> None:
+        self.workload, self.device, self.crew = workload, device or default_device(), crew or Crew()
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.originals: Mapping[str, nn.Module] = OnDemand(self.queries, self._original)
@@ -90,13 +92,21 @@ class Stock:
             raise InputError(str(query.weights), f"does not exist (query {query.id})", remedy, "weights")
         model = build_query(query)
         load_weights(query, model)
-        return model.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
+        device = self.device if self._here(query) else torch.device("cpu")
+        return model.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)  # type: ignore
 
     def _training_set(self, query: Query) -> TrainingSet:
-        return TrainingSet(query, self._decoded("train", query))
+        found = TrainingSet(query, self._decoded("train", query))
+        if self._here(query):
+            _ = found.targets  # labels that are none are found now
+        return found
 
     def _decoded(self, name: str, query: Query) -> Prepared:
-        return Prepared(query, load_split(query, name)).load(self._told)
+        found = Prepared(query, load_split(query, name))
+        return found.load(self._told) if self._here(query) else found
+
+    def _here(self, query: Query) -> bool:
+        return self.crew.has(query.id)
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from merger.bench.merged import State
+from merger.bench.merged import State, snapshots
 from merger.bench.scores import match_scores
 from merger.bench.stock import OnDemand, Reference, Stock, judged
+from merger.crew.crew import Crew
 from merger.journal.progress import Progress, Stages, silent
 from merger.journal.steps import Journal
 from merger.training.loop import Recipe, Training, Work
 from merger.training.precision import FRAMES, Precisions, Settled
+from merger.training.spread import SpreadTraining, Team, backwards, gathered
 from merger.workers.jobs import Threads, Workers
 from models.detector import Detector
 from models.measuring.evaluation import Evidence, compare, predict, sure_ratio, tallies_by_unit
@@ -29,6 +33,7 @@ from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
 from models.workload import Query, Workload
 
+T = TypeVar("T")
 READING, JUDGING = "reading the models and frames", "judging the originals"
 """The stages of `open`."""
 CALIBRATION_FRAMES = 256
@@ -40,7 +45,9 @@ class Workbench(Stock):
 
     `references` are what the originals reach on val; they are judged when asked for, unless they are known from
     elsewhere. `interval` says that merged models are judged by the lower end of one. `stages` are those of the merge.
-    `workers` and `threads` say who does jobs that don't depend on each other (merger.workers.jobs).
+    `workers` and `threads` say who does jobs that don't depend on each other (merger.workers.jobs). `crew` are the
+    processes of the merge: each has models, teachers and frames of its own queries, and all run the same program
+    (merger.crew).
     """
 
     def __init__(
@@ -50,8 +57,9 @@ class Workbench(Stock):
         progress: Progress = silent,
         device: torch.device | None = None,
         references: Mapping[str, Reference] | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        super().__init__(workload, device)
+        super().__init__(workload, device, crew)
         self.interval = False
         self.seed, self.progress = seed, progress
         self.stages = Stages(progress)
@@ -73,20 +81,76 @@ class Workbench(Stock):
     def open(self) -> None:
         """Load and judge everything now, in two stages, so that bad input is found before any work."""
         self.begin(READING, pieces=self.pieces)
-        self.load(self.stages.reach)
+        self.crew.each(partial(self.load, self.stages.reach))
         self.begin(JUDGING, pieces=sum(map(len, self.val.values())))
-        list(self.references.values())
+        mine = self.crew.mine(self.queries)
+        found = self.everywhere(lambda: {query: self.references[query] for query in mine})
+        self.references = {query: found[query] for query in self.queries}
+
+    def once(self, compute: Callable[[], T], query: str | None = None) -> T:
+        """What one process comes to, apart from the others: the first, or the one that has the query. All know it then.
+
+        The work is everyone's. In between all originals lie on its device.
+        """
+
+        def alone() -> tuple[T, float]:
+            with self._alone():
+                return compute(), self.work.total
+
+        if self.crew.size == 1:
+            return compute()
+        found, self.work.total = self.crew.once(alone, 0 if query is None else self.crew.owner(query))
+        return found
+
+    def everywhere(self, find: Callable[[], Mapping[str, T]]) -> dict[str, T]:
+        """What every process finds of its own queries, apart from the others, by name; the work of all is counted.
+
+        What is told of it elsewhere the first process tells.
+        """
+        if self.crew.size == 1:
+            return dict(find())
+        before, told = self.work.total, list[tuple[str, dict[str, Any]]]()
+
+        def alone() -> tuple[dict[str, T], float, list[Any]]:
+            with self._alone(told):
+                return dict(find()), self.work.total - before, told
+
+        rows = self.crew.each(alone)
+        self.work.total = before + sum(work for _, work, _ in rows)
+        for event, fields in [one for _, _, own in rows for one in own]:
+            self.progress(event, **fields)
+        return {name: value for found, _, _ in rows for name, value in sorted(found.items())}
+
+    @contextmanager
+    def _alone(self, told: list[tuple[str, dict[str, Any]]] | None = None) -> Iterator[None]:
+        """This process apart from its crew: without workers, and what is told is noted where somebody else tells it."""
+        workers, progress, self.workers = self.workers, self.progress, None
+        away = [] if told is not None else [self.originals[q] for q in self.queries if not self.crew.has(q)]
+        for model in away:
+            model.to(self.device)
+        if told is not None and self.crew.rank:
+            self.progress = lambda event, **fields: told.append((event, fields))
+        try:
+            yield
+        finally:
+            self.workers, self.progress = workers, progress
+            for model in away:
+                model.to("cpu")
+
+    def states(self, models: Mapping[str, nn.Module], plan: SharingPlan) -> dict[str, State]:
+        """A copy of the state of each model that shares under a plan, wherever it lies."""
+        return snapshots(models) if self.crew.size == 1 else gathered(self._team(models, plan), models)
 
     def models(
         self, queries: Iterable[str], states: Mapping[str, State] | None = None, plan: SharingPlan | None = None
     ) -> dict[str, nn.Module]:
-        """Fresh copies of these queries' models, with the weights of `states` where given, else the originals'.
+        """Fresh copies of those of these queries' models that lie here, with the weights of `states` or the originals'.
 
         They have the residuals of `plan`; those that `states` does not hold start without effect. Factors of `plan`
         stand in `states`.
         """
         made = {}
-        for query in queries:
+        for query in self.crew.mine(queries):
             model = made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
             factorise(model, plan.low_rank.get(query, {}) if plan else {})
             for path, rank in (plan.residuals.get(query, {}) if plan else {}).items():
@@ -132,16 +196,43 @@ class Workbench(Stock):
         self.work.add(self.queries[query], count)
         return True
 
-    def training(self, models: Mapping[str, nn.Module], recipe: Recipe, eased: Collection[str] = ()) -> Training:
-        """A joint training of these models with the originals as teachers; those `eased` take fewer steps."""
+    def training(
+        self,
+        models: Mapping[str, nn.Module],
+        recipe: Recipe,
+        eased: Collection[str] = (),
+        plan: SharingPlan | None = None,
+    ) -> Training:
+        """A joint training of these models with the originals as teachers; those `eased` take fewer steps.
+
+        With several processes it is of the models of all of them, which share as `plan` says.
+        """
         teachers = {query: self.originals[query] for query in models}
-        return Training(models, self.train, recipe, self.work, teachers, self.settled(models), eased=eased)
+        if self.crew.size == 1:
+            return Training(models, self.train, recipe, self.work, teachers, self.settled(models), eased=eased)
+        team = self._team(models, plan or SharingPlan())
+        precisions = self.settled(team.everyone)
+        return SpreadTraining(team, models, self.train, recipe, self.work, teachers, precisions, eased=eased)
+
+    def _team(self, models: Mapping[str, nn.Module], plan: SharingPlan) -> Team:
+        everyone = sorted(query for own in self.crew.each(lambda: list(models)) for query in own)
+        position = {(layer.query, layer.path): layer.position for layer in self.layers}
+        return Team(self.crew, everyone, backwards(plan, position))
 
     def settled(self, queries: Iterable[str]) -> dict[str, str]:
         """The precision in which each of these queries is trained; empty where a rule shall decide."""
         if self.precisions is None:
             return {}
-        return {q: self.precisions.of(self.queries[q], self.originals[q], partial(self._few, q)) for q in queries}
+        return {query: self._settled(query) for query in queries}
+
+    def _settled(self, query: str) -> str:
+        known, model = self.precisions, self.originals[query]
+        choose = partial(known.of, self.queries[query], model, partial(self._few, query))  # type: ignore[union-attr]
+        if self.crew.size == 1 or not known.unknown(self.queries[query]):  # type: ignore[union-attr]
+            return choose()
+        chosen = self.everywhere(lambda: {query: choose()} if self.crew.has(query) else {})[query]
+        known.adopt(self.queries[query], chosen)  # type: ignore[union-attr]
+        return chosen
 
     def match_scores(self, query: str, model: nn.Module) -> State:
         """Let a detector's score be reached as often as by its original; the biases that were moved."""

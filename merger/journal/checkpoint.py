@@ -6,6 +6,7 @@ replaced whole in one step, every INTERVAL_S seconds of work, so that less than 
 long it is done less often, so that it takes at most a quarter of the time. What it holds besides decides nothing:
 batches, their order and all random numbers are functions of the seed and the number of the step
 (`merger.training.batches`), so a resumed merge gives the same bundle, bit by bit, on the same processor.
+Of several processes (`merger.crew`) the first reads and writes it, and it does not depend on how many they are.
 A seal (`merger.journal.sealed`) tells what was damaged. When there is no room for a new file, the merge ends with one
 line, and the last good file stays for `--resume`.
 """
@@ -17,10 +18,13 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from merger.crew.crew import Crew
 from merger.journal.sealed import FAULTS, load_sealed, save_sealed
 from merger.journal.steps import Journal
 from models.errors import InputError
@@ -31,7 +35,7 @@ STATE = "state.pt"
 MARK = "gemel-merge"
 """The file that says that a folder is a merge's own: nobody else's is written to, or removed."""
 SAID = b"gemel: the work of an interrupted merge; `gemel merge --resume` goes on with it\n"
-FORMAT = 6
+FORMAT = 7
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 
@@ -42,10 +46,12 @@ class Checkpoint(Journal):
     `identity` tells one merge from another (workload, method, seed, options); a folder of another one is refused, and
     so is an existing one unless `resume`. `log` are the rows of the merge's log so far, `accepted` what was saved after
     the last finished round (plain values and tensors, None before), `work` what had been done then.
+    With a `crew` all processes make one, and call `tick` at the same moments: what they know is the same.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, Any], resume: bool) -> None:
+    def __init__(self, folder: Path, identity: dict[str, Any], resume: bool, crew: Crew | None = None) -> None:
         super().__init__()
+        self._crew = crew or Crew()
         self.folder, self.identity = folder, json.loads(json.dumps(identity))
         self.rounds, self.seconds, self.work = 0, 0.0, 0.0
         self.rate: float | None = None
@@ -53,13 +59,9 @@ class Checkpoint(Journal):
         self.accepted: Any = None
         self._settled_rows = 0
         self._writing_s = 0.0
-        if os.path.lexists(folder):
-            _check_own(folder)
-        path = folder / STATE
-        if os.path.lexists(path):
-            if not resume:
-                raise InputError(folder, "holds an interrupted merge", "give --resume to go on, or remove the folder")
-            self._open(path)
+        found = self._crew.once(partial(self._find, resume))
+        if found is not None:
+            self._take(found)
         self._seconds_before, self._opened = self.seconds, time.monotonic()
         self._stored = time.monotonic()
 
@@ -79,7 +81,8 @@ class Checkpoint(Journal):
 
     def tick(self) -> None:
         """Store everything if enough time has passed since it was stored last."""
-        if time.monotonic() - self._stored >= max(INTERVAL_S, self._writing_s / WRITING_SHARE):
+        due = time.monotonic() - self._stored >= max(INTERVAL_S, self._writing_s / WRITING_SHARE)
+        if self._crew.first(due):
             self.write()
 
     def write(self) -> None:
@@ -92,6 +95,8 @@ class Checkpoint(Journal):
             "accepted": self.accepted, "journal": self.state_dict(),
         }  # fmt: skip
         path = self.folder / STATE
+        if self._crew.rank:
+            return
         try:
             if not os.path.lexists(self.folder):
                 _make(self.folder)
@@ -127,36 +132,53 @@ class Checkpoint(Journal):
             with suppress(OSError):
                 torn.unlink()
 
-    def _open(self, path: Path) -> None:
+    def _find(self, resume: bool) -> dict[str, Any] | None:
+        """What an interrupted merge left; None where there is nothing."""
+        path = self.folder / STATE
+        if os.path.lexists(self.folder):
+            _check_own(self.folder)
+        if not os.path.lexists(path):
+            return None
+        if not resume:
+            raise InputError(self.folder, "holds an interrupted merge", "give --resume to go on, or remove the folder")
         self._remove_torn()
+        return self._checked(path)
+
+    def _take(self, content: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
+        self.rate, self.log, self.accepted = content["rate"], list(content["log"]), content["accepted"]
+        self.load_state_dict(content["journal"])
+        self._settled_rows = len(self.log)
+
+    def _checked(self, path: Path) -> dict[str, Any]:
         try:
             content = load_sealed(path)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}")
             identity = json.loads(json.dumps(dict(content["identity"])))
-            self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
-            self.rate, self.log = content["rate"], list(content["log"])
-            self._check_head()
-            self.accepted = content["accepted"]
-            self.load_state_dict(content["journal"])
+            _check_head(content)
+            self._take(content)
         except FAULTS as error:
             said = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())[:120]
             fault = f"is no checkpoint: {said}"
             raise InputError(path, fault, "remove the folder and start again") from error
-        self._settled_rows = len(self.log)
         if identity != self.identity:
             changed = [key for key in self.identity if self.identity[key] != identity.get(key)]
             raise InputError(
                 path, f"belongs to another merge ({', '.join(changed)} differ)", "remove the folder, or merge as before"
             )
+        return content
 
-    def _check_head(self) -> None:
-        """Raise ValueError for what no merge counts."""
-        counts = (self.rounds, self.seconds, self.work, 0.0 if self.rate is None else self.rate)
-        if not all(type(count) in (int, float) and 0 <= count < math.inf for count in counts):
-            raise ValueError("its counts are none")
-        if type(self.rounds) is not int or not all(isinstance(row, dict) for row in self.log):
-            raise ValueError("its log is none")
+
+def _check_head(content: Mapping[str, Any]) -> None:
+    """Raise ValueError for what no merge counts."""
+    rounds, rate = content["rounds"], content["rate"]
+    counts = (rounds, content["seconds"], content["work"], 0.0 if rate is None else rate)
+    if not all(type(count) in (int, float) and 0 <= count < math.inf for count in counts):
+        raise ValueError("its counts are none")
+    if type(rounds) is not int or not all(isinstance(row, dict) for row in list(content["log"])):
+        raise ValueError("its log is none")
 
 
 class _Foreign(InputError):

@@ -32,7 +32,7 @@ def mend_all(
         return merged, []
     helped = [case for case in below if case.ratio < enough(bench, case.query, case.required)] or below
     share = bounds.work_left / len(helped)
-    ends_at = time.time() + bounds.ends - time.monotonic()  # a clock that other machines have too
+    ends_at = time.time() + bounds.ends - bounds.clock()  # a clock that other machines have too
     jobs = []
     for case in below:
         most_work = share if case in helped or math.isinf(share) else 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshots
+from merger.bench.merged import Merged, State
 from merger.bench.merit import all_met, held, merit, met
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
@@ -115,7 +115,7 @@ class Sprints:
             )
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
         eased = Easing(found["ratios"], self.required) if easing else None
-        epochs = train_while(self.bench, models, recipe, self.checkpoint, judged_from=first, easing=eased)
+        epochs = train_while(self.bench, models, recipe, self.checkpoint, self.plan, judged_from=first, easing=eased)
         try:
             while not all_met(best["ratios"], self.required):
                 if self.end.over and len(best["rows"]) > 1:
@@ -125,7 +125,7 @@ class Sprints:
                 if ratios is None:
                     break
                 rows = [*best["rows"], self._row(first + len(best["rows"]) - 1, ratios)]
-                now = {"ratios": ratios, "states": snapshots(models)}
+                now = {"ratios": ratios, "states": self.bench.states(models, self.plan)}
                 better = merit(ratios, self.required) > merit(best["ratios"], self.required)
                 best.update(now if better else {}, rows=rows, won=self._won({**now, "won": best["won"]}))
         except Diverged as error:
@@ -146,7 +146,7 @@ class Sprints:
                 break
             required = self.required[query]
             train = partial(train_private, self.bench, merged, self.plan, query, recipe, required, self.checkpoint)
-            tried = self.checkpoint.step(query, train)
+            tried = self.checkpoint.step(query, partial(self.bench.once, train, query))
             states[query], ratios[query] = tried["state"], tried["ratio"]
             row = {"alone": query, "ratio": tried["ratio"], "required": required, "epochs": tried["epochs"]}
             self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)

@@ -70,7 +70,7 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     Whoever shares only weights that are equal already is tied as it is, and takes no part in that. With `beyond`, on
     from there past the ceiling.
     """
-    whole, originals = whole_plan(bench, options), snapshots(bench.originals)
+    whole, originals = bench.once(partial(whole_plan, bench, options)), snapshots(bench.originals)
     equal = equal_sets(whole, originals)
     known = settled(whole, equal)
     plan = whole.without(*known)
@@ -97,7 +97,7 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     if not options.beyond:
         return merged
     bench.begin(BEYOND, work=most_tried(bench, recipe, bounds))
-    return beyond(bench, merged, recipe, options.required(bench), checkpoint, bounds)
+    return bench.once(partial(beyond, bench, merged, recipe, options.required(bench), checkpoint, bounds))
 
 
 def _merged(
@@ -225,7 +225,7 @@ def _adopted(sprints: Sprints, apart: Mapping[str, State], number: int) -> Train
     """What it comes to when models take over weights of each other, after so many sprints in vain."""
     sprints.bench.progress("adopting", queries=sorted(sprints.plan.queries()))
     adopting = Adopting(sprints.bench, sprints.plan, sprints.recipe, sprints.required, sprints.checkpoint, sprints.end)
-    merged, ratios = adopting.run(apart)
+    merged, ratios = sprints.bench.once(partial(adopting.run, apart))
     ratios = {query: ratios[query] for query in sorted(merged.plan.queries())}
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, merged)
 
@@ -251,14 +251,15 @@ def _begun(sprints: Sprints, apart: Mapping[str, State]) -> dict[str, Any]:
 
 def _chosen(sprints: Sprints, apart: Mapping[str, State] | None = None) -> Start:
     most_work = sprints.checkpoint.step("most work", lambda: CHOICE * sprints.bounds.work_left)
-    return choose_start(sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work)
+    choose = partial(choose_start, sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work)
+    return sprints.bench.once(choose)
 
 
 def _tied(sprints: Sprints, start: Start) -> dict[str, Any]:
     """The models of a start, tied, with the norms that serve them better, and their ratios on val."""
     queries = sorted(sprints.plan.queries())
     models, ratios = tied_and_judged(sprints.bench, sprints.checkpoint, sprints.plan, queries, start.states)
-    return {"states": snapshots(models), "ratios": ratios}
+    return {"states": sprints.bench.states(models, sprints.plan), "ratios": ratios}
 
 
 def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -44,10 +44,12 @@ class Batches:
     The next step's batch is prepared in a thread of its own. Frames of a query follow one shuffled order after the
     other; a split smaller than a batch gives as many whole nodes as it has, or one smaller node. `shares` are the parts
     of the steps in which queries take part (all, where nothing is said), at even distances and not all at once.
-    `pins` frames for a card that is trained on: to pin them opens a context there, which takes memory.
+    `pins` frames for a card that is trained on: to pin them opens a context there, which takes memory. `prepares` are
+    the queries whose frames are wanted here, all where nothing is said.
     """
 
     pins = False
+    prepares: Collection[str] | None = None
 
     def __init__(
         self,
@@ -81,7 +83,12 @@ class Batches:
 
     def prepare(self, step: int) -> Batch:
         """The batch of this step, made here and now."""
-        return {query: self._nodes(query, step) for query in self._sets if self._turn(query, step) is not None}
+        wanted = self._sets if self.prepares is None else [query for query in self._sets if query in self.prepares]
+        return {query: self._nodes(query, step) for query in wanted if self._turn(query, step) is not None}
+
+    def count(self, query: str, step: int) -> int:
+        """How many frames a query contributes to this step."""
+        return 0 if self._turn(query, step) is None else self._counts[query]
 
     def frames(self, query: str, step: int) -> list[int]:
         """The indices of the frames that a query contributes to this step."""

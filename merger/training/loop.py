@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
-from merger.training.batches import Batches, Node
+from merger.training.batches import Batch, Batches, Node
+from merger.training.device import default_device
 from merger.training.features import feature_loss, watched_layers, watching
 from merger.training.nodes import RANDOM, Stream
 from merger.training.precision import autocast, by_rule
@@ -93,9 +95,12 @@ class TrainingSet:
         self.query, self.prepared = query, prepared
         self.task = task_of(query.task)
         self.preprocess = preprocess_of(query.model, query.input_size)
-        truths = prepared.split.truths
-        every = range(len(prepared))
-        self.targets = None if truths is None else self.task.targets(truths, prepared.sizes(every), query.classes)
+
+    @cached_property
+    def targets(self) -> list | None:
+        """What each frame's answer should be, None without labels; frames not yet decoded are, for their sizes."""
+        truths, every = self.prepared.split.truths, range(len(self.prepared))
+        return None if truths is None else self.task.targets(truths, self.prepared.sizes(every), self.query.classes)
 
     def __len__(self) -> int:
         return len(self.prepared)
@@ -159,6 +164,8 @@ class Training:
     Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice. They can
     become others between two epochs.
     Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
+
+    `merger.training.spread` trains models that lie in several processes: `everyone` are the queries of all of these.
     """
 
     def __init__(
@@ -174,15 +181,17 @@ class Training:
         keep_freed_memory()
         self.models, self.sets, self.recipe, self.work = models, sets, recipe, work
         self.teachers = teachers or {}
-        self.device = next(next(iter(models.values())).parameters()).device
+        self.everyone = self._everyone()
+        self.device = next((p.device for model in models.values() for p in model.parameters()), default_device())
         self.precisions = {q: (precisions or {}).get(q) or by_rule(m, self.device) for q, m in models.items()}
         self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
-        self.optimiser = torch.optim.AdamW(_parameter_groups(models, recipe), lr=recipe.rate, eps=EPSILON, fused=True)
+        self.optimiser = torch.optim.AdamW(self._parameter_groups(), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
         self.step = 0
         self._losses, self._summed = 0.0, 0
-        own = {query: sets[query] for query in models}
-        self._batches = Batches(own, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed)
+        every = {query: sets[query] for query in self.everyone}
+        self._batches = Batches(every, recipe.batch, recipe.node, self.steps * recipe.epochs, recipe.seed)
+        self._batches.prepares = models.keys()
         self._batches.pins = self.device.type == "cuda"
         self.ease(eased)
         watched = recipe.features > 0 and self.teachers
@@ -221,22 +230,58 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a later step depends on; tensors are those at work, not copies."""
         models = {query: model.state_dict() for query, model in self.models.items()}
+        moments = {name: self.optimiser.state.get(p, {}) for name, p in self._named_parameters()}
         losses = [self._losses, self._summed]
-        return {
-            "step": self.step, "losses": losses, "models": models, "optimiser": self.optimiser.state_dict(),
-            "eased": self.eased,
-        }  # fmt: skip
+        return {"step": self.step, "losses": losses, "models": models, "moments": moments, "eased": self.eased}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` of the same training returned."""
         self.step, (self._losses, self._summed) = state["step"], state["losses"]
         for query, model in self.models.items():
             model.load_state_dict(state["models"][query])
-        self.optimiser.load_state_dict(state["optimiser"])
+        known = {p: state["moments"][name] for name, p in self._named_parameters() if state["moments"][name]}
+        self.optimiser.state.clear()
+        for p, moments in known.items():
+            self.optimiser.state[p] = {name: value.to(p.device) for name, value in moments.items()}
         self.ease(state["eased"])
 
+    def _everyone(self) -> list[str]:
+        """The queries that train together."""
+        return list(self.models)
+
+    def _shared(self) -> tuple[set[int], bool]:
+        """The parameters here that several models train, by their ids; and whether there are any anywhere."""
+        users = Counter(key for model in self.models.values() for key in {id(p) for p in model.parameters()})
+        trained = {id(p) for model in self.models.values() for p in model.parameters() if p.requires_grad}
+        shared = {key for key, count in users.items() if count > 1 and key in trained}
+        return shared, bool(shared)
+
+    def _parameter_groups(self) -> list[dict]:
+        """Weights decay; norms and biases (one dimension) do not. A shared parameter appears once.
+
+        `part` is that of the rate: norms and biases have all of it, private weights less where others are shared.
+        """
+        decay = self.recipe.weight_decay
+        trained = {id(p): p for model in self.models.values() for p in model.parameters() if p.requires_grad}
+        several, anywhere = self._shared()
+        shared, private, small = [], [], []
+        for key, p in trained.items():
+            (small if p.ndim <= 1 else shared if key in several else private).append(p)
+        return [
+            {"params": shared, "weight_decay": decay, "part": 1.0},
+            {"params": private, "weight_decay": decay, "part": self.recipe.private if anywhere else 1.0},
+            {"params": small, "weight_decay": 0.0, "part": 1.0},
+        ]
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every trained parameter under all of its names, `QUERY/NAME`; a shared one has several."""
+        for query, model in self.models.items():
+            for name, p in model.named_parameters(remove_duplicate=False):
+                if p.requires_grad:
+                    yield f"{query}/{name}", p
+
     def _contributions(self, eased: Collection[str]) -> dict[str, int]:
-        return self.recipe.contributions({query: len(self.sets[query]) for query in self.models}, eased)
+        return self.recipe.contributions({query: len(self.sets[query]) for query in self.everyone}, eased)
 
     def _take_step(self) -> None:
         if self.step % self.steps == 0:
@@ -244,14 +289,18 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = group["part"] * self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
         self.optimiser.zero_grad(set_to_none=True)
-        for query, nodes in self._batches.at(self.step).items():
+        self._learn_all(self._batches.at(self.step))
+        self.optimiser.step()
+        self.step += 1
+
+    def _learn_all(self, batch: Batch) -> None:
+        """Leave a step's gradients, clipped, in the parameters, and add the losses up; or raise Diverged."""
+        for query, nodes in batch.items():
             self._losses += self._learn(query, nodes)
             self._summed += 1
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         if not torch.isfinite(nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)):
             raise Diverged(", ".join(self.models))
-        self.optimiser.step()
-        self.step += 1
 
     def _learn(self, query: str, nodes: Sequence[Node]) -> float:
         """Add the gradient of the mean loss over the nodes; returns that loss."""
@@ -309,24 +358,6 @@ def _rest_random_parts(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, RANDOM):
             part.eval()
-
-
-def _parameter_groups(models: Mapping[str, nn.Module], recipe: Recipe) -> list[dict]:
-    """Weights decay; norms and biases (one dimension) do not. A shared parameter appears once.
-
-    `part` is that of the rate: norms and biases have all of it, private weights less where others are shared.
-    """
-    trained = {id(p): p for model in models.values() for p in model.parameters() if p.requires_grad}
-    users = Counter(key for model in models.values() for key in {id(p) for p in model.parameters()} & set(trained))
-    slow = recipe.private if max(users.values(), default=1) > 1 else 1.0
-    shared, private, small = [], [], []
-    for key, p in trained.items():
-        (small if p.ndim <= 1 else shared if users[key] > 1 else private).append(p)
-    return [
-        {"params": shared, "weight_decay": recipe.weight_decay, "part": 1.0},
-        {"params": private, "weight_decay": recipe.weight_decay, "part": slow},
-        {"params": small, "weight_decay": 0.0, "part": 1.0},
-    ]
 
 
 def _annealed(step: int, total: int) -> float:

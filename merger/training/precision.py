@@ -66,6 +66,14 @@ class Precisions:
             self._progress("precision", query=query.id, model=query.model, chosen=self._known[key], **seconds)
         return self._known[key]
 
+    def unknown(self, query: Query) -> bool:
+        """Whether `of` would have to measure."""
+        return self._option == "auto" and _architecture(query) not in self._known
+
+    def adopt(self, query: Query, chosen: str) -> None:
+        """Keep what was measured elsewhere for this query's architecture."""
+        self._known[_architecture(query)] = chosen
+
     def chosen(self, query: Query) -> str | None:
         """What `of` returned for this query's architecture; None where nobody has asked yet."""
         return self._known.get(_architecture(query))
@@ -80,6 +88,13 @@ class Settled:
     def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
         """See `Precisions.of`."""
         return self._chosen[query.id]
+
+    def unknown(self, query: Query) -> bool:
+        """See `Precisions.unknown`: everything is known."""
+        return False
+
+    def adopt(self, query: Query, chosen: str) -> None:
+        """See `Precisions.adopt`: everything is known."""
 
 
 def _architecture(query: Query) -> str:

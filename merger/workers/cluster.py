@@ -58,6 +58,8 @@ class Cluster:
     progress. `ray` is Ray's module (`connected`). Raises InputError where there is no room for one actor.
     """
 
+    does_all = False
+
     def __init__(self, ray: Any, make: Callable[[Progress], Desk], each: Mapping[str, int], progress: Progress) -> None:
         self._ray, self._make, self._progress = ray, make, progress
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from merger.crew.crew import ALONE, Crew
 from merger.journal.steps import Journal, Meter
 
 WORTH_SENDING = 5e11
@@ -58,11 +59,13 @@ class Resources:
     """What a merge may use: torch threads (None: as many as torch takes), and the address of a Ray cluster.
 
     With `threads`, every training of the merge uses so many: then its outcome is the same bit by bit with a cluster of
-    any size and with none. `ray` is what ray.init takes; `local` starts Ray on this machine.
+    any size and with none. `ray` is what ray.init takes; `local` starts Ray on this machine. `crew` are the processes
+    that torchrun started (merger.crew.joining).
     """
 
     threads: int | None = None
     ray: str | None = None
+    crew: Crew = ALONE
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class Threads:
 
 
 class Workers(Protocol):
-    """Who does jobs beside the main process."""
+    """Who does jobs beside the main process; `does_all`: also those that are not worth sending."""
+
+    does_all: bool
 
     def do(self, jobs: Sequence[Job], order: Order, arrived: Callable[[Job, Done], None]) -> None:
         """Do these jobs; `arrived` hears of each that is done, and the main process does what it has not heard of."""
@@ -122,7 +127,7 @@ def _run(bench: Employer, journal: Journal, jobs: Sequence[Job]) -> list[Any]:
         arrived[job.name] = (done.value, done.work)
         journal.tick()
 
-    if spread and bench.workers is not None:
+    if bench.workers is not None and (spread or bench.workers.does_all):
         left = [job for job in jobs if job.name not in arrived and not journal.has_done(job.name)]
         bench.workers.do(left, order, note)
     return [journal.step(job.name, partial(_result, bench, journal, job, order, arrived)) for job in jobs]

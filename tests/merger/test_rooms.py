@@ -8,7 +8,19 @@ import pytest
 
 from tests.house import imports, sources
 
-ROOMS = ("journal", "training", "workers", "bench", "start", "mending", "beyond", "widths", "methods", "merging")
+ROOMS = (
+    "crew",
+    "journal",
+    "training",
+    "workers",
+    "bench",
+    "start",
+    "mending",
+    "beyond",
+    "widths",
+    "methods",
+    "merging",
+)
 """From the ground up; the door of the whole, `merger`, comes last."""
 
 

@@ -79,9 +79,9 @@ def test_in_a_try_those_who_have_what_is_required_make_room_for_the_others(
     eased: list[set[str]] = []
     training = bench.training
 
-    def noted(models: Any, recipe: Recipe, names: Any) -> Any:
+    def noted(models: Any, recipe: Recipe, names: Any, plan: Any) -> Any:
         eased.append(set(names))
-        return training(models, recipe, names)
+        return training(models, recipe, names, plan)
 
     monkeypatch.setattr(bench, "training", noted)
     bench.ratio = lambda query, model: {"q0": 0.96, "q1": 0.8}[query]

@@ -12,6 +12,7 @@ from torch import nn
 import merger.bench.attempt as attempt_module
 from merger.bench.attempt import SETTLED, attempt
 from merger.bench.merged import Merged, snapshot
+from merger.crew.crew import ALONE, Crew
 from merger.methods.paper import smaller
 from merger.training.loop import Diverged, Recipe
 from models.sharing.plan import SharingPlan, tie
@@ -27,6 +28,7 @@ class FakeBench:
     reverted: dict[str, float] = field(default_factory=dict)
     epoch: int = 0
     handed_out: list = field(default_factory=list)
+    crew: Crew = ALONE
 
     def tied_and_judged(self, plan, queries, states):
         models = {query: _net(states[query]) for query in queries}
@@ -48,7 +50,7 @@ class FakeBench:
     def progress(self, event, **fields):
         pass
 
-    def training(self, models, recipe, eased):
+    def training(self, models, recipe, eased, plan):
         return self._Training(self, models)
 
     class _Training:

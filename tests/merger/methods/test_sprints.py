@@ -108,7 +108,7 @@ def test_who_has_what_is_required_makes_room_for_the_others(
     seen: list[set[str]] = []
     planned: list[set[str]] = []
 
-    def training(_models: object, _recipe: Recipe, eased: set[str]) -> None:
+    def training(_models: object, _recipe: Recipe, eased: set[str], _plan: object) -> None:
         seen.append(set(eased))
         raise Diverged("none")
 

@@ -22,6 +22,8 @@ def everything_is_worth_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 class Backwards:
     """Workers that do the jobs from the last to the first, and leave some to the main process."""
 
+    does_all = False
+
     def __init__(self, leaving: Sequence[str] = ()) -> None:
         self._leaving, self.given = leaving, list[str]()
 

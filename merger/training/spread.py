@@ -1,0 +1,177 @@
+"""Training models that lie in several processes: the joint training's steps, whoever computes which part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from merger.crew.crew import Crew
+from merger.crew.sums import Common, Sums
+from merger.training.batches import Batch
+from merger.training.loop import BACKWARD_PASSES, MAX_GRADIENT_NORM, Diverged, Training
+from models.sharing.layers import weight_of
+from models.sharing.plan import Member, SharingPlan
+
+PASSES = 1 + BACKWARD_PASSES + 1
+"""Forward passes that a frame costs: the model's own, its gradient's, and the original's."""
+Sets = Sequence[tuple[Member, ...]]
+
+
+@dataclass(frozen=True)
+class Team:
+    """Who trains together: everyone's queries in order, and the sets of layers that share one weight.
+
+    The sets come in the order in which a backward pass reaches them (`backwards`).
+    """
+
+    crew: Crew
+    everyone: Sequence[str]
+    sets: Sets
+
+    def crossing(self) -> list[tuple[tuple[Member, ...], tuple[int, ...]]]:
+        """The sets that stand in several processes, and the ranks of these."""
+        found = []
+        for members in self.sets:
+            ranks = tuple(sorted({self.crew.owner(query) for query in self.users(members)}))
+            if len(ranks) > 1:
+                found.append((members, ranks))
+        return found
+
+    def users(self, members: Sequence[Member]) -> set[str]:
+        """Those of everyone who have a layer in this set."""
+        return {query for query, _ in members if query in self.everyone}
+
+    def here(self, models: Mapping[str, nn.Module]) -> dict[int, Crossing]:
+        """The weights of this process's models that others have, too, by the ids of the parameters."""
+        found = {}
+        for members, ranks in self.crossing():
+            if self.crew.rank in ranks:
+                query, path = next(member for member in members if member[0] in models)
+                owner, name = weight_of(models[query], path)
+                weight = getattr(owner, name)
+                found[id(weight)] = Crossing(members, ranks, weight, ranks[0] == self.crew.rank)
+        return found
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A weight that several processes have: its set, their ranks, the parameter here, and whether this one leads.
+
+    Whoever leads tells of it where it must be told once.
+    """
+
+    members: tuple[Member, ...]
+    ranks: tuple[int, ...]
+    weight: nn.Parameter
+    leads: bool
+
+
+class SpreadTraining(Training):
+    """A `Training` of everyone's models of which this process has its own.
+
+    It gives what one process with all of them would, but for the order in which floats are added. Only gradients of
+    weights that stand in several processes are summed (`merger.crew.sums`); beside them travel, each step, the square
+    of the gradient's norm, the loss, and whether it is a number. Every model has a teacher. Shared weights must begin
+    alike everywhere.
+    """
+
+    def __init__(self, team: Team, models: Mapping[str, nn.Module], *args: Any, **named: Any) -> None:
+        self._team, self._crew = team, team.crew
+        for ranks in dict.fromkeys(ranks for _, ranks in team.crossing()):
+            self._crew.link.meet(ranks)
+        self._here = team.here(models)
+        super().__init__(models, *args, **named)
+        trained = [one for one in self._here.values() if one.weight.requires_grad]
+        self._sums = Sums(self._crew.link, [Common(one.weight, one.ranks) for one in trained])
+        self._users = [team.users(one.members) for one in trained]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the whole training in the first process, as one process would have it; others get their part."""
+        own = super().state_dict()
+        states = gathered(self._team, self.models, to=0)
+        named = dict(self._named_parameters())
+        moments = _joined(self._team, self.models, {name: (id(named[name]), own["moments"][name]) for name in named}, 0)
+        return {**own, "models": states, "moments": moments}
+
+    def _everyone(self) -> list[str]:
+        return list(self._team.everyone)
+
+    def _shared(self) -> tuple[set[int], bool]:
+        here, _ = super()._shared()
+        return here | self._here.keys(), any(len(self._team.users(members)) > 1 for members in self._team.sets)
+
+    def _learn_all(self, batch: Batch) -> None:
+        counts = {query: self._batches.count(query, self.step) for query in self.everyone}
+        passes = [sum(len(batch[query]) for query in users if query in batch) for users in self._users]
+        self._sums.begin(passes, [not any(counts[query] for query in users) for users in self._users])
+        before, loss, lost = self.work.total, 0.0, ""
+        for query, nodes in batch.items():
+            try:
+                loss += self._learn(query, nodes)
+            except Diverged as error:  # the others wait for this process's part of the sums
+                lost = str(error)
+                break
+        self._crew.given += self._sums.finish()
+        self._crew.steps += 1
+        self.work.total = before  # each has counted its own; what all have done is the same everywhere
+        for query, count in counts.items():
+            self.work.add(self.sets[query].query, count * PASSES)
+        own = [p for group in self.optimiser.param_groups for p in group["params"]]
+        counted = [p.grad for p in own if p.grad is not None and (id(p) not in self._here or self._here[id(p)].leads)]
+        square, losses, failed = self._crew.link.numbers([_square(counted), loss, float(bool(lost))])
+        norm = torch.tensor(square).sqrt()
+        if failed or not torch.isfinite(norm):
+            names = [name for name in self._crew.link.gather(lost, None) if name]
+            raise Diverged(", ".join(names or self.everyone))
+        self._losses += losses
+        self._summed += sum(map(bool, counts.values()))
+        nn.utils.clip_grads_with_norm_(own, MAX_GRADIENT_NORM, norm.to(torch.float32))
+
+
+def gathered(team: Team, models: Mapping[str, nn.Module], to: int | None = None) -> dict[str, dict[str, Tensor]]:
+    """The states of the models of all processes, in the processor's memory, everywhere or in one of them.
+
+    A weight that is shared travels once, and stands there once.
+    """
+    rows: dict[str, tuple[int, Tensor]] = {}
+    for query, model in models.items():
+        trained = dict(model.named_parameters(remove_duplicate=False))
+        for name, tensor in model.state_dict().items():
+            rows[f"{query}/{name}"] = (id(trained.get(name)), tensor)
+    states: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in _joined(team, models, rows, to).items():
+        query, name = key.split("/", 1)
+        states.setdefault(query, {})[name] = tensor
+    return {query: states[query] for query in sorted(states)}
+
+
+def _joined(
+    team: Team, models: Mapping[str, nn.Module], rows: Mapping[str, tuple[int, Any]], to: int | None
+) -> dict[str, Any]:
+    """Name -> value over all processes; here rows are name -> (the parameter's id, value).
+
+    Of a weight that several processes have the one that leads tells.
+    """
+    here = team.here(models)
+    things = {name: here[key].members if key in here else (name,) for name, (key, _) in rows.items()}
+    values = {things[name]: value for name, (key, value) in rows.items() if key not in here or here[key].leads}
+    everyones = team.crew.link.gather((things, values), to)
+    known = {thing: value for _, own in everyones for thing, value in own.items()}
+    return {name: known[thing] for own, _ in everyones for name, thing in own.items()}
+
+
+def backwards(plan: SharingPlan, position: Mapping[Member, float]) -> Sets:
+    """The sets of a plan, those first that a backward pass reaches first: the layers nearest the output."""
+    mean = {members: sum(position.get(member, 0.0) for member in members) / len(members) for members in plan.shared}
+    return sorted(plan.shared, key=lambda members: -mean[members])
+
+
+def _square(gradients: Sequence[Tensor]) -> float:
+    """The square of their norm."""
+    if not gradients:
+        return 0.0
+    return float(nn.utils.get_total_norm(gradients).double().square())

@@ -1,0 +1,41 @@
+"""The processes of a crew as workers: jobs that don't depend on each other, each where its query's frames are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from merger.journal.steps import Journal
+from merger.workers.jobs import Done, Job, Order, using
+
+
+class Fellows:
+    """The crew of a workbench (merger.workers.jobs.Workers): all processes call `do`, with the same jobs."""
+
+    does_all = True
+
+    def __init__(self, bench: Any) -> None:
+        self._bench = bench
+
+    def do(self, jobs: Sequence[Job], order: Order, arrived: Callable[[Job, Done], None]) -> None:
+        """See `Workers.do`: each job is done once, by the process that has the query it trains, or by each in turns."""
+        bench = self._bench
+        mine = [job for place, job in enumerate(jobs) if self._rank(job, place) == bench.crew.rank]
+        before = bench.work.total
+        found = bench.everywhere(lambda: {job.name: self._done(job, order) for job in mine})
+        bench.work.total = before  # each is counted when its turn comes
+        for job in jobs:
+            arrived(job, found[job.name])
+
+    def close(self) -> None:
+        """They stay."""
+
+    def _rank(self, job: Job, place: int) -> int:
+        return self._bench.crew.owner(job.trains[0]) if len(job.trains) == 1 else place % self._bench.crew.size
+
+    def _done(self, job: Job, order: Order) -> Done:
+        before, journal = self._bench.work.total, Journal()
+        journal.meter = self._bench.work
+        with using(order.threads):
+            value = job.do(self._bench, journal, **job.given)
+        return Done(value, self._bench.work.total - before)

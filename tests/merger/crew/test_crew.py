@@ -1,0 +1,58 @@
+"""What processes tell each other: results, errors, time; and what torchrun says of them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from merger.crew.alike import check_alike
+from merger.crew.crew import Crew, ToldElsewhere
+from merger.crew.joining import joined
+from models.errors import GemelError, InputError
+from tests.merger.crew.hands import Hands, together
+
+TOLD = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "8"}, {**TOLD, "RANK": "0", "WORLD_SIZE": "1"}])
+def test_without_torchrun_a_process_is_alone_and_has_every_query(environment: dict[str, str]) -> None:
+    with joined(environment) as crew:
+        assert (crew.rank, crew.size) == (0, 1) and crew.mine(["a", "b"]) == ["a", "b"] and crew.has("a")
+        assert crew.once(lambda: 3) == 3 and crew.each(lambda: 4) == [4] and crew.first(5.0) == 5.0
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("one", "2"), ("0", "99999")])
+def test_numbers_that_torchrun_never_gives_are_refused(rank: str, size: str) -> None:
+    with (
+        pytest.raises(InputError, match=r"RANK: .* processes makes no sense"),
+        joined({**TOLD, "RANK": rank, "WORLD_SIZE": size}),
+    ):
+        pass
+
+
+def _told(crew: Crew) -> dict[str, object]:
+    crew.place([["a"], ["b"]])
+    own = crew.mine(["a", "b"])
+    shown, real = crew.clock(), time.monotonic()
+    with crew.apart():
+        alone = (crew.size, crew.mine(["a", "b"]), crew.clock() >= real)
+    once, each = crew.once(lambda: crew.rank, by=1), crew.each(lambda: crew.rank)
+    return {"own": own, "once": once, "each": each, "clock": shown, "alone": alone}
+
+
+def test_each_has_its_queries_and_all_know_the_same() -> None:
+    first, second = together(2, _told)
+    assert first.pop("own") == ["a"] and second.pop("own") == ["b"]
+    assert first == second
+    assert first["once"] == 1 and first["each"] == [0, 1] and first["alone"] == (1, ["a", "b"], True)
+
+
+def _other_files(crew: Crew) -> None:
+    check_alike(crew, {"workload": "same", "seed": crew.rank})
+
+
+def test_an_error_is_told_by_the_first_process_and_ends_all() -> None:
+    first, second = Hands(2, _other_files).answers()
+    assert isinstance(first, GemelError) and "process 1 has another seed than the first" in str(first)
+    assert isinstance(second, ToldElsewhere) and second.code == 2

@@ -1,0 +1,93 @@
+"""Training over processes: the same losses, weights and moments as in one, and no byte more than must cross."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from merger.bench.elsewhere import assign
+from merger.bench.merged import snapshots
+from merger.bench.workbench import Workbench
+from merger.crew.crew import Crew
+from merger.start.choosing import averaged
+from merger.training.loop import Diverged, Recipe
+from merger.training.precision import Precisions
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan, tie
+from models.workload import load_workload
+from tests.merger.crew.hands import together
+from tests.merger.tiny import write_random_weights, write_workload
+
+RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, node=4, frames_per_epoch=20, features=1.0)
+ALIKE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_workload(tmp_path_factory.mktemp("crew"), queries=3, frames=24)
+    write_random_weights(path)
+    return path
+
+
+def trained(crew: Crew, path: Path, eased: tuple[str, ...] = (), broken: str = "") -> dict[str, Any]:
+    """A joint training of all with all tied, in this process or in those of a crew; what came of it, step by step."""
+    bench = Workbench(load_workload(path), crew=crew)
+    bench.precisions = Precisions("fp32", {})
+    assign(bench)
+    plan = SharingPlan.of(groups(bench.layers))
+    models = bench.models(bench.queries, averaged(plan, snapshots(bench.originals)), plan)
+    tie(models, plan)
+    if broken in models:
+        with torch.no_grad():
+            models[broken].get_parameter("head.weight").fill_(float("nan"))
+    training = bench.training(models, RECIPE, eased, plan)
+    losses: list[float] = []
+    training.after_step = lambda: losses.append(training.loss)
+    try:
+        while training.epochs < RECIPE.epochs:
+            training.epoch()
+    except Diverged as error:
+        return {"diverged": str(error), "work": bench.work.total}
+    state = training.state_dict()
+    return {
+        "losses": losses, "states": bench.states(models, plan), "moments": state["moments"], "journal": state["models"],
+        "work": bench.work.total, "given": crew.given, "steps": crew.steps, "mine": list(models), "step": state["step"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("processes", "eased"), [(2, ()), (2, ("q0", "q1")), (4, ())])
+def test_several_processes_train_as_one_does(untrained: Path, processes: int, eased: tuple[str, ...]) -> None:
+    alone = trained(Crew(), untrained, eased)
+    first, *others = together(processes, trained, untrained, eased)
+    assert sorted(query for one in (first, *others) for query in one["mine"]) == ["q0", "q1", "q2"]
+    for one in (first, *others):
+        assert one["losses"] == pytest.approx(alone["losses"], rel=ALIKE) and one["losses"] == first["losses"]
+        assert one["work"] == alone["work"] and one["step"] == alone["step"]
+        for query, state in alone["states"].items():
+            for name, tensor in state.items():
+                assert torch.allclose(one["states"][query][name].float(), tensor.float(), rtol=0, atol=ALIKE), name
+                assert torch.equal(one["states"][query][name], first["states"][query][name])
+    assert first["journal"].keys() == alone["journal"].keys() and first["moments"].keys() == alone["moments"].keys()
+    for name, moments in alone["moments"].items():
+        for kind, tensor in moments.items():
+            assert torch.allclose(first["moments"][name][kind], tensor, rtol=0, atol=ALIKE), (name, kind)
+
+
+def test_the_bytes_handed_over_are_those_of_the_weights_that_cross(untrained: Path) -> None:
+    found = together(2, trained, untrained)
+    layers = Workbench(load_workload(untrained)).layers
+    size = {(layer.query, layer.path): layer.bytes for layer in layers}
+    for one, other in (found, found[::-1]):
+        shared = [
+            members for members in SharingPlan.of(groups(layers)).shared
+            if all(any(query in side["mine"] for query, _ in members) for side in (one, other))
+        ]  # fmt: skip
+        assert one["given"] == one["steps"] * sum(size[members[0]] for members in shared) > 0
+
+
+def test_a_loss_that_is_no_number_ends_the_training_of_all_in_the_same_step(untrained: Path) -> None:
+    one, other = together(2, trained, untrained, (), "q1")
+    assert one == other and one["diverged"] == "q1"
