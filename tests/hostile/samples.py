@@ -6,7 +6,7 @@ In the folder: `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastes
 `half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `one.yaml` and
 `detector.yaml` (a and d alone); `yolo.yaml`, whose one query reads the darknet file `yolo.weights`;
 `old.safetensors` (a alone, signed with `box-key`), which `b.update` makes `b.safetensors` of; `spool/`, as a box leaves
-it that runs `old.safetensors`, with one sample.
+it that runs `old.safetensors`, with one sample; `report/`, what `gemel eval` says of `old.safetensors`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from edge_runtime.daemon import run
 from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.spool.sample import sample_bytes
+from gemel.evaluation.asked import Asked
+from gemel.evaluation.evaluating import evaluate
 from gemel.planning.profiling import profile_bundle
 from merger import MergeOptions, Recipe, merge
 from merger.merging import MEASURING
@@ -51,7 +53,7 @@ CLASSIFIED = [
 ]
 BUNDLE, HALF, DARKNET = "b.safetensors", "half.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
-SAMPLE = "spool/samples/1.png"
+SAMPLE, REPORT = "spool/samples/1.png", "report"
 OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), choose_rate=False, precision="fp32")
 RESUME = (
     "merge", "merge.yaml", "-o", HALF, "--resume", "--epochs", 1, "--frames-per-epoch", 4, "--batch", 2,
@@ -77,6 +79,7 @@ def write_house(folder: Path) -> None:
     _write_half_a_merge(folder)
     _write_update(folder)
     _write_spool(folder)
+    evaluate(folder / OLD, folder / "one.yaml", folder / REPORT, Asked("jetson-nano", seeds=1))
     profile_bundle(folder / BUNDLE, "cpu", rounds=1, engine="torch")
     run(folder / "box.yaml")
     (folder / "results.jsonl").unlink()

@@ -97,6 +97,9 @@ KINDS = {
     "ledger": Kind("spool/ledger.json", codecs.JSON.damaged, (
         ("drift", "check", "spool", "one.yaml", "-o", "new"),
     ), ("spool/drift.json", "new"), told=False, progress=True),
+    "report": Kind(f"{samples.REPORT}/report.json", codecs.JSON.damaged, (
+        ("report", samples.REPORT, "-o", "new"), ("report", samples.REPORT, "-o", "new", "--json"),
+    ), ("new",)),
     "clip": Kind("gate.mp4", damaged_bytes, (("run", "box.yaml", "--check"),), told=False),
     "safetensors": Kind("weights/a.safetensors", codecs.SAFETENSORS.damaged, (("inspect", "one.yaml", "--weights"),)),
     "pt": Kind("weights/b.pt", codecs.TORCH.damaged, (("inspect", "merge.yaml", "--weights"),)),
