@@ -30,6 +30,8 @@ pytestmark = pytest.mark.slow
 class Elsewhere:
     """A worker with a workbench of its own, which does the last job first."""
 
+    does_all = False
+
     def __init__(self, bench: Workbench) -> None:
         self._desk = Desk(Setup.of(bench), silent)
 
