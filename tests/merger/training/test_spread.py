@@ -18,6 +18,7 @@ from merger.training.precision import Precisions
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
+from tests.exhaustive import every
 from tests.merger.crew.hands import together
 from tests.merger.tiny import write_random_weights, write_workload
 
@@ -58,7 +59,9 @@ def trained(crew: Crew, path: Path, eased: tuple[str, ...] = (), broken: str = "
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("processes", "eased"), [(2, ()), (2, ("q0", "q1")), (4, ())])
+@pytest.mark.parametrize(
+    ("processes", "eased"), every([(2, ()), (2, ("q0", "q1")), (4, ())], [(2, ()), (2, ("q0", "q1"))])
+)
 def test_several_processes_train_as_one_does(untrained: Path, processes: int, eased: tuple[str, ...]) -> None:
     alone = trained(Crew(), untrained, eased)
     first, *others = together(processes, trained, untrained, eased)
