@@ -32,6 +32,7 @@ OWN = {
     "edge_runtime/serving/service.py": "/proc",
     "edge_runtime/watching/service.py": "its own pages",
     "edge_runtime/spool/spool.py": "its own folder",
+    "merger/crew/joining.py": "what the processes of a merge tell each other",
     "merger/journal/checkpoint.py": "its own identity, as JSON would give it back",
     "merger/journal/sealed.py": "a merge's state, after its seal",
     "merger/merging.py": "a workload that was read before, for its digest",
