@@ -53,9 +53,10 @@ def test_ci_calls_lint_and_every_test(repository: Path):
     assert called == ["lint", "test-all"]
 
 
-def test_the_short_and_the_full_run_of_the_tests_differ_by_the_marker_alone(repository: Path):
+def test_the_short_and_the_full_run_of_the_tests_differ_by_the_marker_and_how_many_run_at_once(repository: Path):
     recipes = dict(re.findall(r"^(test(?:-all)?):.*\n\t(.+)$", (repository / "Makefile").read_text(), re.MULTILINE))
-    assert recipes["test"].replace(" -m 'not exhaustive'", "") == recipes["test-all"] != recipes["test"]
+    short = recipes["test"].replace(" -m 'not exhaustive'", "")
+    assert short.replace(" --numprocesses 3", "") == recipes["test-all"] != short != recipes["test"]
 
 
 def executable(path: Path, script: str) -> None:
