@@ -60,7 +60,7 @@ class Checkpoint(Journal):
         self._settled_rows = 0
         self._writing_s = 0.0
         found = self._crew.once(partial(self._find, resume))
-        if found is not None:
+        if found is not None and self._crew.rank:  # the first has taken it to see whether it is sound
             self._take(found)
         self._seconds_before, self._opened = self.seconds, time.monotonic()
         self._stored = time.monotonic()
