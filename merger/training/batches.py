@@ -18,7 +18,7 @@ from merger.training.nodes import seed_of
 
 @dataclass(frozen=True)
 class Node:
-    """The frames of one node, normalised f32 (N, 3, S, S), their targets (None without labels), and its seed."""
+    """The frames of one node, uint8 (N, 3, S, S), their targets (None without labels), and its seed."""
 
     images: Tensor
     targets: list | None
@@ -31,7 +31,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """Normalised frames of these indices, augmented by draws from the generator, and their targets."""
+        """uint8 frames of these indices, augmented by draws from the generator, where they lie, and their targets."""
         ...
 
 
@@ -41,11 +41,12 @@ Batch = Mapping[str, Sequence[Node]]
 class Batches:
     """The batches of `steps` steps, each with `batch` frames of a query in nodes of `node` frames.
 
-    The next step's batch is prepared in a thread of its own. Frames of a query follow one shuffled order after the
-    other; a split smaller than a batch gives as many whole nodes as it has, or one smaller node. `shares` are the parts
-    of the steps in which queries take part (all, where nothing is said), at even distances and not all at once.
-    `pins` frames for a card that is trained on: to pin them opens a context there, which takes memory. `prepares` are
-    the queries whose frames are wanted here, all where nothing is said.
+    The next step's batch is prepared in a thread of its own, as uint8: a quarter of what a model is fed. Frames of a
+    query follow one shuffled order after the other; a split smaller than a batch gives as many whole nodes as it has,
+    or one smaller node. `shares` are the parts of the steps in which queries take part (all, where nothing is said), at
+    even distances and not all at once. `pins` frames for a card that is trained on where they do not lie there: to pin
+    them opens a context, which takes memory. `prepares` are the queries whose frames are wanted here, all where nothing
+    is said.
     """
 
     pins = False
@@ -111,7 +112,7 @@ class Batches:
             seed = seed_of("node", self._seed, query, step, start)
             draws = torch.Generator().manual_seed(seed)
             images, targets = self._sets[query].batch(indices[start : start + self._node], draws)
-            nodes.append(Node(images.pin_memory() if self.pins else images, targets, seed))
+            nodes.append(Node(images.pin_memory() if self.pins and not images.is_cuda else images, targets, seed))
         return nodes
 
     def _order(self, query: str, turn: int) -> list[int]:

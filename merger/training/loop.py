@@ -112,15 +112,18 @@ class TrainingSet:
 
     def frames(self, indices: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Normalised float32 frames (N, 3, S, S) as they are, on this device."""
-        return self.preprocess.normalise(self.prepared.batch(indices)).to(device)
+        return self.preprocess.normalise(self.prepared.batch(indices).to(device))
 
     def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
-        """Normalised float32 frames (N, 3, S, S) and their targets (None without labels)."""
+        """uint8 frames (N, 3, S, S), where they lie, and their targets (None without labels: as they are, then)."""
         images = self.prepared.batch(indices)
-        targets = [self.targets[index] for index in indices] if self.targets is not None else [None] * len(indices)
-        if self.targets is not None:
-            images, targets = self.task.augment(images, targets, generator)
-        return self.preprocess.normalise(images), targets if self.targets is not None else None
+        if self.targets is None:
+            return images, None
+        return self.task.augment(images, [self.targets[index] for index in indices], generator)
+
+    def fed(self, images: Tensor, device: torch.device) -> Tensor:
+        """Such frames as a model on this device is fed: normalised float32."""
+        return self.preprocess.normalise(images.to(device, non_blocking=True))
 
 
 class Work:
@@ -295,27 +298,30 @@ class Training:
 
     def _learn_all(self, batch: Batch) -> None:
         """Leave a step's gradients, clipped, in the parameters, and add the losses up; or raise Diverged."""
-        for query, nodes in batch.items():
-            self._losses += self._learn(query, nodes)
-            self._summed += 1
+        losses = {query: self._learn(query, nodes) for query, nodes in batch.items()}
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        if not torch.isfinite(nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)):
+        norm = nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        *values, norm = numbers([*losses.values(), norm.to(self.device)])
+        if lost := [query for query, loss in zip(losses, values) if not math.isfinite(loss)]:
+            raise Diverged(", ".join(lost))
+        if not math.isfinite(norm):
             raise Diverged(", ".join(self.models))
+        for loss in values:
+            self._losses += loss
+        self._summed += len(values)
 
-    def _learn(self, query: str, nodes: Sequence[Node]) -> float:
-        """Add the gradient of the mean loss over the nodes; returns that loss."""
-        total = 0.0
+    def _learn(self, query: str, nodes: Sequence[Node]) -> Tensor:
+        """Add the gradient of the mean loss over the nodes; returns that loss, f64 (), where it was computed."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for node in nodes:
             loss = self._node_loss(query, node) / len(nodes)
-            if not torch.isfinite(loss):
-                raise Diverged(query)
             loss.backward()
-            total += float(loss.detach())
+            total += loss.detach()
         return total
 
     def _node_loss(self, query: str, node: Node) -> Tensor:
         model, data, paths = self.models[query], self.sets[query], self._watched[query]
-        images, stream = node.images.to(self.device, non_blocking=True), Stream(node.seed, self.device)
+        images, stream = data.fed(node.images, self.device), Stream(node.seed, self.device)
         with autocast(self.precisions[query], self.device), stream.drawn(), watching(model, paths) as seen:
             outputs = model(images)
         self.work.add(data.query, len(images) * (1 + BACKWARD_PASSES))
@@ -340,6 +346,11 @@ class Training:
         if self._watched[query]:
             loss = loss + recipe.features * feature_loss(answer[1], example[1])
         return loss
+
+
+def numbers(found: Sequence[Tensor]) -> list[float]:
+    """The values of tensors (), once they are computed: where a step of training waits for a card, and it does once."""
+    return torch.stack([one.detach().double() for one in found]).tolist()
 
 
 def as_float32(outputs: Any) -> Any:

@@ -199,4 +199,4 @@ def _as_trained_on(data: TrainingSet, seed: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     for chunk in torch.randperm(NORM_BATCHES * NORM_BATCH, generator=generator).split(NORM_BATCH):
         images, _ = data.batch((chunk * len(data) // (NORM_BATCHES * NORM_BATCH)).tolist(), generator)
-        yield images.to(default_device())
+        yield data.fed(images, default_device())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from merger.crew.crew import Crew
 from merger.crew.sums import Common, Sums
 from merger.training.batches import Batch
-from merger.training.loop import BACKWARD_PASSES, MAX_GRADIENT_NORM, Diverged, Training
+from merger.training.loop import BACKWARD_PASSES, MAX_GRADIENT_NORM, Diverged, Training, numbers
 from models.sharing.layers import weight_of
 from models.sharing.plan import Member, SharingPlan
 
@@ -108,13 +109,8 @@ class SpreadTraining(Training):
         counts = {query: self._batches.count(query, self.step) for query in self.everyone}
         passes = [sum(len(batch[query]) for query in users if query in batch) for users in self._users]
         self._sums.begin(passes, [not any(counts[query] for query in users) for users in self._users])
-        before, loss, lost = self.work.total, 0.0, ""
-        for query, nodes in batch.items():
-            try:
-                loss += self._learn(query, nodes)
-            except Diverged as error:  # the others wait for this process's part of the sums
-                lost = str(error)
-                break
+        before = self.work.total
+        losses = {query: self._learn(query, nodes) for query, nodes in batch.items()}
         self._crew.given += self._sums.finish()
         self._crew.steps += 1
         self.work.total = before  # each has counted its own; what all have done is the same everywhere
@@ -122,12 +118,14 @@ class SpreadTraining(Training):
             self.work.add(self.sets[query].query, count * PASSES)
         own = [p for group in self.optimiser.param_groups for p in group["params"]]
         counted = [p.grad for p in own if p.grad is not None and (id(p) not in self._here or self._here[id(p)].leads)]
-        square, losses, failed = self._crew.link.numbers([_square(counted), loss, float(bool(lost))])
+        *values, length = numbers([*losses.values(), nn.utils.get_total_norm(counted).to(self.device)])
+        lost = ", ".join(query for query, loss in zip(losses, values) if not math.isfinite(loss))
+        square, loss, failed = self._crew.link.numbers([length**2, sum(values), float(bool(lost))])
         norm = torch.tensor(square).sqrt()
         if failed or not torch.isfinite(norm):
             names = [name for name in self._crew.link.gather(lost, None) if name]
             raise Diverged(", ".join(names or self.everyone))
-        self._losses += losses
+        self._losses += loss
         self._summed += sum(map(bool, counts.values()))
         nn.utils.clip_grads_with_norm_(own, MAX_GRADIENT_NORM, norm.to(torch.float32))
 
@@ -168,10 +166,3 @@ def backwards(plan: SharingPlan, position: Mapping[Member, float]) -> Sets:
     """The sets of a plan, those first that a backward pass reaches first: the layers nearest the output."""
     mean = {members: sum(position.get(member, 0.0) for member in members) / len(members) for members in plan.shared}
     return sorted(plan.shared, key=lambda members: -mean[members])
-
-
-def _square(gradients: Sequence[Tensor]) -> float:
-    """The square of their norm."""
-    if not gradients:
-        return 0.0
-    return float(nn.utils.get_total_norm(gradients).double().square())

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.detector import BoxTarget
+from models.sent import sent
 
 ZOOM = 1.4
 """A frame is enlarged or reduced by at most this factor."""
@@ -42,7 +43,7 @@ def _warp(images: Tensor, scale: Tensor, mirror: Tensor, shift: Tensor) -> Tenso
     # affine_grid maps output to input coordinates in -1..1: the inverse of the map above.
     theta[:, 0, 2] = -2 * shift[:, 0] * mirror / scale
     theta[:, 1, 2] = -2 * shift[:, 1] / scale
-    grid = F.affine_grid(theta.to(images.device), list(images.shape), align_corners=False)
+    grid = F.affine_grid(sent(theta, images.device), list(images.shape), align_corners=False)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
@@ -50,7 +51,7 @@ def _recolour(images: Tensor, draw) -> Tensor:
     """Contrast, brightness and saturation of each frame; the result is uint8."""
 
     def each(values: Tensor) -> Tensor:
-        return values.view(-1, 1, 1, 1).to(images.device)
+        return sent(values.view(-1, 1, 1, 1), images.device)
 
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = (images - mean) * each(draw(0.7, 1.3)) + mean * each(draw(0.7, 1.3))

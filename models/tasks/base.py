@@ -52,7 +52,10 @@ class Task(Protocol):
         ...
 
     def augment(self, images: Tensor, targets: list[Any], generator: torch.Generator) -> tuple[Tensor, list[Any]]:
-        """A randomly changed copy of a uint8 batch (N, 3, S, S) and its targets."""
+        """A randomly changed copy of a uint8 batch (N, 3, S, S), made where the batch lies, and its targets.
+
+        What is drawn comes from the processor's generator, and is the same wherever the batch lies.
+        """
         ...
 
     def loss(self, model: nn.Module, outputs: Any, targets: list[Any]) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.sent import sent
 from models.tasks.base import ClassAnswer
 
 TEMPERATURE = 2.0
@@ -29,19 +30,19 @@ class Classification:
 
     def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
         """Shift by up to 8 % of the side and change the brightness; no mirroring, since left may be a class."""
-        n, _, size, _ = images.shape
+        n, channels, size, _ = images.shape
         reach = max(1, round(size * MAX_SHIFT))
-        padded = F.pad(images.float(), (reach,) * 4, mode="replicate")
-        offsets = torch.randint(0, 2 * reach + 1, (n, 2), generator=generator).tolist()
-        gains = torch.empty(n).uniform_(0.8, 1.2, generator=generator).tolist()
-        changed = []
-        for image, (y, x), gain in zip(padded, offsets, gains, strict=True):
-            changed.append(image[:, y : y + size, x : x + size] * gain)
-        return torch.stack(changed).clamp_(0, 255).to(torch.uint8), targets
+        offsets = torch.randint(0, 2 * reach + 1, (n, 2), generator=generator)
+        gains = sent(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2, generator=generator), images.device)
+        # Row and column of the frame that each of the result's comes from; beyond the edge it is the edge.
+        rows, columns = (offsets[:, :, None] + torch.arange(-reach, size - reach)).clamp_(0, size - 1).unbind(1)
+        places = sent(rows, images.device)[:, :, None] * size + sent(columns, images.device)[:, None, :]
+        found = images.flatten(2).gather(2, places.view(n, 1, -1).expand(-1, channels, -1)).view_as(images)
+        return (found * gains).clamp_(0, 255).to(torch.uint8), targets
 
     def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
         """Cross-entropy of logits (N, C)."""
-        labels = torch.tensor(targets, device=outputs.device)
+        labels = sent(torch.tensor(targets), outputs.device)
         return F.cross_entropy(outputs, labels, label_smoothing=LABEL_SMOOTHING)
 
     def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:

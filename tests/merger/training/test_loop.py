@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import merger.training.loop as loop
 from merger.bench.workbench import Workbench
 from merger.training.loop import Diverged, Recipe, Training, Work, forward_flops
 from models.sharing.groups import groups
@@ -81,3 +85,40 @@ def test_a_loss_that_is_no_number_is_reported(bench: Workbench) -> None:
         models["q0"].get_parameter("head.weight").fill_(float("nan"))
     with pytest.raises(Diverged, match="q0"):
         bench.training(models, Recipe(epochs=1)).epoch()
+
+
+class _Values(TorchDispatchMode):
+    """Counts, of all that is computed within, what reads a value: where a processor would wait for a card."""
+
+    READING = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.read.update([name] if name in self.READING else [])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("teaches", [True, False])
+def test_a_step_waits_once_for_what_was_computed_however_many_nodes_it_has(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, teaches: bool
+) -> None:
+    asked: list[int] = []
+    own = loop.numbers
+    monkeypatch.setattr(loop, "numbers", lambda found: asked.append(len(found)) or own(found))
+    models = bench.models(["q0", "q1"])
+    recipe = Recipe(epochs=1, batch=8, node=2, frames_per_epoch=16, features=1.0)
+    training = Training(models, bench.train, recipe, Work(), bench.originals if teaches else {})
+    with _Values() as values:
+        training.epoch()
+    assert not values.read and asked == [3, 3], "two steps, each asked for two losses and a norm"
+
+
+def test_frames_are_bytes_until_a_model_is_fed(bench: Workbench) -> None:
+    images, _ = bench.train["q0"].batch([3, 1], torch.Generator().manual_seed(0))
+    assert images.dtype == torch.uint8
+    fed = bench.train["q0"].fed(images, torch.device("meta"))
+    assert fed.dtype == torch.float32 and fed.device.type == "meta" and fed.shape == images.shape

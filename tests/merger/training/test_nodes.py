@@ -110,7 +110,7 @@ def test_who_is_eased_takes_part_in_fewer_steps(bench: Workbench, few: bool, fra
     seen: Counter[str] = Counter()
     own = training._learn
 
-    def counted(query: str, nodes: Sequence[Node]) -> float:
+    def counted(query: str, nodes: Sequence[Node]) -> Tensor:
         seen[query] += sum(len(node.images) for node in nodes)
         return own(query, nodes)
 
@@ -198,7 +198,7 @@ class _Few:
     """The first eight frames of a training set."""
 
     def __init__(self, whole: TrainingSet) -> None:
-        self.query, self.task, self.batch = whole.query, whole.task, whole.batch
+        self.query, self.task, self.batch, self.fed = whole.query, whole.task, whole.batch, whole.fed
 
     def __len__(self) -> int:
         return 8
