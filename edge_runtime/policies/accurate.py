@@ -40,10 +40,9 @@ def decided(situation: Situation, costs: Costs, plan: Plan) -> Decision:
     """The next step: what is owed by when it is due, and before that whatever gains most (`Obliged`).
 
     No query's newest answer is to be older than its original's would be under time-sharing in the same memory, as far
-    as frames come when they are expected and take what they cost; docs/schedule.md says where it was. The
-    originals' box runs along in thought; each answer there is due here when it is there, and takes no longer: what is
-    in memory there is in memory here by when it is needed, what is shared is copied once, and one frame is run, the
-    newest, where there a batch is.
+    as frames come when they are expected and take what they cost. The originals' box runs along in thought; each answer
+    there is due here when it is there, and takes no longer: what is in memory there stays in memory here, what is
+    shared is copied once, and one frame is run, the newest, where there a batch is.
     """
     account: Account = situation.recall or Account(Originals(VirtualBox(situation.now)))
     originals = account.originals.until(situation.now, situation.waiting, costs, plan.detail.pace)

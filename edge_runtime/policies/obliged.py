@@ -127,12 +127,13 @@ class Obliged:
         return None if evict is None else self._step(query, 0, evict)
 
     def _other(self, until: float, owed: str | None = None) -> Decision | None:
-        """The run that gains most for its time and is done by `until`, with what it drives out brought back by then.
+        """The run that gains most for its time and is done by `until`.
 
-        What `owed` needs, for which there is just time afterwards, stays.
+        What the originals' box has in memory stays, since what that box will begin next is not known: brought back
+        later it would take time that is not there. So does what `owed` needs, for which there is just time afterwards.
         """
         best, most = None, 0.0
-        spared = self._costs.queries[owed].needed if owed is not None else frozenset()
+        spared = self._held | (self._costs.queries[owed].needed if owed is not None else frozenset())
         for query, captured in self._newest.items():
             seconds = self._absent(query).seconds
             if query == owed or captured <= self._mine(query) or self._situation.now + seconds > until + CLOCK_SLACK_S:
@@ -141,10 +142,7 @@ class Obliged:
             if density <= most or not self._in_time(query):
                 continue
             evict = self._room(query, spared)
-            if evict is None:
-                continue
-            back_s = self._costs.load_s(self._costs.moved_bytes([name for name in evict if name in self._held]))
-            if self._situation.now + seconds + back_s <= until + CLOCK_SLACK_S:
+            if evict is not None:
                 best, most = self._step(query, 1, evict), density
         return best
 

@@ -41,14 +41,17 @@ DRIFT_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What `ours` settles beforehand: the reference, against which it is measured, and the queries' demands.
-
-    `unfit` are the queries that do not fit the budget even alone.
+    """What `ours` settles beforehand: the reference, against which it is measured, and `unfit`, the queries that do not
+    fit the budget even alone.
     """
 
     reference: Reference
-    demands: Mapping[str, Demand]
     unfit: frozenset[str]
+
+    @property
+    def demands(self) -> Mapping[str, Demand]:
+        """What the queries ask for."""
+        return self.reference.demands
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Ours:
         unfit = frozenset(query for query in costs.queries if pieces.alone_bytes(query) > budget_bytes)
         if any(demand.staleness for demand in demands.values()):
             return planned(pieces, demands, unfit, budget_bytes)
-        promise = Promise(Reference(PAPER, PAPER.plan(pieces, demands, budget_bytes)), demands, unfit)
+        promise = Promise(Reference(PAPER, PAPER.plan(pieces, demands, budget_bytes), demands), unfit)
         order = least_moving_order(pieces, budget_bytes)
         return Plan(order, largest_batches(pieces, budget_bytes), budget_bytes, promise)
 

@@ -17,7 +17,7 @@ class Pace:
     """How time-sharing decides for the originals; their costs are worked out anew only where these are others."""
 
     def __init__(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> None:
-        self._shared, self._apart = costs, TIME_SHARING.view(costs)
+        self._shared, self._apart, self.demands = costs, TIME_SHARING.view(costs), demands
         self._plan: Plan = TIME_SHARING.plan(self._apart, demands, budget_bytes)
 
     def apart(self, costs: Costs) -> Costs:
@@ -48,7 +48,7 @@ class Originals:
     def until(self, now: float, waiting: Mapping[str, Sequence[float]], costs: Costs, pace: Pace) -> Originals:
         """The box at this moment, its decision included if it is to take one now."""
         box, apart = self.box.copied(), pace.apart(costs)
-        newest = box.told(waiting, self.newest)
+        newest = box.told(waiting, self.newest, pace.demands)
         took_turn = True
 
         def decide(there: Situation) -> Decision:

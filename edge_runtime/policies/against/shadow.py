@@ -39,9 +39,11 @@ class Shadow:
         return Shadow(self.box.recounted(), self.newest)
 
     def until(self, now: float, waiting: Mapping[str, Sequence[float]], costs: Costs, reference: Reference) -> Shadow:
-        """The shadow at `now`, having been given the frames that wait on the real box and that it has not seen."""
+        """The shadow at `now`, having been given the frames that wait on the real box and that it has not seen, and
+        those that were pushed out there meanwhile.
+        """
         box = self.box.copied()
-        newest = box.told(waiting, self.newest)
+        newest = box.told(waiting, self.newest, reference.demands)
 
         def decide(situation: Situation) -> Decision:
             return reference.decide(situation, costs)

@@ -8,9 +8,11 @@ from typing import Any
 
 from edge_runtime.frames.mailbox import DEPTH
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Situation
+from edge_runtime.schedule.values import Decision, Demand, Situation
 
 Decide = Callable[[Situation], Decision]
+# No box is busy for longer: where nothing came for so long, nothing was lost.
+BUSY_MOST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,17 @@ class VirtualBox:
         box.served = {}
         return box
 
-    def told(self, waiting: Mapping[str, Sequence[float]], newest: Mapping[str, float]) -> dict[str, float]:
-        """Expect those of the frames that wait elsewhere which are newer than the `newest` it was told of; the newest
-        of each query after that.
+    def told(
+        self, waiting: Mapping[str, Sequence[float]], newest: Mapping[str, float], demands: Mapping[str, Demand]
+    ) -> dict[str, float]:
+        """Expect the frames that wait elsewhere and are newer than the `newest` it was told of, and those before them
+        that a full mailbox lost (`_lost`); the newest of each query after that.
         """
         known = {query: newest.get(query, float("-inf")) for query in waiting}
-        self.expect((one, query) for query, captured in waiting.items() for one in captured if one > known[query])
+        for query, captured in waiting.items():
+            new = [one for one in captured if one > known[query]]
+            lost = _lost(known[query], new[0], demands[query].fps) if len(new) == DEPTH else []
+            self.expect((one, query) for one in (*lost, *new))
         return {**newest, **{query: max(known[query], captured[-1]) for query, captured in waiting.items()}}
 
     def expect(self, frames: Iterable[tuple[float, str]]) -> None:
@@ -106,3 +113,13 @@ class VirtualBox:
             self.waiting[query] = left
         else:
             del self.waiting[query]
+
+
+def _lost(known: float, first: float, fps: float) -> list[float]:
+    """The frames that came between these two, at the query's rate, while a box was busy, and were pushed out of its
+    mailbox by newer ones before they could be told of.
+    """
+    if first - known > BUSY_MOST_S:
+        return []
+    steps = max(1, round((first - known) * fps))
+    return [known + (first - known) * step / steps for step in range(1, steps)]

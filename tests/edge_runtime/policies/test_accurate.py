@@ -49,7 +49,8 @@ def answers(played: Simulation) -> list[tuple[float, str, float]]:
 @pytest.mark.parametrize("setting", ["min", "50%", "75%"])
 def test_no_query_ever_knows_less_than_its_original_under_time_sharing(setting):
     newer = 0
-    for seed in range(20):
+    # In 7006 a free run once drove out what the originals' box still had, and what was owed next came late.
+    for seed in (*range(20), 7006):
         costs, demands, frames = drawn(seed)
         budget = memory_settings(POLICIES["time-sharing"].view(costs))[setting]
         theirs, ours = (simulate(costs, frames, budget, POLICIES[name], demands) for name in ("time-sharing", "ours"))

@@ -132,3 +132,14 @@ def test_costs_that_have_changed_call_for_another_trial_but_not_at_every_decisio
         recall = replace(course, passed=passed, try_at=try_at)
         after = OURS.decide(replace(situation, recall=recall), slower, plan).recall
         assert (after.trial is not None) is trial and after.passed is passed
+
+
+@pytest.mark.parametrize(("since_s", "waits", "lost"), [(1.0, DEPTH, 9), (1.0, DEPTH - 1, 0), (20.0, DEPTH, 0)])
+def test_the_shadow_is_given_the_frames_that_were_pushed_out_while_the_box_was_busy(since_s, waits, lost):
+    box, demands = VirtualBox(0.0), {"a": Demand(10.0)}
+    newest = box.told({"a": (0.0,)}, {}, demands)
+    captured = tuple(since_s + place / 10 for place in range(waits))
+    assert box.told({"a": captured}, newest, demands) == {"a": captured[-1]}
+    assert [at for at, _ in box.coming] == pytest.approx([place / 10 for place in range(lost + 1)] + [*captured])
+    assert box.told({"a": captured[1:]}, {"a": captured[-1]}, demands) == {"a": captured[-1]}
+    assert len(box.coming) == 1 + lost + waits
