@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edge_runtime.capture.own_memory import OwnMemory
 from edge_runtime.capture.pacing import RateGate, RecentRate
 from edge_runtime.capture.reading import Handover, Picked, Reading
 from edge_runtime.capture.reconnection import (
@@ -26,7 +27,7 @@ from edge_runtime.capture.reconnection import (
 )
 from edge_runtime.capture.regions import region_fault
 from edge_runtime.capture.settings import CameraConfig, Wanted
-from edge_runtime.capture.sources.base import Source, picture_of
+from edge_runtime.capture.sources.base import Source
 from edge_runtime.capture.sources.opening import open_source
 from edge_runtime.frames.mailbox import Frame
 
@@ -75,6 +76,7 @@ class Camera:
         self._outside: dict[str, str] = {}
         self._rate, self._last_at = RecentRate(), None
         self._offset, self._anew = 0, (self._queries, 0)
+        self._memory = OwnMemory()
         self._thread = threading.Thread(target=self.play, name=f"camera-{config.id}", daemon=True)
 
     def start(self) -> None:
@@ -230,7 +232,7 @@ class Camera:
     def _deliver(self, picked: Picked) -> None:
         self._last_at = picked.captured_at
         self._take_on(picked.index)
-        image = picture_of(picked.shot)
+        image = self._memory.picture_of(picked.shot)
         if image is None:
             self._undecodable += 1
             return

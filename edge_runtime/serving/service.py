@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STEP_S, CAMERAS_S, POST_S, LEDGER_S = 1.2, 0.4, 1.0, 0.8
 """How long each of these is waited for at the end, one after the other: within 5 seconds the process is gone."""
-TIDY_S = 60.0
+TIDY_S = 10.0
 """How often memory that is free again goes back to the system."""
 LEISURE_S = 10.0
 """How long the post may take to deliver what waits where nobody asked the box to stop."""
