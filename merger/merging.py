@@ -29,7 +29,7 @@ from merger.journal.outcomes import outcomes_of
 from merger.journal.progress import Progress, silent
 from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
-from merger.widths.search import fit_widths, most_work
+from merger.widths.fitting import fit_widths, most_work
 from merger.widths.storing import Storage, residual_bytes, store, tied_models
 from merger.workers.jobs import using
 from models.bundle import BundleQuery, Made, check_output, write_bundle
@@ -114,7 +114,8 @@ def _written(
 ) -> MergeReport:
     """Store what was found, judge it on test, and write the bundle and the log."""
     out, method, options, begun = asked
-    storage = _stored_as(bench, found.merged, options, checkpoint)
+    merged, storage = _stored_as(bench, found.merged, options, checkpoint)
+    found = dataclasses.replace(found, merged=merged)
     checkpoint.write()  # what comes from here on finds out at once whether it was begun before
     seconds, work = time.monotonic() - started, bench.work.total
     models = tied_models(bench, found.merged, bench.queries)
@@ -210,17 +211,19 @@ def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: 
     return _Found(Merged.from_plain(found["merged"]), found["log"], bench.work.total)
 
 
-def _stored_as(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Storage:
-    """How the tensors of what is merged are stored."""
+def _stored_as(
+    bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint
+) -> tuple[Merged, Storage]:
+    """What is merged, trained for the width that was asked for where that pays, and how its tensors are stored."""
     if options.weights == FP32:
-        return Storage({}, {})
-    bench.begin(FITTING, work=most_work(bench))
-    bounds = Bounds.of(bench, options, checkpoint)
-    search = partial(fit_widths, bench, merged, options.weights, options.required(bench), checkpoint, bounds)
+        return merged, Storage({}, {})
+    bench.begin(FITTING, work=most_work(bench, options.recipe))
+    bounds, required = Bounds.of(bench, options, checkpoint), options.required(bench)
+    search = partial(fit_widths, bench, merged, options.weights, required, checkpoint, bounds, options.recipe)
     found = checkpoint.step(f"weights {options.weights}", search)
     for row in found["rows"]:
         checkpoint.note(row)
-    return Storage(**found["storage"])
+    return Merged.from_plain(found["merged"]), Storage(**found["storage"])
 
 
 def _measured(bench: Workbench, models: Mapping[str, nn.Module], checkpoint: Checkpoint) -> dict[str, Evidence]:
