@@ -32,7 +32,8 @@ class Prepared:
         self._preprocess = preprocess_of(query.model, query.input_size)
         size = query.input_size
         cached = len(split) * 3 * size * size <= MAX_CACHED_BYTES
-        self._images = torch.empty((len(split), 3, size, size), dtype=torch.uint8) if cached else None
+        with torch.inference_mode(False):  # the threads that fill it are in no such mode, whatever the caller is in
+            self._images = torch.empty((len(split), 3, size, size), dtype=torch.uint8) if cached else None
         self._sizes: list[tuple[int, int] | None] = [None] * len(split)
 
     def __len__(self) -> int:
