@@ -1,9 +1,11 @@
-"""The trial: the free choice rehearsed from the present moment on, against the paper's schedule on the same frames."""
+"""The trial: the free choice rehearsed, against the paper's schedule on the same frames."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edge_runtime.policies.against.reference import Reference
+from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.free import freely
@@ -11,6 +13,8 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Plan, Situation
 
 HORIZON_S = 10.0
+# How far ahead of the present the free choice is to begin, so that as a rule the trial is over by then.
+LEAD_S = 5.0
 # A query of which nothing was heard for so many periods is expected to stay silent.
 SILENT_PERIODS = 3.0
 # What the free choice must bring of each query's frames, of those that the paper's schedule brings, but so many.
@@ -23,33 +27,54 @@ SUM_LOST, QUERY_LOST, TRIALS, FEWEST = 0.015, 0.15, 3, 20
 class Trial:
     """Begun in a situation, and played a few decisions at a time, so that no real one waits long for it.
 
-    It is played as far as it was ever asked for, and says the same whenever it is asked with as many steps. Both
-    schedules start with nothing owed. `costs` are those it was begun with; `of_paper`, known once it is over, are the
-    frames in time of each query by the paper's schedule.
+    It is played as far as it was ever asked for, and says the same whenever it is asked with as many steps. Where the
+    box follows the paper's schedule, that is played on for `lead_s` first: the free choice is rehearsed from the moment
+    on, `begins`, at which it is to begin, not from one that is over when the trial is. Both schedules start there
+    with nothing owed. `costs` are those it was begun with; `of_paper`, known once it is over, are the frames in time of
+    each query by the paper's schedule.
     """
 
-    def __init__(self, situation: Situation, book: Book, costs: Costs, plan: Plan) -> None:
-        self.costs = costs
+    def __init__(self, situation: Situation, book: Book, costs: Costs, plan: Plan, lead_s: float = 0.0) -> None:
+        self.costs, self.begins = costs, situation.now + lead_s
         self.of_paper: Mapping[str, float] = {}
-        self._plan = plan
-        self._ends = situation.now + HORIZON_S
-        self._steps = 0
-        self._box = VirtualBox(
-            situation.now, book.opened(), frozenset(situation.resident), situation.resident_bytes,
-            {query: tuple(captured) for query, captured in situation.waiting.items()}, urgency=situation.urgency,
-        )  # fmt: skip
-        self._box.expect(self._frames(situation.now, book.shadow.newest))
+        self._plan, self._book = plan, book
+        self._ends = self.begins + HORIZON_S
+        self._steps, self._kept = 0, False
+        self._seen: list[Book] = []
+        self._frames = self._coming(situation.now, book.shadow.newest)
+        self._leads = lead_s > 0
+        if self._leads:
+            self._box = book.shadow.box.copied()
+        else:
+            self._box = VirtualBox(
+                situation.now, book.opened(), frozenset(situation.resident), situation.resident_bytes,
+                {query: tuple(captured) for query, captured in situation.waiting.items()},
+            )  # fmt: skip
+        self._box.urgency = situation.urgency
+        self._box.expect(self._frames)
 
     def passed(self, steps: int) -> bool | None:
         """Whether the free choice keeps the promise; None where more steps are needed to tell."""
         while self._box.now < self._ends and self._steps < steps:
-            self._box.step(self._ends, self.costs, self._decide)
+            if self._leads and self._box.now >= self.begins:
+                self._go_over()
+            self._box.step(self.begins if self._leads else self._ends, self.costs, self._decide)
             self._steps += 1
-        if self._box.now < self._ends or self._steps > steps:
-            return None
-        return self._kept()
+            if self._box.now >= self._ends:
+                self._kept = not self._leads and self._judged()
+        return None if self._box.now < self._ends or self._steps > steps else self._kept
 
-    def _frames(self, now: float, newest: Mapping[str, float]) -> list[tuple[float, str]]:
+    def _go_over(self) -> None:
+        """The paper's schedule has been played as far as to where the free choice begins."""
+        self._leads, self.begins = False, self._box.now
+        shadow = self._box.recounted()
+        shadow.coming = [(at, query) for at, query in shadow.coming if at <= self.begins]
+        come = {query: at for at, query in sorted(self._frames) if at <= self.begins}
+        newest = {**self._book.shadow.newest, **come}
+        answered = {query: answer.captured for query, answer in self._box.answers.items()}
+        self._box.recall = Book(Shadow(shadow, newest), captured={**self._book.captured, **answered})
+
+    def _coming(self, now: float, newest: Mapping[str, float]) -> list[tuple[float, str]]:
         """What will come if every query that was heard of lately goes on at its rate."""
         frames = []
         for query, captured_at in newest.items():
@@ -62,8 +87,12 @@ class Trial:
         return frames
 
     def _decide(self, situation: Situation) -> Decision:
+        reference: Reference = self._plan.detail.reference
+        if self._leads:
+            return reference.decide(situation, self.costs)
         book: Book = situation.recall
-        return freely(situation, self.costs, self._plan, book.seen(situation, self.costs, self._plan.detail.reference))
+        self._seen.append(book.seen(situation, self.costs, reference))
+        return freely(situation, self.costs, self._plan, self._seen[-1])
 
     def bears(self, book: Book) -> bool:
         """Whether the free choice, since the book was opened, is near enough to the paper's schedule.
@@ -77,14 +106,19 @@ class Trial:
             for query, count in served.items()
         )
 
-    def _kept(self) -> bool:
-        """More in sum, and no query much worse off, once the shadow has come as far."""
+    def _judged(self) -> bool:
+        """More in sum, and no query much worse off, once the shadow has come as far; and never so far behind on the way
+        that the free choice would be given up.
+        """
         book: Book = self._box.recall
         ended = Situation(self._box.now, self._box.waiting, self._box.resident, self._box.resident_bytes)
         book = book.seen(ended, self.costs, self._plan.detail.reference)
         self.of_paper = book.shadow.served
-        return self._in_sum(book.ran) > self._in_sum(self.of_paper) and all(
-            book.of(query) >= QUERY_SHARE * count - QUERY_SLACK for query, count in self.of_paper.items()
+        seen, self._seen = self._seen, []
+        return (
+            self._in_sum(book.ran) > self._in_sum(self.of_paper)
+            and all(book.of(query) >= QUERY_SHARE * count - QUERY_SLACK for query, count in self.of_paper.items())
+            and all(map(self.bears, seen))
         )
 
     def _in_sum(self, counts: Mapping[str, float]) -> float:

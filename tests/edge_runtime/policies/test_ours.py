@@ -15,9 +15,9 @@ from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.following import rejoined, unseen
 from edge_runtime.policies.ours import Course, changed
 from edge_runtime.policies.paper import Turns
-from edge_runtime.policies.trial import Trial
+from edge_runtime.policies.trial import HORIZON_S, LEAD_S, Trial
 from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule import Demand, Plan, Situation
+from edge_runtime.schedule import Decision, Demand, Plan, Situation
 from edge_runtime.schedule.costs import Costs, QueryCost
 
 OURS = POLICIES["ours"]
@@ -51,6 +51,26 @@ def test_a_free_choice_that_brings_no_more_does_not_pass():
     costs = Costs({"a": QueryCost(("a",), 0.005, 0, 0.2)}, {"a": 80_000}, 1e6)
     plan, situation, book = begun(costs)
     assert Trial(situation, book, costs, plan).passed(4000) is False
+
+
+def test_the_free_choice_begins_where_its_trial_began_it_and_brings_more_as_that_said():
+    costs, free = swapping(), []
+
+    class Watched:
+        name, view, plan = OURS.name, OURS.view, OURS.plan
+
+        def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+            decision = OURS.decide(situation, costs, plan)
+            if (passed := decision.recall.passed) is not None:
+                free.append((passed, situation.now, decision.count))
+            return decision
+
+    arrivals = {query: [(index + phase) / 20 for index in range(400)] for query, phase in (("a", 0.1), ("b", 0.6))}
+    simulate(costs, arrivals, 100_000, Watched(), dict.fromkeys(costs.queries, Demand(20.0)))
+    trial, began = free[0][:2]
+    assert began == pytest.approx(trial.begins) and began > LEAD_S
+    ran = sum(count for one, now, count in free if one is trial and now < began + HORIZON_S)
+    assert ran > sum(trial.of_paper.values())
 
 
 def test_a_free_choice_may_be_behind_by_what_it_catches_up_with_and_no_more():
