@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,12 +253,17 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     """Every file that this script writes, as it should read."""
     chosen, averaged = _cells(measured / "merge"), _cells(measured / "merge-averaged")
     recorded = dict(transcribed(measured / "transcribed"))
-    first = read_cells(measured / "unseen" / "first")
+    sights = (("first", "at first sight"), ("later", "later"))
+    unseen = [
+        replace(cell, workload=f"{cell.workload} {said}")
+        for when, said in sights
+        for cell in read_cells(measured / "unseen" / when)
+    ]
     drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
     worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
-    at_95 = [*averaged, *(cell for cell in chosen if cell.workload == "gti" and cell.arm == THEIRS), *first]
+    at_95 = [*averaged, *(cell for cell in chosen if cell.workload == "gti" and cell.arm == THEIRS), *unseen]
     worked_out |= of_the_paper(measured, [cell for cell in at_95 if cell.target == 0.95])
     tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}
     pages = {docs / name: filled((docs / name).read_text(encoding="utf-8"), tables) for name in PAGES}
