@@ -153,12 +153,12 @@ def _accepted(f: Fields) -> str:
 
 
 def _adopting(f: Fields) -> str:
-    return "with all layers shared every query is lost: on with weights that one model takes over from another"
+    return "with all layers shared every query is lost: on with models that become parts of others"
 
 
 def _takes(f: Fields) -> str:
-    layers = f"{f['takes']} takes over {about(f['layers'], 'more layer', 'more layers')}"
-    kept = "kept" if f["accepted"] else f"{number(f['required'])} is required, taken back"
+    layers = f"{f['takes']} takes over {about(f['layers'], 'layer', 'layers')} of {f['from']}"
+    kept = "kept" if f["accepted"] else f"{number(f['required'])} is required"
     return f"{layers}: {number(f['ratio'])} of its original ({kept}); {size(f['accepted_bytes'])} saved so far"
 
 

@@ -1,48 +1,55 @@
-"""Taking over: layers of one model take weights of others as they are, and the model learns alone to live with them.
+"""Taking over: a model becomes a part of another one, and learns alone to answer its own question with it.
 
 Where nothing is left of any query once all is tied, as with models that were trained apart and are no larger than
-their tasks ask for, a joint training has to find one weight for all of them and hurts them all. Here whoever gives a
-weight keeps it, and so answers as before; whoever takes some trains what is its own, the weights that are shared
-standing still (merger.mending.private). The smallest model of a set gives: it can bear least. Layers are taken in
-portions, those first whose loss harms least per byte, and a portion is kept when the query still has what is required
-of it, so that what is saved grows from one to the next and nothing that was won is lost.
+their tasks ask for, a joint training has to find one weight for all of them and hurts them all. Here whoever gives
+stays as it is. Whoever takes begins as a part of the giver, blocks left out and norms among it
+(merger.start.standing_in), so that its layers fit each other from the start, and trains what is its own: first its
+norms and head alone, at a high rate, the shared weights standing still (merger.mending.private). Where that is not
+enough it keeps the lightest of its layers to itself, a quarter of the bytes, then half, then more; where it is nearly
+enough, a sixteenth first. The largest gives
+first; who can take nothing may give, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State
-from merger.bench.standing import TRAINING_PASSES, training_flops
-from merger.bench.workbench import Workbench
+from merger.bench.merged import Merged, State, snapshots
+from merger.bench.standing import TRAINING_PASSES, judge_all, training_flops
+from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import NO_TIME
+from merger.journal.outcomes import LEAVES, NO_TIME
 from merger.mending.private import GENTLE, train_private
-from merger.start.alignment import by_shared_bytes
-from merger.start.choosing import Judge
+from merger.start.standing_in import standing_in
 from merger.training.loop import Recipe
-from models.sharing.layers import weight_key
 from models.sharing.plan import Member, SharingPlan
 
-PORTION = 1 / 8
-"""The part of the bytes that a query could take which it takes at once; half of that after it was refused."""
-LEAST = 1 / 16
-"""A query that bears no portion of this size takes no more."""
-ROUNDS = 4
-"""An epoch has so many frames that each query can take so many portions within the work, if it has them."""
+KEPT = (0.0, 0.0625, 0.25, 0.5, 0.75)
+"""The part of the bytes it could take that a query keeps to itself, at most, at one training after the other; so
+little as a sixteenth only where it was near."""
+BOLD = 20
+"""How many times the rate of a joint training: norms and heads alone bear it, and need it to come so far."""
 NEAR = 0.98
-"""A portion that ends with this part of what is required is trained once more, at half the rate."""
+"""A training that ends with this part of what is required was near, and goes on once more at half the rate."""
+PART = 1 / 3
+"""A training takes at most this part of the work that is there for its query."""
+LONG = 16
+"""An epoch has at most so many times the frames of one in a joint training: one model learns, and much."""
 TAKES = "takes over"
-"""The step of a log that says which layers a query took no more."""
+"""The step of a log that says which layers a query kept to itself."""
+LEAST = 0.25
+"""Nobody gives who has less than this part of the bytes that a query could take."""
+GIVERS = 3
+"""So many models are tried as a query's giver at most, those first that have most to give."""
 
 
 @dataclass(frozen=True)
 class Adopting:
-    """Queries that take weights of each other under a `plan`, until each has what is `required` and bears no more."""
+    """Queries that take over what others of a `plan` have, each until it has what is `required`."""
 
     bench: Workbench
     plan: SharingPlan
@@ -51,149 +58,169 @@ class Adopting:
     checkpoint: Checkpoint
     bounds: Bounds
 
-    def run(self, apart: Mapping[str, State]) -> tuple[Merged, dict[str, float]]:
-        """What is merged in the end, and every query's ratio on val; starts from models in one order of channels.
+    def run(self) -> tuple[Merged, dict[str, float]]:
+        """What is merged in the end, and every query's ratio on val; the plan may be empty.
 
-        The plan may be empty. The log has a row for each portion, and one for what each query took no more.
+        The log has a row for each training, one for what each query kept to itself, and one of the sets tried.
         """
-        takers = [query for query in by_shared_bytes(self.bench, self.plan) if self._takeable(query)]
         now = self.checkpoint.part("adopting")
         if not now:
+            queries = self._largest_first()
+            originals = snapshots({query: self.bench.originals[query] for query in queries})
             now.update(
-                merged=Merged(SharingPlan(), {q: apart[q] for q in self.plan.queries()}).to_plain(),
-                ratios=dict.fromkeys(sorted(self.plan.queries()), 1.0), rows=[], number=0, frames=self._frames(takers),
-                sizes=dict.fromkeys(takers, PORTION), risks={}, turns=takers,
+                merged=Merged(SharingPlan(), originals).to_plain(), ratios=dict.fromkeys(sorted(queries), 1.0),
+                givers=[], turns=queries, rows=[], tried=[],
             )  # fmt: skip
         while now["turns"]:
             query, *others = now["turns"]
-            name = f"portion {now['number'] + 1}"
-            if query not in now["risks"]:
-                risks = self.checkpoint.step("risks", partial(self._risks, query, apart))
-                now["risks"] = {**now["risks"], query: risks}
-                self.checkpoint.forget("risks")
-            found = self.checkpoint.step(name, partial(self._portion, query, now))
-            if found["accepted"]:
-                now["merged"], now["ratios"] = found["merged"], {**now["ratios"], query: found["ratio"]}
-            if found["row"] is None:
-                turns = others  # all of it is taken, or no work is left
+            found = self.checkpoint.step(f"{query} takes", partial(self._taking, query, now))
+            if found["merged"] is None:
+                now["givers"] = [*now["givers"], query]
             else:
-                size = now["sizes"][query] if found["accepted"] else now["sizes"][query] / 2
-                now["sizes"] = {**now["sizes"], query: size}
-                smaller = size >= LEAST and len(found["row"]["layers"]) > 1
-                turns = [*others, query] if found["accepted"] or smaller else others
-                now["rows"] = [*now["rows"], found["row"]]
-            now.update(turns=turns, number=now["number"] + 1)
-            self.checkpoint.forget(name)
-        merged = Merged.from_plain(now["merged"])
-        for row in [*now["rows"], *self._not_taken(takers, merged.plan, now["rows"])]:
+                now["merged"], now["ratios"] = found["merged"], {**now["ratios"], query: found["ratio"]}
+            now["tried"], now["rows"] = [*now["tried"], *found["tried"]], [*now["rows"], *found["rows"]]
+            now["turns"] = others
+            self.checkpoint.forget(f"{query} takes")
+        for row in now["rows"]:
             self.checkpoint.note(row)
-        return merged, now["ratios"]
+        sets = _with_pairs(SharingPlan(), now["tried"]).shared
+        self.checkpoint.note({"sets": [[list(member) for member in members] for members in sets]})
+        return Merged.from_plain(now["merged"]), now["ratios"]
 
-    def _portion(self, query: str, now: Mapping[str, Any]) -> dict[str, Any]:
-        """What the next layers that a query takes come to; no `row` where there are none, or no work."""
-        before = Merged.from_plain(now["merged"])
-        paths = self._next(query, now["risks"][query], before.plan, now["sizes"][query])
-        recipe = replace(self.recipe, frames_per_epoch=now["frames"], rate=self.recipe.rate / GENTLE)
-        if not paths or not self.checkpoint.step("fits", partial(self._fits, query, recipe)):
-            return {"accepted": False, "row": None}
-        plan, state = before.plan, dict(before.states[query])
-        for path in paths:
-            members, (giver, theirs) = self._set(query, path)
-            plan = self._joined(plan, members, (giver, theirs), (query, path))
-            state[weight_key(state, path)] = before.states[giver][weight_key(before.states[giver], theirs)]
-        found: dict[str, Any] = {"ratio": 0.0}
-        required, states, epochs = self.required[query], {**before.states, query: state}, 0
-        for turn in range(2):
-            again = replace(recipe, seed=recipe.seed + 2 * now["number"] + turn, rate=recipe.rate / 2**turn)
-            train = partial(
-                train_private, self.bench, Merged(plan, states), plan, query, again, required, self.checkpoint
-            )
-            found = self.checkpoint.step(f"turn {turn}", train)
-            states, epochs = {**states, query: found["state"]}, epochs + found["trained"]
-            near = NEAR * required <= found["ratio"] < required
-            if not near or not self.checkpoint.step(f"fits after {turn}", partial(self._fits, query, recipe)):
-                break
-        accepted = found["ratio"] >= required
-        merged = Merged(plan, states) if accepted else before
-        saved = merged.plan.saved_bytes(self.bench.layers)
-        row = {"takes": query, "layers": paths, "ratio": found["ratio"], "required": required, "epochs": epochs,
-               "accepted": accepted, "accepted_bytes": saved, "work": self.bench.work.total}  # fmt: skip
-        self.bench.progress("takes", **{**row, "layers": len(paths)})
-        return {"accepted": accepted, "row": row, "merged": merged.to_plain(), "ratio": found["ratio"]}
+    def _largest_first(self) -> list[str]:
+        """The queries of the plan by the bytes of their layers, those too that nobody shares yet."""
+        size = dict.fromkeys(sorted(self.plan.queries()), 0)
+        for layer in self.bench.layers:
+            if layer.query in size and not layer.head:
+                size[layer.query] += layer.bytes
+        return sorted(size, key=lambda query: -size[query])
 
-    def _fits(self, query: str, recipe: Recipe) -> bool:
-        """Whether the work that is left is enough for this training of a query."""
-        return not self.bounds.over and training_flops(self.bench, [query], recipe) <= self.bounds.work_left
-
-    def _frames(self, takers: Sequence[str]) -> int:
-        """The frames of an epoch: as many as the data has, where the work is enough for all rounds with so many."""
-        queries, bench = self.bench.queries, self.bench
-        epochs = ROUNDS * self.recipe.epochs
-        once = sum(bench.work.of(queries[query]) for query in takers)
-        judging = epochs * sum(bench.work.of(queries[query]) * len(bench.val[query]) for query in takers)
-        left = max(0.0, self.bounds.work_left - judging)
-        most = max((len(bench.train[query]) for query in takers), default=1)
-        wanted = left / (TRAINING_PASSES * epochs * once) if once else most
-        return int(min(most, max(self.recipe.frames_per_epoch, wanted)))
-
-    def _takeable(self, query: str) -> dict[str, int]:
-        """Path -> bytes of the layers that a query may take from others."""
-        size = {layer.path: layer.bytes for layer in self.bench.layers if layer.query == query}
-        own = [(path, members) for members in self.plan.shared for name, path in members if name == query]
-        return {path: size[path] for path, members in own if self._giver(members)[0] != query}
-
-    def _giver(self, members: Sequence[Member]) -> Member:
-        """The member of the smallest model."""
-        rank = {query: place for place, query in enumerate(by_shared_bytes(self.bench, self.plan))}
-        return max(members, key=lambda member: rank[member[0]])
-
-    def _set(self, query: str, path: str) -> tuple[Sequence[Member], Member]:
-        members = next(members for members in self.plan.shared if (query, path) in members)
-        return members, self._giver(members)
-
-    def _joined(self, plan: SharingPlan, members: Sequence[Member], giver: Member, taker: Member) -> SharingPlan:
-        """The plan with one more member of a set beside those that have its weight already."""
-        present = next((own for own in plan.shared if giver in own), (giver,))
-        others = tuple(own for own in plan.shared if giver not in own)
-        both = {*present, taker}
-        return replace(plan, shared=(*others, tuple(member for member in members if member in both)))
-
-    def _risks(self, query: str, apart: Mapping[str, State]) -> dict[str, float]:
-        """Path -> the part of the heads' inputs that a model loses with the weight that this layer would take."""
-        judge, risks = Judge(self.bench, [query], self.checkpoint), {}
-        for path in self._takeable(query):
-            giver, theirs = self._set(query, path)[1]
-            key, weight = weight_key(apart[query], path), apart[giver][weight_key(apart[giver], theirs)]
-            risks[path] = judge.error(query, self.bench.models([query], {query: {**apart[query], key: weight}})[query])
-        return risks
-
-    def _next(self, query: str, risks: Mapping[str, float], plan: SharingPlan, part: float) -> list[str]:
-        """The layers that a query takes next: so much of all it could take, the least risk for a byte first."""
-        sizes, taken = self._takeable(query), _shared(plan, query)
-        chosen: list[str] = []
-        for path in sorted(sizes, key=lambda path: (risks[path] / sizes[path], path)):
-            if sum(sizes[one] for one in chosen) < part * sum(sizes.values()) and path not in taken:
-                chosen.append(path)
-        return chosen
-
-    def _not_taken(
-        self, takers: Sequence[str], plan: SharingPlan, rows: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Rows that say of each query which layers it took no more, and the portion because of which."""
-        said = []
-        for query in takers:
-            taken = _shared(plan, query)
-            refused = [row for row in rows if row["takes"] == query and not row["accepted"]]
-            if private := [path for path in self._takeable(query) if path not in taken]:
-                last = refused[-1] if refused else None
-                after = f"taking over {len(last['layers'])} layers" if last else NO_TIME
-                said.append({
-                    "query": query, "repair": TAKES, "private": private, "after": after,
-                    "ratio": last["ratio"] if last else None, "required": self.required[query],
+    def _taking(self, query: str, now: Mapping[str, Any]) -> dict[str, Any]:
+        """What a query comes to that takes over from the best giver; `merged` is None where it takes nothing."""
+        before, rows = Merged.from_plain(now["merged"]), list[dict[str, Any]]()
+        found: dict[str, Any] = {"merged": None, "rows": rows, "tried": []}
+        if (best := self._best_giver(query, now["givers"], before)) is None:
+            return found
+        giver, pairs, state = best
+        found["tried"] = [[(giver, theirs), (query, path)] for path, theirs in pairs.items()]
+        ratio, after, failed = None, NO_TIME, (NO_TIME, None)
+        for kept in KEPT:
+            if 0 < kept < KEPT[2] and (ratio or 0.0) < NEAR * self.required[query]:
+                continue
+            taken = self._all_but(query, pairs, kept)
+            plan = _with_pairs(before.plan, [[(giver, pairs[path]), (query, path)] for path in taken])
+            own = [path for path in pairs if path not in taken]
+            for turn in range(2):
+                name = f"{kept:g}, turn {turn}"
+                recipe = self.checkpoint.step(f"recipe of {name}", partial(self._recipe, query, now["turns"], turn))
+                if recipe is None or not taken:
+                    return {**found, "rows": [*rows, self._said(query, LEAVES, [], after, ratio)]}
+                states = {**before.states, query: state}
+                train = partial(
+                    train_private, self.bench, Merged(plan, states), plan, query, Recipe(**recipe),
+                    self.required[query], self.checkpoint,
+                )  # fmt: skip
+                learnt = self.checkpoint.step(name, train)
+                state, ratio, after = learnt["state"], learnt["ratio"], f"taking over {len(taken)} layers"
+                accepted = ratio >= self.required[query]
+                saved = (plan if accepted else before.plan).saved_bytes(self.bench.layers)
+                rows.append({
+                    "takes": query, "from": giver, "layers": taken, "ratio": ratio, "required": self.required[query],
+                    "epochs": learnt["trained"], "accepted": accepted, "accepted_bytes": saved,
                     "work": self.bench.work.total,
                 })  # fmt: skip
-        return said
+                self.bench.progress("takes", **{**rows[-1], "layers": len(taken)})
+                if accepted:
+                    said = [self._said(query, TAKES, own, *failed)] if own else []
+                    merged = Merged(plan, {**before.states, query: state})
+                    return {**found, "merged": merged.to_plain(), "ratio": ratio, "rows": [*rows, *said]}
+                if ratio < NEAR * self.required[query]:
+                    break
+            failed = (after, ratio)
+        return {**found, "rows": [*rows, self._said(query, LEAVES, [], after, ratio)]}
+
+    def _said(self, query: str, how: str, own: Sequence[str], after: str, ratio: float | None) -> dict[str, Any]:
+        """The row that says what a query kept to itself, or that it left, and after what."""
+        return {
+            "query": query, "repair": how, "private": list(own), "after": after, "ratio": ratio,
+            "required": self.required[query], "work": self.bench.work.total,
+        }  # fmt: skip
+
+    def _best_giver(
+        self, query: str, givers: Sequence[str], before: Merged
+    ) -> tuple[str, dict[str, str], State] | None:
+        """The giver as a part of which the query begins best on val; path -> the giver's path; and that state."""
+        size = self._takeable(query)
+        found = dict[str, tuple[dict[str, str], State]]()
+        for giver in givers:
+            modules = standing_in(self.bench.originals[query], self.bench.originals[giver])
+            shareable = {layer.path: layer.wide for layer in self.bench.layers if layer.query == giver}
+            pairs = {path: theirs for path, theirs in modules.items() if path in size and theirs in shareable}
+            if sum(size[path] for path in pairs) >= LEAST * sum(size.values()):
+                found[giver] = pairs, self._part_of(query, giver, modules, before.states[giver])
+        most = sorted(found, key=lambda giver: -sum(size[path] for path in found[giver][0]))[:GIVERS]
+        if not most:
+            return None
+        begun = {
+            giver: judge_all(
+                self.bench, self.checkpoint, f"as a part of {giver}",
+                self.bench.models([query], {query: found[giver][1]}), SharingPlan(), CALIBRATION_FRAMES,
+            )[query]
+            for giver in most
+        }  # fmt: skip
+        best = max(most, key=lambda giver: begun[giver])
+        return best, *found[best]
+
+    def _part_of(self, query: str, giver: str, modules: Mapping[str, str], theirs: State) -> State:
+        """The query's model as a part of its giver: all that stands in, heads only where they tell the same classes."""
+        mine, other = self.bench.queries[query], self.bench.queries[giver]
+        heads = {layer.path for layer in self.bench.layers if layer.query == query and layer.head}
+        alike = (mine.task, list(mine.classes)) == (other.task, list(other.classes))
+        paths = {path: there for path, there in modules.items() if alike or path not in heads}
+        state = dict(self.bench.originals[query].state_dict())
+        for key in state:
+            path, _, name = key.rpartition(".")
+            if path in paths:
+                state[key] = theirs[f"{paths[path]}.{name}" if paths[path] else name]
+        return {key: tensor.detach().to("cpu", copy=True) for key, tensor in state.items()}
+
+    def _takeable(self, query: str) -> dict[str, int]:
+        """Path -> bytes of the layers of a query that are to be shared."""
+        size = {layer.path: layer.bytes for layer in self.bench.layers if layer.query == query}
+        return {path: size[path] for members in self.plan.shared for name, path in members if name == query}
+
+    def _all_but(self, query: str, pairs: Mapping[str, str], kept: float) -> list[str]:
+        """The layers of these pairs but the lightest, which are this part of their bytes at most."""
+        size = self._takeable(query)
+        left, taken = kept * sum(size[path] for path in pairs), list[str]()
+        for path in sorted(pairs, key=lambda path: size[path]):
+            left -= size[path]
+            if left < 0:
+                taken.append(path)
+        return taken
+
+    def _recipe(self, query: str, turns: Sequence[str], turn: int) -> dict[str, Any] | None:
+        """How a query is trained next; None where too little work is left."""
+        bench, cost = self.bench, {one: self.bench.work.of(self.bench.queries[one]) for one in turns}
+        mine = PART * self.bounds.work_left * cost[query] / sum(cost.values())
+        frames = (mine / (cost[query] * self.recipe.epochs) - len(bench.val[query])) / TRAINING_PASSES
+        least, most = self.recipe.frames_per_epoch, min(len(bench.train[query]), LONG * self.recipe.frames_per_epoch)
+        recipe = replace(
+            self.recipe, rate=BOLD * self.recipe.rate / GENTLE / 2**turn, features=0.0,
+            frames_per_epoch=int(min(most, max(least, frames))),
+        )  # fmt: skip
+        fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left
+        return asdict(recipe) if fits else None
 
 
-def _shared(plan: SharingPlan, query: str) -> set[str]:
-    return {path for members in plan.shared for owner, path in members if owner == query}
+def _with_pairs(plan: SharingPlan, pairs: Sequence[Sequence[Member]]) -> SharingPlan:
+    """The plan with members beside their givers, in the sets that those have already or in new ones."""
+    sets = [list(members) for members in plan.shared]
+    where = {member: own for own in sets for member in own}
+    for giver, taker in pairs:
+        own = where.get(giver)
+        if own is None:
+            own = where[giver] = [giver]
+            sets.append(own)
+        own.append(taker)
+    return replace(plan, shared=tuple(tuple(members) for members in sets))

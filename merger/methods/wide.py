@@ -4,7 +4,7 @@ GEMEL adds one group after the other and gives a group up when a model fails; he
 one annealed training brings nearly all queries back, and a query that stays below its target is mended alone
 (merger.mending) while nothing that others share is touched. A query of which next to nothing is left, at the start
 of a hard merge or after a sprint, waits: the others are merged and accepted without it, and then it joins them. Where
-next to nothing is left of any, models take over weights of each other instead (merger.methods.adopting). What saved
+next to nothing is left of any, models become parts of each other instead (merger.methods.adopting). What saved
 most on the way, with every query having what is required, is the merge where the end saves less.
 """
 
@@ -56,10 +56,12 @@ FEATURES = 1.0
 
 
 def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
+    """What is equal already, and the sets that were trained: the others of the whole plan, or what models took over."""
     sets = whole_plan(bench, options).shared
     known = {query for row in log for query in row.get("equal", ())}
     as_is = [members for members in sets if members[0][0] in known]
-    trained = [members for members in sets if members[0][0] not in known]
+    taken = [[tuple(map(tuple, members)) for members in row["sets"]] for row in log if "sets" in row]
+    trained = taken[0] if taken else [members for members in sets if members[0][0] not in known]
     return [*map(Trial, as_is), *all_at_once(trained, log, options.required(bench), work)]
 
 
@@ -175,7 +177,7 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     start = checkpoint.step("start", partial(_start, sprints))
     bench.begin(TRAINING, work=sprints.most_work())
     if "shattered" in start:
-        return _adopted(sprints, start["apart"], 0)
+        return _adopted(sprints, 0)
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
@@ -208,7 +210,7 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     won = first.won.plan.saved_bytes(bench.layers)
     if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
         if not (won or start["waits"] or first.plan.shared):
-            return _adopted(sprints, start["apart"], first.sprints)
+            return _adopted(sprints, first.sprints)
         lost = {row["waits"]: row for row in checkpoint.log if "waits" in row}
         for query in sorted(waiting - first.plan.queries()):
             row = lost[query]
@@ -223,11 +225,11 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     return replace(sprints.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
 
 
-def _adopted(sprints: Sprints, apart: Mapping[str, State], number: int) -> Trained:
-    """What it comes to when models take over weights of each other, after so many sprints in vain."""
+def _adopted(sprints: Sprints, number: int) -> Trained:
+    """What it comes to when models become parts of each other, after so many sprints in vain."""
     sprints.bench.progress("adopting", queries=sorted(sprints.plan.queries()))
     adopting = Adopting(sprints.bench, sprints.plan, sprints.recipe, sprints.required, sprints.checkpoint, sprints.end)
-    merged, ratios = sprints.bench.once(partial(adopting.run, apart))
+    merged, ratios = sprints.bench.once(adopting.run)
     ratios = {query: ratios[query] for query in sorted(merged.plan.queries())}
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, merged)
 
