@@ -33,6 +33,8 @@ KEPT = (0.0, 0.0625, 0.25, 0.5, 0.75)
 little as a sixteenth only where it was near."""
 BOLD = 20
 """How many times the rate of a joint training: norms and heads alone bear it, and need it to come so far."""
+GENTLER = 4
+"""Where layers train that a query keeps to itself, the rate is so many times lower."""
 NEAR = 0.98
 """A training that ends with this part of what is required was near, and goes on once more at half the rate."""
 PART = 1 / 3
@@ -103,16 +105,17 @@ class Adopting:
             return found
         giver, pairs, state = best
         found["tried"] = [[(giver, theirs), (query, path)] for path, theirs in pairs.items()]
-        ratio, after, failed = None, NO_TIME, (NO_TIME, None)
+        ratio, after, failed, taken = None, NO_TIME, (NO_TIME, None), list[str]()
         for kept in KEPT:
-            if 0 < kept < KEPT[2] and (ratio or 0.0) < NEAR * self.required[query]:
+            far = 0 < kept < KEPT[2] and (ratio or 0.0) < NEAR * self.required[query]
+            before_it, taken = taken, taken if far else self._all_but(query, pairs, kept)
+            if kept and taken == before_it:
                 continue
-            taken = self._all_but(query, pairs, kept)
             plan = _with_pairs(before.plan, [[(giver, pairs[path]), (query, path)] for path in taken])
             own = [path for path in pairs if path not in taken]
             for turn in range(2):
-                name = f"{kept:g}, turn {turn}"
-                recipe = self.checkpoint.step(f"recipe of {name}", partial(self._recipe, query, now["turns"], turn))
+                name, slower = f"{kept:g}, turn {turn}", 2**turn * (GENTLER if own else 1)
+                recipe = self.checkpoint.step(f"recipe of {name}", partial(self._recipe, query, now["turns"], slower))
                 if recipe is None or not taken:
                     return {**found, "rows": [*rows, self._said(query, LEAVES, [], after, ratio)]}
                 states = {**before.states, query: state}
@@ -199,14 +202,14 @@ class Adopting:
                 taken.append(path)
         return taken
 
-    def _recipe(self, query: str, turns: Sequence[str], turn: int) -> dict[str, Any] | None:
-        """How a query is trained next; None where too little work is left."""
+    def _recipe(self, query: str, turns: Sequence[str], slower: int) -> dict[str, Any] | None:
+        """How a query is trained next, so many times slower than at first; None where too little work is left."""
         bench, cost = self.bench, {one: self.bench.work.of(self.bench.queries[one]) for one in turns}
         mine = PART * self.bounds.work_left * cost[query] / sum(cost.values())
         frames = (mine / (cost[query] * self.recipe.epochs) - len(bench.val[query])) / TRAINING_PASSES
         least, most = self.recipe.frames_per_epoch, min(len(bench.train[query]), LONG * self.recipe.frames_per_epoch)
         recipe = replace(
-            self.recipe, rate=BOLD * self.recipe.rate / GENTLE / 2**turn, features=0.0,
+            self.recipe, rate=BOLD * self.recipe.rate / GENTLE / slower, features=0.0,
             frames_per_epoch=int(min(most, max(least, frames))),
         )  # fmt: skip
         fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import merger.methods.wide as wide_module
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.methods.adopting import Adopting
 from merger.methods.sprints import Sprints
@@ -111,6 +113,31 @@ def test_the_log_says_of_every_layer_why_it_is_not_taken(
         assert missing == trial.in_the_way.keys() and all(why["ratio"] == 0.5 for why in trial.in_the_way.values())
 
 
+def test_an_interrupted_one_goes_on_where_it_stood(
+    adopting: Adopting, bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = replace(adopting, checkpoint=Checkpoint(tmp_path / "whole", {}, False))
+    tried = taught(monkeypatch, 2)
+    wanted, ratios = whole.run()
+    calls, train = len(tried), adopting_module.train_private
+
+    def interrupted(*args: Any) -> dict[str, Any]:
+        if len(tried) == calls + 3:
+            raise KeyboardInterrupt
+        return train(*args)
+
+    monkeypatch.setattr(adopting_module, "train_private", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        adopting.run()
+    adopting.checkpoint.write()
+    monkeypatch.setattr(adopting_module, "train_private", train)
+    again = replace(adopting, checkpoint=Checkpoint(adopting.checkpoint.folder, {}, True))
+    merged, found = again.run()
+    assert len(tried) == 2 * calls and (merged.plan, found) == (wanted.plan, ratios)
+    kept = [row for row in whole.checkpoint.log if "sets" not in row]
+    assert [row.get("ratio") for row in again.checkpoint.log if "sets" not in row] == [row["ratio"] for row in kept]
+
+
 def test_without_work_nothing_is_taken(adopting: Adopting, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = taught(monkeypatch, 3)
     poor = replace(adopting, bounds=Bounds(bench.work, 1.0))
@@ -122,7 +149,7 @@ def test_an_epoch_is_as_long_as_data_and_work_allow(adopting: Adopting, bench: W
     def frames(most_work: float, least: int) -> int:
         recipe = replace(adopting.recipe, frames_per_epoch=least)
         bounded = replace(adopting, bounds=Bounds(bench.work, most_work), recipe=recipe)
-        return (bounded._recipe("q0", ["q0", "q2"], 0) or {})["frames_per_epoch"]
+        return (bounded._recipe("q0", ["q0", "q2"], 1) or {})["frames_per_epoch"]
 
     most = len(bench.train["q0"])
     assert frames(math.inf, 512) == most and frames(math.inf, 2) == 32 < most
