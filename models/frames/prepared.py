@@ -54,9 +54,12 @@ class Prepared:
         return self
 
     def keep_on(self, device: torch.device) -> bool:
-        """Keep all frames on this device, decoded now; whether there was room: they stay where they were otherwise."""
+        """Keep all frames that are kept on this device, decoded now; without room there they stay where they were.
+
+        Returns whether there was room.
+        """
         if self._images is None:
-            return False
+            return True
         try:
             self.load()
             self._images = self._images.to(device)

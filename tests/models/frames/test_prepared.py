@@ -79,4 +79,12 @@ def test_frames_stay_where_they_were_when_a_card_has_no_room(query: Query, monke
         assert not found.keep_on(torch.device("meta"))
     assert found.batch([0]).device.type == "cpu" and int(found.batch([0]).max()) == 7
     monkeypatch.setattr(prepared_module, "MAX_CACHED_BYTES", 0)
-    assert not Prepared(query, _split([lambda: _frame(7)])).keep_on(torch.device("meta")), "they are too many to keep"
+    many = Prepared(query, _split([lambda: _frame(7)]))
+    assert many.keep_on(torch.device("meta")) and many.batch([0]).device.type == "cpu", "too many to keep anywhere"
+
+
+@torch.inference_mode()
+def test_frames_are_decoded_by_several_threads_in_inference_mode_too(query: Query, monkeypatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    found = Prepared(query, _split([lambda value=value: _frame(value) for value in range(3)]))
+    assert found.batch([2, 0])[:, 0, 0, 0].tolist() == [2, 0] and found.batch([1]).max() == 1
