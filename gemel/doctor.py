@@ -20,6 +20,13 @@ COPY_BYTES = 64 * 2**20
 STORAGE_BYTES = 128 * 2**20
 CHUNK_BYTES = 4 * 2**20
 ROUNDS = 7
+UNPROVED = (
+    "anything on a card (CUDA): swapping, engines, training",
+    "the engine tensorrt",
+    "merges over several cards (NCCL)",
+    "a Jetson, and GStreamer's decoder on one",
+)
+"""What was built and tested with stand-ins, and has never run on what it is for."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Diagnosis:
             "storage_cache_dropped": self.storage_dropped,
             "storage_path": self.storage_path,
             "engines": list(self.engines),
+            "unproved": list(UNPROVED),
         }
 
     def to_text(self) -> str:
@@ -57,6 +65,8 @@ class Diagnosis:
             f"storage at {self.storage_path}: {self.storage_gb_s:.2f} GB/s (median of {ROUNDS}); {dropped}",
             "",
             table(("engine", "runs", "how"), rows),
+            "",
+            f"tested with stand-ins only, never run: {'; '.join(UNPROVED)}",
         ])  # fmt: skip
 
 
@@ -141,7 +151,7 @@ def _read(path: str) -> None:
 
 
 def _engines(device: str) -> list[dict[str, Any]]:
-    """Each engine, whether it can run here, and by what or why not."""
+    """Each engine, whether it can run here, by what or why not, and whether it ever ran on such a device."""
     from edge_runtime.engines.registry import ENGINES, engine_named
 
     found = []
@@ -149,5 +159,7 @@ def _engines(device: str) -> list[dict[str, Any]]:
         engine = engine_named(name)
         missing = engine.missing(device)
         detail = engine.detail(device) if missing is None else missing
-        found.append({"engine": name, "available": missing is None, "detail": detail})
+        proved = device in engine.proved_on
+        detail += "" if proved else " (never run)"
+        found.append({"engine": name, "available": missing is None, "detail": detail, "proved": proved})
     return found

@@ -46,6 +46,7 @@ STAGES: Mapping[str, Stage] = {
     "speed": Stage("running", "speed", 180),
     "serving": Stage("serving", "serve", 150),
     "merging": Stage("training", "merge", 180),
+    "layout": Stage("training", "lay_out", 180),
     "onnx": Stage("running", "onnx", 240),
 }
 

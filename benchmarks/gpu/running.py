@@ -13,7 +13,6 @@ from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
 from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.base import EngineError, FrameEngine
-from edge_runtime.engines.compiled.making import in_full
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import engine_named, make_engine
 from edge_runtime.memory.arena import Arena
@@ -21,6 +20,7 @@ from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import BATCHES
 from models.bundle import Bundle
 from models.parts.terms import Width
+from models.products import in_full
 
 CLOSE, CLOSE_IN_HALF = 1e-4, 2e-2
 COUNTS = (1, 3)

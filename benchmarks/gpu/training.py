@@ -1,8 +1,15 @@
-"""Merging: how fast a card trains two models that share, how busy it is, and whether it learns what the CPU does."""
+"""Merging: how fast a card trains two models that share, how busy it is, whether it learns what the CPU does, and how a
+step is laid out that does not fit.
+"""
 
 from __future__ import annotations
 
 import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -12,10 +19,12 @@ import yaml
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, SIZE, SMALL_SIZE
 from benchmarks.gpu.found import Found, Setting
-from edge_runtime.engines.compiled.making import in_full
+from merger.training.fitting import Layout, first_that_fits, layouts
 from merger.training.loop import Recipe, Training, TrainingSet, Work
+from merger.training.precision import Precisions, apart
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
+from models.products import in_full
 from models.workload import Workload, load_workload
 from models.zoo import build_query
 
@@ -46,6 +55,85 @@ def merge(setting: Setting, found: Found) -> None:
         found.note("busy", busy_s / seconds)
         if busy_s / seconds < LEAST_BUSY:
             found.missed.append(f"the card is busy {busy_s / seconds:.2f} of the time, {LEAST_BUSY} is asked")
+
+
+def lay_out(setting: Setting, found: Found) -> None:
+    """Train frames on the device, intermediates computed again, a step that does not fit, and precisions tried."""
+    model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 64)
+    workload = _workload(setting.folder / "layout", model, size, frames)
+    sets = {one.id: TrainingSet(one, Prepared(one, load_split(one, "train")).load()) for one in workload.queries}
+    recipe = Recipe(epochs=1, frames_per_epoch=frames)
+    elsewhere = _loss(workload, sets, setting.device, frames)
+    kept = [data.prepared.keep_on(setting.device) for data in sets.values()]
+    found.holds("frames_kept_on_device", all(kept))
+    found.holds("batches_from_device", next(iter(sets.values())).prepared.batch([0]).device.type == setting.device.type)
+    plain, again = (
+        _peak(setting, partial(_training, workload, sets, setting.device, replace(recipe, recompute=wanted), "fp32"))
+        for wanted in (False, True)
+    )
+    found.at_most("loss_with_frames_there_apart", abs(plain[0] - elsewhere) / abs(elsewhere), LOSS_APART)
+    found.at_most("loss_computed_again_apart", abs(again[0] - plain[0]) / abs(plain[0]), LOSS_APART)
+    found.note("peak_bytes", [plain[1], again[1]])
+    if setting.on_card:
+        found.holds("less_is_kept", again[1] < plain[1])
+        found.at_most("waits_in_a_step", _waits(_training(workload, sets, setting.device, recipe, "fp32")), 1)
+    possible = layouts(recipe)
+
+    def attempt(layout: Layout) -> bool:
+        layout.place(sets.values(), setting.device)
+        if not setting.on_card and not layout.recompute:
+            raise torch.OutOfMemoryError("made up")
+        with _limited(setting, (plain[1] + again[1]) // 2):
+            _training(workload, sets, setting.device, layout.trial(recipe), "fp32").epoch()
+        return True
+
+    chosen = possible[first_that_fits(possible, attempt)]
+    found.note("layout", str(chosen))
+    found.holds("computed_again_where_it_does_not_fit", chosen.recompute)
+    query = workload.queries[0]
+    original = build_query(query).to(setting.device).eval()
+    images = sets[query.id].frames(range(min(16, frames)), setting.device)
+    found.note("precision", Precisions("auto", {}).of(query, original, lambda: images))
+    found.note("loss_by_precision", {kind: apart(query, original, images, kind) for kind in ("tf32", "bf16")})
+
+
+def _peak(setting: Setting, begin: Callable[[], Training]) -> tuple[float, int]:
+    """The loss of an epoch, and on a card the most memory that was in use."""
+    training = begin()
+    if setting.on_card:
+        torch.cuda.reset_peak_memory_stats(setting.device)
+    with in_full():
+        loss = training.epoch()
+    return loss, torch.cuda.max_memory_allocated(setting.device) if setting.on_card else 0
+
+
+@contextmanager
+def _limited(setting: Setting, nbytes: int) -> Iterator[None]:
+    """No more memory than this may be given out within; on a processor nothing is limited."""
+    if not setting.on_card:
+        yield
+        return
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(setting.device).total_memory
+    torch.cuda.set_per_process_memory_fraction(nbytes / whole, setting.device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, setting.device)
+
+
+def _waits(training: Training) -> float:
+    """How often the processor waits for the card in a step: torch warns of each wait."""
+    training.epoch()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(training.steps):
+                training._take_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in told) / training.steps
 
 
 def _busy_s(training: Training) -> float:

@@ -2,9 +2,10 @@
 
 Usage: python -m benchmarks.merging.scale
 
-Queries are high-6's twelve, over and over, each a model of its own. Each card trains its own queries beside their
-originals and keeps gradients and AdamW's moments of what they use; gradients of a weight that several cards use are
-summed over these (all-reduce, ring). Prints the tables of docs/scale.md.
+Queries are high-6's twelve, over and over, each a model of its own. The planner of merges in several processes
+(merger.crew.placing) places them, by FLOPs and by the sets that `wide` would tie. Each card trains its own queries
+beside their originals and keeps gradients and AdamW's moments of what they use; gradients of a weight that several
+cards use are summed over these (all-reduce, ring). Prints the tables of docs/scale.md.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from merger.training.loop import BACKWARD_PASSES, Recipe, forward_flops
-from models.sharing.groups import ceiling_bytes
+from merger.crew.placing import placed
+from merger.training.loop import Recipe, forward_flops
+from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import Layer, layers_of, model_bytes
 from models.workload import load_workload
 
@@ -37,6 +39,11 @@ class Model:
     nbytes: int
     flops: int
     layers: tuple[Layer, ...]
+
+    @property
+    def name(self) -> str:
+        """The query, as its layers name it."""
+        return self.layers[0].query
 
 
 @dataclass(frozen=True)
@@ -86,46 +93,22 @@ def neighbourhoods(models: Sequence[Model], most: int) -> list[list[Model]]:
 
 
 def load_of(models: Sequence[Model], cards: int, batch: int) -> Load:
-    """The largest load, with models of one kind beside each other and FLOPs spread evenly."""
-    parts = _spread(models, cards)
-    passes = batch * (1 + BACKWARD_PASSES + 1)  # the model forward and backward, and its original
-    sent = _sent(parts)
+    """The largest load, with the models on the cards where a merge's own planner puts them."""
+    found = groups([layer for one in models for layer in one.layers], "wide")
+    users = [(Counter(query for query, _ in group.members), group.bytes) for group in found]
+    where = placed({one.name: float(one.flops) for one in models}, [(own, size) for own, size in users], cards)
+    known = {one.name: one for one in models}
+    parts = [[known[name] for name in part] for part in where]
+    sent = [0.0] * cards
+    for own, nbytes in users:  # of a gradient that k cards have each sends 2 (k - 1) / k
+        having = [rank for rank, part in enumerate(where) if not own.keys().isdisjoint(part)]
+        for rank in having:
+            sent[rank] += nbytes * 2 * (len(having) - 1) / len(having)
     return Load(
         max(sum(one.nbytes for one in part) + MOMENTS * unique_bytes(part) for part in parts),
-        max(passes * sum(one.flops for one in part) for part in parts) / FLOPS_PER_S,
+        batch * Recipe().passes() * max(sum(one.flops for one in part) for part in parts) / FLOPS_PER_S,
         max(sent),
     )
-
-
-def _spread(models: Sequence[Model], cards: int) -> list[list[Model]]:
-    each = sum(one.flops for one in models) / cards
-    parts: list[list[Model]] = [[] for _ in range(cards)]
-    done = 0.0
-    for one in sorted(models, key=lambda one: one.kind):
-        parts[min(cards - 1, int((done + one.flops / 2) / each))].append(one)
-        done += one.flops
-    return [part for part in parts if part]
-
-
-def _sent(parts: Sequence[Sequence[Model]]) -> list[float]:
-    """Bytes that each card sends a step: of a gradient that k cards have, 2 (k - 1) / k."""
-    needs = [_occurrences(part) for part in parts]
-    size = {layer.wide: layer.bytes for part in parts for one in part for layer in one.layers}
-    sent = [0.0] * len(parts)
-    for wide, nbytes in size.items():
-        for place in range(max(own[wide] for own in needs)):
-            users = [index for index, own in enumerate(needs) if own[wide] > place]
-            for index in users:
-                sent[index] += nbytes * 2 * (len(users) - 1) / len(users)
-    return sent
-
-
-def _occurrences(models: Sequence[Model]) -> Counter[str]:
-    """How many weights of each signature these models need when they share them."""
-    most: Counter[str] = Counter()
-    for one in models:
-        most |= Counter(layer.wide for layer in one.layers if not layer.head)
-    return most
 
 
 def _kinds() -> list[Model]:

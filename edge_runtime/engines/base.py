@@ -69,6 +69,9 @@ class FrameEngine(ABC):
     automatic: ClassVar[bool] = True
     """Whether `auto` may choose it."""
 
+    proved_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    """The devices on which it has been run; `gemel doctor` marks others."""
+
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
         self.query = bundle.query(query_id)
         self.device = torch.device(device)

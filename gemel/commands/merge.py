@@ -48,7 +48,9 @@ def _training(made: argparse.ArgumentParser) -> None:
     number(made, "--rate", real(0, 10, open_below=True), "AdamW's peak learning rate (default: chosen on val)")
     number(made, "--distill", real(0, 1), "weight of the originals' outputs against the labels, 0 to 1 (default 0.5)")
     number(made, "--features", real(0, 10**6), "weight of the features before the heads (default: the method's own)")
-    made.add_argument("--precision", choices=("auto", "fp32", "bf16"), help="of the training (default: measured)")
+    made.add_argument(
+        "--precision", choices=("auto", "fp32", "tf32", "bf16"), help="of the training (default: measured)"
+    )
     number(
         made, "--margin", real(0, 1), "how far above its target a query must come on val, 0 to 1 (default: an interval)"
     )

@@ -70,8 +70,19 @@ def _reference(f: Fields) -> str:
 
 
 def _precision(f: Fields) -> str:
-    times = [f"{name} {1000 * f[name]:.0f} ms" for name in ("fp32", "bf16") if isinstance(f.get(name), (int, float))]
+    times = [
+        f"{name} {1000 * f[name]:.0f} ms" for name in ("fp32", "tf32", "bf16") if isinstance(f.get(name), (int, float))
+    ]
     return f"{f['model']} trains in {f['chosen']}" + (f" (a step takes {', '.join(times)})" if times else "")
+
+
+def _layout(f: Fields) -> str:
+    kinds = {
+        kind: [query for query, own in f["precisions"].items() if own == kind] for kind in f["precisions"].values()
+    }
+    computed = "; ".join(f"{kind} for {listed(queries)}" for kind, queries in kinds.items())
+    why = f", since memory was not enough for {' or for '.join(f['full'])}" if f["full"] else ", all of which fits"
+    return f"a step has {f['chosen']}{why}" + (f"; precision: {computed}" if computed else "")
 
 
 def _workers(f: Fields) -> str:
@@ -249,7 +260,8 @@ def _profile(f: Fields) -> str:
 
 SENTENCES: dict[str, Callable[[Fields], str]] = {
     "warning": _warning, "query": _query, "cycle": _cycle, "original": _original, "epoch": _epoch,
-    "reference": _reference, "precision": _precision, "workers": _workers, "crew": _crew, "sums": _sums,
+    "reference": _reference, "precision": _precision, "layout": _layout, "workers": _workers,
+    "crew": _crew, "sums": _sums,
     "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
     "recipe": _recipe, "adopting": _adopting, "takes": _takes, "waits": _waits,
     "accepted": _accepted, "alone": _alone, "repair": _repair,

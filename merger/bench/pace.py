@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
+from merger.training.fitting import Layout, first_that_fits, layouts
 from merger.training.loop import Diverged, Recipe
 from models.errors import InputError
 from models.sharing.plan import SharingPlan, tie
@@ -36,45 +36,38 @@ def training_speed(
     return bench.crew.first((after - before) / (ended - began) if ended > began else math.inf)
 
 
-def fitting_node(bench: Workbench, plan: SharingPlan, recipe: Recipe) -> int:
-    """The frames that a node may have on the cards of this merge: as many as the recipe says, or half, a quarter.
+def laid_out(bench: Workbench, plan: SharingPlan, recipe: Recipe, journal: Journal) -> Recipe:
+    """The recipe as it fits the cards of this merge: tried once, kept in the journal, and told in one line.
 
-    A step of the real training is tried, of what each process has. Norms take the statistics of a node, so what comes
-    out depends on it: it is tried once, and told. On a processor nothing is tried.
+    What is tried is the training of all, with the precision it has. On a processor nothing is tried or changed.
     """
     if bench.device.type == "cpu":
-        return recipe.node
-    fits = partial(_fits, bench, plan, bench.crew.mine(sorted(plan.queries())), recipe)
-    own = bench.everywhere(lambda: {str(bench.crew.rank): halved(min(recipe.node, recipe.batch), fits)})
-    node = min(own.values())
-    if node < min(recipe.node, recipe.batch):
-        bench.progress("warning", text=f"a step of {recipe.node} frames at once does not fit: {node} at once instead")
-    return node if node < min(recipe.node, recipe.batch) else recipe.node
+        return recipe
+    mine, possible = bench.crew.mine(sorted(plan.queries())), layouts(recipe)
+    chosen = possible[journal.step("layout", partial(_tried, bench, plan, recipe, possible))]
+    if not chosen.place([bench.train[query] for query in mine], bench.device):
+        raise InputError("the card", "has no room for the train frames that it had room for", "run nothing beside it")
+    return chosen.recipe(recipe)
 
 
-def halved(most: int, fits: Callable[[int], bool]) -> int:
-    """The first of `most`, its half, the half of that that fits; InputError where not even the last one does."""
-    node = most
-    while not fits(node):
-        if node % 2:
-            remedy = "merge fewer queries, give smaller inputs, or start several processes with torchrun"
-            raise InputError("the card", f"is full with {node} frames at once", remedy)
-        node //= 2
-    return node
+def _tried(bench: Workbench, plan: SharingPlan, recipe: Recipe, possible: Sequence[Layout]) -> int:
+    """The layout that fits all processes; norms take the statistics of a node, so all have the same."""
+    mine = bench.crew.mine(sorted(plan.queries()))
+    attempt = partial(_fits, bench, plan, mine, recipe)
+    own = bench.everywhere(lambda: {str(bench.crew.rank): first_that_fits(possible, attempt)})
+    found = max(own.values())
+    precisions = bench.settled(sorted(plan.queries()))
+    full = [str(one) for one in possible[:found]]
+    bench.progress("layout", chosen=str(possible[found]), full=full, precisions=precisions)
+    return found
 
 
-def _fits(bench: Workbench, plan: SharingPlan, queries: Sequence[str], recipe: Recipe, node: int) -> bool:
-    """Whether a step of training these queries with so many frames at once leaves the card's memory enough."""
-    try:
-        models = bench.models(queries, plan=plan)
-        tie(models, plan)
-        with suppress(Diverged):
-            bench.training(
-                models, replace(recipe, node=node, epochs=1, frames_per_epoch=recipe.batch), (), plan
-            ).epoch()
-    except torch.OutOfMemoryError:
+def _fits(bench: Workbench, plan: SharingPlan, queries: Sequence[str], recipe: Recipe, layout: Layout) -> bool:
+    """Whether steps of training these queries so leave the card's memory enough."""
+    if not layout.place([bench.train[query] for query in queries], bench.device):
         return False
-    finally:
-        if bench.device.type == "cuda":
-            torch.cuda.empty_cache()
+    models = bench.models(queries, plan=plan)
+    tie(models, plan)
+    with suppress(Diverged):
+        bench.training(models, layout.trial(recipe), (), plan).epoch()
     return True

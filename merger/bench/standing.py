@@ -16,9 +16,6 @@ from merger.training.loop import Recipe
 from merger.workers.jobs import Job, run
 from models.sharing.plan import SharingPlan, tie
 
-TRAINING_PASSES = 4
-"""Forward passes that a frame costs in training: its own, two for the gradient, the original's."""
-
 
 @dataclass(frozen=True)
 class Standing:
@@ -117,7 +114,7 @@ def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe, eas
     total = 0.0
     lengths = {query: len(bench.train[query]) for query in queries}
     for query, count in recipe.contributions(lengths, eased).items() if lengths else ():
-        passes = TRAINING_PASSES * count * recipe.epochs + len(bench.val[query])
+        passes = recipe.passes() * count * recipe.epochs + len(bench.val[query])
         total += bench.work.of(bench.queries[query]) * passes
     return total
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
-from merger.bench.standing import TRAINING_PASSES, judge_all, training_flops
+from merger.bench.standing import judge_all, training_flops
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import LEAVES, NO_TIME
@@ -206,7 +206,7 @@ class Adopting:
         """How a query is trained next, so many times slower than at first; None where too little work is left."""
         bench, cost = self.bench, {one: self.bench.work.of(self.bench.queries[one]) for one in turns}
         mine = PART * self.bounds.work_left * cost[query] / sum(cost.values())
-        frames = (mine / (cost[query] * self.recipe.epochs) - len(bench.val[query])) / TRAINING_PASSES
+        frames = (mine / (cost[query] * self.recipe.epochs) - len(bench.val[query])) / self.recipe.passes()
         least, most = self.recipe.frames_per_epoch, min(len(bench.train[query]), LONG * self.recipe.frames_per_epoch)
         recipe = replace(
             self.recipe, rate=BOLD * self.recipe.rate / GENTLE / slower, features=0.0,

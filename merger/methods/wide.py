@@ -19,7 +19,7 @@ from typing import Any
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
 from merger.bench.method import MergeOptions, method
-from merger.bench.pace import fitting_node, training_speed
+from merger.bench.pace import laid_out, training_speed
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import tied_and_judged
 from merger.bench.workbench import Workbench
@@ -107,8 +107,7 @@ def _merged(
 ) -> tuple[Merged, Recipe]:
     """What the training of all that share under a plan comes to, and the recipe that it took."""
     required, originals = options.required(bench), snapshots(bench.originals)
-    if bench.device.type != "cpu":
-        recipe = replace(recipe, node=checkpoint.step("node", partial(fitting_node, bench, plan, recipe)))
+    recipe = laid_out(bench, plan, recipe, checkpoint)
     if math.isfinite(bounds.ends):
         speed = checkpoint.step("speed", partial(training_speed, bench, sorted(plan.queries()), recipe))
         bounds = replace(bounds, speed=speed)

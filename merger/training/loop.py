@@ -20,7 +20,8 @@ from merger.training.batches import Batch, Batches, Node
 from merger.training.device import default_device
 from merger.training.features import feature_loss, watched_layers, watching
 from merger.training.nodes import RANDOM, Stream
-from merger.training.precision import autocast, by_rule
+from merger.training.precision import autocast, by_rule, multiplying
+from merger.training.recomputing import recomputed
 from models.errors import InputError
 from models.frames.prepared import Prepared
 from models.measuring.allocator import keep_freed_memory
@@ -51,6 +52,8 @@ class Recipe:
     both. A batch is made of nodes of `node` frames (`merger.training.nodes`). A search gives an attempt up when the
     gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
     for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
+    With `recompute` most intermediates are computed again in the backward pass and not kept
+    (`merger.training.recomputing`).
     """
 
     rate: float = 5e-4
@@ -64,6 +67,7 @@ class Recipe:
     features: float = 0.0
     patience: int = 2
     private: float = 0.1
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
@@ -73,6 +77,12 @@ class Recipe:
         check("features", self.features >= 0, self.features, "give a number from 0 on")
         whole = self.batch <= self.node or self.batch % self.node == 0
         check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
+
+    def passes(self, taught: bool = True) -> int:
+        """Forward passes that a frame costs: the model's own, two for the gradient, one where intermediates are
+        computed again, and the original's where it is taught.
+        """
+        return 1 + BACKWARD_PASSES + self.recompute + taught
 
     def contributions(self, lengths: Mapping[str, int], eased: Collection[str] = ()) -> dict[str, int]:
         """The frames that each query contributes to an epoch when these, with splits so long, train together.
@@ -164,7 +174,7 @@ class Training:
     """Trains some models together, step by step; parameters that models share stand once in the optimiser.
 
     A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
-    `after_step` is called after each. `precisions` are fp32 or bf16 per query; a rule decides for those not named.
+    `after_step` is called after each. `precisions` are fp32, tf32 or bf16 per query; a rule decides for others.
     Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice. They can
     become others between two epochs.
     Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
@@ -316,23 +326,24 @@ class Training:
     def _learn(self, query: str, nodes: Sequence[Node]) -> Tensor:
         """Add the gradient of the mean loss over the nodes; returns that loss, f64 (), where it was computed."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for node in nodes:
-            loss = self._node_loss(query, node) / len(nodes)
-            loss.backward()
-            total += loss.detach()
+        with multiplying(self.precisions[query], self.device):
+            for node in nodes:
+                loss = self._node_loss(query, node) / len(nodes)
+                loss.backward()
+                total += loss.detach()
         return total
 
     def _node_loss(self, query: str, node: Node) -> Tensor:
         model, data, paths = self.models[query], self.sets[query], self._watched[query]
         images, stream = data.fed(node.images, self.device), Stream(node.seed, self.device)
-        with autocast(self.precisions[query], self.device), stream.drawn(), watching(model, paths) as seen:
+        kept, computed = recomputed(model, self.recipe.recompute), autocast(self.precisions[query], self.device)
+        with computed, stream.drawn(), watching(model, paths) as seen, kept:
             outputs = model(images)
-        self.work.add(data.query, len(images) * (1 + BACKWARD_PASSES))
         teacher, wanted, theirs = self.teachers.get(query), None, []
         if teacher is not None:
             with torch.no_grad(), autocast(self.precisions[query], self.device), watching(teacher, paths) as theirs:
                 wanted = teacher(images)
-            self.work.add(data.query, len(images))
+        self.work.add(data.query, len(images) * self.recipe.passes(teacher is not None))
         example = as_float32((wanted, theirs)) if teacher is not None else None
         with stream.drawn():
             return self._loss(query, node.targets, as_float32((outputs, seen)), example)

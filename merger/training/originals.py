@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from merger.journal.progress import Progress, Stages, silent
 from merger.training.device import default_device
+from merger.training.fitting import Layout, first_that_fits, layouts
 from merger.training.loop import Diverged, Recipe, Training, TrainingSet, Work, check
 from models.errors import InputError
 from models.files.apart import check_apart
@@ -125,6 +128,7 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, s
         load_matching(model, query.init)
         _unfold(model, data)
     recipes, val = [options.recipe(len(data), cycle, seed) for cycle in range(options.max_cycles)], -math.inf
+    recipes = _laid_out(query, model, data, recipes)
     stages.begin(_stage(query), sum(recipe.epochs for recipe in recipes))
     for cycle, recipe in enumerate(recipes):
         mean, before, epochs = _mean_with(model), val, sum(one.epochs for one in recipes[:cycle])
@@ -150,6 +154,25 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, s
         text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
         progress("warning", text=f"{text}; lower --rate (now {options.rate:g}), or raise --passes or --cycles")
     return TrainResult(query.id, metric, val, test, seconds)
+
+
+def _laid_out(query: Query, model: nn.Module, data: TrainingSet, recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The recipes as they fit a card, where that is trained on; some steps of a copy are tried."""
+    device = default_device()
+    if device.type == "cpu":
+        return list(recipes)
+
+    def attempt(layout: Layout) -> bool:
+        if not layout.place([data], device):
+            return False
+        trial = Training({query.id: copy.deepcopy(model)}, {query.id: data}, layout.trial(recipes[0]), Work())
+        with suppress(Diverged):
+            trial.epoch()
+        return True
+
+    possible = layouts(recipes[0])
+    chosen = possible[first_that_fits(possible, attempt)]
+    return [chosen.recipe(recipe) for recipe in recipes]
 
 
 def _mean_with(model: nn.Module) -> AveragedModel:

@@ -6,6 +6,8 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +15,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from merger.journal.progress import Progress, silent
+from merger.training.features import feature_loss, watched_layers, watching
 from models.errors import InputError
+from models.products import in_full
 from models.workload import Query
 
-PRECISIONS = ("auto", "fp32", "bf16")
+PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 MAX_DEPTHWISE = 0.25
 FRAMES = 16
 """Frames of the batch that is timed, as many as a node has: what is spent on the weights is spent once for all."""
 WORTH_IT = 1.05
-"""bfloat16 loses digits, so it must be faster by this factor to be taken."""
+"""What loses digits must be faster by this factor to be taken."""
+AGREES = 0.01
+"""And a copy of the original must begin with no more loss than this: of what goes into the heads, in shares of its
+variance (`merger.training.features`)."""
 ROUNDS, LEAST_ROUNDS, ENOUGH_S = 4, 2, 6.0
 """Timed at most and at least so often; between these no more once that many seconds were spent on one model."""
 
@@ -35,6 +42,11 @@ def check_precision(option: str) -> None:
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """bfloat16 where that was chosen; weights and losses stay float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def multiplying(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """Products of float32 on a card as the precision says, forwards and backwards: in TF32, or in full."""
+    return in_full(precision != "tf32") if device.type == "cuda" else nullcontext()
 
 
 def by_rule(model: nn.Module, device: torch.device) -> str:
@@ -56,13 +68,16 @@ class Precisions:
         self._option, self._known, self._progress = option, known, progress
 
     def of(self, query: Query, model: nn.Module, images: Callable[[], Tensor]) -> str:
-        """fp32 or bf16 for this query's model; with `auto`, timed on `images()` f32 (N, 3, S, S) when first met."""
+        """fp32, tf32 (on a card) or bf16 for this query's model; timed, with `auto`, when first met.
+
+        `images()` are frames f32 (N, 3, S, S).
+        """
         key = _architecture(query)
         if key not in self._known and self._option != "auto":
             self._known[key] = self._option
         if key not in self._known:
             seconds = measured(model, images())
-            self._known[key] = "bf16" if seconds["fp32"] > WORTH_IT * seconds["bf16"] else "fp32"
+            self._known[key] = _chosen(seconds, partial(apart, query, model, images()))
             self._progress("precision", query=query.id, model=query.model, chosen=self._known[key], **seconds)
         return self._known[key]
 
@@ -101,12 +116,34 @@ def _architecture(query: Query) -> str:
     return json.dumps([query.model, query.model_args, query.input_size], default=str)
 
 
+def _chosen(seconds: Mapping[str, float], loss: Callable[[str], float]) -> str:
+    """The fastest that is worth what it loses, and does not lose much; float32 where there is none."""
+    for precision in sorted(seconds, key=lambda one: seconds[one]):
+        if seconds["fp32"] > WORTH_IT * seconds[precision] and loss(precision) <= AGREES:
+            return precision
+    return "fp32"
+
+
+def apart(query: Query, model: nn.Module, images: Tensor, precision: str) -> float:
+    """The loss with which a copy of this model would begin in another precision: the mean over what goes into its
+    heads of the squared distance from float32's, in shares of the variance.
+    """
+    device, seen = next(model.parameters(), images).device, []
+    for one in (precision, "fp32"):
+        with torch.no_grad(), multiplying(one, device), autocast(one, device):
+            with watching(model, watched_layers(query, model)) as inputs:
+                model(images.to(device))
+            seen.append(inputs)
+    return float(feature_loss(*seen))
+
+
 def measured(model: nn.Module, images: Tensor) -> dict[str, float]:
-    """Seconds of a forward and backward pass in either precision, the least of a few rounds that take turns."""
+    """Seconds of a forward and backward pass in every precision, the least of a few rounds that take turns."""
     device = next(model.parameters()).device
     trial = copy.deepcopy(model).requires_grad_(True).train()
     images = images.to(device)
-    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    kinds = PRECISIONS[1:] if device.type == "cuda" else ("fp32", "bf16")
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for turn in range(ROUNDS + 1):  # the first pass of each only warms up
         for precision, times in seconds.items():
             times.append(_timed(trial, images, precision, device))
@@ -118,10 +155,11 @@ def measured(model: nn.Module, images: Tensor) -> dict[str, float]:
 def _timed(model: nn.Module, images: Tensor, precision: str, device: torch.device) -> float:
     _wait_for(device)
     started = time.perf_counter()
-    with autocast(precision, device):
-        outputs: Any = model(images)
-    answers = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
-    torch.stack([answer.float().mean() for answer in answers]).sum().backward()
+    with multiplying(precision, device):
+        with autocast(precision, device):
+            outputs: Any = model(images)
+        answers = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+        torch.stack([answer.float().mean() for answer in answers]).sum().backward()
     _wait_for(device)
     return time.perf_counter() - started
 

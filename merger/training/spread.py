@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from merger.crew.crew import Crew
 from merger.crew.sums import Common, Sums
 from merger.training.batches import Batch
-from merger.training.loop import BACKWARD_PASSES, MAX_GRADIENT_NORM, Diverged, Training, numbers
+from merger.training.loop import MAX_GRADIENT_NORM, Diverged, Training, numbers
 from models.sharing.layers import weight_of
 from models.sharing.plan import Member, SharingPlan
 
-PASSES = 1 + BACKWARD_PASSES + 1
-"""Forward passes that a frame costs: the model's own, its gradient's, and the original's."""
 Sets = Sequence[tuple[Member, ...]]
 
 
@@ -115,7 +113,7 @@ class SpreadTraining(Training):
         self._crew.steps += 1
         self.work.total = before  # each has counted its own; what all have done is the same everywhere
         for query, count in counts.items():
-            self.work.add(self.sets[query].query, count * PASSES)
+            self.work.add(self.sets[query].query, count * self.recipe.passes())
         own = [p for group in self.optimiser.param_groups for p in group["params"]]
         counted = [p.grad for p in own if p.grad is not None and (id(p) not in self._here or self._here[id(p)].leads)]
         *values, length = numbers([*losses.values(), nn.utils.get_total_norm(counted).to(self.device)])

@@ -76,7 +76,7 @@ class StoredTensor:
 class Trained:
     """How a query's model was trained when it was merged: the precision of its passes."""
 
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "tf32", "bf16"]
 
 
 class BundleEvidence(TypedDict):
@@ -134,7 +134,7 @@ class BundleQuery:
         query: Query,
         evidence: Mapping[str, Any] | None = None,
         threshold: float | None = None,
-        precision: Literal["fp32", "bf16"] | None = None,
+        precision: Literal["fp32", "tf32", "bf16"] | None = None,
     ) -> BundleQuery:
         """The bundle's record of a workload's query; `write_bundle` fills in tensors and residuals.
 

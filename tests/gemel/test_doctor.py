@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import gemel.doctor as doctor
 from gemel.cli import main
 from gemel.doctor import diagnose
 from models.errors import InputError
@@ -36,3 +37,13 @@ def test_the_command_prints_one_json_object(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("gemel.doctor.diagnose", lambda folder: diagnose(folder, 2**20, 2**20))
     assert main(["doctor", "--folder", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"] in ("cpu", "cuda")
+
+
+def test_what_never_ran_is_marked(tmp_path, monkeypatch):
+    found = diagnose(tmp_path, copy_bytes=2**20, storage_bytes=2**20)
+    engines = {engine["engine"]: engine for engine in found.engines}
+    assert engines["torch"]["proved"] and "never run" not in engines["torch"]["detail"]
+    assert not engines["tensorrt"]["proved"] and engines["tensorrt"]["detail"].endswith("(never run)")
+    for what in ("CUDA", "tensorrt", "NCCL", "GStreamer"):
+        assert what in found.to_text() and any(what in one for one in found.to_json()["unproved"])
+    assert not any(engine["proved"] for engine in doctor._engines("cuda")), "no engine ever ran on a card"

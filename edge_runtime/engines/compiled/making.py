@@ -18,6 +18,7 @@ from edge_runtime.engines.workspace import peak_bytes
 from edge_runtime.memory.onednn import blocked, convolutions_of, takes_blocked
 from edge_runtime.schedule.costs import BATCHES
 from models.bundle import Bundle, BundleQuery
+from models.products import in_full
 from models.quiet import quiet
 
 SUFFIX = ".pt2"
@@ -28,7 +29,6 @@ TOLERANCE = 1e-3
 """The most an output may be from the eager one, in shares of its tensor's largest value."""
 LEAST_SCALE = 1e-3
 """What that largest value is taken for where it is less."""
-_TF32: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
 MOST_MADE_VALUES = 100_000
 OPTIONS = {
     # Weights come from the arena: none in the package, none folded, packed or copied while it is made.
@@ -75,21 +75,6 @@ def compiling_in(folder: Path) -> Iterator[None]:
             del os.environ[INDUCTOR_FOLDER]
         else:
             os.environ[INDUCTOR_FOLDER] = before
-
-
-@contextmanager
-def in_full() -> Iterator[None]:
-    """Products of 32-bit numbers are computed in full while this lasts: TF32, which a card takes for convolutions
-    unless told otherwise, is no nearer to itself than TOLERANCE.
-    """
-    before = [backend.allow_tf32 for backend in _TF32]
-    for backend in _TF32:
-        backend.allow_tf32 = False
-    try:
-        yield
-    finally:
-        for backend, allowed in zip(_TF32, before):
-            backend.allow_tf32 = allowed
 
 
 def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, path: Path) -> Mapping[str, Any]:

@@ -155,6 +155,7 @@ class TensorrtEngine(OnnxEngine):
 
     name = "tensorrt"
     automatic = False
+    proved_on = frozenset()
     providers: ClassVar[Mapping[str, str]] = {"cuda": TENSORRT}
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
+
+import benchmarks.merging.scale as scale
 from benchmarks.merging.scale import MOMENTS, Model, load_of, neighbourhoods, unique_bytes
+from merger.crew.placing import Shares, crossing, placed
+from models.sharing.groups import groups
 from models.sharing.layers import Layer
 
 
@@ -26,6 +33,27 @@ def test_what_can_be_shared_is_there_once_and_what_is_private_for_each() -> None
 def test_alone_a_card_holds_all_and_sends_nothing_and_two_send_what_both_have() -> None:
     alone, both = load_of(FOUR, 1, 16), load_of(FOUR, 2, 16)
     assert alone.sent_bytes == 0 and alone.held_bytes == sum(one.nbytes for one in FOUR) + MOMENTS * unique_bytes(FOUR)
-    assert both.sent_bytes == 50, "half of it twice: v is the only weight on both"
-    assert both.held_bytes == sum(one.nbytes for one in FOUR[:2]) + MOMENTS * unique_bytes(FOUR[:2])
-    assert both.compute_s * 2 == alone.compute_s
+    assert 0 < both.sent_bytes == crossing_of(FOUR, 2), "each of two cards sends once what both have"
+    assert both.compute_s * 2 == alone.compute_s, "each has two of four that take as long"
+
+
+def test_the_planner_of_merges_says_who_sits_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def apart(flops: Mapping[str, float], shares: Shares, cards: int) -> list[list[str]]:
+        asked.append((dict(flops), {tuple(sorted(users)): nbytes for users, nbytes in shares}, cards))
+        return [["a", "d"], ["b", "c"]]
+
+    monkeypatch.setattr(scale, "placed", apart)
+    found = load_of(FOUR, 2, 16)
+    assert asked == [(dict.fromkeys("abcd", 1000.0), {("a", "b"): 100, ("a", "c"): 50}, 2)]
+    assert found.sent_bytes == 150 and found.held_bytes == max(
+        sum(one.nbytes for one in part) + MOMENTS * unique_bytes(part) for part in (FOUR[::3], FOUR[1:3])
+    )
+
+
+def crossing_of(models: list[Model], cards: int) -> int:
+    """Bytes that cross where the planner puts these models."""
+    found = groups([layer for one in models for layer in one.layers], "wide")
+    shares = [({query for query, _ in one.members}, one.bytes) for one in found]
+    return crossing(placed({one.name: float(one.flops) for one in models}, shares, cards), shares)

@@ -30,6 +30,10 @@ SHAPES = {
     ],
     "reference": [{"query": "gate", "metric": "f1", "val": 0.81, "needed": 0.77}],
     "precision": [{"query": "gate", "model": "resnet18", "chosen": "fp32", "fp32": 0.2, "bf16": 0.4}],
+    "layout": [
+        {"chosen": "16 frames at once", "full": [], "precisions": {}},
+        {"chosen": "8 frames at once", "full": ["16 frames at once"], "precisions": {"a": "fp32", "b": "bf16"}},
+    ],
     "workers": [{"workers": 2, "on": "local", "threads": 1}, {"workers": 1, "threads": None}],
     "crew": [{"queries": [["gate", "lane"], []], "loads": [1.0, 0.0], "crossing_bytes": 12_000_000}],
     "sums": [{"steps": 10, "given_bytes": [1000, 1000]}, {"steps": 0, "given_bytes": [0, 0]}],

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import merger.bench.bounds as bounds_module
 from merger.bench.bounds import Bounds
-from merger.bench.pace import STEPS, fitting_node, halved, training_speed
+from merger.bench.pace import STEPS, laid_out, training_speed
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
 from merger.methods.sprints import Sprints
+from merger.training.fitting import first_that_fits, layouts
 from merger.training.loop import Recipe, Training, Work
+from merger.training.precision import Precisions
 from models.errors import InputError
+from models.frames.prepared import Prepared
 
 
 def test_the_work_left_is_what_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,26 +54,72 @@ def test_a_sprint_has_the_epochs_that_there_is_time_for(
     assert bounded.may_begin and not replace(sprints, bounds=Bounds(bench.work, ends=99.0)).may_begin
 
 
-def test_a_node_is_halved_until_a_step_fits_and_one_line_says_so(
+class _Card:
+    """In place of a card: steps that keep more than it has room for raise, and so do frames for which none is left."""
+
+    def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, fits: Callable[[Recipe], bool]) -> None:
+        self.tried: list[tuple[int, bool]] = []
+        self.told: list[dict[str, Any]] = []
+        self.placed: list[str] = []
+        self.room = True
+
+        def epoch(training: Training) -> None:
+            self.tried.append((training.recipe.node, training.recipe.recompute))
+            assert training.steps == 2, "moments are there from the second step on"
+            if not fits(training.recipe):
+                raise torch.OutOfMemoryError
+
+        def keep_on(prepared: Prepared, where: torch.device) -> bool:
+            self.placed.append(where.type)
+            return self.room or where.type == "cpu"
+
+        monkeypatch.setattr(Training, "epoch", epoch)
+        monkeypatch.setattr(Prepared, "keep_on", keep_on)
+        bench.progress = lambda event, **fields: self.told.append({"event": event, **fields})
+        bench.originals, bench.device = dict(bench.originals), torch.device("meta")
+
+
+def test_on_a_processor_nothing_is_tried_or_changed(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[int] = []
-    told: list[str] = []
+    journal, card = Journal(), _Card(bench, monkeypatch, lambda recipe: False)
+    bench.device = torch.device("cpu")
+    assert laid_out(bench, sprints.plan, Recipe(), journal) == Recipe() and not card.tried
 
-    def epoch(training: Training) -> None:
-        tried.append(training.recipe.node)
-        if training.recipe.node > 4:
-            raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(Training, "epoch", epoch)
-    bench.progress = lambda event, **fields: told.append(fields["text"])
-    assert fitting_node(bench, sprints.plan, Recipe()) == 16 and not tried, "on a processor nothing is tried"
-    bench.originals, bench.device = dict(bench.originals), torch.device("meta")
-    assert fitting_node(bench, sprints.plan, Recipe()) == 4 and tried == [16, 8, 4]
-    assert told == ["a step of 16 frames at once does not fit: 4 at once instead"]
-    assert fitting_node(bench, sprints.plan, Recipe(batch=4)) == 16, "a smaller batch is a smaller node already"
+@pytest.mark.parametrize(
+    ("node", "again", "room", "tried", "last"),
+    [
+        (16, False, True, [(16, False)], "meta"),
+        (16, False, False, [(16, False)], "cpu"),
+        (16, True, True, [(16, False), (16, False), (16, True)], "cpu"),
+        (4, True, True, [(16, False), (16, False), (16, True), (8, True), (4, True)], "cpu"),
+    ],
+)
+def test_what_fits_is_tried_the_fastest_first_and_one_line_says_what_and_why(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch,
+    node: int, again: bool, room: bool, tried: list[tuple[int, bool]], last: str,
+) -> None:  # fmt: skip
+    journal, card = (
+        Journal(),
+        _Card(bench, monkeypatch, lambda recipe: recipe.node <= node and (recipe.recompute or not again)),
+    )
+    card.room = room
+    bench.precisions = Precisions("fp32", {})
+    found = laid_out(bench, sprints.plan, Recipe(), journal)
+    assert found == Recipe(node=node, recompute=again) and card.tried == tried and card.placed[-1] == last
+    (line,) = (one for one in card.told if one["event"] == "layout")
+    assert f"{node} frames at once" in line["chosen"] and set(line["precisions"].values()) == {"fp32"}
+    assert len(line["full"]) == len(tried) - 1 + (not room)
+    assert laid_out(bench, sprints.plan, Recipe(), journal) == found and card.tried == tried, "it is tried once"
+    assert card.placed[-1] == last, "who goes on puts the frames there again"
+
+
+def test_a_smaller_node_leaves_the_batch_as_it_is_and_a_smaller_batch_is_a_smaller_node() -> None:
+    assert layouts(Recipe(batch=32))[-1].recipe(Recipe(batch=32)) == Recipe(batch=32, node=1, recompute=True)
+    assert [one.node for one in layouts(Recipe(batch=12))] == [12, 12, 12, 6, 3]
 
 
 def test_where_nothing_fits_it_is_said_what_to_do() -> None:
-    with pytest.raises(InputError, match="the card: is full with 3 frames at once; merge fewer"):
-        halved(12, lambda node: False)
+    with pytest.raises(InputError, match=r"the card: is full with 3 frames at once, .*; give smaller inputs"):
+        first_that_fits(layouts(Recipe(batch=12)), lambda layout: False)

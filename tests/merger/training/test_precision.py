@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import merger.training.precision as precision_module
 from merger import MergeOptions, merge
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
-from merger.training.precision import Precisions, autocast, by_rule, measured
+from merger.training.precision import AGREES, Precisions, apart, autocast, by_rule, measured, multiplying
 from models.bundle import Trained, open_bundle
 from models.errors import InputError
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
+from models.zoo import build_query
 from tests.merger.options import QUICK
 
 
@@ -41,6 +43,37 @@ def test_bf16_is_taken_where_it_is_clearly_faster(
 ) -> None:
     timed["bf16"] = bf16
     assert Precisions("auto", {}).of(workload.queries[0], nn.Identity(), _images) == chosen
+
+
+@pytest.mark.parametrize(
+    ("lost", "chosen"), [({}, "bf16"), ({"bf16": 0.5}, "tf32"), ({"bf16": 0.5, "tf32": math.nan}, "fp32")]
+)
+def test_what_is_faster_is_taken_where_little_is_lost(
+    workload: Workload, timed: dict[str, float], monkeypatch: pytest.MonkeyPatch, lost: dict[str, float], chosen: str
+) -> None:
+    timed["tf32"] = 1.5
+    monkeypatch.setattr(precision_module, "apart", lambda query, model, images, precision: lost.get(precision, 1e-4))
+    assert Precisions("auto", {}).of(workload.queries[0], nn.Identity(), _images) == chosen
+
+
+@pytest.mark.parametrize(("offset", "agrees"), [(0.0, True), (3000.0, False)])
+def test_what_is_lost_shows_in_what_goes_into_the_heads(workload: Workload, offset: float, agrees: bool) -> None:
+    query = workload.queries[0]
+    model = build_query(query).eval()
+    model.last[1].bias.data.fill_(offset)  # type: ignore[index]
+    assert (apart(query, model, _images(), "bf16") <= AGREES) == agrees
+    assert apart(query, model, _images(), "fp32") == 0
+
+
+def test_products_on_a_card_are_in_tf32_only_where_that_was_chosen() -> None:
+    card, backends = torch.device("cuda"), (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for precision, allowed in (("tf32", True), ("fp32", False), ("bf16", False)):
+        with multiplying(precision, card):
+            assert {backend.allow_tf32 for backend in backends} == {allowed}
+    with multiplying("tf32", torch.device("cpu")):
+        assert [backend.allow_tf32 for backend in backends] == before
+    assert [backend.allow_tf32 for backend in backends] == before
 
 
 def test_an_architecture_is_measured_once_and_the_choice_is_kept(workload: Workload, timed: dict[str, float]) -> None:
@@ -104,7 +137,7 @@ def test_autocast_obeys() -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(InputError, match="precision: 'fp8' is unknown; choose one of: auto, fp32, bf16"):
+    with pytest.raises(InputError, match="precision: 'fp8' is unknown; choose one of: auto, fp32, tf32, bf16"):
         MergeOptions(precision="fp8")
 
 
