@@ -32,11 +32,9 @@ def standing_in(taker: nn.Module, giver: nn.Module) -> dict[str, str]:
 
 
 def _trunks(model: nn.Module) -> list[Named]:
-    return [
-        (path, module)
-        for path, module in model.named_modules()
-        if (path.count(".") + 1 if path else 0) <= DEPTH and any(module.children())
-    ]
+    """The model and the larger parts of it that have names; a numbered block of a sequence is no trunk."""
+    found = [(path, module) for path, module in model.named_modules() if path.count(".") < DEPTH]
+    return [(path, module) for path, module in found if any(module.children()) and not _numbered(path)]
 
 
 def _pairs(mine: Named, theirs: Named) -> Iterator[tuple[str, str]]:
@@ -62,7 +60,11 @@ def _children(parent: Named) -> list[Named]:
 
 
 def _is_sequence(children: Sequence[Named]) -> bool:
-    return bool(children) and all(path.rpartition(".")[2].isdigit() for path, _ in children)
+    return bool(children) and all(_numbered(path) for path, _ in children)
+
+
+def _numbered(path: str) -> bool:
+    return path.rpartition(".")[2].isdigit()
 
 
 def _blocks(mine: Sequence[Named], theirs: Sequence[Named]) -> list[tuple[Named, Named]]:
