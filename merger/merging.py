@@ -27,6 +27,7 @@ from merger.crew.alike import check_alike
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import outcomes_of
 from merger.journal.progress import Progress, silent
+from merger.journal.steps import Journal
 from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
 from merger.widths.fitting import fit_widths, most_work
@@ -40,6 +41,7 @@ from models.files.json_file import finite
 from models.files.lock import locked
 from models.measuring.evaluation import Evidence
 from models.parts.terms import FP32, LOW_RANK
+from models.parts.widths import Packed
 from models.sharing.equal import ceiling_with_copies, copies
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
@@ -102,26 +104,26 @@ def _merged(
         bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
         found = _searched(bench, method, options, checkpoint)
         _note_sums(bench, checkpoint)
-        return bench.once(lambda: _written(bench, found, (out, method, options, begun), checkpoint, started))
+        stored = partial(_stored_as, bench, found.merged, options, checkpoint)
+        merged, storage = stored() if options.weights == FP32 else bench.once(stored)
+        found = dataclasses.replace(found, merged=merged)
+        crew.once(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
+        ended = _Ended(found, storage, time.monotonic() - started, bench.work.total)
+        evidence = _measured(bench, ended, checkpoint)
+        return bench.once(lambda: _written(bench, ended, evidence, (out, method, options, begun), checkpoint))
 
 
 def _written(
     bench: Workbench,
-    found: _Found,
+    ended: _Ended,
+    evidence: Mapping[str, Evidence],
     asked: tuple[Path, str, MergeOptions, bool],
     checkpoint: Checkpoint,
-    started: float,
 ) -> MergeReport:
-    """Store what was found, judge it on test, and write the bundle and the log."""
-    out, method, options, begun = asked
-    merged, storage = _stored_as(bench, found.merged, options, checkpoint)
-    found = dataclasses.replace(found, merged=merged)
-    checkpoint.write()  # what comes from here on finds out at once whether it was begun before
-    seconds, work = time.monotonic() - started, bench.work.total
-    models = tied_models(bench, found.merged, bench.queries)
-    stored = store(models, storage)
-    evidence = _measured(bench, models, checkpoint)
+    """Write what was found, with what it reaches on test: the bundle and the log."""
+    (out, method, options, begun), found = asked, ended.found
     bench.begin(WRITING)
+    models, stored = ended.models(bench, bench.queries)
     records = _records(bench, found.merged, evidence)
     made = Made(bench.workload.name, method, _ceiling_bytes(bench))
     manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
@@ -135,7 +137,8 @@ def _written(
     saved, ceiling = 1 - after / before, made.ceiling_bytes / before
     told = next((row for row in found.log if "recipe" in row), {"recipe": None, "search_work": 0.0})
     recipe, search_work = told["recipe"], told["search_work"]
-    return MergeReport(method, str(out), before, after, saved, ceiling, seconds, work, results, recipe, search_work)
+    spent = (ended.seconds, ended.work)
+    return MergeReport(method, str(out), before, after, saved, ceiling, *spent, results, recipe, search_work)
 
 
 def _note_sums(bench: Workbench, checkpoint: Checkpoint) -> None:
@@ -157,6 +160,23 @@ class _Found:
     merged: Merged
     log: list[dict[str, Any]]
     work: float
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A merge but for its test: what was found, how it is stored, and the seconds and the work that took."""
+
+    found: _Found
+    storage: Storage
+    seconds: float
+    work: float
+
+    def models(
+        self, bench: Workbench, queries: Iterable[str]
+    ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Packed]]]:
+        """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
+        models = tied_models(bench, self.found.merged, queries)
+        return models, store(models, self.storage)
 
 
 def _check_paths(workload: Workload, out: Path) -> None:
@@ -226,20 +246,27 @@ def _stored_as(
     return Merged.from_plain(found["merged"]), Storage(**found["storage"])
 
 
-def _measured(bench: Workbench, models: Mapping[str, nn.Module], checkpoint: Checkpoint) -> dict[str, Evidence]:
-    """Query -> its merged model, as it is stored, against its original on test."""
+def _measured(bench: Workbench, ended: _Ended, checkpoint: Checkpoint) -> dict[str, Evidence]:
+    """Query -> its merged model, as it is stored, against its original on test; each process measures its own.
+
+    What several processes have measured they measure again after an interruption.
+    """
     bench.begin(MEASURING, pieces=2 * sum(map(len, bench.test.values())))
-    evidence = {}
-    for query, model in models.items():
-        measure = partial(_measure, bench, query, model)
-        one = evidence[query] = Evidence(**checkpoint.step(f"test of {query}", measure))
-        told = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
-        bench.progress("test", query=query, **{key: getattr(one, key) for key in told})
-    return evidence
+    mine, journal = bench.crew.mine(bench.queries), checkpoint if bench.crew.size == 1 else Journal()
+
+    def measured() -> dict[str, Evidence]:
+        models, _ = ended.models(bench, mine)
+        return {query: _measure(bench, query, models[query], journal) for query in mine}
+
+    found = bench.everywhere(measured)
+    return {query: found[query] for query in bench.queries}
 
 
-def _measure(bench: Workbench, query: str, model: nn.Module) -> dict[str, Any]:
-    return dataclasses.asdict(bench.evidence(query, model))
+def _measure(bench: Workbench, query: str, model: nn.Module, journal: Journal) -> Evidence:
+    found = journal.step(f"test of {query}", lambda: dataclasses.asdict(bench.evidence(query, model)))
+    told = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
+    bench.progress("test", query=query, **{key: found[key] for key in told})
+    return Evidence(**found)
 
 
 def _records(bench: Workbench, merged: Merged, evidence: Mapping[str, Evidence]) -> list[BundleQuery]:

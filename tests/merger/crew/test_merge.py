@@ -14,6 +14,7 @@ import merger.journal.checkpoint as checkpoint_module
 import merger.methods.wide as wide_module
 from merger import Resources, merge
 from merger.bench.merged import snapshots
+from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew, CrewError
 from merger.start.choosing import Start, donated
 from models.bundle import open_bundle
@@ -31,11 +32,14 @@ def merged(crew: Crew, workload: Path, out: Path, resume: bool = False, dies: tu
     if crew.rank == rank:
         _kill_at(chances)
     events: list[str] = []
+    tested: list[str] = []
+    own = Workbench.evidence
+    Workbench.evidence = lambda bench, query, model: tested.append(query) or own(bench, query, model)  # type: ignore
     options = replace(QUICK, resources=Resources(1, None, crew))
     report = merge(
         load_workload(workload), out, resume=resume, options=options, progress=lambda event, **_: events.append(event)
     )
-    return {"report": report.to_json(), "events": events, "given": crew.given, "steps": crew.steps}
+    return {"report": report.to_json(), "events": events, "tested": tested, "given": crew.given, "steps": crew.steps}
 
 
 def _start_of_q0(bench: Any, plan: Any, journal: Any, apart: Any = None, most_work: float = 0.0) -> Start:
@@ -63,6 +67,7 @@ def test_two_processes_merge_as_one_does_and_note_what_they_sent(workload: Workl
     one, two = open_bundle(tmp_path / "one.gemel"), open_bundle(tmp_path / "two.gemel")
     assert second["events"] == [] and "crew" in first["events"] and "sums" in first["events"]
     assert two.manifest.bytes == one.manifest.bytes
+    assert first["tested"] and second["tested"] and sorted(first["tested"] + second["tested"]) == ["q0", "q1", "q2"]
     log = (tmp_path / "two.gemel.log.jsonl").read_text()
     assert f'"steps": {first["steps"]}' in log and f'"given_bytes": {first["given"]}' in log and first["given"] > 0
 
