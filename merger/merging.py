@@ -30,7 +30,7 @@ from merger.journal.progress import Progress, silent
 from merger.journal.steps import Journal
 from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
-from merger.widths.fitting import fit_widths, most_work
+from merger.widths.search import fit_widths, most_work
 from merger.widths.storing import Storage, residual_bytes, store, tied_models
 from merger.workers.jobs import using
 from models.bundle import BundleQuery, Made, check_output, write_bundle
@@ -105,8 +105,7 @@ def _merged(
         found = _searched(bench, method, options, checkpoint)
         _note_sums(bench, checkpoint)
         stored = partial(_stored_as, bench, found.merged, options, checkpoint)
-        merged, storage = stored() if options.weights == FP32 else bench.once(stored)
-        found = dataclasses.replace(found, merged=merged)
+        storage = stored() if options.weights == FP32 else bench.once(stored)
         crew.once(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
         ended = _Ended(found, storage, time.monotonic() - started, bench.work.total)
         evidence = _measured(bench, ended, checkpoint)
@@ -231,19 +230,17 @@ def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: 
     return _Found(Merged.from_plain(found["merged"]), found["log"], bench.work.total)
 
 
-def _stored_as(
-    bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint
-) -> tuple[Merged, Storage]:
-    """What is merged, trained for the width that was asked for where that pays, and how its tensors are stored."""
+def _stored_as(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Storage:
+    """How the tensors of what is merged are stored."""
     if options.weights == FP32:
-        return merged, Storage({}, {})
-    bench.begin(FITTING, work=most_work(bench, options.recipe))
-    bounds, required = Bounds.of(bench, options, checkpoint), options.required(bench)
-    search = partial(fit_widths, bench, merged, options.weights, required, checkpoint, bounds, options.recipe)
+        return Storage({}, {})
+    bench.begin(FITTING, work=most_work(bench))
+    bounds = Bounds.of(bench, options, checkpoint)
+    search = partial(fit_widths, bench, merged, options.weights, options.required(bench), checkpoint, bounds)
     found = checkpoint.step(f"weights {options.weights}", search)
     for row in found["rows"]:
         checkpoint.note(row)
-    return Merged.from_plain(found["merged"]), Storage(**found["storage"])
+    return Storage(**found["storage"])
 
 
 def _measured(bench: Workbench, ended: _Ended, checkpoint: Checkpoint) -> dict[str, Evidence]:

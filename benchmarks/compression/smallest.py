@@ -1,12 +1,10 @@
 """The bytes of a workload in the fewest bits that its queries bear, merged and not merged.
 
 Usage: python -m benchmarks.compression.smallest WORKLOAD.yaml --json FILE [--bundle MERGED] [--weights int2]
-[--rounded]
 
 The arm `none` are the originals, the arm of a bundle (made in float32, as `python -m benchmarks.merging.merge --keep`
 leaves it) is what was merged. Both go through the same search for widths as `gemel merge --weights` (what each query
-must keep is judged on val), are written as bundles and judged on test; both train for their widths as a merge does, or
-neither does (`--rounded`: these are arms of their own). FILE keeps an arm as soon as it is there, and
+must keep is judged on val), are written as bundles and judged on test. FILE keeps an arm as soon as it is there, and
 what is there is not done again; a merge in which all got their originals back has the figures of `none`. The claim of
 merging: at most 1.05 x (1 - the ceiling) of the bytes of `none`, with every query at its target on test in both.
 """
@@ -33,7 +31,7 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
-from merger.widths.fitting import fit_widths
+from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, store, tied_models
 from models.bundle import BundleQuery, Made, write_bundle
 from models.bundle.reader import open_bundle
@@ -47,13 +45,9 @@ from models.workload import load_workload
 from models.zoo import is_zoo_name
 
 NONE = "none"
-ROUNDED, TRAINED = "rounded", "trained"
-AFTER = {ROUNDED: "", TRAINED: ", trained"}
-"""How weights came to fewer bits, and what that adds to the name of an arm."""
 SLACK = 1.05
 HEADS = (
     "workload",
-    "weights",
     "ceiling",
     "originals, MB",
     "`none`, MB",
@@ -87,22 +81,16 @@ def merged_nothing(merged: Merged, originals: Merged) -> bool:
     return not merged.plan.shared and all(torch.equal(one[key], other[key]) for one, other in pairs for key in other)
 
 
-def trainings(rows: Sequence[Mapping[str, Any]]) -> int:
-    """How often the models of a part trained for fewer bits, by the rows of a log; what did not pay counts, too."""
-    return len({(*row["ratios"], row["training"]) for row in rows[:-1] if row["training"]})
-
-
 def _several(members: Sequence[Any]) -> bool:
     return len(members) > 1
 
 
-def smallest(bench: Workbench, merged: Merged, weights: Any, how: str) -> dict[str, Any]:
+def smallest(bench: Workbench, merged: Merged, weights: Any) -> dict[str, Any]:
     """What is merged in the fewest bits: its bytes, the bytes by width, and every query on test."""
-    started, worked = time.monotonic(), bench.work.total
-    options = MergeOptions()
-    recipe = options.recipe if how == TRAINED else None
-    found = fit_widths(bench, merged, weights, options.required(bench), Journal(), Bounds(bench.work), recipe)
-    models = tied_models(bench, Merged.from_plain(found["merged"]), bench.queries)
+    started = time.monotonic()
+    required = MergeOptions().required(bench)
+    found = fit_widths(bench, merged, weights, required, Journal(), Bounds(bench.work))
+    models = tied_models(bench, merged, bench.queries)
     stored = store(models, Storage(**found["storage"]))
     evidence = {query: bench.evidence(query, model) for query, model in models.items()}
     records = [BundleQuery.of(query, evidence[query.id].to_json()) for query in bench.workload.queries]
@@ -113,10 +101,7 @@ def smallest(bench: Workbench, merged: Merged, weights: Any, how: str) -> dict[s
         "before_bytes": counts.before,
         "bytes": counts.after,
         "stored_bytes": found["rows"][-1]["stored_bytes"],
-        "rounds": len(found["rows"]) - 1,
-        "trained": found["rows"][-1]["trained"],
-        "trainings": trainings(found["rows"]),
-        "work": bench.work.total - worked,
+        "rounds": len(found["rows"]),
         "seconds": round(time.monotonic() - started, 1),
         "queries": [{"id": query, **one.to_json()} for query, one in evidence.items()],
     }
@@ -126,33 +111,17 @@ def rows(kept: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     """A row of HEADS for each workload, from what was kept of it."""
     found = []
     for one in kept:
-        limit = SLACK * (1 - one["ceiling_fraction"])
-        for how, after in AFTER.items():
-            arms = {name.removesuffix(after): arm for name, arm in one["arms"].items() if _how(name) == how}
-            if NONE not in arms:
-                continue
-            none = arms.pop(NONE)
-            row = [
-                one["workload"],
-                how,
-                one["ceiling_fraction"],
-                _mb(none["before_bytes"]),
-                _mb(none["bytes"]),
-                _met(none),
-            ]
-            if not arms:
-                found.append((*row, "-", "-", "-", limit, "-"))
-            for arm in arms.values():
-                ratio = arm["bytes"] / none["bytes"]
-                every = all(query["met"] for side in (none, arm) for query in side["queries"])
-                holds = "yes" if ratio <= limit and every else "no" if every else "no: a query is below its target"
-                found.append((*row, _mb(arm["bytes"]), _met(arm), ratio, limit, holds))
+        arms, limit = one["arms"], SLACK * (1 - one["ceiling_fraction"])
+        none, others = arms[NONE], [arm for name, arm in arms.items() if name != NONE]
+        row = [one["workload"], one["ceiling_fraction"], _mb(none["before_bytes"]), _mb(none["bytes"]), _met(none)]
+        if not others:
+            found.append((*row, "-", "-", "-", limit, "-"))
+        for arm in others:
+            ratio = arm["bytes"] / none["bytes"]
+            every = all(query["met"] for side in (none, arm) for query in side["queries"])
+            holds = "yes" if ratio <= limit and every else "no" if every else "no: a query is below its target"
+            found.append((*row, _mb(arm["bytes"]), _met(arm), ratio, limit, holds))
     return found
-
-
-def _how(arm: str) -> str:
-    """Whether the weights of an arm were rounded alone or trained for it, by its name."""
-    return TRAINED if arm.endswith(AFTER[TRAINED]) else ROUNDED
 
 
 def _mb(count: int) -> str:
@@ -163,7 +132,7 @@ def _met(arm: Mapping[str, Any]) -> str:
     return f"{sum(query['met'] for query in arm['queries'])} of {len(arm['queries'])}"
 
 
-def measured(workload: Path, bundle: Path | None, weights: str, kept: Path, how: str = TRAINED) -> dict[str, Any]:
+def measured(workload: Path, bundle: Path | None, weights: str, kept: Path) -> dict[str, Any]:
     """What `kept` holds of this workload, with the arms that were missing measured and kept."""
     bench = Workbench(load_workload(workload))
     bench.interval = MergeOptions().margin is None
@@ -174,22 +143,18 @@ def measured(workload: Path, bundle: Path | None, weights: str, kept: Path, how:
     sizes = sum(sum(t.nbytes for t in model.state_dict().values()) for model in bench.originals.values())
     empty = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
     arms = [(NONE, empty), *([merged_of(bench, bundle)] if bundle else [])]
-    for method, merged in arms:
-        name, none = method + AFTER[how], NONE + AFTER[how]
+    for name, merged in arms:
         if name in found.get("arms", {}):
             say(f"{name}: already done")
             continue
         say(f"{name}: {bench.workload.name} from {weights} on")
-        same = method != NONE and merged_nothing(merged, empty)
+        same = name != NONE and merged_nothing(merged, empty)
         found = {
             **asked,
             "ceiling_fraction": ceiling_bytes(bench.layers) / sizes,
             "machine": machine(),
             "date": datetime.now(timezone.utc).date().isoformat(),
-            "arms": {
-                **found.get("arms", {}),
-                name: found["arms"][none] if same else smallest(bench, merged, weights, how),
-            },
+            "arms": {**found.get("arms", {}), name: found["arms"][NONE] if same else smallest(bench, merged, weights)},
         }
         with writing(kept, overwrite=True) as file:
             file.write((json.dumps(found, indent=1) + "\n").encode())
@@ -202,12 +167,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("workload", type=Path)
     parser.add_argument("--bundle", type=Path, help="what was merged of it, in float32")
     parser.add_argument("--weights", choices=list(BITS), default="int2", help="the fewest bits tried")
-    parser.add_argument("--rounded", action="store_true", help="train nothing: round what there is")
     parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
     given = parser.parse_args(arguments)
-    how = ROUNDED if given.rounded else TRAINED
     try:
-        found = measured(given.workload, given.bundle, given.weights, given.json, how)
+        found = measured(given.workload, given.bundle, given.weights, given.json)
     except InputError as error:
         say(f"error: {error}")
         return 2

@@ -75,9 +75,8 @@ class _Beyond(_Row):
 
 class _Widths(_Row):
     width: str
-    stored_bytes: dict[str, _Bytes] = Field(default_factory=dict)
-    trained: list[str] = Field(default_factory=list)
-    in_the_way: list[str] = Field(default_factory=list)
+    widened: list[str]
+    in_the_way: list[str]
 
 
 _KINDS = {"set": _Set, "alone": _Alone, "waits": _Waiting, "repair": _Repaired, "beyond": _Beyond, "width": _Widths}

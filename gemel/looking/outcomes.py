@@ -83,12 +83,8 @@ class Outcomes:
                 gained = f"{rows[-1]['tries']} tries gained {size(rows[-1]['gained_bytes'])}"
                 parts.append(f"past the ceiling, {kind}: {gained}{_in_whose_way(rows)}")
         if self.widths:
-            last = self.widths[-1]
-            sizes = ", ".join(
-                f"{size(nbytes)} {name}" for name, nbytes in last.get("stored_bytes", {}).items() if nbytes
-            )
-            trained = f"; trained for it: {_listed(last['trained'])}" if last.get("trained") else ""
-            parts.append(f"stored {last['width']}: {sizes}{trained}" + _in_whose_way(self.widths))
+            widened = sum(len(row["widened"]) for row in self.widths)
+            parts.append(f"stored {self.widths[-1]['width']}: {widened} weights wider" + _in_whose_way(self.widths))
         return "\n".join([parts[0], *map(one_line, parts[1:])])
 
     def why_nothing(self) -> str:

@@ -27,7 +27,7 @@ class MergeOptions:
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
     the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
     `wide` go past the ceiling (merger.beyond.search). `weights` below fp32: the fewest bits they are stored in
-    (merger.widths.fitting). `resources` say how long it takes, not what comes out.
+    (merger.widths.search). `resources` say how long it takes, not what comes out.
     """
 
     recipe: Recipe = field(default_factory=Recipe)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -201,7 +200,6 @@ class Training:
         self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(self._parameter_groups(), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
-        self.rounding: Callable[[], AbstractContextManager[None]] = nullcontext
         self.step = 0
         self._losses, self._summed = 0.0, 0
         every = {query: sets[query] for query in self.everyone}
@@ -304,8 +302,7 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = group["part"] * self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
         self.optimiser.zero_grad(set_to_none=True)
-        with self.rounding():
-            self._learn_all(self._batches.at(self.step))
+        self._learn_all(self._batches.at(self.step))
         self.optimiser.step()
         self.step += 1
 

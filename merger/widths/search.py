@@ -1,14 +1,14 @@
 """The width of every weight of a merge: the fewest bits that all the queries that use it can bear, on val.
 
-At first everything is stored in the widths that it is given. While a query falls short, some of its weights
+At first everything is stored in the fewest bits that were asked for. While a query falls short, some of its weights
 become wider, step by step up to float32: those first whose rounding moves the inputs of its heads most per byte
 that is given back, and as few as do (by bisection). A weight that is shared widens for all who share it. Statistics of
-norms stay as they are unless measuring them again brings a query back.
+norms stay as they are unless measuring them again brings a query back. What was met with wide weights is met in the
+end: wide weights are the last step.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,8 @@ from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching
-from merger.widths.storing import Storage, Weight, bytes_by_width, store, tied_models, widths_of
-from models.parts.terms import BITS
+from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
+from models.parts.terms import BITS, FP32, Width
 from models.parts.widths import packed
 
 KEPT = 0.99
@@ -35,8 +35,18 @@ ROUNDS = 12
 """Every query is judged about so often at most: with wide weights, in each width, and in a bisection."""
 
 
-def most_judged(bench: Workbench) -> float:
-    """About the work that one search takes at most."""
+def fit_widths(
+    bench: Workbench, merged: Merged, width: Width, required: Mapping[str, float], journal: Journal, bounds: Bounds
+) -> dict[str, Any]:
+    """The `storage` (plain) of what is merged for the `width` asked for, and log `rows`.
+
+    Once the bounds are over, all weights of a query that falls short are widened at once.
+    """
+    return _Search(bench, merged, required, journal, bounds).run(width)
+
+
+def most_work(bench: Workbench) -> float:
+    """About what the search takes at most."""
     return ROUNDS * sum(bench.work.of(query) * len(bench.val[query.id]) for query in bench.queries.values())
 
 
@@ -49,43 +59,33 @@ def needed(target: float, required: float, reached: float) -> float:
 
 
 @dataclass
-class Search:
-    """The search for models that stand as `merged`: each must reach what it has `need` of on val.
-
-    It ends in vain as soon as `most_bytes` are reached. Once the bounds are over, all weights of a query that falls
-    short are widened at once.
-    """
-
+class _Search:
     bench: Workbench
     merged: Merged
-    need: Mapping[str, float]
+    required: Mapping[str, float]
     journal: Journal
     bounds: Bounds
-    most_bytes: float = math.inf
     judged: int = 0
 
-    def run(self, weights: Sequence[Weight], training: int = 0) -> dict[str, Any]:
-        """Widen until every query has what it needs: `widths`, `norms`, `bytes`, and `rows` for the log.
-
-        It is `sound` where every query has, in fewer than the most bytes. Rows say after which `training` it was.
-        """
-        need = self.need
-        found = self._judge(weights, list(self.merged.states), need)
-        rows = [{"training": training, **self._row(weights, found, [])}]
+    def run(self, asked_for: Width) -> dict[str, Any]:
+        """Widen until every query keeps what it needs."""
+        bench = self.bench
+        wide = {query: self.journal.step(f"wide {query}", partial(self._wide, query)) for query in bench.queries}
+        need = {
+            query: needed(bench.queries[query].accuracy_target, self.required[query], ratio)
+            for query, ratio in wide.items()
+        }
+        weights = weights_of(bench, self.merged, asked_for)
+        found = self._judge(weights, list(bench.queries), need)
+        rows = [self._row(asked_for, weights, found, need, [])]
         while short := {query for query, one in found.items() if one["ratio"] < need[query]}:
-            left = any(weight.width is not None and weight.used_by(short) for weight in weights)
-            if not left or _bytes(weights) >= self.most_bytes:
-                break
             weights, widened, again = self._widened(weights, short, need)
             found |= again
             touched = {query for weight in widened for query, _ in weight.places}
             found |= self._judge(weights, sorted(touched - set(again)), need)
-            rows.append({"training": training, **self._row(weights, found, widened)})
+            rows.append(self._row(asked_for, weights, found, need, widened))
         norms = {query: one["norms"] for query, one in found.items() if one["norms"]}
-        size = _bytes(weights)
-        sound = not short and size < self.most_bytes
-        return {"widths": widths_of(weights), "norms": norms, "rows": rows, "bytes": size, "sound": sound,
-                "stored_bytes": rows[-1]["stored_bytes"], "ratios": rows[-1]["ratios"]}  # fmt: skip
+        return {"storage": Storage(widths_of(weights), norms).to_plain(), "rows": rows}
 
     def _widened(
         self, weights: Sequence[Weight], short: set[str], need: Mapping[str, float]
@@ -178,19 +178,29 @@ class Search:
             return {"ratio": ratio, "norms": None}
         return {"ratio": again, "norms": {name: buffer.detach().clone() for name, buffer in model.named_buffers()}}
 
-    def _row(self, weights: Sequence[Weight], found: Mapping[str, Any], widened: Sequence[Weight]) -> dict[str, Any]:
+    def _wide(self, query: str) -> float:
+        return self.bench.ratio(query, tied_models(self.bench, self.merged, [query])[query])
+
+    def _row(
+        self,
+        asked_for: str,
+        weights: Sequence[Weight],
+        found: Mapping[str, Any],
+        need: Mapping[str, float],
+        widened: Sequence[Weight],
+    ) -> dict[str, Any]:
         """A row of the log: how everything is stored now and how the queries do."""
         ratios = {query: one["ratio"] for query, one in found.items()}
+        sizes = dict[str, int]()
+        for weight in weights:
+            stored = weight.width or FP32
+            sizes[stored] = sizes.get(stored, 0) + weight.nbytes
         row = {
-            "stored_bytes": bytes_by_width(weights), "ratios": ratios,
+            "width": asked_for, "stored_bytes": sizes, "ratios": ratios,
             "widened": [f"{weight.places[0][0]}: {weight.places[0][1]}" for weight in widened],
-            "in_the_way": [query for query, ratio in ratios.items() if ratio < self.need[query]],
+            "in_the_way": [query for query, ratio in ratios.items() if ratio < need[query]],
             "norms_again": [query for query, one in found.items() if one["norms"]],
             "work": self.bench.work.total,
         }  # fmt: skip
-        self.bench.progress("widths", **{key: row[key] for key in ("stored_bytes", "ratios", "in_the_way")})
+        self.bench.progress("widths", **{key: row[key] for key in ("width", "stored_bytes", "ratios", "in_the_way")})
         return row
-
-
-def _bytes(weights: Sequence[Weight]) -> int:
-    return sum(weight.nbytes for weight in weights)

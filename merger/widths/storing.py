@@ -14,7 +14,7 @@ from merger.bench.merged import Merged, State
 from merger.bench.workbench import Workbench
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers
-from models.parts.terms import FP32, Width, stored_bytes
+from models.parts.terms import Width, stored_bytes
 from models.parts.widths import WIDE, Packed, choices, packed
 from models.sharing.layers import layers_of, weight_key
 from models.sharing.plan import tie
@@ -90,7 +90,7 @@ def store(models: Mapping[str, nn.Module], storage: Storage) -> dict[str, dict[s
 
 def weights_of(bench: Workbench, merged: Merged, asked_for: Width) -> list[Weight]:
     """Every weight that may be stored in fewer bits, each once, in the fewest that were asked for."""
-    models = tied_models(bench, merged, merged.states)
+    models = tied_models(bench, merged, bench.queries)
     found: dict[int, Weight] = {}
     for query, model in models.items():
         state = model.state_dict(keep_vars=True)
@@ -117,15 +117,6 @@ def widths_of(weights: Sequence[Weight]) -> Widths:
             if weight.width is not None:
                 widths.setdefault(query, {})[key] = weight.width
     return widths
-
-
-def bytes_by_width(weights: Iterable[Weight]) -> dict[str, int]:
-    """The bytes of these weights by how they are stored."""
-    sizes = dict[str, int]()
-    for weight in weights:
-        stored = weight.width or FP32
-        sizes[stored] = sizes.get(stored, 0) + weight.nbytes
-    return sizes
 
 
 def tied_models(bench: Workbench, merged: Merged, queries: Iterable[str]) -> dict[str, nn.Module]:

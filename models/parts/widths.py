@@ -49,35 +49,21 @@ class Packed:
 
 def packed(weight: Tensor, width: Width) -> Packed:
     """A float32 weight (out, ...) as it is stored; ValueError where it holds what that cannot hold."""
-    codes, scale = _codes(weight, width)
-    if width == "fp16":
-        stored = codes
-    elif BITS[width] < BYTE:
-        stored = packed_bits(codes.add_(most_code(width)).to(torch.uint8), BITS[width])
-    else:
-        stored = codes.to(torch.int8).view(weight.shape)
-    return Packed(stored.contiguous(), scale, width, tuple(weight.shape))
-
-
-def rounded(weight: Tensor, width: Width) -> Tensor:
-    """`packed(weight, width).wide()`, without laying codes side by side in between."""
-    codes, scale = _codes(weight, width)
-    return (codes.float() if scale is None else codes.mul_(scale[:, None])).view(weight.shape)
-
-
-def _codes(weight: Tensor, width: Width) -> tuple[Tensor, Tensor | None]:
-    """Codes as float32 (out, weights of a channel) with their scale, or float16 of the weight's shape without."""
     weight = weight.detach()
     if width == "fp16":
-        codes, scale = weight.half(), None
-        sound = codes
+        stored, scale = weight.half(), None
+        sound = stored
     else:
         rows, most = weight.reshape(len(weight), -1), most_code(width)
         sound = scale = _scales(rows, most, clipped=BITS[width] < BYTE)
         codes = (rows / scale[:, None]).round_().clamp_(-most, most)
+        if BITS[width] < BYTE:
+            stored = packed_bits(codes.add_(most).to(torch.uint8), BITS[width])
+        else:
+            stored = codes.to(torch.int8).view(weight.shape)
     if not bool(torch.isfinite(sound).all()):
         raise ValueError(f"a weight that is not finite, or too large for {width}")
-    return codes, scale
+    return Packed(stored.contiguous(), scale, width, tuple(weight.shape))
 
 
 def _scales(rows: Tensor, most: int, clipped: bool) -> Tensor:

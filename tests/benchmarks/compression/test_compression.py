@@ -15,8 +15,6 @@ from merger import TrainOptions, merge, train_originals
 from models.workload import load_workload
 from tests.merger.tiny import write_workload
 
-LAST = {"stored_bytes": {}, "ratios": {}, "trained": []}
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,7 +29,7 @@ def test_both_arms_are_measured_once_and_the_merged_one_is_smaller(
 ) -> None:
     bundle, kept = tmp_path / "tied.safetensors", tmp_path / "kept.json"
     report = merge(load_workload(trained), bundle, "ceiling")
-    words = [str(trained), "--json", str(kept), "--rounded", "--weights", "int4"]
+    words = [str(trained), "--json", str(kept), "--weights", "int4"]
     assert smallest.main(words) == 0
     alone = json.loads(kept.read_text())["arms"]["none"]
     assert smallest.main([*words, "--bundle", str(bundle)]) == 0
@@ -51,7 +49,7 @@ def test_a_merge_of_which_nothing_came_has_the_figures_of_the_originals(
 ) -> None:
     bundle, kept = tmp_path / "none.safetensors", tmp_path / "kept.json"
     merge(load_workload(trained), bundle, "none")
-    words = [str(trained), "--json", str(kept), "--rounded", "--weights", "int4"]
+    words = [str(trained), "--json", str(kept), "--weights", "int4"]
     assert smallest.main(words) == 0
     monkeypatch.setattr(smallest, "merged_of", lambda bench, path: ("wide", merged_of(bench, path)[1]))
     monkeypatch.setattr(smallest, "smallest", lambda *_: pytest.fail("done again"))
@@ -72,43 +70,9 @@ def test_the_claim_holds_within_the_limit_and_with_every_query_at_its_target(
 
     kept = {"workload": "w", "ceiling_fraction": 0.5, "arms": {"none": arm(1000, True), "wide": arm(merged, met)}}
     (row,) = smallest.rows([kept])
-    assert row[-1] == holds and row[8:10] == (merged / 1000, 1.05 * 0.5) and len(row) == len(smallest.HEADS)
+    assert row[-1] == holds and row[7:9] == (merged / 1000, 1.05 * 0.5) and len(row) == len(smallest.HEADS)
     del kept["arms"]["wide"]
     assert smallest.rows([kept])[0][-1] == "-"
-
-
-def test_arms_whose_weights_trained_are_compared_with_each_other() -> None:
-    def arm(size: int) -> dict[str, Any]:
-        return {"before_bytes": 8000, "bytes": size, "queries": [{"met": True}]}
-
-    arms = {"none": arm(1000), "wide": arm(900), "none, trained": arm(800), "wide, trained": arm(400)}
-    rounded, trained = smallest.rows([{"workload": "w", "ceiling_fraction": 0.5, "arms": arms}])
-    assert (rounded[1], rounded[8], rounded[-1]) == ("rounded", 0.9, "no")
-    assert (trained[1], trained[8], trained[-1]) == ("trained", 0.5, "yes")
-
-
-def test_both_arms_train_for_their_widths_unless_they_are_only_to_be_rounded(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-
-    def fit(bench: Any, merged: Any, *asked: Any) -> dict[str, Any]:
-        seen.append(asked[-1])
-        return {"merged": merged.to_plain(), "storage": {"widths": {}, "norms": {}}, "rows": [LAST]}
-
-    monkeypatch.setattr(smallest, "fit_widths", fit)
-    words = [str(trained), "--json", str(tmp_path / "kept.json")]
-    assert smallest.main(words) == smallest.main([*words, "--rounded"]) == 0
-    assert set(json.loads((tmp_path / "kept.json").read_text())["arms"]) == {"none, trained", "none"}
-    assert seen[0] is not None and seen[1] is None
-
-
-def test_trainings_are_counted_once_for_each_part() -> None:
-    def row(number: int, *queries: str) -> dict[str, Any]:
-        return {"ratios": dict.fromkeys(queries, 1.0), "training": number}
-
-    rows = [row(0, "a", "b"), row(1, "a", "b"), row(1, "a", "b"), row(2, "a", "b"), row(0, "c"), row(1, "c"), LAST]
-    assert smallest.trainings(rows) == 3
 
 
 def test_a_bundle_of_another_workload_is_one_clear_line(

@@ -71,8 +71,7 @@ LOG = [
     {"query": "c", "repair": "leaves", "required": 0.975, "work": 3e9},
     {"beyond": "inside", "try": 1, "accepted": False, "in_the_way": ["a"], "gained_bytes": 0, "work": 3e9},
     {"beyond": "inside", "tries": 1, "gained_bytes": 0, "work": 3e9, "work_spent": 1e9},
-    {"width": "int8", "widened": ["a: fc.weight"], "stored_bytes": {"int8": 90}, "in_the_way": ["b"], "work": 4e9},
-    {"width": "int8", "stored_bytes": {"int8": 60, "fp16": 30}, "trained": ["a"], "work": 5e9},
+    {"width": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "work": 4e9},
     *SETS,
 ]
 
@@ -100,7 +99,7 @@ def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way
     assert "b (0.975 required): waits after the start, private parts alone 0.950, residuals of rank 4 0.980" in text
     assert "c (0.975 required): leaves" in text
     assert "past the ceiling, inside: 1 tries gained 0 bytes; in the way: a" in text
-    assert "stored int8: 60 bytes int8, 30 bytes fp16; trained for it: a; in the way: b" in text
+    assert "stored int8: 1 weights wider; in the way: b" in text
 
 
 def test_every_set_has_a_line_on_demand(bundle: Bundle, logged) -> None:

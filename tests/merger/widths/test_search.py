@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 import merger.journal.checkpoint as checkpoint_module
-import merger.widths.fitting as fitting_module
+import merger.widths.search as search_module
 from merger import MergeOptions, merge
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.steps import Journal
-from merger.widths.fitting import fit_widths
-from merger.widths.search import Search, needed
+from merger.widths.search import fit_widths, needed
 from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
 from models.bundle import open_bundle, verify_bundle
 from models.errors import InputError
@@ -147,8 +146,8 @@ class _Fake:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> None:
         self.costs, self.judged = costs, 0
-        monkeypatch.setattr(Search, "_judged", self.judge)
-        monkeypatch.setattr(fitting_module._Fitting, "_wide", lambda fitting, query: 1.0)
+        monkeypatch.setattr(search_module._Search, "_judged", self.judge)
+        monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)
 
     def judge(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         self.judged += 1
@@ -164,8 +163,8 @@ def search(bench: Workbench, tied: Merged) -> Callable[..., tuple[dict, list[dic
 
     def run(bounds: Bounds | None = None, asked_for: Width = "int8") -> tuple[dict, list[dict]]:
         required = dict.fromkeys(bench.queries, 0.975)
-        found = fit_widths(bench, tied, asked_for, required, Journal(), bounds or Bounds(bench.work), None)
-        return found["storage"]["widths"], found["rows"][:-1]
+        found = fit_widths(bench, tied, asked_for, required, Journal(), bounds or Bounds(bench.work))
+        return found["storage"]["widths"], found["rows"]
 
     return run
 
@@ -173,7 +172,7 @@ def search(bench: Workbench, tied: Merged) -> Callable[..., tuple[dict, list[dic
 def test_only_what_hurts_becomes_wider_and_for_all_who_share_it(monkeypatch, search) -> None:
     _Fake(monkeypatch, {"q1:last.0.weight": 0.2})
     monkeypatch.setattr(
-        Search,
+        search_module._Search,
         "_errors",
         lambda self, weights, query: [
             1e9 if any(key == LAST for _, key in weight.places) else 1.0 for weight in weights
@@ -190,7 +189,7 @@ def test_only_what_hurts_becomes_wider_and_for_all_who_share_it(monkeypatch, sea
 def test_what_a_weight_does_to_each_query_that_falls_short_is_summed(monkeypatch, search) -> None:
     _Fake(monkeypatch, {f"{query}:last.0.weight": 0.2 for query in ("q0", "q1")})
     monkeypatch.setattr(
-        Search,
+        search_module._Search,
         "_errors",
         lambda self, weights, query: [
             1e9 if query == "q0" and any(key == LAST for _, key in weight.places) else 1.0 for weight in weights
@@ -203,7 +202,7 @@ def test_what_a_weight_does_to_each_query_that_falls_short_is_summed(monkeypatch
 def test_every_width_is_tried_from_the_fewest_bits_on_and_what_bears_them_keeps_them(monkeypatch, search) -> None:
     fake = _Fake(monkeypatch, {"q1:last.0.weight": 0.01, "q0:body.0.weight": 0.003})
     monkeypatch.setattr(
-        Search,
+        search_module._Search,
         "_errors",
         lambda self, weights, query: [
             1e9 if any(key == LAST for _, key in weight.places) else 1.0 for weight in weights
@@ -242,8 +241,8 @@ def test_a_query_that_bears_nothing_ends_with_its_wide_weights(monkeypatch, benc
         fewer = any(weight.width and weight.used_by({query}) for weight in weights)
         return {"ratio": 0.0 if query == "q1" and fewer else 1.0, "norms": None}
 
-    monkeypatch.setattr(Search, "_judged", judged)
-    monkeypatch.setattr(fitting_module._Fitting, "_wide", lambda fitting, query: 1.0)
+    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)
     widths, rows = search()
     assert "q1" not in widths and rows[-1]["in_the_way"] == []
 
@@ -258,7 +257,7 @@ def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied:
         own["stem.1.weight"][0] = own["stem.1.bias"][0] = 0.0
     weights = weights_of(bench, tied, "int8")
     required = dict.fromkeys(bench.queries, 0.0)
-    found = Search(bench, tied, required, Journal(), Bounds(bench.work))
+    found = search_module._Search(bench, tied, required, Journal(), Bounds(bench.work))
     errors = [sum(of_both) for of_both in zip(*(found._errors(weights, query) for query in ("q0", "q1")), strict=True)]
     worst = weights[max(range(len(weights)), key=lambda at: errors[at])]
     assert ("q0", "body.0.weight") in worst.places
@@ -269,14 +268,14 @@ def test_an_interrupted_search_for_widths_resumes_to_the_same_bundle(
 ) -> None:
     monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
     monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
-    judge = Search._judged
+    judge = search_module._Search._judged
 
     def strict(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         found = judge(self, weights, query, need)
         bad = any(weight.width == "int8" and weight.used_by({"q1"}) for weight in weights if query == "q1")
         return {**found, "ratio": 0.0} if bad else found
 
-    monkeypatch.setattr(Search, "_judged", strict)
+    monkeypatch.setattr(search_module._Search, "_judged", strict)
     with monkeypatch.context() as patch:
         writes = _kill_after(patch, -1)
         straight = merge(workload, tmp_path / "straight.safetensors", "ceiling", options=_with("int8"))
