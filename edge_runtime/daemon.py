@@ -28,7 +28,6 @@ from models.bundle.file import is_open_as
 from models.errors import BundleError, InputError
 from models.files.apart import check_apart
 from models.files.atomic import check_output, told_of
-from models.measuring.allocator import keep_few_arenas
 
 log = logging.getLogger("gemel.run")
 
@@ -50,7 +49,6 @@ def run(
     if check:
         _, fitted = _fitted(config_path, check)
         return checked(fitted)
-    keep_few_arenas()
     with signals(stop or threading.Event()) as asked:
         try:
             equipped, refit = prepared(config_path)

@@ -10,6 +10,7 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
 from gemel.commands.shown import Shown
+from models.measuring.allocator import keep_one_heap
 
 SETTLE_S = 0.3
 
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> Outcome:
     from edge_runtime.daemon import run as run_box
     from gemel.looking.box import box_text, checked_text
 
+    keep_one_heap()
     shown = Shown()
     shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
     logging.basicConfig(level=logging.INFO, handlers=[shown])

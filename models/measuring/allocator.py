@@ -1,4 +1,4 @@
-"""The memory that a process frees on the CPU: kept for what it asks for next, and in how many places."""
+"""The memory that a process frees on the CPU: kept for what it asks for next, or given back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
 NEVER = 2**31 - 1
-ARENAS = 2
 
 
 @cache
@@ -25,14 +24,15 @@ def keep_freed_memory() -> bool:
 
 
 @cache
-def keep_few_arenas() -> bool:
-    """Let all threads of this process have their memory from two arenas; whether its C library can (glibc does).
+def keep_one_heap() -> bool:
+    """Let all threads of this process have their memory from one heap; whether its C library can (glibc does).
 
-    Left to itself, glibc makes another for each thread that asks while others do, up to eight a core, and each keeps
-    what was freed in it. A process of many threads, as a box with cameras, holds more so, and its memory rises for
-    longer (docs/figures.md, "A box at work").
+    Left to itself, glibc makes another for a thread that asks while others do, up to eight a core. Each keeps what was
+    freed in it, and of what lies at its end nothing is given back, whatever it is told: a process of many threads, as a
+    box with cameras, never holds less again than in its worst moment (docs/figures.md, "A box at work"). To be called
+    before the first thread: a heap that is there is used.
     """
-    return _told((M_ARENA_MAX, ARENAS))
+    return _told((M_ARENA_MAX, 1))
 
 
 def give_back_freed() -> bool:
