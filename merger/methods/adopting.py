@@ -153,12 +153,14 @@ class Adopting:
         self, query: str, givers: Sequence[str], before: Merged
     ) -> tuple[str, dict[str, str], State] | None:
         """The giver as a part of which the query begins best on val; path -> the giver's path; and that state."""
-        size = self._takeable(query)
-        found = dict[str, tuple[dict[str, str], State]]()
+        size, found = self._takeable(query), dict[str, tuple[dict[str, str], State]]()
+        wide = {(layer.query, layer.path): layer.wide for layer in self.bench.layers if not layer.head}
         for giver in givers:
             modules = standing_in(self.bench.originals[query], self.bench.originals[giver])
-            shareable = {layer.path: layer.wide for layer in self.bench.layers if layer.query == giver}
-            pairs = {path: theirs for path, theirs in modules.items() if path in size and theirs in shareable}
+            pairs = {
+                path: theirs for path, theirs in modules.items()
+                if path in size and (giver, theirs) in wide and wide[giver, theirs] == wide[query, path]
+            }  # fmt: skip
             if sum(size[path] for path in pairs) >= LEAST * sum(size.values()):
                 found[giver] = pairs, self._part_of(query, giver, modules, before.states[giver])
         most = sorted(found, key=lambda giver: -sum(size[path] for path in found[giver][0]))[:GIVERS]

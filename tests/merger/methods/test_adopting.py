@@ -83,6 +83,19 @@ def test_a_taker_begins_as_a_part_of_its_giver_norms_and_head_among_it(
     assert torch.equal(state["stem.1.weight"], giver["stem.1.weight"])
 
 
+@pytest.mark.parametrize("change", [{"wide": "linear of the same shape"}, {"head": True}])
+def test_only_layers_of_one_signature_are_shared_and_no_heads(
+    adopting: Adopting, bench: Workbench, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    taught(monkeypatch, 3)
+    layers = [
+        replace(layer, **change) if (layer.query, layer.path) == ("q1", "stem.0") else layer for layer in bench.layers
+    ]
+    monkeypatch.setattr(bench, "layers", layers)
+    shared = {member for members in adopting.run()[0].plan.shared for member in members}
+    assert ("q0", "last.0") in shared and ("q0", "stem.0") not in shared
+
+
 def test_who_nearly_is_there_trains_once_more_and_who_takes_nothing_stays_as_it_is(
     adopting: Adopting, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
