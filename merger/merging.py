@@ -7,10 +7,10 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ from models.sharing.layers import layers_of_all, model_bytes
 from models.weights.reading import fingerprint
 from models.workload import Query, Workload, inputs_of
 
+_Stored = tuple[dict[str, nn.Module], dict[str, dict[str, Packed]]]
+_Making = Callable[[tuple[str, ...]], _Stored]
 LOG_SUFFIX = ".log.jsonl"
 WORK_SUFFIX = ".work"
 PAST_THE_CEILING = ("wide", "none")
@@ -108,13 +110,15 @@ def _merged(
         storage = stored() if options.weights == FP32 else bench.once(stored)
         crew.once(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
         ended = _Ended(found, storage, time.monotonic() - started, bench.work.total)
-        evidence = _measured(bench, ended, checkpoint)
-        return bench.once(lambda: _written(bench, ended, evidence, (out, method, options, begun), checkpoint))
+        made = cache(partial(ended.models, bench))  # once, where one process has all queries
+        evidence = _measured(bench, made, checkpoint)
+        return bench.once(lambda: _written(bench, ended, made, evidence, (out, method, options, begun), checkpoint))
 
 
 def _written(
     bench: Workbench,
     ended: _Ended,
+    made_of: _Making,
     evidence: Mapping[str, Evidence],
     asked: tuple[Path, str, MergeOptions, bool],
     checkpoint: Checkpoint,
@@ -122,7 +126,7 @@ def _written(
     """Write what was found, with what it reaches on test: the bundle and the log."""
     (out, method, options, begun), found = asked, ended.found
     bench.begin(WRITING)
-    models, stored = ended.models(bench, bench.queries)
+    models, stored = made_of(tuple(bench.queries))
     records = _records(bench, found.merged, evidence)
     made = Made(bench.workload.name, method, _ceiling_bytes(bench))
     manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
@@ -170,9 +174,7 @@ class _Ended:
     seconds: float
     work: float
 
-    def models(
-        self, bench: Workbench, queries: Iterable[str]
-    ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Packed]]]:
+    def models(self, bench: Workbench, queries: tuple[str, ...]) -> _Stored:
         """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
         models = tied_models(bench, self.found.merged, queries)
         return models, store(models, self.storage)
@@ -243,7 +245,7 @@ def _stored_as(bench: Workbench, merged: Merged, options: MergeOptions, checkpoi
     return Storage(**found["storage"])
 
 
-def _measured(bench: Workbench, ended: _Ended, checkpoint: Checkpoint) -> dict[str, Evidence]:
+def _measured(bench: Workbench, made_of: _Making, checkpoint: Checkpoint) -> dict[str, Evidence]:
     """Query -> its merged model, as it is stored, against its original on test; each process measures its own.
 
     What several processes have measured they measure again after an interruption.
@@ -252,7 +254,7 @@ def _measured(bench: Workbench, ended: _Ended, checkpoint: Checkpoint) -> dict[s
     mine, journal = bench.crew.mine(bench.queries), checkpoint if bench.crew.size == 1 else Journal()
 
     def measured() -> dict[str, Evidence]:
-        models, _ = ended.models(bench, mine)
+        models, _ = made_of(tuple(mine))
         return {query: _measure(bench, query, models[query], journal) for query in mine}
 
     found = bench.everywhere(measured)
