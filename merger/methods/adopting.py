@@ -107,10 +107,10 @@ class Adopting:
         found["tried"] = [[(giver, theirs), (query, path)] for path, theirs in pairs.items()]
         ratio, after, failed, taken = None, NO_TIME, (NO_TIME, None), list[str]()
         for kept in KEPT:
-            far = 0 < kept < KEPT[2] and (ratio or 0.0) < NEAR * self.required[query]
-            before_it, taken = taken, taken if far else self._all_but(query, pairs, kept)
-            if kept and taken == before_it:
+            far, left = (ratio or 0.0) < NEAR * self.required[query], self._all_but(query, pairs, kept)
+            if kept and (left == taken or (far and kept < KEPT[2])):
                 continue
+            taken = left
             plan = _with_pairs(before.plan, [[(giver, pairs[path]), (query, path)] for path in taken])
             own = [path for path in pairs if path not in taken]
             for turn in range(2):
