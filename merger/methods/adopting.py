@@ -101,6 +101,8 @@ class Adopting:
         """What a query comes to that takes over from the best giver; `merged` is None where it takes nothing."""
         before, rows = Merged.from_plain(now["merged"]), list[dict[str, Any]]()
         found: dict[str, Any] = {"merged": None, "rows": rows, "tried": []}
+        if now["givers"] and self.checkpoint.step("over", lambda: self.bounds.over):
+            return {**found, "rows": [self._said(query, LEAVES, [], NO_TIME, None)]}
         if (best := self._best_giver(query, now["givers"], before)) is None:
             return found
         giver, pairs, state = best
