@@ -154,7 +154,7 @@ def test_an_interrupted_one_goes_on_where_it_stood(
 def test_without_work_nothing_is_taken(adopting: Adopting, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = taught(monkeypatch, 3)
     poor = replace(adopting, bounds=Bounds(bench.work, 1.0))
-    bench.work.add_flops(1.0)
+    bench.work.add_flops(1)
     assert not poor.run()[0].plan.shared and not tried
     assert bench.work.total == 1.0, "nor is anybody judged"
     assert {row["after"] for row in adopting.checkpoint.log if "repair" in row} == {NO_TIME}
