@@ -9,7 +9,8 @@ import functools
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +54,10 @@ class Graphs:
     A graph knows addresses alone. Tensors of a query come back to a few places, and stay there where all fit the
     budget; so a placement is worth a graph when it is seen again. All graphs use one pool of memory, which they may
     since one runs after the other. What cannot be captured (a run that asks the card how to go on) runs as ever, and
-    so does an engine whose replay was once not what a plain run gave. That one runs after the other is so on the
-    compute stream alone; whoever tries an engine elsewhere, as a reload does, runs it plainly. `cuda` is torch.cuda, or
-    what stands in for it.
+    so does an engine whose replay was once not what a plain run gave. It is never begun to be captured: torch's
+    allocator does not recover from a capture that failed (pytorch/pytorch pull requests 180395 and 190308). That one
+    runs after the other is so on the compute stream alone; whoever tries an engine elsewhere, as a reload does, runs it
+    plainly. `cuda` is torch.cuda, or what stands in for it.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -106,9 +108,12 @@ class Graphs:
     def _captured(self, forward: Forward, batch: Tensor, expected: Any) -> _Graph | None:
         """A graph of this run that was seen to give what is expected of it; None where there is none."""
         try:
+            with _waiting_is_refused(self._cuda):
+                forward(batch)
             graph, frames = self._cuda.CUDAGraph(), batch.clone()
-            stream, pool = _capturing(self._device, self._cuda)
-            with self._cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            stream = _capturing(self._device, self._cuda)
+            capture = self._cuda.graph(graph, pool=self._pool(), stream=stream, capture_error_mode="thread_local")
+            with self._cuda.stream(stream), capture:  # torch leaves its stream the current one where a capture fails
                 outputs = forward(frames)
             made = _Graph(graph, frames, outputs)
             if _alike(made.replay(batch), expected):
@@ -117,6 +122,19 @@ class Graphs:
         except Exception as error:  # a library may do what no graph can hold, and says so in its own way
             log.debug("a run cannot be captured as a graph: %s", error)
         return None
+
+    def _pool(self) -> Any:
+        """The memory of all graphs there are on this device; None, which asks for a new one, where there are none.
+
+        One that no graph uses any more must not be asked for: torch takes that for a fault.
+        """
+        living = (
+            one.graph.pool()
+            for owner in list(_EVERYBODYS)
+            if (owner._device, owner._cuda) == (self._device, self._cuda)
+            for one in owner._graphs.values()
+        )
+        return next(living, None)
 
 
 _EVERYBODYS: weakref.WeakSet[Graphs] = weakref.WeakSet()
@@ -142,9 +160,20 @@ def graphs_for(device: torch.device) -> Graphs | None:
 
 
 @functools.cache
-def _capturing(device: torch.device, cuda: Any) -> tuple[Any, Any]:
-    """The stream that all graphs of a device are captured on, which nobody else uses, and their memory."""
-    return cuda.Stream(device), cuda.graph_pool_handle()
+def _capturing(device: torch.device, cuda: Any) -> Any:
+    """The stream that all graphs of a device are captured on."""
+    return cuda.Stream(device)
+
+
+@contextmanager
+def _waiting_is_refused(cuda: Any) -> Iterator[None]:
+    """What waits for the card raises RuntimeError meanwhile, and no graph can hold it."""
+    before = cuda.get_sync_debug_mode()
+    cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        cuda.set_sync_debug_mode(before)
 
 
 def _alike(found: Any, expected: Any) -> bool:

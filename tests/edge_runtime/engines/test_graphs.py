@@ -46,7 +46,7 @@ def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_a
         expected = Watched.__call__(plain, batch)
         plain.runs -= 1
         assert all(torch.allclose(found[key], expected[key], atol=1e-6) for key in expected)
-    assert plain.runs == 3, "once to see it, once for the answer and once to be captured"
+    assert plain.runs == 4, "to see it, for the answer, to see that it waits for nothing, and to be captured"
     kept = made.run("here", plain, frames[0])["out"].clone()
     before = made.run("here", plain, frames[0])["out"]
     made.run("here", plain, frames[1])
@@ -62,38 +62,55 @@ def test_each_placement_and_batch_has_its_own_graph_in_one_pool_and_few_are_kept
     for placement, batch in (("here", one), ("there", one), ("here", two)):
         for _ in range(3):
             made.run(placement, plain, batch)
-    assert plain.runs == 9 and len(cuda.pools) == 1
+    assert plain.runs == 12 and len(set(cuda.pools)) == 1
     made.run("here", plain, two)
-    assert plain.runs == 9
+    assert plain.runs == 12
     made.run("here", plain, one)
-    assert plain.runs > 9, "the oldest made way"
+    assert plain.runs > 12, "the oldest made way"
     made.clear()
     before = plain.runs
     made.run("here", plain, two)
     assert plain.runs == before + 1
+    made.run("here", plain, two)
+    assert cuda.pools[-1] not in cuda.pools[:-1], "torch has let go of the memory that no graph used any more"
 
 
 @torch.inference_mode()
 def test_what_cannot_be_captured_or_is_replayed_wrongly_runs_plainly(monkeypatch, caplog):
     class Asks(Watched):
         def __call__(self, frames: Tensor) -> dict[str, Tensor]:
-            if self.runs == 2:
-                raise RuntimeError("operation not permitted when stream is capturing")
+            cuda.wait_for_result()
             return super().__call__(frames)
 
-    asks, batch = Asks(), torch.rand(1, 3, 8, 8)
-    made = Graphs(CARD, at_work())
-    made.run("here", asks, batch)
-    made.run("here", asks, batch)
-    asks.runs += 1
-    made.run("here", asks, batch)
+    cuda, batch = at_work(), torch.rand(1, 3, 8, 8)
+    asks, made = Asks(), Graphs(CARD, cuda)
+    for _ in range(4):
+        assert made.run("here", asks, batch)["out"].shape == (1, 2, 4, 4)
     assert asks.runs == 4 and not made._graphs and not caplog.text
+    assert not cuda.captures, "torch's allocator would not recover"
+    assert not cuda.refuses_waiting
 
     plain, made = Watched(), Graphs(CARD, at_work())
     monkeypatch.setattr(FakeGraph, "replay", lambda graph: graph.operations[-1][-1].zero_())
     for _ in range(3):
         assert made.run("here", plain, batch)["sum"].item() == pytest.approx(batch.sum().item())
     assert "not what it should be" in caplog.text and not made._graphs
+
+
+@torch.inference_mode()
+def test_a_capture_that_fails_all_the_same_leaves_the_compute_stream_the_current_one():
+    class Hungry(Watched):
+        def __call__(self, frames: Tensor) -> dict[str, Tensor]:
+            if cuda.active.name == "capture":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().__call__(frames)
+
+    cuda, batch, hungry = at_work(), torch.rand(1, 3, 8, 8), Hungry()
+    stream, made = cuda.active, Graphs(CARD, cuda)
+    for _ in range(3):
+        assert made.run("here", hungry, batch)["out"].shape == (1, 2, 4, 4)
+        assert cuda.active is stream
+    assert cuda.captures == 1 and not made._graphs
 
 
 @torch.inference_mode()

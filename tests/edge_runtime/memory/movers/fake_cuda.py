@@ -25,7 +25,8 @@ class FakeCuda:
         self.record: list[tuple[str, str, int | None]] = []
         self.compute, self.events, self.pinned, self.pin_code = FakeStream(self, "compute"), 0, [], pin_code
         self.active, self.allowed_bytes, self.pending = self.compute, None, 0
-        self.pools: set[object] = set()
+        self.pools: list[object] = []
+        self.captures, self.refuses_waiting = 0, False
 
     def get_device_properties(self, _device: object) -> SimpleNamespace:
         return SimpleNamespace(total_memory=TOTAL_BYTES)
@@ -47,23 +48,43 @@ class FakeCuda:
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
         before, self.active = self.active, stream
-        yield
-        self.active = before
+        try:
+            yield
+        finally:
+            self.active = before
 
     def synchronize(self, _device: object) -> None:
         self.record.append(("synchronise", "all", None))
 
-    def graph_pool_handle(self) -> object:
-        return object()
+    def get_sync_debug_mode(self) -> int:
+        return 2 * self.refuses_waiting
+
+    def set_sync_debug_mode(self, mode: str | int) -> None:
+        self.refuses_waiting = mode in ("error", 2)
+
+    def wait_for_result(self) -> None:
+        """As `nonzero` or `item` do, which no graph can hold."""
+        if self.refuses_waiting:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        if self.active.name == "capture":
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     def CUDAGraph(self) -> FakeGraph:
         return FakeGraph()
 
     @contextmanager
-    def graph(self, graph: FakeGraph, pool: object, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
-        self.pools.add(pool)
-        with self.stream(stream), graph:
+    def graph(
+        self, graph: FakeGraph, pool: object | None, stream: FakeStream, capture_error_mode: str
+    ) -> Iterator[None]:
+        """As torch's: a pool is taken while a graph lives that uses it, and a capture that fails leaves its stream the
+        current one."""
+        self.captures += 1
+        graph.own_pool = pool or object()
+        self.pools.append(graph.own_pool)
+        before, self.active = self.active, FakeStream(self, "capture")
+        with graph:
             yield
+        self.active = before
 
     def empty_cache(self) -> None:
         self.record.append(("empty cache", "all", None))
@@ -134,7 +155,10 @@ class FakeGraph(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, ...]] = []
-        self.replays = 0
+        self.replays, self.own_pool = 0, object()
+
+    def pool(self) -> object:
+        return self.own_pool
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
