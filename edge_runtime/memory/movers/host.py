@@ -51,8 +51,8 @@ class HostMover:
     """Threads that fill memory the CPU can write.
 
     `allocate` takes memory as engines see it (a tensor) and as the CPU does (an array of the same bytes);
-    `reader` makes what reads into it, `again` the same for another store; `synchronise` waits for a device that shares
-    the memory.
+    `reader` is what reads into it, `again` makes another for another store; `synchronise` waits for a device that
+    shares the memory.
     """
 
     overlaps = False
@@ -63,23 +63,22 @@ class HostMover:
 
     def __init__(
         self,
-        reader: Callable[[np.ndarray], Reader],
+        reader: Reader,
         capacity_bytes: int,
         threads: int = COPY_THREADS,
         allocate: Callable[[int], tuple[Tensor, np.ndarray]] = ordinary_memory,
         synchronise: Callable[[], None] = lambda: None,
-        again: Callable[[Store, np.ndarray], Reader] = lambda store, _: StoredReader(store),
+        again: Callable[[Store], Reader] = StoredReader,
     ) -> None:
-        self._again = again
+        self._reader, self._again = reader, again
         self._allocate, self.synchronise, self._threads = allocate, synchronise, threads
         self.memory, self._bytes = allocate(capacity_bytes)
-        self._reader = reader(self._bytes)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="mover")
 
     @classmethod
     def stored(cls, store: Store, capacity_bytes: int) -> HostMover:
         """A mover for the CPU as device: copies out of the store."""
-        return cls(lambda _: StoredReader(store), capacity_bytes)
+        return cls(StoredReader(store), capacity_bytes)
 
     def start(self, copies: Sequence[Copy], waits: bool = False) -> HostTransfer:
         """Begin copies, after those begun before, and return at once.
@@ -133,7 +132,7 @@ class HostMover:
                 memory = untouched_memory(capacity_bytes)
             elif capacity_bytes + self.memory.numel() <= budget_bytes:
                 memory = self._allocate(capacity_bytes)
-        return Fresh(self._again(store, self._bytes), capacity_bytes, memory)
+        return Fresh(self._again(store), capacity_bytes, memory)
 
     def take(self, fresh: Fresh, kept: Sequence[Move]) -> None:
         """See `Mover.take`."""

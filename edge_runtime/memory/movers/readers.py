@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from edge_runtime.memory.placing import ALIGNMENT_BYTES, footprint_bytes
+from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
 
 
@@ -38,34 +38,35 @@ class StoredReader(Reader):
 class FileReader(Reader):
     """Reads from storage straight into the memory, past the page cache, so that no second copy stays in RAM.
 
-    Where the file system cannot read directly, through the page cache, which is told to forget the bytes.
+    Where the file system, the device's alignment or the memory do not allow that, which a read shows, it is through the
+    page cache from then on, which is told to forget the bytes. To make a reader touches no memory: a box that serves
+    makes one for another bundle.
     """
 
-    def __init__(self, store: Store, memory: np.ndarray) -> None:
+    def __init__(self, store: Store) -> None:
         if store.file is None:
             raise ValueError("a store in memory has no file")
         self._start, self._store = store.data_start, store.file
-        self._file = os.dup(store.file.descriptor)
-        self._direct = self._open_direct(memory)
-
-    def _open_direct(self, memory: np.ndarray) -> bool:
+        self._file, self._direct = os.dup(store.file.descriptor), False
         with suppress(OSError):
             # The very file, whatever stands at its path by now.
             direct = os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_DIRECT)
-            try:
-                # The alignment that a device asks for shows in a read at the least aligned place that is used.
-                os.preadv(direct, [memoryview(memory[:ALIGNMENT_BYTES])], self._start)  # type: ignore[arg-type]
-                os.dup2(direct, self._file)
-                return True
-            finally:
-                os.close(direct)
-        return False
+            os.dup2(direct, self._file)
+            os.close(direct)
+            self._direct = True
 
     def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
         done, size = 0, footprint_bytes(nbytes)
         while done < nbytes:
             into = memoryview(memory[target + done : target + size])  # type: ignore[arg-type]
-            read = os.preadv(self._file, [into], self._start + source + done)
+            try:
+                read = os.preadv(self._file, [into], self._start + source + done)
+            except OSError:
+                if not self._direct:
+                    raise
+                os.dup2(self._store.descriptor, self._file)
+                self._direct = False
+                continue
             if not read:
                 raise OSError(errno.EIO, "the bundle has become shorter")
             done += read

@@ -35,7 +35,7 @@ def unified_mover(
     former (the same note, 3.1).
     """
     mover = HostMover(
-        partial(FileReader, store),
+        FileReader(store),
         capacity_bytes,
         READ_THREADS,
         allocate or partial(managed_memory, device),
@@ -76,6 +76,5 @@ def managed_memory(device: torch.device, capacity_bytes: int) -> tuple[Tensor, n
     memory = torch.as_tensor(region, device=device)
     weakref.finalize(region, driver.cuMemFree_v2, ctypes.c_uint64(pointer.value))
     seen = (ctypes.c_ubyte * nbytes).from_address(pointer.value)
-    array = np.frombuffer(seen, np.uint8)  # type: ignore[call-overload]
-    array[:] = 0
-    return memory[:capacity_bytes], array[:capacity_bytes]
+    # Not written to here: a kernel may be running, and a processor that touches the memory then is ended.
+    return memory[:capacity_bytes], np.frombuffer(seen, np.uint8)[:capacity_bytes]  # type: ignore[call-overload]

@@ -14,7 +14,7 @@ class SlowMover(HostMover):
     overlaps = True
 
     def __init__(self, store: Store, capacity_bytes: int) -> None:
-        super().__init__(lambda _: StoredReader(store), capacity_bytes)
+        super().__init__(StoredReader(store), capacity_bytes)
         self._transfers: list[SlowTransfer] = []
         self.cancelled = 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -15,7 +18,8 @@ from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.movers import host as mover_host
 from edge_runtime.memory.movers.host import HostMover, ordinary_memory
 from edge_runtime.memory.movers.readers import FileReader, Reader, StoredReader
-from edge_runtime.memory.movers.unified import concurrent_access, unified_mover
+from edge_runtime.memory.movers import unified
+from edge_runtime.memory.movers.unified import concurrent_access, managed_memory, unified_mover
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
@@ -94,7 +98,7 @@ def test_a_caller_that_waits_copies_by_itself_where_no_thread_does(small_pieces)
 def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_pieces):
     store = store_of({"a": 700, "b": 3000, "c": 100})
     reader = HeldReader(store)
-    mover = HostMover(lambda _: reader, 8 * KIB)
+    mover = HostMover(reader, 8 * KIB)
     transfer = mover.start(copies_of(store, 8 * KIB))
     reader.allow(1024)
     transfer.wait(["a"])
@@ -111,7 +115,7 @@ def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_
 def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
     store = store_of({"a": 1024, "b": 1024, "c": 1024})
     reader = HeldReader(store)
-    mover = HostMover(lambda _: reader, 8 * KIB)
+    mover = HostMover(reader, 8 * KIB)
     transfer = mover.start(copies_of(store, 8 * KIB))
     reader.allow(1024)
     transfer.wait(["a"])
@@ -127,7 +131,7 @@ def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
 def test_bytes_that_cannot_be_read_fail_those_who_wait_for_them_alone(small_pieces, threads):
     store = store_of({"a": 1024, "b": 1024, "c": 1024, "d": 1024})
     reader = HeldReader(store, fail_at=2048)
-    mover = HostMover(lambda _: reader, 8 * KIB, threads)
+    mover = HostMover(reader, 8 * KIB, threads)
     transfer = mover.start(copies_of(store, 8 * KIB))
     reader.allow(9000)
     with pytest.raises(OSError, match="the disk is gone"):
@@ -152,7 +156,14 @@ def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
     bundle, direct, concurrent, monkeypatch, small_pieces
 ):
     if not direct:
-        monkeypatch.setattr(FileReader, "_open_direct", lambda *_: False)
+        plain = os.preadv
+
+        def refusing(descriptor, buffers, offset):
+            if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "the offset is not aligned")
+            return plain(descriptor, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", refusing)
     store = Store.of_bundle(bundle)
     idle: list[str] = []
     mover = unified_mover(
@@ -167,6 +178,56 @@ def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
     assert len(idle) == 3, "the CPU touches the memory only when the GPU is idle"
     assert mover.overlaps == concurrent
     arena.close()
+
+
+def test_what_is_made_ready_while_a_box_serves_touches_none_of_the_memory_that_kernels_read(bundle):
+    store = Store.of_bundle(bundle)
+    last = max(store.extents, key=lambda name: store.extents[name].offset)
+    mover = unified_mover(store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False)
+    arena = Arena(store, 64 * KIB, mover=mover)
+    arena.change((), [last])
+    assert arena.residency.placement(last).offset == 0
+    fresh = arena.prepare(store, 128 * KIB, 128 * KIB, 1024 * KIB, {})
+    assert torch.equal(arena.tensor(last), bundle.tensor(last)), "no reader tries itself out there"
+    arena.take_over(fresh, store, 1024 * KIB, {})
+    arena.change((), store.extents)
+    assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in store.extents)
+    arena.close()
+
+
+def test_a_drivers_memory_is_not_given_back_page_by_page():
+    store = store_of({"a": 16 * KIB})
+    mover = HostMover(StoredReader(store), 16 * KIB, allocate=drivers_memory)
+    mover.start(copies_of(store, 16 * KIB)).finish()
+    mover.give_back([(0, 16 * KIB)])
+    assert np.array_equal(mover.memory.numpy(), store.data), "its pages would be lost to the driver, too"
+    mover.close()
+
+
+def drivers_memory(capacity_bytes: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Stands for what only a driver can take and free."""
+    return ordinary_memory(capacity_bytes)
+
+
+def test_managed_memory_is_not_written_to_as_it_is_taken(monkeypatch):
+    there = (ctypes.c_ubyte * 64)(*range(64))
+
+    class Libcuda:
+        def cuMemAllocManaged(self, pointer, nbytes, flags) -> int:
+            pointer._obj.value = ctypes.addressof(there)
+            return 0 if (nbytes.value, flags.value) == (64, 1) else 1
+
+        def cuMemFree_v2(self, _pointer) -> int:
+            return 0
+
+    monkeypatch.setattr(unified.ctypes, "CDLL", lambda _name: Libcuda())
+    monkeypatch.setattr(torch, "as_tensor", lambda region, device: torch.frombuffer(there, dtype=torch.uint8))
+    memory, array = managed_memory(torch.device("cpu"), 64)
+    assert memory.tolist() == array.tolist() == list(range(64)), "a kernel may be running"
+    array[3] = 77
+    assert memory[3] == 77
+    with pytest.raises(RuntimeError, match="gave no 65 bytes"):
+        managed_memory(torch.device("cpu"), 65)
 
 
 class Driver:
@@ -195,18 +256,18 @@ def test_the_driver_is_asked_whether_both_may_touch_managed_memory_at_once():
 def test_a_file_that_was_replaced_is_read_on_and_one_that_was_cut_is_noticed(bundle, tmp_path):
     store = Store.of_bundle(bundle)
     _, memory = ordinary_memory(64 * KIB)
-    reader: Reader = FileReader(store, memory)
+    reader: Reader = FileReader(store)
     last = max(store.extents.values(), key=lambda extent: extent.offset)
     copy = tmp_path / "copy"
     copy.write_bytes(Path(bundle.path).read_bytes()[: store.data_start + 512])
     cut = Store(store.extents, store.kinds, store.data, open_file(copy, ""), store.data_start)
-    shorter = FileReader(cut, memory)
+    shorter = FileReader(cut)
     with pytest.raises(OSError, match="has become shorter"):
         shorter.read(memory, 0, last.offset, last.nbytes)
     shorter.close()
     copy.write_bytes(os.urandom(store.data_start))
     os.replace(copy, bundle.path)
-    for still in (reader, FileReader(store, memory)):
+    for still in (reader, FileReader(store)):
         still.read(memory, 0, last.offset, last.nbytes)
         assert np.array_equal(memory[: last.nbytes], store.data[last.offset : last.offset + last.nbytes])
         still.close()
