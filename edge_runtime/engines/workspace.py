@@ -44,15 +44,20 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 def peak_of(model: nn.Module, input_size: int, count: int, device: torch.device) -> int:
     """The same of a run of `count` frames of an architecture (on the meta device), its weights left out.
 
-    What kernels of a card's libraries take on top of intermediates is known to nobody else. 0 where it cannot be tried:
-    for lack of memory, or because the model cannot do with weights that are all zero.
+    What kernels of a card's libraries take on top of intermediates is known to nobody else; they are chosen by how
+    frames and weights lie, so these lie as engines want them. 0 where it cannot be tried: for lack of memory, because
+    the model cannot do with weights that are all zero, or because a box serves within a limit meanwhile, whose memory
+    it would take.
     """
+    if device.type == "cuda" and torch.cuda.get_per_process_memory_fraction(device.index or 0) < 1.0:
+        return 0
     try:
         with torch.inference_mode(), computing(device):
-            there = copy.deepcopy(model).to_empty(device=device)
+            there = copy.deepcopy(model).to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             for tensor in there.state_dict().values():
                 tensor.zero_()
             frames = torch.zeros(count, 3, input_size, input_size, device=device)
+            frames = frames.contiguous(memory_format=torch.channels_last)
             there(frames)
             return frames.nbytes + peak_bytes(lambda: there(frames), device)
     except Exception as error:

@@ -50,7 +50,10 @@ class CudaMover:
         self._stored.lay(layouts)
 
     def limit(self, budget_bytes: int | None) -> None:
-        """See `Mover.limit`: by torch's allocator, which then frees what it kept, or raises OutOfMemoryError."""
+        """See `Mover.limit`: by torch's allocator, which frees what it kept, now and where it comes to the limit, and
+        raises OutOfMemoryError where that does not suffice."""
+        if budget_bytes is not None:
+            self._cuda.empty_cache()  # what was tried out before the box serves lies there
         self._allow(budget_bytes)
         self._budget_bytes = budget_bytes
 

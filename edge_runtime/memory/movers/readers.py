@@ -59,10 +59,11 @@ class FileReader(Reader):
         done, size = 0, footprint_bytes(nbytes)
         while done < nbytes:
             into = memoryview(memory[target + done : target + size])  # type: ignore[arg-type]
+            direct = self._direct
             try:
                 read = os.preadv(self._file, [into], self._start + source + done)
             except OSError:
-                if not self._direct:
+                if not direct:
                     raise
                 os.dup2(self._store.descriptor, self._file)
                 self._direct = False

@@ -173,7 +173,7 @@ def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, 
     engine = TorchEngine(bundle, "gate")
     on_paper, size = engine.workspace_of(2), engine.query.input_size
     seen = peak_of(engine.model, size, 2, torch.device("cpu"))
-    assert on_paper / 2 < seen < 2 * on_paper, "the architecture alone was run, with no weight of the bundle"
+    assert on_paper / 2 < seen < 3 * on_paper, "the architecture alone was run, with no weight of the bundle"
     asked = []
     monkeypatch.setattr(base, "peak_of", lambda *what: asked.append(what[1:]) or on_paper + 4096)
     engine.device = torch.device("cuda")
@@ -188,3 +188,19 @@ def test_where_there_is_no_memory_to_try_the_workspace_stays_what_it_is_on_paper
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     assert peak_of(Vast(), 8, 1, torch.device("cpu")) == 0
+
+
+def test_a_workspace_is_tried_as_frames_and_weights_lie_and_not_beside_a_box_that_serves_within_a_limit(monkeypatch):
+    seen = []
+
+    class Watched(nn.Conv2d):
+        def forward(self, frames):
+            seen.append((frames, self.weight))
+            return super().forward(frames)
+
+    convolution, cpu = Watched(4, 4, 3, device="meta"), torch.device("cpu")
+    assert peak_of(nn.Sequential(nn.Conv2d(3, 4, 3, device="meta"), convolution), 8, 2, cpu)
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for pair in seen for one in pair)
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: asked.append(device) or 0.5)
+    assert peak_of(convolution, 8, 2, torch.device("cuda", 1)) == 0 and asked == [1]

@@ -137,6 +137,7 @@ def test_the_allocator_refuses_what_goes_beyond_the_budget_and_may_take_all_agai
     cuda, store = FakeCuda(), store_of({"a": 512})
     arena = Arena(store, KIB, budget_bytes=8 * KIB, mover=CudaMover(store, KIB, torch.device("cpu"), cuda))
     assert cuda.allowed_bytes == 8 * KIB + ALLOCATOR_BYTES
+    assert cuda.record == [("empty cache", "all", None)], "what was kept from before would come on top"
     arena.resize(KIB, 4 * KIB)
     assert cuda.allowed_bytes == 4 * KIB + ALLOCATOR_BYTES
     other = store_of({"b": 900})

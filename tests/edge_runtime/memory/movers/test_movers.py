@@ -16,9 +16,9 @@ import torch
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.movers import host as mover_host
+from edge_runtime.memory.movers import unified
 from edge_runtime.memory.movers.host import HostMover, ordinary_memory
 from edge_runtime.memory.movers.readers import FileReader, Reader, StoredReader
-from edge_runtime.memory.movers import unified
 from edge_runtime.memory.movers.unified import concurrent_access, managed_memory, unified_mover
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.residency import Residency
