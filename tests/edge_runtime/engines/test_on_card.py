@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.engines import arranging, base, timing
+from edge_runtime.engines import arranging, base, timing, workspace
 from edge_runtime.engines.arranging import order_for
 from edge_runtime.engines.choosing import fastest
 from edge_runtime.engines.compiled import making
@@ -198,9 +198,10 @@ def test_a_workspace_is_tried_as_frames_and_weights_lie_and_not_beside_a_box_tha
             seen.append((frames, self.weight))
             return super().forward(frames)
 
-    convolution, cpu = Watched(4, 4, 3, device="meta"), torch.device("cpu")
-    assert peak_of(nn.Sequential(nn.Conv2d(3, 4, 3, device="meta"), convolution), 8, 2, cpu)
-    assert all(one.is_contiguous(memory_format=torch.channels_last) for pair in seen for one in pair)
-    asked = []
+    network = nn.Sequential(Watched(3, 4, 3, device="meta"), Watched(4, 4, 3, device="meta"))
+    assert peak_of(network, 8, 2, torch.device("cpu"))
+    assert seen and all(one.is_contiguous(memory_format=torch.channels_last) for pair in seen for one in pair)
+    asked, tried = [], []
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: asked.append(device) or 0.5)
-    assert peak_of(convolution, 8, 2, torch.device("cuda", 1)) == 0 and asked == [1]
+    monkeypatch.setattr(workspace, "computing", lambda _device: tried.append("tried"))
+    assert peak_of(network, 8, 2, torch.device("cuda", 1)) == 0 and asked == [1] and not tried

@@ -190,7 +190,7 @@ def test_what_is_made_ready_while_a_box_serves_touches_none_of_the_memory_that_k
     fresh = arena.prepare(store, 128 * KIB, 128 * KIB, 1024 * KIB, {})
     assert torch.equal(arena.tensor(last), bundle.tensor(last)), "no reader tries itself out there"
     arena.take_over(fresh, store, 1024 * KIB, {})
-    arena.change((), store.extents)
+    arena.change((), list(store.extents))
     assert all(torch.equal(arena.tensor(name), bundle.tensor(name)) for name in store.extents)
     arena.close()
 
