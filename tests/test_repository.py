@@ -111,6 +111,14 @@ def named_in(project: dict[str, Any]) -> list[str]:
     return [*project["project"]["dependencies"], *chain(*project["project"]["optional-dependencies"].values())]
 
 
+def test_nobody_gets_two_packages_of_onnx_runtime_which_overwrite_each_other(project: dict[str, Any]):
+    extras = project["project"]["optional-dependencies"]
+    of_runtime = {name: re.findall(r"onnxruntime[a-z-]*", " ".join(wanted)) for name, wanted in extras.items()}
+    assert (of_runtime.pop("cpu"), of_runtime.pop("gpu")) == (["onnxruntime"], ["onnxruntime-gpu"])
+    assert not any(of_runtime.values()) and "gpu" not in " ".join(extras["dev"])
+    assert not any("onnxruntime" in name for name in project["project"]["dependencies"])
+
+
 def test_every_dependency_says_what_it_is_for(repository: Path, project: dict[str, Any]):
     text = (repository / "pyproject.toml").read_text()
     for name in named_in(project):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from edge_runtime.engines.eager import engine as eager
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.eager.streamed import Streamed
 from edge_runtime.memory.arena import Arena
@@ -39,6 +40,19 @@ def test_copies_wait_for_what_is_computed_and_what_is_computed_next_waits_for_th
         ]
     assert cuda.record == expected, "the processor waits for a buffer that is still being copied from alone"
     assert rooms[0].data_ptr() == rooms[2].data_ptr() != rooms[1].data_ptr()
+
+
+def test_a_card_is_copied_to_from_pinned_memory(tmp_path, monkeypatch):
+    bundle, made, taken = tiny_bundle(tmp_path / "tiny.safetensors"), [], []
+    names = bundle.names_in_order("gate")
+    with monkeypatch.context() as patched:
+        patched.setattr(eager, "Streamed", lambda *given: made.append(given))
+        TorchEngine(bundle, "gate", "cuda", overflow=names)
+        TorchEngine(bundle, "gate", overflow=names)
+    assert made == [(max(map(bundle.nbytes, names)), torch.device("cuda"))]
+    monkeypatch.setattr(torch, "empty", lambda *_, pin_memory, **__: taken.append(pin_memory))
+    Streamed(64, torch.device("cuda"), FakeCuda())
+    assert taken == [True] * 2
 
 
 def test_a_query_that_overflows_so_gives_the_same(tmp_path):

@@ -226,3 +226,9 @@ def test_where_a_device_computes_with_half_weights_nothing_is_widened(bundle: Bu
     found, expected = engine.outputs([picture(1)]).float(), reference(bundle, query, 1)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
     arena.close()
+
+
+@pytest.mark.parametrize("bundle", ["fp16"], indirect=True)
+def test_a_card_computes_with_half_weights_unasked(bundle: Bundle) -> None:
+    engine = TorchEngine(bundle, "gate", "cuda")
+    assert engine._cast_to is torch.float16 and not engine._staging.keys
