@@ -31,8 +31,12 @@ def size_of(model: str, small: bool) -> int:
     return SMALL_SIZE if small else SIZE
 
 
-def bundle_of(path: Path, names: Sequence[str], model: str, small: bool, width: Width | None = None) -> Bundle:
-    """Queries of one model that share all convolutions; with a width every weight that can be is stored so."""
+def bundle_of(
+    path: Path, names: Sequence[str], model: str, small: bool, width: Width | None = None, shared: bool = True
+) -> Bundle:
+    """Queries of one model that share all convolutions, unless not `shared`; with a width every weight that can be is
+    stored so.
+    """
     size, models = size_of(model, small), {}
     for seed, name in enumerate(names):
         torch.manual_seed(seed)
@@ -41,7 +45,7 @@ def bundle_of(path: Path, names: Sequence[str], model: str, small: bool, width: 
     first = models[names[0]].state_dict()
     for own in models.values():
         for key, tensor in own.state_dict().items():
-            if tensor.ndim == 4:
+            if shared and tensor.ndim == 4:
                 tensor.copy_(first[key])
     stored = {} if width is None else {"packed": {name: _packed(one, width) for name, one in models.items()}}
     return made(path, models, [asked(name, model, CLASSES, size) for name in names], **stored)

@@ -64,10 +64,12 @@ class Setting:
 class Found:
     """Figures by name, what did not hold, and what was left out and why.
 
-    Times say something of a card alone: on the processor they are noted and not judged (`timed`).
+    Times say something of a card alone: on the processor they are noted and not judged (`timed`). `tell` hears of each
+    figure as it is found.
     """
 
     timed: bool
+    tell: Callable[[str, Any], object] = lambda *_: None
     figures: dict[str, Any] = field(default_factory=dict)
     missed: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Found:
     def note(self, name: str, value: Any) -> None:
         """A figure that nothing is asked of."""
         self.figures[name] = round(value, 6) if isinstance(value, float) else value
+        self.tell(name, self.figures[name])
 
     def holds(self, name: str, value: bool) -> None:
         """Something that has to be so."""

@@ -3,7 +3,8 @@
 Usage: python -m benchmarks.gpu.gpu [--device cuda|cpu] [--small] [--done FILE] [--minutes 10] [--only STAGE ...]
 
 Stages in order of worth, each a process of its own with a time limit. What a stage found is one JSON line, printed and
-added to FILE (default out/gpu.jsonl): what held, what did not, what was left out and why. A stage that stands there as
+added to FILE (default out/gpu.jsonl): what held, what did not, what was left out and why; what it had found by then
+where it broke or was ended. A stage that stands there as
 passed for this device and size is not run again, so the same command goes on where it was interrupted, or ran out of
 minutes. Ends with 0 when every stage has passed, with 1 when one has not, or is still to do.
 """
@@ -18,10 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FOUND = "found: "
+"""Begins a line in which a stage tells a figure, should it not come to its end."""
 LEAST_S = 15.0
 """A stage is not begun with less time left than this."""
 
@@ -39,7 +43,7 @@ STAGES: Mapping[str, Stage] = {
     "environment": Stage("ceilings", "environment", 60),
     "mover": Stage("moving", "moves", 120),
     "faults": Stage("moving", "faults", 60),
-    "outputs": Stage("running", "outputs", 400),
+    "outputs": Stage("running", "outputs", 180),
     "forms": Stage("running", "forms", 120),
     "memory": Stage("swapping", "no_memory", 60),
     "swap": Stage("swapping", "swap", 90),
@@ -47,6 +51,7 @@ STAGES: Mapping[str, Stage] = {
     "serving": Stage("serving", "serve", 150),
     "merging": Stage("training", "merge", 180),
     "layout": Stage("training", "lay_out", 180),
+    "compiled": Stage("running", "compiled", 400),
     "onnx": Stage("running", "onnx", 240),
 }
 
@@ -116,14 +121,27 @@ def tried(name: str, options: argparse.Namespace, left_s: float) -> dict[str, An
     limit_s, start = min(STAGES[name].limit_s, left_s), time.monotonic()
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        return {"passed": False, "seconds": round(limit_s, 1), "fault": f"not done after {limit_s:.0f} s"}
+    except subprocess.TimeoutExpired as late:
+        fault = f"not done after {limit_s:.0f} s"
+        return {"passed": False, "seconds": round(limit_s, 1), "fault": fault, "found": found_by(late.stderr)}
     seconds = round(time.monotonic() - start, 1)
     lines = ended.stdout.strip().splitlines()
     if ended.returncode or not lines:
-        said = ended.stderr.strip().splitlines()[-3:]
-        return {"passed": False, "seconds": seconds, "fault": f"ended with {ended.returncode}: {' | '.join(said)}"}
+        said = [line for line in ended.stderr.strip().splitlines() if not line.startswith(FOUND)][-3:]
+        fault = f"ended with {ended.returncode}: {' | '.join(said)}"
+        return {"passed": False, "seconds": seconds, "fault": fault, "found": found_by(ended.stderr)}
     return {"seconds": seconds, **json.loads(lines[-1])}
+
+
+def found_by(errors: str | bytes | None) -> dict[str, Any]:
+    """The figures that a stage had found when it was ended."""
+    text = errors.decode(errors="replace") if isinstance(errors, bytes) else errors or ""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        if line.startswith(FOUND):
+            with suppress(ValueError):  # cut short
+                found.update(json.loads(line.removeprefix(FOUND)))
+    return found
 
 
 def carried_out(name: str, device: str, small: bool) -> dict[str, Any]:
@@ -132,11 +150,14 @@ def carried_out(name: str, device: str, small: bool) -> dict[str, Any]:
 
     from benchmarks.gpu.found import Found, Setting
 
+    def tell(name: str, value: Any) -> None:
+        print(FOUND + json.dumps({name: value}), file=sys.stderr, flush=True)
+
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("there is no card here (rehearse with --device cpu --small)")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    stage, found = STAGES[name], Found(timed=device == "cuda")
+    stage, found = STAGES[name], Found(timed=device == "cuda", tell=tell)
     module = importlib.import_module(f"benchmarks.gpu.{stage.module}")
     with tempfile.TemporaryDirectory() as folder:
         where = torch.device(device, 0) if device == "cuda" else torch.device(device)

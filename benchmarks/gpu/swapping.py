@@ -25,7 +25,7 @@ SWAP_OVER_COPY, PREFETCH_OVER_NONE = 1.15, 1.05
 def swap(setting: Setting, found: Found) -> None:
     """A query with nothing of it resident, over a copy of as many bytes; and a run with a prefetch beside it."""
     model = FEW[0] if setting.small else FAMILIES[0]
-    bundle = bundle_of(setting.folder / "swap", QUERIES[:2], model, setting.small)
+    bundle = bundle_of(setting.folder / "swap", QUERIES[:2], model, setting.small, shared=False)
     store = Store.of_bundle(bundle)
     engines: dict[str, FrameEngine] = {one: TorchEngine(bundle, one, setting.device) for one in QUERIES[:2]}
     layouts, _ = arranged(engines.values(), store.kinds, known_costs(bundle, engines, None), 2**62)
@@ -47,6 +47,8 @@ def swap(setting: Setting, found: Found) -> None:
         engines[QUERIES[0]].run([frame], lambda: arena.prefetch(second))
         arena.synchronise()
 
+    brought = []
+
     taken: dict[str, list[float]] = {name: [] for name in ("copy", "cold", "without", "beside")}
     with setting.computing(), torch.inference_mode():
         for index in range(setting.many(41, 2)):
@@ -54,14 +56,18 @@ def swap(setting: Setting, found: Found) -> None:
             found_s = setting.times(1, lambda: target.copy_(source, non_blocking=True))[0]
             cold_s = _once(setting, cold)
             without_s = setting.times(1, without)[0]
+            before = arena.bytes_moved
             beside_s = _once(setting, beside, wait=False)
             arena.finish()
+            brought.append(arena.bytes_moved - before)
             if index:
                 for name, seconds in zip(taken, (found_s, cold_s, without_s, beside_s)):
                     taken[name].append(seconds)
     arena.close()
     copy_s, cold_s, without_s, beside_s = (float(np.median(own)) for own in taken.values())
     found.note("swap_megabytes", nbytes / 1e6)
+    found.note("prefetch_megabytes", min(brought) / 1e6)
+    found.holds("prefetches_bring_about_as_much", min(brought) > 0.9 * nbytes)
     found.note("copy_ms", 1000 * copy_s)
     found.takes_at_most("cold_swap_over_copy", cold_s / copy_s, SWAP_OVER_COPY)
     found.takes_at_most("run_beside_prefetch_over_alone", beside_s / without_s, PREFETCH_OVER_NONE)

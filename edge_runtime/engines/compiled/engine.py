@@ -22,6 +22,7 @@ from models.bundle import Bundle
 from models.detector import Detector, OneStage
 
 COMPILERS = ("g++", "clang++", "c++")
+CUDA_FOLDER = "/usr/local/cuda"
 
 
 class CompiledEngine(FrameEngine):
@@ -53,11 +54,13 @@ class CompiledEngine(FrameEngine):
 
     @classmethod
     def missing(cls, device: str) -> str | None:
-        """A C++ compiler for the processor's code, Triton beside it for a card's."""
+        """A C++ compiler for the processor's code; for a card's Triton and CUDA's headers beside it."""
         if not compiler():
             return f"no C++ compiler: none of {', '.join(COMPILERS)} is on the path"
         if device == "cuda" and importlib.util.find_spec("triton") is None:
             return "triton is missing"
+        if device == "cuda" and not cuda_headers():
+            return f"no headers of CUDA: CUDA_HOME is not set, nvcc not on the path, {CUDA_FOLDER} not there"
         return None
 
     @classmethod
@@ -109,12 +112,10 @@ class CompiledEngine(FrameEngine):
         if self._package is None:
             raise RuntimeError("bind comes before the first run")
         assert self._spec is not None
-        with telling_out_of_memory(self.device):
-            if self._graphs is None:
-                outputs = self._package(batch)
-            else:
-                outputs = self._graphs.run(self._placement, self._package, batch)
-            return pytree.tree_unflatten(outputs, self._spec)
+        outputs = (
+            self._called(batch) if self._graphs is None else self._graphs.run(self._placement, self._called, batch)
+        )
+        return pytree.tree_unflatten(outputs, self._spec)
 
     def workspace_of(self, count: int) -> int:
         """As measured when the package was made; before that the eager estimate."""
@@ -123,6 +124,10 @@ class CompiledEngine(FrameEngine):
         measured = {int(batch): nbytes for batch, nbytes in self._kept.notes["workspace"].items()}
         above = [batch for batch in measured if batch >= count]
         return measured[min(above)] if above else -(-count * measured[max(measured)] // max(measured))
+
+    def _called(self, batch: Tensor) -> list[Tensor]:
+        with telling_out_of_memory(self.device):
+            return self._package(batch)
 
     def _load(self) -> Any:
         from torch._inductor import aoti_load_package
@@ -147,6 +152,12 @@ def compiler() -> str | None:
     named = os.environ.get("CXX")
     found = (shutil.which(one) for one in ((named,) if named else COMPILERS))
     return next((path for path in found if path), None)
+
+
+def cuda_headers() -> bool:
+    """Whether torch finds a CUDA toolkit where it looks for one: AOTInductor's code for a card includes its headers."""
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    return bool(named or shutil.which("nvcc") or os.path.exists(CUDA_FOLDER))
 
 
 def _made(value: dict[str, Any], device: torch.device) -> Tensor:

@@ -62,6 +62,12 @@ class OnnxEngine(FrameEngine):
 
         return f"ONNX Runtime {onnxruntime.__version__}, {cls.providers[device]}"
 
+    @property
+    def runs_on(self) -> torch.device:
+        """Where it runs once it is prepared: on the processor where the device's provider had to give way."""
+        assert self._session is not None
+        return self._session.device
+
     def ready(self) -> bool:
         """Whether this architecture was exported before."""
         if self._kept is None:

@@ -34,7 +34,7 @@ class Session:
         self.outputs = tuple(one.name for one in session.get_outputs())
 
 
-_sessions: weakref.WeakValueDictionary[tuple[Path, str, torch.device, int], Session] = weakref.WeakValueDictionary()
+_sessions: weakref.WeakValueDictionary[tuple[Any, ...], Session] = weakref.WeakValueDictionary()
 
 
 def available(provider: str) -> str | None:
@@ -53,7 +53,7 @@ def session_of(path: Path, provider: str, device: torch.device) -> Session:
 
     A provider that fails gives way to the next one, and the log says so once. Raises EngineError where the CPU's fails.
     """
-    key = path, provider, device, torch.get_num_threads()
+    key = path, provider, device, torch.get_num_threads(), _in_tf32()
     session = _sessions.get(key)
     if session is None:
         session = _sessions[key] = _made(path, provider, device)
@@ -107,6 +107,7 @@ def _cuda_options(path: Path, device: torch.device) -> dict[str, str]:
         **_on_our_stream(device),
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": str(int(_in_tf32())),
     }
 
 
@@ -120,6 +121,11 @@ def _tensorrt_options(path: Path, device: torch.device) -> dict[str, str]:
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": str(path.parent),
     }
+
+
+def _in_tf32() -> bool:
+    """Whether torch convolves so here (`models.products.in_full`); ONNX Runtime has one setting for all products."""
+    return torch.backends.cudnn.allow_tf32
 
 
 def _on_our_stream(device: torch.device) -> dict[str, str]:

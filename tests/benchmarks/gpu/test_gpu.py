@@ -53,10 +53,10 @@ def test_a_stage_that_hangs_or_breaks_is_told_and_is_still_to_do(tmp_path: Path,
         name = command[command.index("--stage") + 1]
         ran.append(name)
         if name == "mover":
-            raise subprocess.TimeoutExpired(command, timeout)
+            raise subprocess.TimeoutExpired(command, timeout, stderr=b'chatter\nfound: {"first": 1}\nfound: {"sec')
         if name == "forms":
             return subprocess.CompletedProcess(command, 0, 'chatter\n{"passed": false, "missed": ["x"]}\n', "")
-        return subprocess.CompletedProcess(command, 1, "", "RuntimeError: no\nkernel image\n")
+        return subprocess.CompletedProcess(command, 1, "", 'found: {"ms": 2}\nRuntimeError: no\nkernel image\n')
 
     monkeypatch.setattr(subprocess, "run", run)
     asked = [*REHEARSED, "--only", "swap", "mover", "speed", "forms", "--done", str(done)]
@@ -65,6 +65,7 @@ def test_a_stage_that_hangs_or_breaks_is_told_and_is_still_to_do(tmp_path: Path,
     lines = {line["stage"]: line for line in map(json.loads, told.out.splitlines())}
     assert ran == ["mover", "speed", "forms"] and not any(line["passed"] for line in lines.values())
     assert "not done after" in lines["mover"]["fault"] and "kernel image" in lines["speed"]["fault"]
+    assert lines["mover"]["found"] == {"first": 1} and lines["speed"]["found"] == {"ms": 2}
     assert "to do: mover speed forms" in told.err
     assert gpu.passed_before(done, "cpu", "small") == {"swap"} and gpu.passed_before(done, "cuda", "small") == set()
     assert len(done.read_text().splitlines()) == 5, "what was cut short stays a line of its own"

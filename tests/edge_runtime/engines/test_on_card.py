@@ -8,22 +8,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from edge_runtime.engines import arranging, base, timing, workspace
 from edge_runtime.engines.arranging import order_for
 from edge_runtime.engines.choosing import fastest
+from edge_runtime.engines.compiled import engine as compiled
 from edge_runtime.engines.compiled import making
+from edge_runtime.engines.compiled.engine import CompiledEngine
 from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.graphs import Graphs
 from edge_runtime.engines.onnx import engine as onnx_engine
 from edge_runtime.engines.onnx import session as onnx_session
 from edge_runtime.engines.preparing import engines_for
 from edge_runtime.engines.workspace import peak_of
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import Order
+from edge_runtime.memory.streams import compute_stream
 from models.bundle import Bundle
 from models.frames import preprocess
 from models.frames.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from models.products import in_full
 from tests.edge_runtime.engines.paced import only
+from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 
@@ -69,7 +76,10 @@ def test_mean_and_deviation_stay_on_a_card(monkeypatch):
 def test_onnx_runtime_is_given_a_stream_of_ours_and_its_pool_is_emptied_after_each_run(monkeypatch):
     monkeypatch.setattr(onnx_session, "compute_stream", lambda device: SimpleNamespace(cuda_stream=4711 + device.index))
     (_, options), _ = onnx_session.in_order(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
-    assert options["user_compute_stream"] == "4712" and options["device_id"] == "1"
+    assert options["user_compute_stream"] == "4712" and options["device_id"] == "1" and options["use_tf32"] == "1"
+    with in_full():
+        (_, options), _ = onnx_session.in_order(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
+    assert options["use_tf32"] == "0", "as torch computes"
     run = onnx_session._run_options(torch.device("cuda", 1))
     assert run.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "gpu:1"
     with pytest.raises(Exception, match=r"shrinkage|not found|exist"):
@@ -116,6 +126,39 @@ def test_packages_are_compared_with_products_computed_in_full(monkeypatch):
     with pytest.raises(ValueError, match="whatever"):
         making._verify(making._Flat(nn.Identity()), Package(), torch.zeros(2, 3, 4, 4), {})
     assert seen == [(False, False)] and torch.backends.cudnn.allow_tf32
+
+
+def test_compiled_code_that_finds_no_memory_is_known_for_that_by_the_graphs_that_hold_some(bundle, monkeypatch):
+    counts = iter([0, 1, 1])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: {"num_ooms": next(counts)})
+
+    class Package:
+        full = True
+
+        def __call__(self, batch):
+            if self.full:
+                self.full = False
+                raise RuntimeError("run_func_( ... ) API call failed")
+            return [batch]
+
+    engine, graph = CompiledEngine(bundle, "gate", "cuda"), Graphs(torch.device("cpu"))
+    assert engine._graphs is not None
+    monkeypatch.setattr(engine._graphs, "_cuda", cuda := FakeCuda())
+    monkeypatch.setattr(graph, "refuse", lambda: True)
+    cuda.active = compute_stream(engine.device, cuda)
+    engine._package, engine._spec = Package(), pytree.tree_structure([0])
+    assert engine.forward(torch.ones(1))[0] == 1
+
+
+def test_compiled_code_for_a_card_needs_the_headers_of_cuda(monkeypatch):
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None if name == "nvcc" else f"/usr/bin/{name}")
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(compiled.os.path, "exists", lambda path: False)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert "CUDA_HOME is not set" in str(CompiledEngine.missing("cuda")) and CompiledEngine.missing("cpu") is None
+    monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
+    assert CompiledEngine.missing("cuda") is None
 
 
 class Hungry(TorchEngine):
