@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -168,6 +169,7 @@ def _capturing(device: torch.device, cuda: Any) -> Any:
 @contextmanager
 def _waiting_is_refused(cuda: Any) -> Iterator[None]:
     """What waits for the card raises RuntimeError meanwhile, and no graph can hold it."""
+    warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
     before = cuda.get_sync_debug_mode()
     cuda.set_sync_debug_mode("error")
     try:

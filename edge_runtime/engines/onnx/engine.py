@@ -127,13 +127,16 @@ class OnnxEngine(FrameEngine):
         return self._task.answers(self._decoded or self.model, outputs, sizes, self.query.classes, least_score)
 
     def workspace_of(self, count: int) -> int:
-        """As measured when the graph was made; before that, and where nothing could be measured, torch's."""
+        """As measured on the processor when the graph was made, on a card no less than what torch takes there with its
+        libraries; torch's alone before the graph is made, and where nothing could be measured.
+        """
         found = {} if self._kept is None else {int(at): peak for at, peak in self._kept.notes["workspace"].items()}
+        torchs = 0 if found and self.device.type == "cpu" else super().workspace_of(count)
         if not found:
-            return super().workspace_of(count)
+            return torchs
         first, last = min(found), max(found)
         per_frame = (found[last] - found[first]) / (last - first) if last > first else 0
-        return max(found[first], round(found[first] + per_frame * (count - first)))
+        return max(torchs, found[first], round(found[first] + per_frame * (count - first)))
 
     def _run(self, batch: Tensor) -> list[Tensor]:
         assert self._session is not None

@@ -225,6 +225,16 @@ def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, 
     base._WORKSPACES.clear()
 
 
+def test_what_onnx_runtime_takes_on_a_card_is_counted_no_less_than_what_torch_does(bundle, monkeypatch):
+    engine = onnx_engine.OnnxEngine(bundle, "gate", "cuda")
+    engine._kept = SimpleNamespace(notes={"workspace": {"1": 2**20, "4": 2**22}})  # type: ignore[assignment]
+    monkeypatch.setattr(base, "peak_of", lambda *_: 2**21)
+    assert (engine.workspace_of(1), engine.workspace_of(4)) == (2**21, 2**22)
+    engine.device = torch.device("cpu")
+    assert engine.workspace_of(1) == 2**20
+    base._WORKSPACES.clear()
+
+
 def test_where_there_is_no_memory_to_try_the_workspace_stays_what_it_is_on_paper():
     class Vast(nn.Module):
         def forward(self, frames):

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TOTAL_BYTES = 2**30
+STREAMS = 32
 
 
 class FakeCuda:
@@ -27,6 +28,7 @@ class FakeCuda:
         self.active, self.allowed_bytes, self.pending = self.compute, None, 0
         self.pools: list[object] = []
         self.captures, self.refuses_waiting = 0, False
+        self.streams: dict[tuple[str, int], tuple[int, list[FakeStream]]] = {}
 
     def get_device_properties(self, _device: object) -> SimpleNamespace:
         return SimpleNamespace(total_memory=TOTAL_BYTES)
@@ -35,8 +37,13 @@ class FakeCuda:
         assert isinstance(device, int), "torch asks for an index"
         self.allowed_bytes = None if fraction == 1.0 else round(fraction * TOTAL_BYTES)
 
-    def Stream(self, _device: object) -> FakeStream:
-        return FakeStream(self, "copy")
+    def Stream(self, device: object, priority: int = 0) -> FakeStream:
+        """As torch's: few streams of a device and a priority, which are handed out in turns."""
+        turn, streams = self.streams.setdefault((str(device), priority), (0, []))
+        if turn % STREAMS == len(streams):
+            streams.append(FakeStream(self, "computing" if priority else "copy"))
+        self.streams[str(device), priority] = turn + 1, streams
+        return streams[turn % STREAMS]
 
     def Event(self, enable_timing: bool = False) -> FakeEvent:
         self.events += 1

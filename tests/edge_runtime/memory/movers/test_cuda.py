@@ -12,7 +12,7 @@ from edge_runtime.memory.movers import cuda as mover_cuda
 from edge_runtime.memory.movers.cuda import ALLOCATOR_BYTES, CudaMover
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.streams import compute_stream, computing
-from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda, FakeStream, Kernels
+from tests.edge_runtime.memory.movers.fake_cuda import STREAMS, FakeCuda, FakeStream, Kernels
 from tests.edge_runtime.memory.movers.test_movers import store_of
 
 KIB = 1024
@@ -149,6 +149,13 @@ def test_the_allocator_refuses_what_goes_beyond_the_budget_and_may_take_all_agai
     assert cuda.allowed_bytes == 16 * KIB + ALLOCATOR_BYTES
     arena.close()
     assert cuda.allowed_bytes is None
+
+
+def test_nothing_is_ever_copied_on_the_stream_that_is_computed_on():
+    cuda, device = FakeCuda(), torch.device("cuda", 0)
+    stream = compute_stream(device, cuda)
+    copying = [cuda.Stream(device) for _ in range(2 * STREAMS)]
+    assert copying[0] is copying[STREAMS] and not any(one is stream for one in copying)
 
 
 def test_one_stream_of_ours_is_computed_on_and_others_wait_for_it_and_it_for_them():
