@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-
 HIGH = -1
 """The priority: computing goes before whatever else a card does."""
 
