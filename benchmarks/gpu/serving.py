@@ -17,7 +17,8 @@ from benchmarks.gpu.running import QUERIES
 from edge_runtime.daemon import run
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.fitting import known_costs
-from edge_runtime.memory.movers.cuda import ALLOCATOR_BYTES, CudaMover
+from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
+from edge_runtime.memory.movers.cuda import CudaMover
 from edge_runtime.schedule.costs import all_bytes
 
 SECONDS, FEW_SECONDS = 60.0, 1.0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.layout import Layouts
+from edge_runtime.memory.movers.allowing import allow
 from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.memory.movers.host import PIECE_BYTES
 from edge_runtime.memory.movers.pinned import Pinned
@@ -19,8 +20,6 @@ from edge_runtime.memory.store import Store
 
 # Compaction moves bytes through a buffer of this size, since source and target may overlap.
 BOUNCE_BYTES = 16 * 2**20
-ALLOCATOR_BYTES = 128 * 2**20
-"""What torch's allocator may hold beyond what it gives out: it takes 2 or 20 MiB at a time, for each stream apart."""
 
 
 class CudaMover:
@@ -142,9 +141,7 @@ class CudaMover:
         self._stream.wait_stream(self._cuda.current_stream(self._device))
 
     def _allow(self, budget_bytes: int | None) -> None:
-        total = self._cuda.get_device_properties(self._device).total_memory
-        allowed = total if budget_bytes is None else min(total, budget_bytes + ALLOCATOR_BYTES)
-        self._cuda.set_per_process_memory_fraction(allowed / total, self._device.index or 0)  # it takes no "cuda" alone
+        allow(budget_bytes, self._device, self._cuda)
 
 
 class CudaTransfer:

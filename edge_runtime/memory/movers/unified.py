@@ -4,19 +4,70 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from edge_runtime.memory.movers.allowing import allow
+from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.memory.movers.host import READ_THREADS, HostMover
 from edge_runtime.memory.movers.readers import FileReader
+from edge_runtime.memory.placing import Move
 from edge_runtime.memory.store import Store
 
 _ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL: any stream may use the memory
 _CONCURRENT_MANAGED_ACCESS = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+
+
+class UnifiedMover(HostMover):
+    """Reads from storage into memory that a card computes from, too.
+
+    The arena is no memory of torch's: its allocator is limited to what the budget leaves beside it. `cuda` is
+    torch.cuda, or what stands in for it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        capacity_bytes: int,
+        device: torch.device,
+        allocate: Callable[[int], tuple[Tensor, np.ndarray]],
+        synchronise: Callable[[], None],
+        cuda: Any,
+    ) -> None:
+        super().__init__(FileReader(store), capacity_bytes, READ_THREADS, allocate, synchronise, FileReader)
+        self._device, self._cuda = device, cuda
+        self._budget_bytes: int | None = None
+
+    def limit(self, budget_bytes: int | None) -> None:
+        """See `Mover.limit`."""
+        self._budget_bytes = budget_bytes
+        if budget_bytes is not None:
+            self._cuda.empty_cache()
+        self._allow()
+
+    def resize(self, capacity_bytes: int) -> None:
+        """See `Mover.resize`."""
+        super().resize(capacity_bytes)
+        self._allow()
+
+    def take(self, fresh: Fresh, kept: Sequence[Move]) -> None:
+        """See `Mover.take`."""
+        super().take(fresh, kept)
+        self._allow()
+
+    def close(self) -> None:
+        """End the threads, close the file and lift the limit."""
+        super().close()
+        self.limit(None)
+
+    def _allow(self) -> None:
+        budget = self._budget_bytes
+        allow(None if budget is None else max(0, budget - self.memory.numel()), self._device, self._cuda)
 
 
 def unified_mover(
@@ -26,7 +77,8 @@ def unified_mover(
     allocate: Callable[[int], tuple[Tensor, np.ndarray]] | None = None,
     synchronise: Callable[[], None] | None = None,
     concurrent: Callable[[torch.device], bool] | None = None,
-) -> HostMover:
+    cuda: Any = torch.cuda,
+) -> UnifiedMover:
     """A mover that reads from storage straight into managed memory: no copy through the host, none kept there.
 
     Where the CPU must not touch managed memory while a kernel runs (concurrentManagedAccess is 0, as on all Tegra up
@@ -34,13 +86,13 @@ def unified_mover(
     waits for the GPU before it writes. Managed memory is chosen over pinned memory because the GPU caches only the
     former (the same note, 3.1).
     """
-    mover = HostMover(
-        FileReader(store),
+    mover = UnifiedMover(
+        store,
         capacity_bytes,
-        READ_THREADS,
+        device,
         allocate or partial(managed_memory, device),
         synchronise or partial(torch.cuda.synchronize, device),
-        FileReader,
+        cuda,
     )
     mover.overlaps = (concurrent or concurrent_access)(device)
     return mover

@@ -9,7 +9,8 @@ import torch
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.movers import cuda as mover_cuda
-from edge_runtime.memory.movers.cuda import ALLOCATOR_BYTES, CudaMover
+from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
+from edge_runtime.memory.movers.cuda import CudaMover
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.streams import compute_stream, computing
 from tests.edge_runtime.memory.movers.fake_cuda import STREAMS, FakeCuda, FakeStream, Kernels

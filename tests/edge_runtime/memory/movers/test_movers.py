@@ -17,6 +17,7 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.copies import Copy
 from edge_runtime.memory.movers import host as mover_host
 from edge_runtime.memory.movers import unified
+from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
 from edge_runtime.memory.movers.host import HostMover, ordinary_memory
 from edge_runtime.memory.movers.readers import FileReader, Reader, StoredReader
 from edge_runtime.memory.movers.unified import concurrent_access, managed_memory, unified_mover
@@ -24,6 +25,7 @@ from edge_runtime.memory.placing import Move
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
 from models.bundle.file import open_file
+from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import tiny_bundle
 
 KIB = 1024
@@ -167,7 +169,13 @@ def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
     store = Store.of_bundle(bundle)
     idle: list[str] = []
     mover = unified_mover(
-        store, 64 * KIB, torch.device("cuda"), ordinary_memory, lambda: idle.append("waited"), lambda _: concurrent
+        store,
+        64 * KIB,
+        torch.device("cuda"),
+        ordinary_memory,
+        lambda: idle.append("waited"),
+        lambda _: concurrent,
+        FakeCuda(),
     )
     arena = Arena(store, 64 * KIB, mover=mover)
     for query in ("gate", "road", "yard"):
@@ -183,7 +191,9 @@ def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
 def test_what_is_made_ready_while_a_box_serves_touches_none_of_the_memory_that_kernels_read(bundle):
     store = Store.of_bundle(bundle)
     last = max(store.extents, key=lambda name: store.extents[name].offset)
-    mover = unified_mover(store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False)
+    mover = unified_mover(
+        store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, FakeCuda()
+    )
     arena = Arena(store, 64 * KIB, mover=mover)
     arena.change((), [last])
     assert arena.residency.placement(last).offset == 0
@@ -202,6 +212,19 @@ def test_a_drivers_memory_is_not_given_back_page_by_page():
     mover.give_back([(0, 16 * KIB)])
     assert np.array_equal(mover.memory.numpy(), store.data), "its pages would be lost to the driver, too"
     mover.close()
+
+
+def test_where_arena_and_allocator_share_one_memory_the_allocator_has_what_the_budget_leaves(bundle):
+    store, cuda = Store.of_bundle(bundle), FakeCuda()
+    mover = unified_mover(store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, cuda)
+    arena = Arena(store, 64 * KIB, budget_bytes=100 * KIB, mover=mover)
+    assert cuda.allowed_bytes == 36 * KIB + ALLOCATOR_BYTES and cuda.record == [("empty cache", "all", None)]
+    arena.resize(32 * KIB, 100 * KIB)
+    assert cuda.allowed_bytes == 68 * KIB + ALLOCATOR_BYTES
+    arena.take_over(arena.prepare(store, 128 * KIB, 128 * KIB, 200 * KIB, {}), store, 200 * KIB, {})
+    assert cuda.allowed_bytes == 72 * KIB + ALLOCATOR_BYTES
+    arena.close()
+    assert cuda.allowed_bytes is None
 
 
 def drivers_memory(capacity_bytes: int) -> tuple[torch.Tensor, np.ndarray]:
