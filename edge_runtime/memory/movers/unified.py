@@ -20,6 +20,7 @@ from edge_runtime.memory.placing import Move
 from edge_runtime.memory.store import Store
 
 _ATTACH_GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL: any stream may use the memory
+_NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _CONCURRENT_MANAGED_ACCESS = 89  # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
 
 
@@ -123,7 +124,8 @@ def managed_memory(device: torch.device, capacity_bytes: int) -> tuple[Tensor, n
     nbytes = max(capacity_bytes, 1)
     code = driver.cuMemAllocManaged(ctypes.byref(pointer), ctypes.c_size_t(nbytes), ctypes.c_uint(_ATTACH_GLOBAL))
     if code:
-        raise RuntimeError(f"CUDA error: the driver gave no {nbytes} bytes of managed memory (code {code})")
+        kind = torch.OutOfMemoryError if code == _NO_MEMORY else RuntimeError
+        raise kind(f"CUDA error: the driver gave no {nbytes} bytes of managed memory (code {code})")
     region = _Region(pointer.value, nbytes)
     memory = torch.as_tensor(region, device=device)
     weakref.finalize(region, driver.cuMemFree_v2, ctypes.c_uint64(pointer.value))

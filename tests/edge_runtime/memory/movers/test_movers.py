@@ -15,6 +15,7 @@ import torch
 
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.copies import Copy
+from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.movers import host as mover_host
 from edge_runtime.memory.movers import unified
 from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
@@ -238,7 +239,7 @@ def test_managed_memory_is_not_written_to_as_it_is_taken(monkeypatch):
     class Libcuda:
         def cuMemAllocManaged(self, pointer, nbytes, flags) -> int:
             pointer._obj.value = ctypes.addressof(there)
-            return 0 if (nbytes.value, flags.value) == (64, 1) else 1
+            return 0 if (nbytes.value, flags.value) == (64, 1) else nbytes.value - 63
 
         def cuMemFree_v2(self, _pointer) -> int:
             return 0
@@ -249,8 +250,10 @@ def test_managed_memory_is_not_written_to_as_it_is_taken(monkeypatch):
     assert memory.tolist() == array.tolist() == list(range(64)), "a kernel may be running"
     array[3] = 77
     assert memory[3] == 77
-    with pytest.raises(RuntimeError, match="gave no 65 bytes"):
-        managed_memory(torch.device("cpu"), 65)
+    for nbytes, lacking in ((65, True), (66, False)):
+        with pytest.raises(RuntimeError, match=f"gave no {nbytes} bytes") as raised:
+            managed_memory(torch.device("cpu"), nbytes)
+        assert is_out_of_memory(raised.value) == lacking
 
 
 class Driver:
