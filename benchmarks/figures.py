@@ -136,14 +136,13 @@ def schedules(folder: Path) -> dict[str, Table]:
         "schedule": (said, SUM_HEADS, sums(rows)),
         "schedule-claims": ("From the same cases", ("of `ours`", "measured"), claims(rows)),
     }
-    for name in ("promise", "promise-unseen"):
-        drawn = _read(folder / f"{name}.json")
-        count = len({row["number"] for row in drawn["cases"]})
-        said = (
-            f"`{SCHEDULE} promise --seed {drawn['seed']} --json FILE`, the first {count} of {drawn['workloads']} "
-            f"workloads, {drawn['seconds']:g} s; virtual clock, modelled devices; {drawn['date']}"
-        )
-        tables[name] = (said, PROMISE_HEADS, promise_rows(drawn["cases"]))
+    drawn = _read(folder / "promise.json")
+    count = len({row["number"] for row in drawn["cases"]})
+    said = (
+        f"`{SCHEDULE} promise --seed {drawn['seed']} --json FILE`, the first {count} of {drawn['workloads']} "
+        f"workloads, {drawn['seconds']:g} s; virtual clock, modelled devices; {drawn['date']}"
+    )
+    tables["promise"] = (said, PROMISE_HEADS, promise_rows(drawn["cases"]))
     for name, part, heads, of in (
         ("planning", "planning", ("queries", "memory"), planning_rows),
         ("deciding", "overhead", ("memory",), overhead_rows),

@@ -65,6 +65,9 @@ class InputError(GemelError):
         parts = [shown, key] if key else [shown]
         super().__init__(one_line(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else "")))
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str, str]]:
+        return type(self), (self.where, self.fault, self.remedy, self.key)
+
 
 def _clipped(text: str) -> str:
     """A text as long as a line bears."""

@@ -3,11 +3,10 @@
 Where nothing is left of any query once all is tied, as with models that were trained apart and are no larger than
 their tasks ask for, a joint training has to find one weight for all of them and hurts them all. Here whoever gives
 stays as it is. Whoever takes begins as a part of the giver, blocks left out and norms among it
-(merger.start.standing_in), so that its layers fit each other from the start, and trains what is its own: first its
+(merger.methods.parts), so that its layers fit each other from the start, and trains what is its own: first its
 norms and head alone, at a high rate, the shared weights standing still (merger.mending.private). Where that is not
 enough it keeps the lightest of its layers to itself, a quarter of the bytes, then half, then more; where it is nearly
-enough, a sixteenth first. The largest gives
-first; who can take nothing may give, too.
+enough, a sixteenth first. The largest gives first; who can take nothing may give, too.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshots
-from merger.bench.standing import judge_all, training_flops
-from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
-from merger.journal.checkpoint import Checkpoint
+from merger.bench.merged import Merged, snapshots
+from merger.bench.standing import training_flops
 from merger.journal.outcomes import LEAVES, NO_TIME
 from merger.mending.private import GENTLE, train_private
-from merger.start.standing_in import standing_in
+from merger.methods.parts import Parts, with_pairs
 from merger.training.loop import Recipe
-from models.sharing.plan import Member, SharingPlan
+from models.sharing.plan import SharingPlan
 
 KEPT = (0.0, 0.0625, 0.25, 0.5, 0.75)
 """The part of the bytes it could take that a query keeps to itself, at most, at one training after the other; so
@@ -43,22 +39,13 @@ LONG = 16
 """An epoch has at most so many times the frames of one in a joint training: one model learns, and much."""
 TAKES = "takes over"
 """The step of a log that says which layers a query kept to itself."""
-LEAST = 0.25
-"""Nobody gives who has less than this part of the bytes that a query could take."""
-GIVERS = 3
-"""So many models are tried as a query's giver at most, those first that have most to give."""
 
 
 @dataclass(frozen=True)
-class Adopting:
-    """Queries that take over what others of a `plan` have, each until it has what is `required`."""
+class Adopting(Parts):
+    """Parts that train by a `recipe`, one after the other, each until it has what is required."""
 
-    bench: Workbench
-    plan: SharingPlan
     recipe: Recipe
-    required: Mapping[str, float]
-    checkpoint: Checkpoint
-    bounds: Bounds
 
     def run(self) -> tuple[Merged, dict[str, float]]:
         """What is merged in the end, and every query's ratio on val; the plan may be empty.
@@ -67,7 +54,7 @@ class Adopting:
         """
         now = self.checkpoint.part("adopting")
         if not now:
-            queries = self._largest_first()
+            queries = self.largest_first()
             originals = snapshots({query: self.bench.originals[query] for query in queries})
             now.update(
                 merged=Merged(SharingPlan(), originals).to_plain(), ratios=dict.fromkeys(sorted(queries), 1.0),
@@ -85,17 +72,9 @@ class Adopting:
             self.checkpoint.forget(f"{query} takes")
         for row in now["rows"]:
             self.checkpoint.note(row)
-        sets = _with_pairs(SharingPlan(), now["tried"]).shared
+        sets = with_pairs(SharingPlan(), now["tried"]).shared
         self.checkpoint.note({"sets": [[list(member) for member in members] for members in sets]})
         return Merged.from_plain(now["merged"]), now["ratios"]
-
-    def _largest_first(self) -> list[str]:
-        """The queries of the plan by the bytes of their layers, those too that nobody shares yet."""
-        size = dict.fromkeys(sorted(self.plan.queries()), 0)
-        for layer in self.bench.layers:
-            if layer.query in size and not layer.head:
-                size[layer.query] += layer.bytes
-        return sorted(size, key=lambda query: -size[query])
 
     def _taking(self, query: str, now: Mapping[str, Any]) -> dict[str, Any]:
         """What a query comes to that takes over from the best giver; `merged` is None where it takes nothing."""
@@ -103,9 +82,9 @@ class Adopting:
         found: dict[str, Any] = {"merged": None, "rows": rows, "tried": []}
         if now["givers"] and self.checkpoint.step("over", lambda: self.bounds.over):
             return {**found, "rows": [self._said(query, LEAVES, [], NO_TIME, None)]}
-        if (best := self._best_giver(query, now["givers"], before)) is None:
+        if (best := self.best(query, now["givers"], before.states)) is None:
             return found
-        giver, pairs, state = best
+        giver, pairs, state = best.giver, best.pairs, best.state
         found["tried"] = [[(giver, theirs), (query, path)] for path, theirs in pairs.items()]
         ratio, after, failed, taken = None, NO_TIME, (NO_TIME, None), list[str]()
         for kept in KEPT:
@@ -113,7 +92,7 @@ class Adopting:
             if kept and (left == taken or (far and kept < KEPT[2])):
                 continue
             taken = left
-            plan = _with_pairs(before.plan, [[(giver, pairs[path]), (query, path)] for path in taken])
+            plan = with_pairs(before.plan, [[(giver, pairs[path]), (query, path)] for path in taken])
             own = [path for path in pairs if path not in taken]
             for turn in range(2):
                 name, slower = f"{kept:g}, turn {turn}", 2**turn * (GENTLER if own else 1)
@@ -127,15 +106,10 @@ class Adopting:
                 )  # fmt: skip
                 learnt = self.checkpoint.step(name, train)
                 state, ratio, after = learnt["state"], learnt["ratio"], f"taking over {len(taken)} layers"
-                accepted = ratio >= self.required[query]
-                saved = (plan if accepted else before.plan).saved_bytes(self.bench.layers)
-                rows.append({
-                    "takes": query, "from": giver, "layers": taken, "ratio": ratio, "required": self.required[query],
-                    "epochs": learnt["trained"], "accepted": accepted, "accepted_bytes": saved,
-                    "work": self.bench.work.total,
-                })  # fmt: skip
+                accepted = plan if ratio >= self.required[query] else before.plan
+                rows.append(self.row(query, giver, taken, ratio, learnt["trained"], accepted))
                 self.bench.progress("takes", **{**rows[-1], "layers": len(taken)})
-                if accepted:
+                if accepted is plan:
                     said = [self._said(query, TAKES, own, *failed)] if own else []
                     merged = Merged(plan, {**before.states, query: state})
                     return {**found, "merged": merged.to_plain(), "ratio": ratio, "rows": [*rows, *said]}
@@ -151,54 +125,9 @@ class Adopting:
             "required": self.required[query], "work": self.bench.work.total,
         }  # fmt: skip
 
-    def _best_giver(
-        self, query: str, givers: Sequence[str], before: Merged
-    ) -> tuple[str, dict[str, str], State] | None:
-        """The giver as a part of which the query begins best on val; path -> the giver's path; and that state."""
-        size, found = self._takeable(query), dict[str, tuple[dict[str, str], State]]()
-        wide = {(layer.query, layer.path): layer.wide for layer in self.bench.layers if not layer.head}
-        for giver in givers:
-            modules = standing_in(self.bench.originals[query], self.bench.originals[giver])
-            pairs = {
-                path: theirs for path, theirs in modules.items()
-                if path in size and (giver, theirs) in wide and wide[giver, theirs] == wide[query, path]
-            }  # fmt: skip
-            if sum(size[path] for path in pairs) >= LEAST * sum(size.values()):
-                found[giver] = pairs, self._part_of(query, giver, modules, before.states[giver])
-        most = sorted(found, key=lambda giver: -sum(size[path] for path in found[giver][0]))[:GIVERS]
-        if not most:
-            return None
-        begun = {
-            giver: judge_all(
-                self.bench, self.checkpoint, f"as a part of {giver}",
-                self.bench.models([query], {query: found[giver][1]}), SharingPlan(), CALIBRATION_FRAMES,
-            )[query]
-            for giver in most
-        }  # fmt: skip
-        best = max(most, key=lambda giver: begun[giver])
-        return best, *found[best]
-
-    def _part_of(self, query: str, giver: str, modules: Mapping[str, str], theirs: State) -> State:
-        """The query's model as a part of its giver: all that stands in, heads only where they tell the same classes."""
-        mine, other = self.bench.queries[query], self.bench.queries[giver]
-        heads = {layer.path for layer in self.bench.layers if layer.query == query and layer.head}
-        alike = (mine.task, list(mine.classes)) == (other.task, list(other.classes))
-        paths = {path: there for path, there in modules.items() if alike or path not in heads}
-        state = dict(self.bench.originals[query].state_dict())
-        for key in state:
-            path, _, name = key.rpartition(".")
-            if path in paths:
-                state[key] = theirs[f"{paths[path]}.{name}" if paths[path] else name]
-        return {key: tensor.detach().to("cpu", copy=True) for key, tensor in state.items()}
-
-    def _takeable(self, query: str) -> dict[str, int]:
-        """Path -> bytes of the layers of a query that are to be shared."""
-        size = {layer.path: layer.bytes for layer in self.bench.layers if layer.query == query}
-        return {path: size[path] for members in self.plan.shared for name, path in members if name == query}
-
     def _all_but(self, query: str, pairs: Mapping[str, str], kept: float) -> list[str]:
         """The layers of these pairs but the lightest, which are this part of their bytes at most."""
-        size = self._takeable(query)
+        size = self.takeable(query)
         left, taken = kept * sum(size[path] for path in pairs), list[str]()
         for path in sorted(pairs, key=lambda path: size[path]):
             left -= size[path]
@@ -218,16 +147,3 @@ class Adopting:
         )  # fmt: skip
         fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left
         return asdict(recipe) if fits else None
-
-
-def _with_pairs(plan: SharingPlan, pairs: Sequence[Sequence[Member]]) -> SharingPlan:
-    """The plan with members beside their givers, in the sets that those have already or in new ones."""
-    sets = [list(members) for members in plan.shared]
-    where = {member: own for own in sets for member in own}
-    for giver, taker in pairs:
-        own = where.get(giver)
-        if own is None:
-            own = where[giver] = [giver]
-            sets.append(own)
-        own.append(taker)
-    return replace(plan, shared=tuple(tuple(members) for members in sets))

@@ -5,7 +5,8 @@ one annealed training brings nearly all queries back, and a query that stays bel
 (merger.mending) while nothing that others share is touched. A query of which next to nothing is left, at the start
 of a hard merge or after a sprint, waits: the others are merged and accepted without it, and then it joins them. Where
 next to nothing is left of any, models become parts of each other instead (merger.methods.adopting). What saved
-most on the way, with every query having what is required, is the merge where the end saves less.
+most on the way, with every query having what is required, is the merge where the end saves less; before any training
+that is what parts of one model answer of others' questions as they are (merger.methods.parts).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
+from merger.methods.parts import Parts
 from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
@@ -61,7 +63,7 @@ def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float)
     known = {query for row in log for query in row.get("equal", ())}
     as_is = [members for members in sets if members[0][0] in known]
     taken = [[tuple(map(tuple, members)) for members in row["sets"]] for row in log if "sets" in row]
-    trained = taken[0] if taken else [members for members in sets if members[0][0] not in known]
+    trained = taken[-1] if taken else [members for members in sets if members[0][0] not in known]
     return [*map(Trial, as_is), *all_at_once(trained, log, options.required(bench), work)]
 
 
@@ -111,6 +113,13 @@ def _merged(
     if math.isfinite(bounds.ends):
         speed = checkpoint.step("speed", partial(training_speed, bench, sorted(plan.queries()), recipe))
         bounds = replace(bounds, speed=speed)
+    bench.begin(CHOOSING, work=work_of_choosing(bench, plan))
+    answered = bench.once(Parts(bench, plan, required, checkpoint, bounds).answered)
+    if _saved(bench, answered) >= plan.saved_bytes(bench.layers):
+        checkpoint.note(_tried(answered))
+        for stage in (TRAINING, MENDING):
+            bench.begin(stage)
+        return Merged(answered.plan, {**originals, **answered.states}), recipe
     sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
     trained = _trained(sprints, options.choose_rate)
     tell(bench, checkpoint, trained.recipe)
@@ -123,10 +132,13 @@ def _merged(
         rows = [*rows, *found["rows"]]
     for row in rows:
         checkpoint.note(row)
+    before = max(before, answered, key=partial(_saved, bench))
     if (saved := _saved(bench, before)) > (instead := _saved(bench, merged)):
         merged = Merged(before.plan, {**originals, **before.states})
         bench.progress("warning", text="in the end less is saved than held on the way: back to that")
         checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": instead, "work": bench.work.total})
+        if before is answered:
+            checkpoint.note(_tried(answered))
         left = {row["query"] for row in checkpoint.log if row.get("repair") == LEAVES}
         for query in sorted(plan.queries() - merged.plan.queries() - left):
             why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
@@ -153,6 +165,11 @@ def _cases(trained: Trained, required: Mapping[str, float]) -> list[Case]:
     return [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
 
 
+def _tried(answered: Merged) -> dict[str, Any]:
+    """The log's row of the sets that were tried in place of the plan's."""
+    return {"sets": [[list(member) for member in members] for members in answered.plan.shared]}
+
+
 def _saved(bench: Workbench, found: Merged | Trained) -> int:
     return found.plan.saved_bytes(bench.layers)
 
@@ -172,7 +189,6 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     the rate.
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
-    bench.begin(CHOOSING, work=work_of_choosing(bench, sprints.plan))
     start = checkpoint.step("start", partial(_start, sprints))
     bench.begin(TRAINING, work=sprints.most_work())
     if "shattered" in start:
@@ -227,7 +243,7 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
 def _adopted(sprints: Sprints, number: int) -> Trained:
     """What it comes to when models become parts of each other, after so many sprints in vain."""
     sprints.bench.progress("adopting", queries=sorted(sprints.plan.queries()))
-    adopting = Adopting(sprints.bench, sprints.plan, sprints.recipe, sprints.required, sprints.checkpoint, sprints.end)
+    adopting = Adopting(sprints.bench, sprints.plan, sprints.required, sprints.checkpoint, sprints.end, sprints.recipe)
     merged, ratios = sprints.bench.once(adopting.run)
     ratios = {query: ratios[query] for query in sorted(merged.plan.queries())}
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, merged)

@@ -42,7 +42,10 @@ def tiny_net(num_classes: int, **model_args) -> nn.Module:
 
 
 def write_workload(folder: Path, queries: int = 2, frames: int = 60, seed: int = 0, **keys) -> Path:
-    """A workload of classification queries (bright square left or right, each on its own background)."""
+    """A workload of classification queries: where a bright square is, each on its own background.
+
+    What one query calls left the second calls right, and of the third it is above: none answers for another.
+    """
     random = np.random.default_rng(seed)
     documents = []
     for index in range(queries):
@@ -53,7 +56,7 @@ def write_workload(folder: Path, queries: int = 2, frames: int = 60, seed: int =
                 for frame in range(count // 2):
                     path = folder / "data" / query / split / label / f"clip{frame % 6}__{frame * 200:06d}{label}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    cv2.imwrite(str(path), _frame(random, background, label))
+                    cv2.imwrite(str(path), _frame(random, background, label, index % 3))
         documents.append({
             "id": query, "camera": "c", "task": "classification", "classes": ["left", "right"],
             "model": "tests.merger.tiny:tiny_net", "model_args": {"extra": index % 2 == 1}, "input_size": SIZE,
@@ -65,11 +68,12 @@ def write_workload(folder: Path, queries: int = 2, frames: int = 60, seed: int =
     return path
 
 
-def _frame(random: np.random.Generator, background: np.ndarray, label: str) -> np.ndarray:
+def _frame(random: np.random.Generator, background: np.ndarray, label: str, asked: int) -> np.ndarray:
     image = np.clip(background + random.normal(0, 12, (32, 32, 3)), 0, 255)
-    y, x = random.integers(4, 20), random.integers(1, 7) + (16 if label == "right" else 0)
+    far = (label == "right") != (asked == 1)
+    y, x = random.integers(4, 20), random.integers(1, 7) + (16 if far else 0)
     image[y : y + 8, x : x + 8] = random.integers(160, 255, 3)
-    return image.astype(np.uint8)
+    return (image.swapaxes(0, 1) if asked == 2 else image).astype(np.uint8)
 
 
 def write_random_weights(path: Path) -> None:

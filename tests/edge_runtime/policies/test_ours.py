@@ -53,6 +53,16 @@ def test_a_free_choice_that_brings_no_more_does_not_pass():
     assert Trial(situation, book, costs, plan).passed(4000) is False
 
 
+def test_a_free_choice_that_the_book_would_end_on_the_way_does_not_pass(monkeypatch: pytest.MonkeyPatch):
+    costs, bears = swapping(), Trial.bears
+    plan, situation, book = begun(costs)
+    monkeypatch.setattr(Trial, "bears", lambda trial, seen: bears(trial, seen) and seen.of("a") < 40)
+    trial = Trial(situation, book, costs, plan)
+    assert trial.passed(4000) is False and sum(trial.of_paper.values()) > 20
+    monkeypatch.setattr(Trial, "bears", bears)
+    assert Trial(situation, book, costs, plan).passed(4000) is True
+
+
 def test_the_free_choice_begins_where_its_trial_began_it_and_brings_more_as_that_said():
     costs, free = swapping(), []
 

@@ -1,0 +1,95 @@
+"""Parts of models that answer others' questions as they are: what is merged before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import merger.methods.wide as wide_module
+from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshots
+from merger.bench.method import MergeOptions
+from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
+from merger.methods.parts import Parts
+from merger.methods.sprints import Sprints, Trained
+from merger.methods.wide import wide
+from merger.training.loop import Recipe
+from models.sharing.layers import weight_key
+from models.sharing.plan import SharingPlan
+
+OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=1), choose_rate=False, precision="fp32", margin=0.0)
+
+
+@pytest.fixture
+def parts(bench: Workbench, sprints: Sprints) -> Parts:
+    """What the tiny models could take from each other, if very little were required."""
+    sprints.checkpoint.meter = bench.work
+    return Parts(bench, sprints.plan, dict.fromkeys(bench.queries, 0.01), sprints.checkpoint, sprints.bounds)
+
+
+def test_who_is_answered_takes_all_from_the_largest_and_is_judged_as_it_then_stands(
+    parts: Parts, bench: Workbench
+) -> None:
+    merged, originals = parts.answered(), snapshots(bench.originals)
+    rows = parts.checkpoint.log
+    assert [(row["takes"], row["from"], row["epochs"]) for row in rows] == [("q0", "q1", 0), ("q2", "q1", 0)]
+    assert rows[-1]["accepted_bytes"] == merged.plan.saved_bytes(bench.layers) > rows[0]["accepted_bytes"] > 0
+    assert all(torch.equal(merged.states["q1"][key], tensor) for key, tensor in originals["q1"].items())
+    for members in merged.plan.shared:
+        weights = [merged.states[query][weight_key(merged.states[query], path)] for query, path in members]
+        assert all(torch.equal(weight, weights[0]) for weight in weights)
+    models = bench.models(merged.plan.queries(), merged.states, merged.plan)
+    assert [bench.ratio(row["takes"], models[row["takes"]]) for row in rows] == [row["ratio"] for row in rows]
+
+
+def test_who_falls_short_gives_to_those_after_it(parts: Parts) -> None:
+    unmet = replace(parts, required={**parts.required, "q0": 2.0})
+    merged = unmet.answered()
+    assert [row["takes"] for row in parts.checkpoint.log] == ["q2"] and "q0" not in merged.plan.queries() - {
+        parts.checkpoint.log[0]["from"]
+    }
+    assert not replace(parts, required=dict.fromkeys(parts.required, 2.0)).answered().plan.shared
+
+
+@pytest.mark.parametrize("why", ["another question", "no work left"])
+def test_nobody_is_judged_in_vain(parts: Parts, bench: Workbench, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    before = bench.work.total
+    if why == "another question":
+        for query, asked in bench.queries.items():
+            monkeypatch.setitem(bench.queries, query, replace(asked, classes=(*asked.classes[:-1], query)))
+    else:
+        parts = replace(parts, bounds=Bounds(bench.work, before))
+    assert not parts.answered().plan.shared and bench.work.total == before and not parts.checkpoint.log
+
+
+def test_what_was_judged_before_an_interruption_is_not_judged_again(parts: Parts, bench: Workbench) -> None:
+    wanted = parts.answered()
+    parts.checkpoint.write()
+    work, over = bench.work.total, Bounds(bench.work, 0.0)
+    again = replace(parts, checkpoint=Checkpoint(parts.checkpoint.folder, {}, True), bounds=over)
+    found = again.answered()
+    assert found.plan == wanted.plan and bench.work.total == work, "also where the merge is to end at once"
+    assert [row["ratio"] for row in again.checkpoint.log] == [row["ratio"] for row in parts.checkpoint.log]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_what_is_answered_untrained_is_the_merge_where_training_saves_less(
+    parts: Parts, bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trains: bool
+) -> None:
+    required = 2.0 if trains else 0.01
+    monkeypatch.setattr(MergeOptions, "required", lambda *_: {**parts.required, "q2": required})
+    ratios, nothing = dict.fromkeys(bench.queries, 0.5), Merged(SharingPlan(), {})
+    trained = Trained(parts.plan, snapshots(bench.originals), ratios, Recipe(), (), 1, nothing)
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: trained if trains else pytest.fail("it trained"))
+    monkeypatch.setattr(wide_module, "mend_all", lambda *_: (Merged(SharingPlan(), snapshots(bench.originals)), []))
+    checkpoint = Checkpoint(tmp_path / "merge", {}, False)
+    merged = wide(bench, OPTIONS, checkpoint)
+    assert merged.plan.queries() == ({"q0", "q1"} if trains else {"q0", "q1", "q2"})
+    left = [row["query"] for row in checkpoint.log if row.get("repair") == "leaves"]
+    assert left == (["q2"] if trains else [])
+    tried = wide_module._sets_tried(bench, OPTIONS, checkpoint.log, 1.0)
+    assert {trial.members for trial in tried} == set(merged.plan.shared)
