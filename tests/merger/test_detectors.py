@@ -27,8 +27,9 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from merger import MergeOptions, MergeReport, Recipe, merge
-from merger.bench.merged import snapshot
+from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
+from merger.methods.parts import Parts
 from merger.start.choosing import Start, donated
 from merger.training.features import REGION_PROPOSALS, watched_layers, watching
 from models.bundle import Bundle, open_bundle, verify_bundle
@@ -168,6 +169,7 @@ def test_wide_shares_the_ceiling_but_for_what_one_detector_needs_for_itself(
     workload = request.getfixturevalue(kind)
     repaired = workload.queries[0].id
     monkeypatch.setattr(Workbench, "ratio", _only_with_copies(repaired))
+    monkeypatch.setattr(Parts, "answered", lambda _self: Merged(SharingPlan(), {}))
     if kind == "two_stage":
         monkeypatch.setattr(wide_module, "choose_start", _given)
         monkeypatch.setattr("merger.methods.sprints.SPRINTS", (1,))

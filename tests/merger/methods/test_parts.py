@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import merger.methods.wide as wide_module
+from merger import merge
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.method import MergeOptions
@@ -20,6 +23,7 @@ from merger.methods.wide import wide
 from merger.training.loop import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
+from models.workload import Workload
 
 OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=1), choose_rate=False, precision="fp32", margin=0.0)
 
@@ -93,3 +97,18 @@ def test_what_is_answered_untrained_is_the_merge_where_training_saves_less(
     assert left == (["q2"] if trains else [])
     tried = wide_module._sets_tried(bench, OPTIONS, checkpoint.log, 1.0)
     assert {trial.members for trial in tried} == set(merged.plan.shared)
+
+
+def test_a_merge_that_trains_nothing_is_whole_and_accounts_for_all(workload: Workload, tmp_path: Path) -> None:
+    easy = tuple(replace(query, accuracy_target=0.01) for query in workload.queries)
+    report = merge(replace(workload, queries=easy), tmp_path / "b.gemel", "wide", options=OPTIONS)
+    assert report.saved_fraction >= report.ceiling_fraction, "heads and norms that are equal, too, are stored once"
+    assert not any("epoch" in row for row in rows_of(tmp_path / "b.gemel.log.jsonl"))
+    kept = [row for row in rows_of(tmp_path / "b.gemel.log.jsonl") if "set" in row]
+    assert {row["outcome"] for row in kept} == {"kept"} and len(
+        {query for row in kept for query, _ in row["kept"]}
+    ) == 3
+
+
+def rows_of(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
