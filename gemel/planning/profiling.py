@@ -95,6 +95,7 @@ def profile_bundle(
     from edge_runtime.engines.registry import check_engine
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
+    from edge_runtime.memory.streams import computing
     from gemel.evaluation.belonging import belonging
     from gemel.evaluation.staleness import curve_of
     from models.workload import load_workload
@@ -122,17 +123,18 @@ def profile_bundle(
         loads: list[tuple[int, float]] = []
         stages.begin(MEASURING, len(opened.queries))
         try:
-            for query in opened.queries:
-                needed = opened.names_in_order(query.id)
-                found = _loads(arena, needed, rounds)
-                loads += found
-                load_s = median(seconds for _, seconds in found)
-                one = engines[query.id]
-                workspace = {count: one.workspace_of(count) for count in BATCHES}
-                one.bind(arena.tensor)
-                queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
-                one.unbind()
-                stages.add()
+            with computing(arena.device):  # as a box does
+                for query in opened.queries:
+                    needed = opened.names_in_order(query.id)
+                    found = _loads(arena, needed, rounds)
+                    loads += found
+                    load_s = median(seconds for _, seconds in found)
+                    one = engines[query.id]
+                    workspace = {count: one.workspace_of(count) for count in BATCHES}
+                    one.bind(arena.tensor)
+                    queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
+                    one.unbind()
+                    stages.add()
         finally:
             arena.close()
         if load is not None:

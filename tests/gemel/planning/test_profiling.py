@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.memory import streams
 from edge_runtime.rehearsal.measured import foreign, read_profile
 from edge_runtime.rehearsal.profiles import PROFILES, costs_for
 from gemel.cli import main
@@ -44,6 +47,22 @@ def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, c
     assert foreign(kept, "cpu") is None and kept.queries["gate"].batches[0].run_s == pytest.approx(
         found["queries"][0]["batches"][0]["run_ms"] / 1000
     )
+
+
+def test_runs_are_measured_on_the_stream_that_a_box_computes_on(bundle, monkeypatch):
+    happened: list[str] = []
+
+    @contextmanager
+    def computing(device):
+        happened.append(f"on {device}")
+        yield
+        happened.append("off")
+
+    plain = TorchEngine.run
+    monkeypatch.setattr(streams, "computing", computing)
+    monkeypatch.setattr(TorchEngine, "run", lambda *given: happened.append("run") or plain(*given))
+    profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch")
+    assert happened[0] == "on cpu" and happened[-1] == "off" and set(happened[1:-1]) == {"run"}
 
 
 def test_what_was_measured_can_be_simulated(tmp_path, capsys):
