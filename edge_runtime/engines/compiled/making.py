@@ -95,21 +95,21 @@ def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, pa
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            constants = _constants_of(program)
+            constants = _constants_of(program, device)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
             package = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+        outside = set(package.get_constant_fqns())
+        built_in = sorted(_used(program) - outside)
+        if built_in or not outside <= model.state_dict().keys() | constants.keys():
+            raise EngineError(f"the compiler put weights into the code: {', '.join(built_in[:3]) or 'under new names'}")
+        with torch.inference_mode():
+            _verify(model, package, frames, constants)
+            workspace = {batch: _peak(package, size, batch, device) for batch in BATCHES}
     except EngineError:
         raise
-    except Exception as error:  # a compiler can fail in any way
+    except Exception as error:  # a compiler can fail in any way, and so can what it made
         cause = " ".join(str(error.__cause__ or error).split())[:200]
         raise EngineError(f"it cannot be compiled: {cause}") from error
-    outside = set(package.get_constant_fqns())
-    built_in = sorted(_used(program) - outside)
-    if built_in or not outside <= model.state_dict().keys() | constants.keys():
-        raise EngineError(f"the compiler put weights into the code: {', '.join(built_in[:3]) or 'under new names'}")
-    with torch.inference_mode():
-        _verify(model, package, frames, constants)
-        workspace = {batch: _peak(package, size, batch, device) for batch in BATCHES}
     return {
         "model": query.model,
         "workspace": workspace,
@@ -126,10 +126,13 @@ def _in_memory(bundle: Bundle, query: BundleQuery, device: torch.device) -> _Fla
     return _Flat(network.to(memory_format=torch.channels_last)).eval()  # type: ignore[call-overload]
 
 
-def _constants_of(program: torch.export.ExportedProgram) -> dict[str, Tensor]:
-    """Constants of the network's code: tensors that it makes of numbers written there, small all together."""
+def _constants_of(program: torch.export.ExportedProgram, device: torch.device) -> dict[str, Tensor]:
+    """Constants of the network's code: tensors that it makes of numbers written there, small all together.
+
+    On the device, wherever the code makes them: a package refuses others.
+    """
     found = {
-        name: value
+        name: value.to(device)
         for name, value in program.constants.items()
         if isinstance(value, Tensor) and name not in program.state_dict
     }

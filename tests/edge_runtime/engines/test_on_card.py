@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from edge_runtime.engines import arranging, base, timing, workspace
 from edge_runtime.engines.arranging import order_for
+from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.choosing import fastest
 from edge_runtime.engines.compiled import engine as compiled
 from edge_runtime.engines.compiled import making
@@ -159,6 +160,21 @@ def test_compiled_code_for_a_card_needs_the_headers_of_cuda(monkeypatch):
     assert "CUDA_HOME is not set" in str(CompiledEngine.missing("cuda")) and CompiledEngine.missing("cpu") is None
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
     assert CompiledEngine.missing("cuda") is None
+
+
+def test_compiled_code_that_fails_as_it_is_tried_is_no_engine_and_no_fault_of_the_box(bundle, monkeypatch, tmp_path):
+    def verify(*_):
+        raise RuntimeError("run_func_( ... ) API call failed")
+
+    signature = SimpleNamespace(inputs_to_parameters={}, inputs_to_buffers={})
+    program = SimpleNamespace(constants={}, state_dict={}, graph_signature=signature, graph=SimpleNamespace(nodes=[]))
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: program)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda *_, **__: None)
+    package = SimpleNamespace(get_constant_fqns=list)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: package)
+    monkeypatch.setattr(making, "_verify", verify)
+    with pytest.raises(EngineError, match="API call failed"):
+        making.compile_package(bundle, bundle.query("gate"), torch.device("cpu"), tmp_path / "made.pt2")
 
 
 class Hungry(TorchEngine):
