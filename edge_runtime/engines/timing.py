@@ -101,7 +101,7 @@ def measured(bundle: Bundle, query: str, device: str, engines: Sequence[str]) ->
     The quickest of ROUNDS in each of SPELLS, engines in turns: whatever else the machine does, serving frames for one,
     makes runs longer and never shorter. Where torch has one thread, which runs them all, only its processor time
     counts. One arena holds the weights, as the engine whose turn it is takes them. An engine for which there is not
-    enough memory, or that fails otherwise, is left out; InputError where torch has not enough memory.
+    enough memory is left out; InputError where that is torch.
     """
     able: dict[str, FrameEngine] = {}
     taken: dict[str, list[float]] = {}
@@ -117,10 +117,8 @@ def measured(bundle: Bundle, query: str, device: str, engines: Sequence[str]) ->
                     if name in taken:
                         hold(arena, bundle, {query: able[name]})
                         taken[name] += _runs(able[name], arena)
-                except Exception as error:  # a library may fail in any way; without torch nothing runs
-                    if name == FALLBACK and not (
-                        isinstance(error, (EngineError, InputError)) or is_out_of_memory(error)
-                    ):
+                except Exception as error:
+                    if not (isinstance(error, (EngineError, InputError)) or is_out_of_memory(error)):
                         raise
                     log.info("engine %s cannot run %s: %s", name, bundle.query(query).model, error)
                     taken.pop(name, None)
