@@ -18,6 +18,7 @@ from edge_runtime.engines.onnx.engine import OnnxEngine
 from edge_runtime.engines.registry import engine_named, make_engine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
+from edge_runtime.memory.streams import compute_stream
 from edge_runtime.schedule.costs import BATCHES
 from models.bundle import Bundle
 from models.parts.terms import Width
@@ -25,6 +26,7 @@ from models.products import in_full
 
 CLOSE, CLOSE_IN_HALF = 1e-4, 2e-2
 COUNTS = (1, 3)
+WAITS = "fasterrcnn_mobilenet_v3_large_320_fpn"
 QUERIES = ("north", "east", "south", "west")
 MOST_BYTES_OF_FOUR = 1.2
 ENGINE_OVER_BARE, COMPILED_OVER_BARE = 1.02, 0.8
@@ -75,6 +77,9 @@ def forms(setting: Setting, found: Found) -> None:
             found.at_most("overflow_apart", _apart(streamed.forward(frames), expected), CLOSE)
         kept.close()
     _shared(setting, found, bundle, frames)
+    _replayed(setting, found, bundle)
+    waiting = bundle_of(setting.folder / "waiting", QUERIES[:1], WAITS, setting.small)
+    _replayed(setting, found, waiting, waits=True)
 
 
 def speed(setting: Setting, found: Found) -> None:
@@ -154,6 +159,21 @@ def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> N
         arena.tensor(weight).mul_(1.5)
         after = [engine.forward(frames) for engine in engines.values()]
         found.holds("a_shared_weight_shows_everywhere", all(_apart(*pair) > 1e-6 for pair in zip(after, before)))
+        arena.close()
+
+
+def _replayed(setting: Setting, found: Found, bundle: Bundle, waits: bool = False) -> None:
+    """Whether runs are replayed from a graph, where they do not wait for the card; those leave all as it was."""
+    with setting.computing(), torch.inference_mode():
+        engine, frames = TorchEngine(bundle, QUERIES[0], setting.device), _frames(setting, bundle, 1)
+        arena = resident(bundle, {QUERIES[0]: engine})
+        for _ in range(3):
+            engine.forward(frames)
+        if engine._graphs is not None:
+            found.holds("what_waits_is_not_replayed" if waits else "runs_are_replayed", engine.replays != waits)
+            here = torch.cuda.current_stream(setting.device) == compute_stream(setting.device)
+            found.holds("the_stream_is_as_before" + "_waiting" * waits, here)
+            torch.cuda.empty_cache()  # raises where a capture failed
         arena.close()
 
 

@@ -87,6 +87,11 @@ class Graphs:
                 self._seen.popitem(last=False)
         return outputs
 
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._graphs)
+
     def clear(self) -> None:
         """Forget all graphs, and let go of their memory."""
         self._graphs.clear()

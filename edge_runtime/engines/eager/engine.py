@@ -112,6 +112,11 @@ class TorchEngine(FrameEngine):
         return super().workspace_of(count) + self._staging.bytes
 
     @property
+    def replays(self) -> bool:
+        """Whether it has graphs to replay."""
+        return self._graphs is not None and self._graphs.any
+
+    @property
     def overflow_bytes(self) -> int:
         """The bytes that runs have copied from the bundle so far."""
         return self._staging.overflow_bytes
