@@ -30,7 +30,8 @@ little as a sixteenth only where it was near."""
 BOLD = 20
 """How many times the rate of a joint training: norms and heads alone bear it, and need it to come so far."""
 GENTLER = 4
-"""Where layers train that a query keeps to itself, the rate is so many times lower."""
+"""Where layers train that a query keeps to itself, the rate is so many times lower, and once more where it was near;
+with each of these trainings it falls by half."""
 NEAR = 0.98
 """A training that ends with this part of what is required was near, and goes on once more at half the rate."""
 PART = 1 / 3
@@ -86,7 +87,7 @@ class Adopting(Parts):
             return found
         giver, pairs, state = best.giver, best.pairs, best.state
         found["tried"] = [[(giver, theirs), (query, path)] for path, theirs in pairs.items()]
-        ratio, after, failed, taken = None, NO_TIME, (NO_TIME, None), list[str]()
+        ratio, after, failed, taken, falls = None, NO_TIME, (NO_TIME, None), list[str](), 0
         for kept in KEPT:
             far, left = (ratio or 0.0) < NEAR * self.required[query], self._all_but(query, pairs, kept)
             if kept and (left == taken or (far and kept < KEPT[2])):
@@ -94,8 +95,9 @@ class Adopting(Parts):
             taken = left
             plan = with_pairs(before.plan, [[(giver, pairs[path]), (query, path)] for path in taken])
             own = [path for path in pairs if path not in taken]
+            gentler = 1 if not own else GENTLER if far else GENTLER**2
             for turn in range(2):
-                name, slower = f"{kept:g}, turn {turn}", 2**turn * (GENTLER if own else 1)
+                name, slower = f"{kept:g}, turn {turn}", gentler * 2 ** (falls + turn)
                 recipe = self.checkpoint.step(f"recipe of {name}", partial(self._recipe, query, now["turns"], slower))
                 if recipe is None or not taken:
                     return {**found, "rows": [*rows, self._said(query, LEAVES, [], after, ratio)]}
@@ -115,7 +117,7 @@ class Adopting(Parts):
                     return {**found, "merged": merged.to_plain(), "ratio": ratio, "rows": [*rows, *said]}
                 if ratio < NEAR * self.required[query]:
                     break
-            failed = (after, ratio)
+            failed, falls = (after, ratio), falls + turn + 1 if own else 0
         return {**found, "rows": [*rows, self._said(query, LEAVES, [], after, ratio)]}
 
     def _said(self, query: str, how: str, own: Sequence[str], after: str, ratio: float | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.methods.adopting import Adopting
 from merger.methods.sprints import Sprints
 from merger.start.choosing import Start
+from merger.training.loop import Recipe
 from models.sharing.layers import weight_key
 
 
@@ -107,6 +108,22 @@ def test_who_nearly_is_there_trains_once_more_and_who_takes_nothing_stays_as_it_
     for query, state in originals.items():
         assert all(torch.equal(merged.states[query][key], value) for key, value in state.items())
     assert {row["query"] for row in adopting.checkpoint.log if row.get("repair") == "leaves"} == {"q0", "q2"}
+
+
+@pytest.mark.parametrize(("reached", "slower"), [(0.5, [1, 4]), (0.94, [1, 2, 16, 32, 64, 128])])
+def test_layers_of_its_own_learn_the_slower_the_nearer_a_query_is_and_the_oftener_it_was_tried(
+    adopting: Adopting, monkeypatch: pytest.MonkeyPatch, reached: float, slower: list[int]
+) -> None:
+    rates: list[float] = []
+
+    def train(_bench: Workbench, merged: Merged, _plan: Any, query: str, recipe: Recipe, *_: Any) -> dict[str, Any]:
+        if query == "q0":
+            rates.append(recipe.rate)
+        return {"ratio": reached, "state": dict(merged.states[query]), "trained": 1}
+
+    monkeypatch.setattr(adopting_module, "train_private", train)
+    adopting.run()
+    assert [rates[0] / rate for rate in rates] == pytest.approx(slower)
 
 
 @pytest.mark.parametrize("bearable", [3, 1, 0])
