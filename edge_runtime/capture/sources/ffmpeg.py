@@ -38,6 +38,7 @@ class FFmpegSource:
         import av
         import av.logging
 
+        self._packets: Any = None
         av.logging.set_level(None)  # its messages name addresses with their passwords
         self.damaged = 0
         self._live = config.live
@@ -82,6 +83,8 @@ class FFmpegSource:
         return partial(_picture, self._reformatter, self._frame)
 
     def close(self) -> None:
+        if self._packets is not None:
+            self._packets.close()  # dropped on the way it never frees its packet (PyAV 18.1)
         self._container.close()
 
     def _next_packet(self) -> av.Packet | None:

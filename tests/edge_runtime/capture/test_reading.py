@@ -9,6 +9,7 @@ import pytest
 from edge_runtime.capture.reading import Picked, Reading
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import picture_of
+from edge_runtime.capture.sources.ffmpeg import FFmpegSource
 from edge_runtime.capture.sources.opening import open_source
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
 
@@ -145,3 +146,10 @@ def test_a_folder_has_no_rate_and_a_clip_its_own(tmp_path):
         opened = open_source(CameraConfig("c", str(source)))
         assert opened.fps == fps
         opened.close()
+
+
+def test_a_source_that_is_closed_on_the_way_leaves_no_packets_behind(tmp_path):
+    source = FFmpegSource(CameraConfig("c", str(write_clip(tmp_path / "c.mp4", 6, fps=12))))
+    assert source.advance()
+    source.close()
+    assert list(source._packets) == [], "what reads packets ends, or the one that it holds is never freed"
