@@ -77,7 +77,7 @@ def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     from merger.bench.workbench import Workbench
     from merger.journal.steps import Journal
     from merger.start.choosing import choose_start
-    from merger.training.loop import Recipe
+    from merger.training.recipe import Recipe
     from models.workload import load_workload
 
     bench = Workbench(load_workload(workload))

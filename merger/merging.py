@@ -29,6 +29,7 @@ from merger.journal.outcomes import outcomes_of
 from merger.journal.progress import Progress, silent
 from merger.journal.steps import Journal
 from merger.report import MergeReport, QueryResult
+from merger.training.fitting import REMEDY, Fitting
 from merger.training.precision import Precisions
 from merger.widths.search import fit_widths, most_work
 from merger.widths.storing import Storage, residual_bytes, store, tied_models
@@ -40,6 +41,7 @@ from models.files.atomic import writing
 from models.files.json_file import finite
 from models.files.lock import locked
 from models.measuring.evaluation import Evidence
+from models.measuring.room import is_out_of_memory
 from models.parts.terms import FP32, LOW_RANK
 from models.parts.widths import Packed
 from models.sharing.equal import ceiling_with_copies, copies
@@ -80,7 +82,7 @@ def merge(
     out, options = Path(out), options or MergeOptions()
     crew = options.resources.crew
     crew.once(partial(_check_paths, workload, out))
-    with ExitStack() as held:
+    with ExitStack() as held, _telling_of_full_memory():
         crew.once(lambda: held.enter_context(locked(out)))
         return _merged(workload, out, method, resume, seed, progress if crew.rank == 0 else silent, options)
 
@@ -103,6 +105,7 @@ def _merged(
         bench.stages.announce(_stages(options))
         bench.open()
         checkpoint.meter = bench.work
+        bench.fitting = Fitting(checkpoint.part("fitting"), progress)
         bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
         found = _searched(bench, method, options, checkpoint)
         _note_sums(bench, checkpoint)
@@ -305,6 +308,17 @@ def _accounted(bench: Workbench, found: _Found, method: str, options: MergeOptio
 def _write_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with writing(path, overwrite=True) as file:
         file.write("".join(json.dumps(finite(row)) + "\n" for row in rows).encode())
+
+
+@contextmanager
+def _telling_of_full_memory() -> Iterator[None]:
+    """Where nothing takes less memory any more one line says so, and what was stored last is there for `--resume`."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError("the memory", "is full", f"free some and go on with --resume, or {REMEDY}") from error
 
 
 @contextmanager

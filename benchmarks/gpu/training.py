@@ -20,8 +20,10 @@ import yaml
 from benchmarks.gpu.bundles import FAMILIES, FEW, SIZE, SMALL_SIZE
 from benchmarks.gpu.found import Found, Setting
 from merger.training.fitting import Layout, first_that_fits, layouts
-from merger.training.loop import Recipe, Training, TrainingSet, Work
+from merger.training.loop import Training, TrainingSet
 from merger.training.precision import Precisions, apart
+from merger.training.recipe import Recipe
+from merger.training.work import Work
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
 from models.products import in_full
@@ -80,7 +82,7 @@ def lay_out(setting: Setting, found: Found) -> None:
     possible = layouts(recipe)
 
     def attempt(layout: Layout) -> bool:
-        layout.place(sets.values(), setting.device)
+        layout.place([one.prepared for one in sets.values()], setting.device)
         if not setting.on_card and not layout.recompute:
             raise torch.OutOfMemoryError("made up")
         with _limited(setting, (plain[1] + again[1]) // 2):

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from merger.crew.placing import placed
-from merger.training.loop import Recipe, forward_flops
+from merger.training.recipe import Recipe
+from merger.training.work import forward_flops
 from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import Layer, layers_of, model_bytes
 from models.workload import load_workload

@@ -13,7 +13,8 @@ from merger.bench.merit import met
 from merger.bench.standing import judge_all, tied_and_judged
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import Member, SharingPlan
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
-from merger.training.loop import Work
+from merger.training.work import Work
 
 
 def _now() -> float:

@@ -10,8 +10,8 @@ from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Trial
-from merger.training.loop import Recipe, check
 from merger.training.precision import check_precision
+from merger.training.recipe import Recipe, check
 from merger.workers.jobs import Resources
 from models.errors import InputError
 from models.parts.terms import FP32, WEIGHTS, Asked

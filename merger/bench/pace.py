@@ -12,7 +12,8 @@ from functools import partial
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.fitting import Layout, first_that_fits, layouts
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 from models.errors import InputError
 from models.sharing.plan import SharingPlan, tie
 
@@ -44,8 +45,11 @@ def laid_out(bench: Workbench, plan: SharingPlan, recipe: Recipe, journal: Journ
     if bench.device.type == "cpu":
         return recipe
     mine, possible = bench.crew.mine(sorted(plan.queries())), layouts(recipe)
-    chosen = possible[journal.step("layout", partial(_tried, bench, plan, recipe, possible))]
-    if not chosen.place([bench.train[query] for query in mine], bench.device):
+    found = possible[journal.step("layout", partial(_tried, bench, plan, recipe, possible))]
+    if bench.fitting.layout is None:
+        bench.fitting.take(found)
+    chosen = bench.fitting.layout or found
+    if not chosen.place([bench.train[query].prepared for query in mine], bench.device):
         raise InputError("the card", "has no room for the train frames that it had room for", "run nothing beside it")
     return chosen.recipe(recipe)
 
@@ -64,10 +68,12 @@ def _tried(bench: Workbench, plan: SharingPlan, recipe: Recipe, possible: Sequen
 
 def _fits(bench: Workbench, plan: SharingPlan, queries: Sequence[str], recipe: Recipe, layout: Layout) -> bool:
     """Whether steps of training these queries so leave the card's memory enough."""
-    if not layout.place([bench.train[query] for query in queries], bench.device):
+    if not layout.place([bench.train[query].prepared for query in queries], bench.device):
         return False
     models = bench.models(queries, plan=plan)
     tie(models, plan)
+    training = bench.training(models, layout.trial(recipe), (), plan)
+    training.fitting = None
     with suppress(Diverged):
-        bench.training(models, layout.trial(recipe), (), plan).epoch()
+        training.epoch()
     return True

@@ -11,8 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from merger.training.loop import BACKWARD_PASSES, TrainingSet
+from merger.training.loop import TrainingSet
+from merger.training.recipe import BACKWARD_PASSES
 from models.detector import Detector, OneStage
+from models.measuring.room import halving
 from models.sharing.layers import layers_of
 from models.tasks import task_of
 from models.tasks.detection import LEAST_SCORE
@@ -33,16 +35,20 @@ EPSILON = 1e-6
 @torch.no_grad()
 def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
     """The scores of all detections on train frames spread evenly over the split, f32 (D,), the best first."""
-    found: list[float] = []
-    task = task_of(query.task)
+    task, indices = task_of(query.task), data.spread(FRAMES)
     was_training = model.training
     model.eval()
-    indices = data.spread(FRAMES)
-    for start in range(0, len(indices), BATCH):
-        chunk = indices[start : start + BATCH]
-        outputs = model(data.frames(chunk, _device(model)))
-        for answer in task.answers(model, outputs, data.prepared.sizes(chunk), query.classes):
-            found += answer.scores  # type: ignore[union-attr]
+
+    def scores(batch: int) -> list[float]:
+        found: list[float] = []
+        for start in range(0, len(indices), batch):
+            chunk = indices[start : start + batch]
+            outputs = model(data.frames(chunk, _device(model)))
+            for answer in task.answers(model, outputs, data.prepared.sizes(chunk), query.classes):
+                found += answer.scores  # type: ignore[union-attr]
+        return found
+
+    _, found = halving(BATCH, scores)
     model.train(was_training)
     return torch.tensor(found).sort(descending=True).values
 

@@ -12,7 +12,8 @@ from torch import nn
 from merger.bench.merged import State
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.steps import Journal
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
+from merger.training.taught import passes_expected, rooms_of
 from merger.workers.jobs import Job, run
 from models.sharing.plan import SharingPlan, tie
 
@@ -111,10 +112,14 @@ def tied_and_judged(
 
 def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe, eased: Collection[str] = ()) -> float:
     """About what it takes to train these queries' models by this recipe, and to judge them once."""
-    total = 0.0
-    lengths = {query: len(bench.train[query]) for query in queries}
+    total, recipe = 0.0, bench.fitting.recipe(recipe)
+    sets = {query: bench.train[query] for query in queries}
+    kept = rooms_of(sets, recipe)
+    lengths = {query: len(data) for query, data in sets.items()}
     for query, count in recipe.contributions(lengths, eased).items() if lengths else ():
-        passes = recipe.passes() * count * recipe.epochs + len(bench.val[query])
+        visits = count * recipe.epochs
+        taught = passes_expected(visits, lengths[query], kept.get(query, 0))
+        passes = recipe.passes(taught=False) * visits + taught + len(bench.val[query])
         total += bench.work.of(bench.queries[query]) * passes
     return total
 

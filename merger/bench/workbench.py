@@ -19,12 +19,16 @@ from merger.bench.stock import OnDemand, Reference, Stock, judged
 from merger.crew.crew import Crew
 from merger.journal.progress import Progress, Stages, silent
 from merger.journal.steps import Journal
-from merger.training.loop import Recipe, Training, Work
+from merger.training.fitting import Fitting
+from merger.training.loop import Training
 from merger.training.precision import FRAMES, Precisions, Settled
+from merger.training.recipe import Recipe
 from merger.training.spread import SpreadTraining, Team, backwards, gathered
+from merger.training.work import Work
 from merger.workers.jobs import Threads, Workers
 from models.detector import Detector
 from models.measuring.evaluation import Evidence, compare, predict, sure_ratio, tallies_by_unit
+from models.measuring.room import halving
 from models.parts.low_rank import factorise
 from models.parts.norms import at_rest, calibrate_norms, norms_of
 from models.parts.residual import attach
@@ -38,6 +42,8 @@ READING, JUDGING = "reading the models and frames", "judging the originals"
 """The stages of `open`."""
 CALIBRATION_FRAMES = 256
 CALIBRATION_BATCH = 32
+LEAST_CALIBRATED = 4
+"""Frames at once below which statistics would say little, however full the memory is."""
 
 
 class Workbench(Stock):
@@ -65,6 +71,7 @@ class Workbench(Stock):
         self.stages = Stages(progress)
         self.work = Work()
         self.precisions: Precisions | Settled | None = None
+        self.fitting = Fitting(progress=progress)
         self.workers: Workers | None = None
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.references = OnDemand(self.queries, self._reference) if references is None else references
@@ -93,13 +100,14 @@ class Workbench(Stock):
         The work is everyone's. In between all originals lie on its device.
         """
 
-        def alone() -> tuple[T, float]:
+        def alone() -> tuple[T, float, Mapping[str, Any]]:
             with self._alone():
-                return compute(), self.work.total
+                return compute(), self.work.total, self.fitting.to_plain()
 
         if self.crew.size == 1:
             return compute()
-        found, self.work.total = self.crew.once(alone, 0 if query is None else self.crew.owner(query))
+        found, self.work.total, layout = self.crew.once(alone, 0 if query is None else self.crew.owner(query))
+        self.fitting.agree([layout])
         return found
 
     def everywhere(self, find: Callable[[], Mapping[str, T]]) -> dict[str, T]:
@@ -111,15 +119,16 @@ class Workbench(Stock):
             return dict(find())
         before, told = self.work.total, list[tuple[str, dict[str, Any]]]()
 
-        def alone() -> tuple[dict[str, T], float, list[Any]]:
+        def alone() -> tuple[dict[str, T], float, list[Any], Mapping[str, Any]]:
             with self._alone(told):
-                return dict(find()), self.work.total - before, told
+                return dict(find()), self.work.total - before, told, self.fitting.to_plain()
 
         rows = self.crew.each(alone)
-        self.work.total = before + sum(work for _, work, _ in rows)
-        for event, fields in [one for _, _, own in rows for one in own]:
+        self.work.total = before + sum(work for _, work, *_ in rows)
+        self.fitting.agree([layout for *_, layout in rows])
+        for event, fields in [one for _, _, own, _ in rows for one in own]:
             self.progress(event, **fields)
-        return {name: value for found, _, _ in rows for name, value in sorted(found.items())}
+        return {name: value for found, *_ in rows for name, value in sorted(found.items())}
 
     @contextmanager
     def _alone(self, told: list[tuple[str, dict[str, Any]]] | None = None) -> Iterator[None]:
@@ -191,8 +200,12 @@ class Workbench(Stock):
         if all(map(at_rest, norms_of(model))) or count < 2:
             return False
         indices = torch.linspace(0, len(data) - 1, count).long()
-        chunks = indices.tensor_split(math.ceil(count / CALIBRATION_BATCH))
-        calibrate_norms(model, (data.frames(chunk.tolist(), self.device) for chunk in chunks))
+
+        def measured(most: int) -> None:
+            chunks = indices.tensor_split(math.ceil(count / most))
+            calibrate_norms(model, (data.frames(chunk.tolist(), self.device) for chunk in chunks))
+
+        halving(min(CALIBRATION_BATCH, count), measured, LEAST_CALIBRATED)
         self.work.add(self.queries[query], count)
         return True
 
@@ -205,14 +218,18 @@ class Workbench(Stock):
     ) -> Training:
         """A joint training of these models with the originals as teachers; those `eased` take fewer steps.
 
-        With several processes it is of the models of all of them, which share as `plan` says.
+        Its steps are laid out as they were found to fit, and for less once memory is full. With several processes it is
+        of the models of all of them, which share as `plan` says.
         """
-        teachers = {query: self.originals[query] for query in models}
+        teachers, recipe = {query: self.originals[query] for query in models}, self.fitting.recipe(recipe)
         if self.crew.size == 1:
-            return Training(models, self.train, recipe, self.work, teachers, self.settled(models), eased=eased)
-        team = self._team(models, plan or SharingPlan())
-        precisions = self.settled(team.everyone)
-        return SpreadTraining(team, models, self.train, recipe, self.work, teachers, precisions, eased=eased)
+            found = Training(models, self.train, recipe, self.work, teachers, self.settled(models), eased=eased)
+        else:
+            team = self._team(models, plan or SharingPlan())
+            precisions = self.settled(team.everyone)
+            found = SpreadTraining(team, models, self.train, recipe, self.work, teachers, precisions, eased=eased)
+        found.fitting = self.fitting
+        return found
 
     def _team(self, models: Mapping[str, nn.Module], plan: SharingPlan) -> Team:
         everyone = sorted(query for own in self.crew.each(lambda: list(models)) for query in own)

@@ -23,7 +23,7 @@ from merger.beyond.telling import row_of_try, sum_of_kind
 from merger.beyond.trying import SHORT, Tried, Trying
 from merger.journal.checkpoint import Checkpoint
 from merger.mending.search import enough
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 
 ROUNDS = {INSIDE: 3, LOW_RANK: 1}
 """Each round halves the weights of a stage; layers are factorised once."""

@@ -19,7 +19,8 @@ from merger.beyond.proposing import MAX_RISK
 from merger.beyond.risk import applied, inputs_of
 from merger.journal.steps import Journal
 from merger.mending.private import rest_shared, train_private
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 
 SHORT, LONG = 0.5, 2
 """Epochs of one try, as parts of those a search gives an attempt."""

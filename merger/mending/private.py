@@ -13,7 +13,8 @@ from merger.bench.merged import Merged, State, snapshot
 from merger.bench.standing import judge_all
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.steps import Journal
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 from models.sharing.layers import weight_of
 from models.sharing.plan import SharingPlan
 

@@ -18,7 +18,7 @@ from merger.journal.outcomes import LEAVES
 from merger.journal.steps import Journal
 from merger.mending.private import train_private
 from merger.mending.steps import Step, bytes_shared, copies, private_parts
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 
 HALF = 0.5
 """The part of the margin that a query needs when nothing helps it further. The best of many tries on val flatters: with

@@ -21,7 +21,7 @@ from merger.bench.standing import training_flops
 from merger.journal.outcomes import LEAVES, NO_TIME
 from merger.mending.private import GENTLE, train_private
 from merger.methods.parts import Parts, with_pairs
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
 KEPT = (0.0, 0.0625, 0.25, 0.5, 0.75)

@@ -29,7 +29,8 @@ from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, prefixes
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.weights.reading import load_matching

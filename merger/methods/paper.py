@@ -16,7 +16,7 @@ from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, one_by_one
 from merger.methods.rate import CHOOSING, choose_recipe, chosen, in_every_way, most_work, tell
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.groups import Group, groups
 from models.sharing.layers import model_bytes
 from models.sharing.plan import Member, SharingPlan

@@ -13,7 +13,8 @@ from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.steps import Journal
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 from merger.workers.jobs import Job, run
 
 RATES = (2e-4, 5e-4, 1e-3)

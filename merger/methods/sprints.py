@@ -16,7 +16,8 @@ from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import LEAVES
 from merger.mending.private import train_private
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan, tie
 
 SPRINTS = (0.75, 2, 4)

@@ -35,7 +35,7 @@ from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.equal import equal_sets, settled, with_equal
 from models.sharing.groups import groups
 from models.sharing.layers import model_bytes

@@ -18,11 +18,12 @@ from merger.training.nodes import seed_of
 
 @dataclass(frozen=True)
 class Node:
-    """The frames of one node, uint8 (N, 3, S, S), their targets (None without labels), and its seed."""
+    """The frames of one node, uint8 (N, 3, S, S), their targets (None without labels), its seed, and their indices."""
 
     images: Tensor
     targets: list | None
     seed: int
+    frames: Sequence[int]
 
 
 class Source(Protocol):
@@ -64,15 +65,20 @@ class Batches:
         self._sets, self._steps, self._seed = sets, steps, seed
         self._shares = dict(shares or {})
         self._begin = {query: Fraction(index, len(sets)) for index, query in enumerate(sets)}
-        self._counts = {query: _whole_nodes(min(batch, len(data)), node) for query, data in sets.items()}
-        self._node = node
+        self._batch = batch
         self._orders = lru_cache(maxsize=2 * len(sets))(self._order)
         self._worker = ThreadPoolExecutor(1, "batches")
         self._ahead: tuple[int, Future[Batch]] | None = None
+        self.split(node)
 
     def share(self, shares: Mapping[str, Fraction]) -> None:
         """From the next step on other `shares`."""
         self._shares, self._ahead = dict(shares), None
+
+    def split(self, node: int) -> None:
+        """From the next step on nodes of so many frames."""
+        self._counts = {query: _whole_nodes(min(self._batch, len(data)), node) for query, data in self._sets.items()}
+        self._node, self._ahead = node, None
 
     def at(self, step: int) -> Batch:
         """The batch of this step."""
@@ -85,7 +91,7 @@ class Batches:
     def prepare(self, step: int) -> Batch:
         """The batch of this step, made here and now."""
         wanted = self._sets if self.prepares is None else [query for query in self._sets if query in self.prepares]
-        return {query: self._nodes(query, step) for query in wanted if self._turn(query, step) is not None}
+        return {query: self._filled(query, step) for query in wanted if self._turn(query, step) is not None}
 
     def count(self, query: str, step: int) -> int:
         """How many frames a query contributes to this step."""
@@ -99,21 +105,26 @@ class Batches:
         places = range(turn * count, (turn + 1) * count)
         return [self._orders(query, place // length)[place % length] for place in places]
 
+    def nodes(self, query: str, step: int) -> list[list[int]]:
+        """These frames as they are parted into nodes."""
+        indices = self.frames(query, step)
+        return [indices[start : start + self._node] for start in range(0, len(indices), self._node)]
+
     def _turn(self, query: str, step: int) -> int | None:
         """How often the query has taken part before this step; None where it does not take part."""
         share = self._shares.get(query, Fraction(1))
         before, after = (math.floor(at * share + self._begin[query]) for at in (step, step + 1))
         return before if after > before else None
 
-    def _nodes(self, query: str, step: int) -> list[Node]:
-        indices = self.frames(query, step)
-        nodes = []
-        for start in range(0, len(indices), self._node):
+    def _filled(self, query: str, step: int) -> list[Node]:
+        found, start = [], 0
+        for frames in self.nodes(query, step):
             seed = seed_of("node", self._seed, query, step, start)
-            draws = torch.Generator().manual_seed(seed)
-            images, targets = self._sets[query].batch(indices[start : start + self._node], draws)
-            nodes.append(Node(images.pin_memory() if self.pins and not images.is_cuda else images, targets, seed))
-        return nodes
+            start += len(frames)
+            images, targets = self._sets[query].batch(frames, torch.Generator().manual_seed(seed))
+            pinned = images.pin_memory() if self.pins and not images.is_cuda else images
+            found.append(Node(pinned, targets, seed, frames))
+        return found
 
     def _order(self, query: str, turn: int) -> list[int]:
         draws = torch.Generator().manual_seed(seed_of("order", self._seed, query, turn))

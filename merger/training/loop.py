@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,24 +15,26 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
-from merger.training.batches import Batch, Batches, Node
+from merger.training.batches import Batches, Node
 from merger.training.device import default_device
 from merger.training.features import feature_loss, watched_layers, watching
+from merger.training.fitting import Fitting, Layout, Undo
 from merger.training.nodes import RANDOM, Stream
 from merger.training.precision import autocast, by_rule, multiplying
+from merger.training.recipe import Recipe
 from merger.training.recomputing import recomputed
-from models.errors import InputError
+from merger.training.taught import Answers, answer_bytes, rooms_of
+from merger.training.work import Work
 from models.frames.prepared import Prepared
 from models.measuring.allocator import keep_freed_memory
-from models.measuring.cost import flops
+from models.measuring.room import is_out_of_memory, make_room
 from models.parts.norms import at_rest
 from models.tasks import task_of
 from models.workload import Query
-from models.zoo import build_query, preprocess_of
+from models.zoo import preprocess_of
 
 MAX_GRADIENT_NORM = 10.0
 WARM_UP = 0.1
-BACKWARD_PASSES = 2
 EPSILON = 1e-6
 """AdamW's; at its usual 1e-8 a gradient that is nothing but rounding becomes a step of full size, and which way it
 points would depend on the machine."""
@@ -42,62 +44,6 @@ class Diverged(Exception):
     """The loss is not a number any more."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How to train. `rate` is AdamW's peak; it warms up over a tenth of the steps and falls to zero as a cosine.
-
-    `frames_per_epoch` bounds what one query contributes to an epoch. `distill` is the weight of the originals' outputs
-    against that of the labels (1 where there are no labels), `features` that of what goes into the heads, added to
-    both. A batch is made of nodes of `node` frames (`merger.training.nodes`). A search gives an attempt up when the
-    gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
-    for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
-    With `recompute` most intermediates are computed again in the backward pass and not kept
-    (`merger.training.recomputing`).
-    """
-
-    rate: float = 5e-4
-    epochs: int = 4
-    batch: int = 16
-    frames_per_epoch: int = 512
-    distill: float = 0.5
-    weight_decay: float = 1e-2
-    seed: int = 0
-    node: int = 16
-    features: float = 0.0
-    patience: int = 2
-    private: float = 0.1
-    recompute: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
-            check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
-        check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
-        check("private", self.private >= 0, self.private, "give a number from 0 on")
-        check("features", self.features >= 0, self.features, "give a number from 0 on")
-        whole = self.batch <= self.node or self.batch % self.node == 0
-        check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
-
-    def passes(self, taught: bool = True) -> int:
-        """Forward passes that a frame costs: the model's own, two for the gradient, one where intermediates are
-        computed again, and the original's where it is taught.
-        """
-        return 1 + BACKWARD_PASSES + self.recompute + taught
-
-    def contributions(self, lengths: Mapping[str, int], eased: Collection[str] = ()) -> dict[str, int]:
-        """The frames that each query contributes to an epoch when these, with splits so long, train together.
-
-        Those `eased` give half as many as the others, and none of their frames twice.
-        """
-        most = max(min(length, self.frames_per_epoch) for length in lengths.values())
-        return {query: min(math.ceil(most / 2), count) if query in eased else most for query, count in lengths.items()}
-
-
-def check(name: str, sound: bool, value: float, remedy: str) -> None:
-    """Raise InputError when an option's value is not sound."""
-    if not sound:
-        raise InputError("options", f"{value:g} makes no sense", remedy, name)
-
-
 class TrainingSet:
     """The train split of one query, batch by batch, augmented by its task."""
 
@@ -105,6 +51,18 @@ class TrainingSet:
         self.query, self.prepared = query, prepared
         self.task = task_of(query.task)
         self.preprocess = preprocess_of(query.model, query.input_size)
+        self._bytes: dict[bool, int | None] = {}
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether its frames are the same at every visit: without labels, as nobody knows what would go with others."""
+        return self.prepared.split.truths is None
+
+    def answer_bytes(self, features: bool) -> int | None:
+        """See `merger.training.taught.answer_bytes`, of this query's original."""
+        if features not in self._bytes:
+            self._bytes[features] = answer_bytes(self.query, features)
+        return self._bytes[features]
 
     @cached_property
     def targets(self) -> list | None:
@@ -136,46 +94,14 @@ class TrainingSet:
         return self.preprocess.normalise(images.to(device, non_blocking=True))
 
 
-class Work:
-    """Image passes x FLOPs spent in retraining; a backward pass counts as two forward ones.
-
-    `told` is called after each addition.
-    """
-
-    def __init__(self) -> None:
-        self.total: float = 0  # a whole number, so that it does not depend on the order of additions
-        self.told: Callable[[], None] = lambda: None
-        self._flops: dict[str, int] = {}
-
-    def add(self, query: Query, passes: int) -> None:
-        """Count `passes` forward passes of one image through the query's model."""
-        self.add_flops(passes * self.of(query))
-
-    def add_flops(self, flops: int) -> None:
-        """Count so many FLOPs of anything else."""
-        self.total += flops
-        self.told()
-
-    def of(self, query: Query) -> int:
-        """FLOPs of one forward pass of one image."""
-        if query.id not in self._flops:
-            self._flops[query.id] = forward_flops(query)
-        return self._flops[query.id]
-
-
-def forward_flops(query: Query) -> int:
-    """FLOPs of one frame through the query's model, found without weights."""
-    model = build_query(query, device="meta")
-    return flops(model, query.input_size)
-
-
 class Training:
     """Trains some models together, step by step; parameters that models share stand once in the optimiser.
 
     A step is a function of its number, the models and the optimiser alone, so `state_dict` is all there is to keep;
     `after_step` is called after each. `precisions` are fp32, tf32 or bf16 per query; a rule decides for others.
     Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice. They can
-    become others between two epochs.
+    become others between two epochs. What originals answer to frames that come as they are is kept
+    (`merger.training.taught`). With `fitting` a step for which memory is not enough is taken again, laid out for less.
     Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
 
     `merger.training.spread` trains models that lie in several processes: `everyone` are the queries of all of these.
@@ -200,6 +126,8 @@ class Training:
         self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(self._parameter_groups(), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
+        self.fitting: Fitting | None = None
+        self._undo = Undo(models.values())
         self.step = 0
         self._losses, self._summed = 0.0, 0
         every = {query: sets[query] for query in self.everyone}
@@ -209,6 +137,8 @@ class Training:
         self.ease(eased)
         watched = recipe.features > 0 and self.teachers
         self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
+        rooms = rooms_of(every, recipe) if self._taught() else {}
+        self._answers = {query: Answers(room) for query, room in rooms.items()}
 
     @property
     def epochs(self) -> int:
@@ -244,8 +174,11 @@ class Training:
         """Everything that a later step depends on; tensors are those at work, not copies."""
         models = {query: model.state_dict() for query, model in self.models.items()}
         moments = {name: self.optimiser.state.get(p, {}) for name, p in self._named_parameters()}
-        losses = [self._losses, self._summed]
-        return {"step": self.step, "losses": losses, "models": models, "moments": moments, "eased": self.eased}
+        losses, taught = [self._losses, self._summed], {query: list(one.known) for query, one in self._answers.items()}
+        return {
+            "step": self.step, "losses": losses, "models": models, "moments": moments, "eased": self.eased,
+            "taught": taught, "layout": [self.recipe.node, self.recipe.recompute],
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` of the same training returned."""
@@ -257,10 +190,17 @@ class Training:
         for p, moments in known.items():
             self.optimiser.state[p] = {name: value.to(p.device) for name, value in moments.items()}
         self.ease(state["eased"])
+        for query, answers in self._answers.items():
+            answers.known = dict.fromkeys(state["taught"][query])
+        self._lay_out(*state["layout"])
 
     def _everyone(self) -> list[str]:
         """The queries that train together."""
         return list(self.models)
+
+    def _taught(self) -> bool:
+        """Whether originals teach."""
+        return bool(self.teachers)
 
     def _shared(self) -> tuple[set[int], bool]:
         """The parameters here that several models train, by their ids; and whether there are any anywhere."""
@@ -301,14 +241,56 @@ class Training:
             self._losses, self._summed = 0.0, 0
         for group in self.optimiser.param_groups:
             group["lr"] = group["part"] * self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
-        self.optimiser.zero_grad(set_to_none=True)
-        self._learn_all(self._batches.at(self.step))
+        while not self._learnt():
+            layout = self._next_layout()
+            layout.place((self.sets[query].prepared for query in self.models), self.device)
+            self._lay_out(layout.recipe(self.recipe).node, layout.recompute)
         self.optimiser.step()
         self.step += 1
 
-    def _learn_all(self, batch: Batch) -> None:
+    def _learnt(self) -> bool:
+        """Leave a step's gradients in the parameters; False, and all as it was before, where memory was not enough."""
+        before = self.work.total, {query: len(one.known) for query, one in self._answers.items()}
+        self._undo.note()
+        self.optimiser.zero_grad(set_to_none=True)
+        try:
+            self._count_work()
+            self._learn_all()
+            return True
+        except Exception as error:
+            if self.fitting is None or not is_out_of_memory(error):
+                raise
+        self.optimiser.zero_grad(set_to_none=True)
+        make_room()
+        self._undo.back()
+        self.work.total, known = before
+        for query, answers in self._answers.items():
+            answers.uncount(known[query])
+        return False
+
+    def _next_layout(self) -> Layout:
+        """How steps are laid out from now on: for less memory than now."""
+        assert self.fitting is not None
+        return self.fitting.next(self.recipe)
+
+    def _lay_out(self, node: int, recompute: bool) -> None:
+        """From the next step on so many frames go through a model at once, and intermediates are kept or not."""
+        self.recipe = replace(self.recipe, node=node, recompute=recompute)
+        self._batches.split(node)
+
+    def _count_work(self) -> None:
+        """Add what this step takes to the work."""
+        for query in self.everyone:
+            nodes = self._batches.nodes(query, self.step)
+            passes = self.recipe.passes(taught=False) * sum(map(len, nodes))
+            for frames in nodes if self._taught() else ():
+                passes += self._answers[query].count(frames) if query in self._answers else len(frames)
+            self.work.add(self.sets[query].query, passes)
+
+    def _learn_all(self) -> None:
         """Leave a step's gradients, clipped, in the parameters, and add the losses up; or raise Diverged."""
-        losses = {query: self._learn(query, nodes) for query, nodes in batch.items()}
+        losses = {query: self._learn(query, nodes) for query, nodes in self._batches.at(self.step).items()}
+        self._make_moments()
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         *values, norm = numbers([*losses.values(), norm.to(self.device)])
@@ -319,6 +301,14 @@ class Training:
         for loss in values:
             self._losses += loss
         self._summed += len(values)
+
+    def _make_moments(self) -> None:
+        """AdamW's moments, as it would make them itself: here a step can still be undone, later it is half taken."""
+        for p in (p for group in self.optimiser.param_groups for p in group["params"]):
+            if p.grad is not None and p not in self.optimiser.state:
+                step = torch.zeros((), dtype=torch.float32, device=p.device)
+                moments = (torch.zeros_like(p, memory_format=torch.preserve_format) for _ in range(2))
+                self.optimiser.state[p] = {"step": step, **dict(zip(("exp_avg", "exp_avg_sq"), moments))}
 
     def _learn(self, query: str, nodes: Sequence[Node]) -> Tensor:
         """Add the gradient of the mean loss over the nodes; returns that loss, f64 (), where it was computed."""
@@ -336,14 +326,19 @@ class Training:
         kept, computed = recomputed(model, self.recipe.recompute), autocast(self.precisions[query], self.device)
         with computed, stream.drawn(), watching(model, paths) as seen, kept:
             outputs = model(images)
-        teacher, wanted, theirs = self.teachers.get(query), None, []
-        if teacher is not None:
-            with torch.no_grad(), autocast(self.precisions[query], self.device), watching(teacher, paths) as theirs:
-                wanted = teacher(images)
-        self.work.add(data.query, len(images) * self.recipe.passes(teacher is not None))
-        example = as_float32((wanted, theirs)) if teacher is not None else None
+        example = None
+        if (teacher := self.teachers.get(query)) is not None:
+            answer = partial(self._answer, query, teacher)
+            kept = self._answers.get(query)
+            example = as_float32(answer(images) if kept is None else kept.of(node.frames, images, answer))
         with stream.drawn():
             return self._loss(query, node.targets, as_float32((outputs, seen)), example)
+
+    def _answer(self, query: str, teacher: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
+        """What the original makes of these images: its outputs, and what goes into the layers that are watched."""
+        computed, seeing = autocast(self.precisions[query], self.device), watching(teacher, self._watched[query])
+        with torch.no_grad(), computed, seeing as seen:
+            return teacher(images), seen
 
     def _loss(self, query: str, targets: list | None, answer: Any, example: Any) -> Tensor:
         """The loss of one node: `answer` and `example` are (outputs, features) of the model and of its original."""

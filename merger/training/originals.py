@@ -17,8 +17,10 @@ from torch.optim.swa_utils import AveragedModel
 
 from merger.journal.progress import Progress, Stages, silent
 from merger.training.device import default_device
-from merger.training.fitting import Layout, first_that_fits, layouts
-from merger.training.loop import Diverged, Recipe, Training, TrainingSet, Work, check
+from merger.training.fitting import Fitting, Layout, first_that_fits, layouts
+from merger.training.loop import Diverged, Training, TrainingSet
+from merger.training.recipe import Recipe, check
+from merger.training.work import Work
 from models.errors import InputError
 from models.files.apart import check_apart
 from models.files.lock import locked
@@ -128,11 +130,13 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, s
         load_matching(model, query.init)
         _unfold(model, data)
     recipes, val = [options.recipe(len(data), cycle, seed) for cycle in range(options.max_cycles)], -math.inf
-    recipes = _laid_out(query, model, data, recipes)
+    fitting = Fitting(progress=progress)
+    recipes = _laid_out(query, model, data, recipes, fitting)
     stages.begin(_stage(query), sum(recipe.epochs for recipe in recipes))
     for cycle, recipe in enumerate(recipes):
         mean, before, epochs = _mean_with(model), val, sum(one.epochs for one in recipes[:cycle])
-        training = Training({query.id: model}, {query.id: data}, recipe, Work())
+        training = Training({query.id: model}, {query.id: data}, fitting.recipe(recipe), Work())
+        training.fitting = fitting
         training.after_step = partial(_reach, stages, training, epochs)
         _cycle(query, training, progress, cycle)
         val, threshold = _judge(query, model, splits["val"])
@@ -156,14 +160,16 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, s
     return TrainResult(query.id, metric, val, test, seconds)
 
 
-def _laid_out(query: Query, model: nn.Module, data: TrainingSet, recipes: Sequence[Recipe]) -> list[Recipe]:
+def _laid_out(
+    query: Query, model: nn.Module, data: TrainingSet, recipes: Sequence[Recipe], fitting: Fitting
+) -> list[Recipe]:
     """The recipes as they fit a card, where that is trained on; some steps of a copy are tried."""
     device = default_device()
     if device.type == "cpu":
         return list(recipes)
 
     def attempt(layout: Layout) -> bool:
-        if not layout.place([data], device):
+        if not layout.place([data.prepared], device):
             return False
         trial = Training({query.id: copy.deepcopy(model)}, {query.id: data}, layout.trial(recipes[0]), Work())
         with suppress(Diverged):
@@ -172,6 +178,7 @@ def _laid_out(query: Query, model: nn.Module, data: TrainingSet, recipes: Sequen
 
     possible = layouts(recipes[0])
     chosen = possible[first_that_fits(possible, attempt)]
+    fitting.take(chosen)
     return [chosen.recipe(recipe) for recipe in recipes]
 
 

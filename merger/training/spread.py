@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from merger.crew.crew import Crew
 from merger.crew.sums import Common, Sums
-from merger.training.batches import Batch
+from merger.training.fitting import REMEDY, Layout
 from merger.training.loop import MAX_GRADIENT_NORM, Diverged, Training, numbers
+from models.errors import InputError
+from models.measuring.room import is_out_of_memory, make_room
 from models.sharing.layers import weight_of
 from models.sharing.plan import Member, SharingPlan
 
@@ -99,33 +101,71 @@ class SpreadTraining(Training):
     def _everyone(self) -> list[str]:
         return list(self._team.everyone)
 
+    def _taught(self) -> bool:
+        return True
+
     def _shared(self) -> tuple[set[int], bool]:
         here, _ = super()._shared()
         return here | self._here.keys(), any(len(self._team.users(members)) > 1 for members in self._team.sets)
 
-    def _learn_all(self, batch: Batch) -> None:
+    def _next_layout(self) -> Layout:
+        found = self._crew.once(super()._next_layout)  # what cannot be is told once
+        assert self.fitting is not None
+        self.fitting.take(found)
+        return found
+
+    def _learn_all(self) -> None:
         counts = {query: self._batches.count(query, self.step) for query in self.everyone}
-        passes = [sum(len(batch[query]) for query in users if query in batch) for users in self._users]
+        nodes = {query: len(self._batches.nodes(query, self.step)) for query in self.models}
+        passes = [sum(nodes.get(query, 0) for query in users) for users in self._users]
         self._sums.begin(passes, [not any(counts[query] for query in users) for users in self._users])
-        before = self.work.total
-        losses = {query: self._learn(query, nodes) for query, nodes in batch.items()}
-        self._crew.given += self._sums.finish()
-        self._crew.steps += 1
-        self.work.total = before  # each has counted its own; what all have done is the same everywhere
-        for query, count in counts.items():
-            self.work.add(self.sets[query].query, count * self.recipe.passes())
+        losses: dict[str, Tensor] = {}
+
+        def learn() -> None:
+            for query, found in self._batches.at(self.step).items():
+                losses[query] = self._learn(query, found)
+
+        full = self._is_full(learn)
+        if full:  # the others wait for this one's sums, and must hear of it
+            self.optimiser.zero_grad(set_to_none=True)
+            make_room()
+        self._sum_up()
+        full = full or self._is_full(self._make_moments)
         own = [p for group in self.optimiser.param_groups for p in group["params"]]
         counted = [p.grad for p in own if p.grad is not None and (id(p) not in self._here or self._here[id(p)].leads)]
         *values, length = numbers([*losses.values(), nn.utils.get_total_norm(counted).to(self.device)])
         lost = ", ".join(query for query, loss in zip(losses, values) if not math.isfinite(loss))
-        square, loss, failed = self._crew.link.numbers([length**2, sum(values), float(bool(lost))])
+        told = [length**2, sum(values), float(bool(lost)), float(full)]
+        square, loss, failed, anyone_full = self._crew.link.numbers(told)
+        if anyone_full:
+            raise torch.OutOfMemoryError("the memory of one of the processes is full")
         norm = torch.tensor(square).sqrt()
         if failed or not torch.isfinite(norm):
             names = [name for name in self._crew.link.gather(lost, None) if name]
             raise Diverged(", ".join(names or self.everyone))
         self._losses += loss
         self._summed += sum(map(bool, counts.values()))
+        self._crew.steps += 1
         nn.utils.clip_grads_with_norm_(own, MAX_GRADIENT_NORM, norm.to(torch.float32))
+
+    def _is_full(self, do: Callable[[], None]) -> bool:
+        """Whether there was too little memory to do this, where something can still be done about it."""
+        try:
+            do()
+        except Exception as error:
+            if self.fitting is None or not is_out_of_memory(error):
+                raise
+            return True
+        return False
+
+    def _sum_up(self) -> None:
+        """Put the sums in the gradients. Without memory for these no process can go on."""
+        try:
+            self._crew.given += self._sums.finish()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError("the memory", "has no room for the gradients that processes share", REMEDY) from error
 
 
 def gathered(team: Team, models: Mapping[str, nn.Module], to: int | None = None) -> dict[str, dict[str, Tensor]]:

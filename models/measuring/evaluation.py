@@ -15,6 +15,7 @@ from torch import nn
 from models.frames.data import Split
 from models.frames.prepared import Prepared
 from models.measuring.allocator import keep_freed_memory
+from models.measuring.room import halving
 from models.tasks import Answer, Task, Truth, task_of
 from models.workload import Query
 from models.zoo import preprocess_of
@@ -68,7 +69,7 @@ def predict(
     """The model's answer to each frame of the split, in order; boxes in pixels of the frame shown.
 
     Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later. `told`
-    hears how many more frames were answered, batch by batch.
+    hears how many more frames were answered, batch by batch. Batches become smaller where memory is full.
     """
     keep_freed_memory()
     prepared = split if isinstance(split, Prepared) else Prepared(query, split)
@@ -77,11 +78,16 @@ def predict(
     was_training = model.training
     model.eval()
     answers: list[Answer] = []
-    for start in range(0, len(prepared), batch):
-        indices = range(start, min(start + batch, len(prepared)))
+
+    def answered(count: int) -> list[Answer]:
+        indices = range(len(answers), min(len(answers) + count, len(prepared)))
         outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
-        answers += task.answers(model, outputs, prepared.sizes(indices), query.classes)
-        told(len(indices))
+        return task.answers(model, outputs, prepared.sizes(indices), query.classes)
+
+    while len(answers) < len(prepared):
+        batch, found = halving(min(batch, len(prepared) - len(answers)), answered)
+        answers += found
+        told(len(found))
     model.train(was_training)
     return answers
 

@@ -16,7 +16,7 @@ from merger.journal.checkpoint import Checkpoint
 from merger.methods.sprints import Sprints
 from merger.methods.wide import whole_plan
 from merger.start.choosing import donated
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 from tests.merger.tiny import write_workload

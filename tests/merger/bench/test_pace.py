@@ -19,8 +19,10 @@ from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.methods.sprints import Sprints
 from merger.training.fitting import first_that_fits, layouts
-from merger.training.loop import Recipe, Training, Work
+from merger.training.loop import Training
 from merger.training.precision import Precisions
+from merger.training.recipe import Recipe
+from merger.training.work import Work
 from models.errors import InputError
 from models.frames.prepared import Prepared
 

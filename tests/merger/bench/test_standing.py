@@ -13,7 +13,7 @@ from merger.bench.standing import judge_all, tied_and_judged
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.mending.private import train_private
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
 

@@ -18,7 +18,8 @@ from merger.beyond.candidates import LOW_RANK, low_rank
 from merger.beyond.proposing import MAX_RISK, queue_of
 from merger.beyond.risk import applied, inputs_of
 from merger.journal.checkpoint import Checkpoint
-from merger.training.loop import Recipe, Work
+from merger.training.recipe import Recipe
+from merger.training.work import Work
 from models.sharing.plan import SharingPlan
 from tests.merger.beyond.tries import RECIPE, trying
 

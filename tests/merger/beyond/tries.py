@@ -12,7 +12,7 @@ from merger.bench.workbench import Workbench
 from merger.beyond.candidates import Candidate, low_rank
 from merger.beyond.trying import Trying
 from merger.journal.checkpoint import Checkpoint
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=16, features=1.0)
 OPTIONS = MergeOptions(RECIPE, choose_rate=False, precision="fp32", beyond=True)

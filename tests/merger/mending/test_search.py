@@ -17,7 +17,7 @@ from merger.journal.steps import Journal
 from merger.mending.search import Case, mend
 from merger.mending.several import mend_all
 from merger.mending.steps import Step, copies
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 
 UNSHARED = (1 / 2, 9 / 10, 1)

@@ -21,7 +21,7 @@ from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.methods.adopting import Adopting
 from merger.methods.sprints import Sprints
 from merger.start.choosing import Start
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 
 

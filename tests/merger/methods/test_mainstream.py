@@ -13,7 +13,7 @@ from merger import merge
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.methods.mainstream import Family, families, frozen, mainstream
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.bundle import open_bundle
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK

@@ -14,7 +14,8 @@ from merger.bench.attempt import SETTLED, attempt
 from merger.bench.merged import Merged, snapshot
 from merger.crew.crew import ALONE, Crew
 from merger.methods.paper import smaller
-from merger.training.loop import Diverged, Recipe
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan, tie
 
 A, B, C, D = (("a", "conv"), ("b", "conv"), ("c", "conv"), ("d", "conv"))

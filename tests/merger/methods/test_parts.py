@@ -20,7 +20,7 @@ from merger.journal.checkpoint import Checkpoint
 from merger.methods.parts import Parts
 from merger.methods.sprints import Sprints, Trained
 from merger.methods.wide import wide
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.workload import Workload

@@ -15,7 +15,8 @@ from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.methods.sprints import Sprints
-from merger.training.loop import Diverged, Recipe, Training
+from merger.training.loop import Diverged, Training
+from merger.training.recipe import Recipe
 
 
 @pytest.mark.parametrize(

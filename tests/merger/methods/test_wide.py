@@ -27,7 +27,7 @@ from merger.mending.several import mend_all
 from merger.methods.sprints import Sprints, Trained
 from merger.methods.wide import whole_plan, wide
 from merger.start.choosing import Start, donated
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.sharing.groups import ceiling_bytes
 from models.sharing.plan import SharingPlan
 from models.workload import Workload

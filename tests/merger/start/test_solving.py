@@ -11,7 +11,7 @@ from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.start.choosing import Judge
 from merger.start.solving import FRAMES, PLACES, _best_weight, _Equations, _samples, most_flops, solved
-from merger.training.loop import Work
+from merger.training.work import Work
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.workload import Workload

@@ -8,7 +8,7 @@ from torch import nn
 
 from merger.bench.workbench import Workbench
 from merger.training.features import feature_loss, watched_layers, watching
-from merger.training.loop import Recipe
+from merger.training.recipe import Recipe
 from models.workload import Workload
 from models.zoo import build
 from tests.merger.tiny import SIZE

@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import merger.training.loop as loop
 from merger.bench.workbench import Workbench
-from merger.training.loop import Diverged, Recipe, Training, Work, forward_flops
+from merger.training.loop import Diverged, Training
+from merger.training.recipe import Recipe
+from merger.training.work import Work, forward_flops
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
 

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from merger.bench.workbench import Workbench
 from merger.training.batches import Batches, Node
-from merger.training.loop import Recipe, Training, TrainingSet, Work
+from merger.training.loop import Training, TrainingSet
 from merger.training.nodes import Stream
+from merger.training.recipe import Recipe
+from merger.training.work import Work
 from models.errors import InputError
 from models.workload import Workload, load_workload
 from tests.merger.tiny import write_random_weights, write_workload

@@ -116,7 +116,7 @@ def test_measuring_runs_the_model_both_ways_and_leaves_it_as_it_was() -> None:
 def test_a_training_runs_in_the_precision_that_was_chosen(workload: Workload, timed: dict[str, float]) -> None:
     bench = Workbench(workload)
     bench.precisions = Precisions("auto", {})
-    from merger.training.loop import Recipe
+    from merger.training.recipe import Recipe
 
     assert bench.training(bench.models(["q0"]), Recipe()).precisions == {"q0": "bf16"}
     bench.precisions = Precisions("fp32", {})

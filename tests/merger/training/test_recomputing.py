@@ -12,9 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 from merger.bench.workbench import Workbench
 from merger.training.features import watching
-from merger.training.loop import Recipe, Training, Work, forward_flops
+from merger.training.loop import Training
 from merger.training.nodes import Stream
+from merger.training.recipe import Recipe
 from merger.training.recomputing import recomputed
+from merger.training.work import Work, forward_flops
 from models.zoo import build
 
 CPU = torch.device("cpu")

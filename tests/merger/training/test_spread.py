@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from merger.bench.elsewhere import assign
 from merger.bench.merged import snapshots
 from merger.bench.workbench import Workbench
-from merger.crew.crew import Crew
+from merger.crew.crew import Crew, ToldElsewhere
 from merger.start.choosing import averaged
-from merger.training.loop import Diverged, Recipe
+from merger.training.batches import Node
+from merger.training.loop import Diverged, TrainingSet
 from merger.training.precision import Precisions
+from merger.training.recipe import Recipe
+from models.errors import GemelError
+from models.frames.data import load_split
+from models.frames.prepared import Prepared
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
-from models.workload import load_workload
+from models.workload import Query, load_workload
 from tests.exhaustive import every
-from tests.merger.crew.hands import together
+from tests.merger.crew.hands import Hands, together
 from tests.merger.tiny import write_random_weights, write_workload
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, node=4, frames_per_epoch=20, features=1.0)
@@ -33,11 +41,18 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trained(crew: Crew, path: Path, eased: tuple[str, ...] = (), broken: str = "") -> dict[str, Any]:
-    """A joint training of all with all tied, in this process or in those of a crew; what came of it, step by step."""
+def trained(
+    crew: Crew, path: Path, eased: tuple[str, ...] = (), broken: str = "", full: str = "", bare: bool = False
+) -> dict[str, Any]:
+    """A joint training of all with all tied, in this process or in those of a crew; what came of it, step by step.
+
+    Memory is not enough for the query that is `full`, from the third step on; with `bare` no query has labels.
+    """
     bench = Workbench(load_workload(path), crew=crew)
     bench.precisions = Precisions("fp32", {})
     assign(bench)
+    if bare:
+        bench.train = {q: _without_labels(query) for q, query in bench.queries.items()}
     plan = SharingPlan.of(groups(bench.layers))
     models = bench.models(bench.queries, averaged(plan, snapshots(bench.originals)), plan)
     tie(models, plan)
@@ -45,6 +60,15 @@ def trained(crew: Crew, path: Path, eased: tuple[str, ...] = (), broken: str = "
         with torch.no_grad():
             models[broken].get_parameter("head.weight").fill_(float("nan"))
     training = bench.training(models, RECIPE, eased, plan)
+    own = training._learn
+
+    def learn(query: str, nodes: Sequence[Node]) -> Tensor:
+        loss = own(query, nodes)
+        if query == full and training.step >= 2 and (not training.recipe.recompute or full == "q1"):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss
+
+    training._learn = learn  # type: ignore[method-assign]
     losses: list[float] = []
     training.after_step = lambda: losses.append(training.loss)
     try:
@@ -59,12 +83,35 @@ def trained(crew: Crew, path: Path, eased: tuple[str, ...] = (), broken: str = "
     }  # fmt: skip
 
 
+def _without_labels(query: Query) -> TrainingSet:
+    return TrainingSet(query, Prepared(query, replace(load_split(query, "train"), truths=None)))
+
+
 @pytest.mark.parametrize(
     ("processes", "eased"), every([(2, ()), (2, ("q0", "q1")), (4, ())], [(2, ()), (2, ("q0", "q1"))])
 )
 def test_several_processes_train_as_one_does(untrained: Path, processes: int, eased: tuple[str, ...]) -> None:
-    alone = trained(Crew(), untrained, eased)
-    first, *others = together(processes, trained, untrained, eased)
+    _check_alike(trained(Crew(), untrained, eased), together(processes, trained, untrained, eased))
+
+
+@pytest.mark.parametrize("given", [((), "", "q0"), ((), "", "", True)])
+def test_so_they_do_when_the_memory_of_one_is_full_and_when_answers_are_kept(
+    untrained: Path, given: tuple[Any, ...]
+) -> None:
+    alone = trained(Crew(), untrained, *given)
+    _check_alike(alone, together(2, trained, untrained, *given))
+    plain = trained(Crew(), untrained)
+    assert alone["work"] != plain["work"], "a pass more for what is computed again, or fewer for what is kept"
+
+
+def test_where_nothing_takes_less_all_end_and_one_tells_why(untrained: Path) -> None:
+    first, second = Hands(2, trained, untrained, (), "", "q1").answers()
+    assert isinstance(first, GemelError) and "the memory: is full in the middle of training" in str(first)
+    assert isinstance(second, ToldElsewhere)
+
+
+def _check_alike(alone: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    first, *others = found
     assert sorted(query for one in (first, *others) for query in one["mine"]) == ["q0", "q1", "q2"]
     for one in (first, *others):
         assert one["losses"] == pytest.approx(alone["losses"], rel=ALIKE) and one["losses"] == first["losses"]

@@ -1,0 +1,67 @@
+"""How to train: what an option may be, and what a frame costs and a query contributes by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from models.errors import InputError
+
+BACKWARD_PASSES = 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. `rate` is AdamW's peak; it warms up over a tenth of the steps and falls to zero as a cosine.
+
+    `frames_per_epoch` bounds what one query contributes to an epoch. `distill` is the weight of the originals' outputs
+    against that of the labels (1 where there are no labels), `features` that of what goes into the heads, added to
+    both. A batch is made of nodes of `node` frames (`merger.training.nodes`). A search gives an attempt up when the
+    gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
+    for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
+    With `recompute` most intermediates are computed again in the backward pass and not kept
+    (`merger.training.recomputing`).
+    """
+
+    rate: float = 5e-4
+    epochs: int = 4
+    batch: int = 16
+    frames_per_epoch: int = 512
+    distill: float = 0.5
+    weight_decay: float = 1e-2
+    seed: int = 0
+    node: int = 16
+    features: float = 0.0
+    patience: int = 2
+    private: float = 0.1
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
+            check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
+        check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
+        check("private", self.private >= 0, self.private, "give a number from 0 on")
+        check("features", self.features >= 0, self.features, "give a number from 0 on")
+        whole = self.batch <= self.node or self.batch % self.node == 0
+        check("batch", whole, self.batch, f"give at most {self.node}, or a multiple of it (a node)")
+
+    def passes(self, taught: bool = True) -> int:
+        """Forward passes that a frame costs: the model's own, two for the gradient, one where intermediates are
+        computed again, and the original's where it is taught.
+        """
+        return 1 + BACKWARD_PASSES + self.recompute + taught
+
+    def contributions(self, lengths: Mapping[str, int], eased: Collection[str] = ()) -> dict[str, int]:
+        """The frames that each query contributes to an epoch when these, with splits so long, train together.
+
+        Those `eased` give half as many as the others, and none of their frames twice.
+        """
+        most = max(min(length, self.frames_per_epoch) for length in lengths.values())
+        return {query: min(math.ceil(most / 2), count) if query in eased else most for query, count in lengths.items()}
+
+
+def check(name: str, sound: bool, value: float, remedy: str) -> None:
+    """Raise InputError when an option's value is not sound."""
+    if not sound:
+        raise InputError("options", f"{value:g} makes no sense", remedy, name)
