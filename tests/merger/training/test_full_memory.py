@@ -191,8 +191,12 @@ def test_a_merge_of_any_method_goes_on_with_less_and_another_one_from_where_it_e
     assert told and not out.exists()
     told.clear()
     steps: list[int] = []
+
+    def knows(training: Training) -> bool:
+        return training.recipe.recompute and training.fitting is not None and training.fitting.layout is not None
+
     with monkeypatch.context() as patch:
-        card = _Card(patch, lambda training: steps.append(training.step) is None and training.recipe.recompute)
+        card = _Card(patch, lambda training: steps.append(training.step) is None and knows(training))
         report = merge(workload, out, method, resume=True, options=options, progress=tell)
     assert out.exists() and report.method == method and steps[0] == 1, "the step before is not taken again"
     assert not card.refused and not told, "what was found to fit is known"
