@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from models.workload import Workload
 
 SIZE = 24
+CLASSES = (("east", "west"), ("left", "right"), ("high", "low"))
+"""What queries call a square on the left and one on the right: each asks a question of its own."""
 
 
 class TinyNet(nn.Module):
@@ -42,23 +44,20 @@ def tiny_net(num_classes: int, **model_args) -> nn.Module:
 
 
 def write_workload(folder: Path, queries: int = 2, frames: int = 60, seed: int = 0, **keys) -> Path:
-    """A workload of classification queries: where a bright square is, each on its own background.
-
-    What one query calls left the second calls right, and of the third it is above: none answers for another.
-    """
+    """A workload of classification queries (bright square left or right, each on its own background)."""
     random = np.random.default_rng(seed)
     documents = []
     for index in range(queries):
         query = f"q{index}"
-        background = random.integers(0, 120, 3)
+        background, classes = random.integers(0, 120, 3), CLASSES[index % len(CLASSES)]
         for split, count in (("train", frames), ("val", frames // 2), ("test", frames // 2)):
-            for label in ("left", "right"):
+            for label in classes:
                 for frame in range(count // 2):
                     path = folder / "data" / query / split / label / f"clip{frame % 6}__{frame * 200:06d}{label}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    cv2.imwrite(str(path), _frame(random, background, label, index % 3))
+                    cv2.imwrite(str(path), _frame(random, background, far=label == classes[1]))
         documents.append({
-            "id": query, "camera": "c", "task": "classification", "classes": ["left", "right"],
+            "id": query, "camera": "c", "task": "classification", "classes": list(classes),
             "model": "tests.merger.tiny:tiny_net", "model_args": {"extra": index % 2 == 1}, "input_size": SIZE,
             "data": f"data/{query}", "weights": f"weights/{query}.safetensors", **keys,
         })  # fmt: skip
@@ -68,12 +67,11 @@ def write_workload(folder: Path, queries: int = 2, frames: int = 60, seed: int =
     return path
 
 
-def _frame(random: np.random.Generator, background: np.ndarray, label: str, asked: int) -> np.ndarray:
+def _frame(random: np.random.Generator, background: np.ndarray, far: bool) -> np.ndarray:
     image = np.clip(background + random.normal(0, 12, (32, 32, 3)), 0, 255)
-    far = (label == "right") != (asked == 1)
     y, x = random.integers(4, 20), random.integers(1, 7) + (16 if far else 0)
     image[y : y + 8, x : x + 8] = random.integers(160, 255, 3)
-    return (image.swapaxes(0, 1) if asked == 2 else image).astype(np.uint8)
+    return image.astype(np.uint8)
 
 
 def write_random_weights(path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from merger.bench.merged import State, snapshot
 from merger.bench.method import MergeOptions
@@ -29,7 +31,9 @@ def always_solved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_originals_are_merged_without_any_training(workload: Workload) -> None:
     first, third = workload.queries[0], workload.queries[2]
     assert isinstance(first.weights, Path) and isinstance(third.weights, Path)
-    third.weights.write_bytes(first.weights.read_bytes())
+    with safe_open(third.weights, "pt") as file:
+        named = file.metadata()
+    save_file(load_file(first.weights), third.weights, named)
     bench = Workbench(workload)
     plan = whole_plan(bench, MergeOptions())
     states = choose_start(bench, plan, Journal()).states

@@ -61,6 +61,7 @@ def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_stays_met(
     bundle = open_bundle(report.bundle, FACTORIES)
     assert report.bytes_before == wide.bytes_before
     assert report.bytes_after == bundle.manifest.bytes.after < part * wide.bytes_after
+    assert report.met == wide.met is True
     shared = {query.tensors[LAST] for query in bundle.queries}
     scales = {query.stored[LAST].scale for query in bundle.queries}
     assert len(shared) == len(scales) == 1
@@ -73,8 +74,7 @@ def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_stays_met(
         answers = predict(bundle.build(result.id), query, test)
         assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
     rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
-    row, *_, last = [row for row in rows if "width" in row] * 2
-    assert all(ratio >= 0.95 for ratio in last["ratios"].values()), "on val, as every one was asked for"
+    row = next(row for row in rows if "width" in row)
     assert row["width"] == weights and row["stored_bytes"][weights] > 0 and set(row["ratios"]) == {"q0", "q1", "q2"}
 
 
