@@ -88,12 +88,47 @@ class HeldReader(StoredReader):
 
 def test_a_caller_that_waits_copies_by_itself_where_no_thread_does(small_pieces):
     store = store_of({"a": 700, "b": 3000})
-    mover = HostMover.stored(store, 8 * KIB)
+    mover, busy = HostMover.stored(store, 8 * KIB), threading.Event()
+    mover._pool.submit(busy.wait)
     transfer = mover.start(copies_of(store, 8 * KIB), waits=True)
     assert transfer.lost() == {"a", "b"}, "one thread copies: the caller's"
     transfer.wait(["a"])
     assert transfer.lost() == {"b"}
     transfer.finish()
+    assert np.array_equal(mover.memory[: store.data.size].numpy(), store.data)
+    busy.set()
+    mover.close()
+
+
+def test_no_thread_is_woken_for_a_load_of_one_piece(small_pieces):
+    store = store_of({"a": 400, "b": 500})
+    mover, asked = HostMover.stored(store, 8 * KIB), []
+    mover._pool.submit = asked.append
+    transfer = mover.start(copies_of(store, 8 * KIB), waits=True)
+    transfer.finish()
+    assert not asked and transfer.lost() == set()
+    mover.close()
+
+
+class TogetherReader(StoredReader):
+    """Reads only where two read at the same time."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.threads, self._both = set(), threading.Barrier(2)
+
+    def read(self, memory: np.ndarray, target: int, source: int, nbytes: int) -> None:
+        self.threads.add(threading.get_ident())
+        self._both.wait(timeout=60)
+        super().read(memory, target, source, nbytes)
+
+
+def test_a_thread_copies_beside_a_caller_that_waits_for_a_large_load(small_pieces):
+    store = store_of({"a": 700, "b": 3000})
+    reader = TogetherReader(store)
+    mover = HostMover(reader, 8 * KIB)
+    mover.start(copies_of(store, 8 * KIB), waits=True).finish()
+    assert threading.get_ident() in reader.threads and len(reader.threads) == 2
     assert np.array_equal(mover.memory[: store.data.size].numpy(), store.data)
     mover.close()
 
