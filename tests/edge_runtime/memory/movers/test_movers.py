@@ -100,10 +100,10 @@ def test_a_caller_that_waits_copies_by_itself_where_no_thread_does(small_pieces)
     mover.close()
 
 
-def test_no_thread_is_woken_for_a_load_of_one_piece(small_pieces):
+def test_no_thread_is_woken_for_a_load_of_one_piece(small_pieces, monkeypatch):
     store = store_of({"a": 400, "b": 500})
     mover, asked = HostMover.stored(store, 8 * KIB), []
-    mover._pool.submit = asked.append
+    monkeypatch.setattr(mover._pool, "submit", asked.append)
     transfer = mover.start(copies_of(store, 8 * KIB), waits=True)
     transfer.finish()
     assert not asked and transfer.lost() == set()
