@@ -24,7 +24,7 @@ from edge_runtime.fitting import FittedBox
 from edge_runtime.memory.layout import Layouts
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs
-from models.errors import InputError
+from models.errors import InputError, said_of
 from models.sizes import size_text
 
 LEAST_GAIN = 1.05
@@ -89,11 +89,11 @@ def equip(fitted: FittedBox) -> EquippedBox:
     if ready is None and _measures_beside(fitted):
         engines = engines_for(bundle, FALLBACK, wish)
         return _equipped(fitted, engines, wish)
-    engines = engines_for(bundle, AUTO, wish) if ready is None else ready[0]
     try:
+        engines = engines_for(bundle, AUTO, wish) if ready is None else ready[0]
         return _equipped(fitted.on(engines), engines)
-    except InputError as error:
-        log.warning("%s; engine %s runs all queries", error, FALLBACK)
+    except Exception as error:  # a library that is measured can fail in any way
+        log.warning("%s; engine %s runs all queries", said_of(error), FALLBACK)
         return _equipped(fitted, engines_for(bundle, FALLBACK, wish))
 
 

@@ -50,6 +50,11 @@ class GemelError(Exception):
     exit_code = 2
 
 
+def said_of(error: BaseException) -> str:
+    """What an error says, in one line; of one that is not meant for the user its kind, too."""
+    return str(error) if isinstance(error, GemelError) else one_line(f"{type(error).__name__}: {error}")
+
+
 class InputError(GemelError):
     """Bad input: which file, which key, what is wrong, what to do; its text is one line, whatever these hold.
 

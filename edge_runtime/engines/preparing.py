@@ -11,9 +11,8 @@ from edge_runtime.engines.choosing import Choice, fastest, known_fastest
 from edge_runtime.engines.eager.engine import FULL
 from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine
 from edge_runtime.engines.telling import told_while
-from edge_runtime.memory.faults import is_out_of_memory
 from models.bundle import Bundle
-from models.errors import InputError
+from models.errors import one_line, said_of
 
 log = logging.getLogger("gemel.run")
 
@@ -104,10 +103,11 @@ def _prepared(
         with told_while(f"preparing engine {name} for {model}"):
             engine.prepare()
         return engine
-    except Exception as error:
-        if name == FALLBACK or not (isinstance(error, (EngineError, InputError)) or is_out_of_memory(error)):
+    except Exception as error:  # a library can fail in any way
+        if name == FALLBACK:
             raise
-        line = f"engine {name} cannot run {model}: {error}; engine {FALLBACK} does"
+        said = one_line(error) if isinstance(error, EngineError) else said_of(error)
+        line = f"engine {name} cannot run {model}: {said}; engine {FALLBACK} does"
         if line not in told:
             log.warning("%s", line)
             told.add(line)

@@ -13,7 +13,7 @@ from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.rehearsal.simulator import age_p95_ms
 from models.bundle import BundleQuery
-from models.errors import GemelError, one_line
+from models.errors import said_of
 from models.tasks import Answer
 
 AGES_KEPT = 1000
@@ -96,7 +96,7 @@ class Publisher:
 
     def tell(self, query: str, error: Exception) -> None:
         """Remember why a query failed; say it once, also where only numbers in it change."""
-        text = _said(error)
+        text = said_of(error)
         if _gist(self.failures.get(query, "")) != _gist(text):
             log.error("query %s failed on a frame: %s", query, text)
         self.failures[query] = text
@@ -104,10 +104,6 @@ class Publisher:
     def age_p95_ms(self, query: str) -> float | None:
         """The 95th percentile of the ages of a query's newest results; None without any."""
         return age_p95_ms(self._ages[query])
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, GemelError) else one_line(f"{type(error).__name__}: {error}")
 
 
 def _gist(text: str) -> str:

@@ -93,6 +93,15 @@ def test_what_is_measured_is_real_and_leaves_out_what_cannot_run(bundle):
     assert set(timing.measured(bundle, "yard", "cpu", ["torch", "quick"])) == {"torch"}
 
 
+def test_whatever_an_engine_fails_with_torch_runs_instead(bundle, monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError("no kernel\nfor it")
+
+    monkeypatch.setattr(Quick, "prepare", fails)
+    assert {engine.name for engine in engines_for(bundle, "quick").values()} == {"torch"}
+    assert r"RuntimeError: no kernel\nfor it; engine torch does" in caplog.text
+
+
 def test_an_engine_that_cannot_run_a_query_gives_way_to_torch_in_one_line(bundle, caplog):
     caplog.set_level("INFO", "gemel.run")
     engines = engines_for(bundle, "quick")

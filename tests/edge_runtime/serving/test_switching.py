@@ -235,6 +235,14 @@ def test_a_faster_engine_for_which_there_is_no_room_is_left_out(box, monkeypatch
     assert set(again["engines"].values()) == {"torch"} and "engine torch runs all queries" in caplog.text
 
 
+def test_a_box_that_measures_first_serves_on_torch_where_that_fails(box, monkeypatch, caplog, stopping_when):
+    only(monkeypatch, torch=Slow, quick=Quick)
+    monkeypatch.setenv(FAULT, "1")
+    summary = served(box, "traced", stopping_when("engine torch runs all queries"), trace="box.trace")
+    assert set(summary["engines"].values()) == {"torch"} and summary["balanced"]
+    assert "RuntimeError: no tools; engine torch runs all queries" in caplog.text
+
+
 def test_a_box_that_records_a_trace_measures_before_it_serves(box, monkeypatch, caplog):
     only(monkeypatch, torch=Slow, quick=Quick)
     summary = served(box, "traced", stopping_after_runs(monkeypatch, Quick), trace="box.trace")
