@@ -69,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without `argv` the process is this command's: interrupts are its own until the end.
     """
+    if argv is None:
+        run.begin(sys.argv[1:])
     interrupts = Interrupts()
     interrupts.begin()
     try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from gemel.commands import grammar
 from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
 from gemel.commands.shown import Shown
-from models.measuring.allocator import keep_one_heap
+from models.measuring.allocator import begin_with_one_heap
 
 SETTLE_S = 0.3
 
@@ -26,6 +27,12 @@ def register(commands: Any) -> None:
     )
     made = grammar.command(commands, "reload", "let a running box take up its config and bundle as they are now", ask)
     made.add_argument("config", metavar="CONFIG", help="the config that the box was started with")
+
+
+def begin(words: Sequence[str]) -> None:
+    """What a process does first whose command line says these words: a box begins anew, with one heap."""
+    if words[:1] == ["run"]:
+        begin_with_one_heap()
 
 
 def ask(args: argparse.Namespace) -> Outcome:
@@ -45,7 +52,6 @@ def run(args: argparse.Namespace) -> Outcome:
     from edge_runtime.daemon import run as run_box
     from gemel.looking.box import box_text, checked_text
 
-    keep_one_heap()
     shown = Shown()
     shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
     logging.basicConfig(level=logging.INFO, handlers=[shown])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 NEVER = 2**31 - 1
+TUNABLES, ONE_HEAP = "GLIBC_TUNABLES", "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0"
+BEGAN = "GEMEL_BEGAN"
+"""The id of a process that begins anew, and the tunables that it had; some C libraries cut these short as they read."""
 
 
 @cache
@@ -23,16 +28,30 @@ def keep_freed_memory() -> bool:
     return _told((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER))
 
 
-@cache
-def keep_one_heap() -> bool:
-    """Let all threads of this process have their memory from one heap; whether its C library can (glibc does).
+def begin_with_one_heap() -> None:
+    """Begin this process anew, with the same id and command line, so that its C library keeps no memory by thread.
 
-    Left to itself, glibc makes another for a thread that asks while others do, up to eight a core. Each keeps what was
-    freed in it, and of what lies at its end nothing is given back, whatever it is told: a process of many threads, as a
-    box with cameras, never holds less again than in its worst moment (docs/figures.md, "A box at work"). To be called
-    before the first thread: a heap that is there is used.
+    Left to itself, glibc makes another heap for a thread that asks while others do, up to eight a core, and gives
+    nothing back of what lies at the end of one; and each thread keeps up to seven freed blocks of every small size,
+    which hold the pages that they lie in. A process of many threads, as a box with cameras, then never holds less again
+    than in its worst moment, and rises for hours (docs/figures.md, "A box at work"). Both can be set before a process
+    begins and not later. Other processes that this one starts are as they would be. To be called before anything else;
+    nothing happens where the C library is another or the process cannot begin anew.
     """
-    return _told((M_ARENA_MAX, 1))
+    began, _, given = os.environ.pop(BEGAN, "").partition(" ")
+    if began != str(os.getpid()):
+        if _libc("gnu_get_libc_version") is None or not sys.executable:
+            return
+        given = os.environ.get(TUNABLES, "")
+        os.environ[BEGAN] = f"{os.getpid()} {given}"
+        os.environ[TUNABLES] = f"{given}:{ONE_HEAP}" if given else ONE_HEAP
+        with suppress(OSError):
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        del os.environ[BEGAN]
+    if given:
+        os.environ[TUNABLES] = given
+    else:
+        del os.environ[TUNABLES]
 
 
 def give_back_freed() -> bool:

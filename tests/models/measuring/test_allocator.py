@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from models.measuring.allocator import TUNABLES
 
 FAULTS = """
 import resource, sys, torch
@@ -24,9 +27,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 ARENAS = """
 import ctypes, re, sys, tempfile, threading
-from models.measuring.allocator import keep_one_heap
+from models.measuring.allocator import begin_with_one_heap
 if sys.argv[1] == "one":
-    assert keep_one_heap()
+    begin_with_one_heap()
 libc = ctypes.CDLL(None)  # which lets go of the interpreter's lock
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -70,9 +73,9 @@ print(before - held_bytes()["anonymous"])
 ENDS = """
 import ctypes, sys, threading
 from benchmarks.machine import held_bytes
-from models.measuring.allocator import give_back_freed, keep_one_heap
+from models.measuring.allocator import begin_with_one_heap, give_back_freed
 if sys.argv[1] == "one":
-    assert keep_one_heap()
+    begin_with_one_heap()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -88,6 +91,40 @@ thread.join()
 assert give_back_freed()
 print(held_bytes()["anonymous"] - before)
 """
+
+
+KEPT_BY_THREAD = """
+import ctypes, sys
+from models.measuring.allocator import begin_with_one_heap
+if sys.argv[1] == "one":
+    begin_with_one_heap()
+class Info(ctypes.Structure):
+    _fields_ = [(f"f{place}", ctypes.c_size_t) for place in range(10)]  # the eighth: bytes in use
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes, libc.mallinfo2.restype = [ctypes.c_void_p], Info
+sizes = [size for size in range(520, 1000, 16) for _ in range(7)]
+blocks = [libc.malloc(size) for size in sizes]
+before = libc.mallinfo2().f7
+for block in blocks: libc.free(block)
+print(before - libc.mallinfo2().f7)
+"""
+
+BEGUN = """
+import os, subprocess, sys
+from models.measuring.allocator import TUNABLES, begin_with_one_heap
+begin_with_one_heap()
+child = "import os; print(os.environ.get('GLIBC_TUNABLES'))"
+print(os.getpid(), os.environ.get(TUNABLES), sys.argv[1:], open("/proc/self/environ").read().count("tcache_count=0"))
+sys.stdout.flush()
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
+def freed(variant: str) -> int:
+    """Bytes less in use, as the C library sees it, once 160 kB in small blocks were freed."""
+    done = subprocess.run([sys.executable, "-c", KEPT_BY_THREAD, variant], capture_output=True, text=True, check=True)
+    return int(done.stdout)
 
 
 def kept_at_the_end(variant: str) -> int:
@@ -135,3 +172,22 @@ def test_what_is_freed_between_things_in_use_goes_back_when_told() -> None:
 def test_what_another_thread_freed_goes_back_too_where_there_is_one_heap() -> None:
     plain, one = kept_at_the_end("plain"), kept_at_the_end("one")
     assert one < 2e6 and plain > 20e6, (plain, one)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed blocks by thread")
+def test_no_thread_keeps_what_it_freed_where_there_is_one_heap() -> None:
+    plain, one = freed("plain"), freed("one")
+    assert plain < 20e3 and one > 140e3, (plain, one)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told so")
+@pytest.mark.parametrize("given", [None, "glibc.malloc.perturb=0"])
+def test_a_process_that_begins_anew_is_the_same_and_starts_others_as_they_would_be(given: str | None) -> None:
+    variables = {name: value for name, value in os.environ.items() if name != TUNABLES}
+    if given is not None:
+        variables[TUNABLES] = given
+    line = [sys.executable, "-c", BEGUN, "one word", "-x"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=variables) as process:
+        assert process.stdout is not None
+        said = process.stdout.read().splitlines()
+    assert said == [f"{process.pid} {given} ['one word', '-x'] 1", str(given)]
