@@ -30,8 +30,11 @@ def register(commands: Any) -> None:
 
 
 def begin(words: Sequence[str]) -> None:
-    """What a process does first whose command line says these words: a box begins anew, with one heap."""
-    if words[:1] == ["run"]:
+    """What a process does first whose command line says these words: a box begins anew, with one heap.
+
+    A process that has loaded what takes long, since some program of a user's calls for the command, stays as it is.
+    """
+    if words[:1] == ["run"] and "torch" not in sys.modules:
         begin_with_one_heap()
 
 

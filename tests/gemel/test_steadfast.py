@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import select
 import signal
 import socket
@@ -145,3 +146,12 @@ def test_a_signal_ends_a_box_whose_cameras_are_silent(running):
         time.sleep(0.5)  # its decoder waits for what does not come, now
         assert one.stopped() == 0, one.said()
     assert adds_up(one.ledger()) and "Traceback" not in one.said() and len(one.results()) >= seen
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told so")
+def test_a_box_begins_with_one_heap_and_no_memory_kept_by_thread(running):
+    one = running()
+    one.until(one.results)
+    began = Path(f"/proc/{one.process.pid}/environ").read_bytes()
+    assert b"glibc.malloc.arena_max=1" in began and b"glibc.malloc.tcache_count=0" in began
+    assert one.stopped() == 0
