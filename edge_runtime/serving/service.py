@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
 import time
@@ -23,7 +24,7 @@ from edge_runtime.serving.switching import Switching
 from edge_runtime.serving.watchdog import LOOK_S, Watchdog
 from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle
-from models.measuring.allocator import give_back_freed
+from models.measuring.allocator import give_back_freed, look_no_more_at_what_is_there
 
 if TYPE_CHECKING:
     from edge_runtime.serving.watched import Observer
@@ -72,6 +73,7 @@ class Serving:
         self._workplace = Workplace(box, self._post, observer, self._spool)
         self._arena, self._trace = self._workplace.arena, self._workplace.trace
         self._notifier, self._is_ready, self._alive_at = Notifier(), False, 0.0
+        self._is_settled = threading.Event()
         self._reloads = Reloads(self._workplace, refit, self._reloading, self._admit)
         self._inference = Inference(
             self._workplace, Switching(box), asked.stopping, lambda: self._post.is_unheard, self._reloads.take_up
@@ -122,8 +124,17 @@ class Serving:
             if self._ledger_file.is_due():
                 self._ledger_file.write(self.summary())
             if time.monotonic() >= tidied_at + TIDY_S:
-                give_back_freed()
+                self._tidy()
                 tidied_at = time.monotonic()
+
+    def _tidy(self) -> None:
+        """Give back what is free, garbage in circles too; what a box consists of is looked through once for each box."""
+        if self._is_settled.is_set():
+            gc.collect()
+        else:
+            self._is_settled.set()
+            look_no_more_at_what_is_there()
+        give_back_freed()
 
     def _reloading(self, begins: bool) -> None:
         """Tell the service manager of a reload."""
@@ -132,7 +143,8 @@ class Serving:
             self._notifier.tell(*((RELOADING, now) if begins else (READY,)))
 
     def _admit(self, box: EquippedBox) -> None:
-        """Another box serves: its config may have another token."""
+        """Another box serves: its config may have another token, and what the one before consisted of is garbage."""
+        self._is_settled.clear()
         access = box.fitted.box.config.http
         if self._http is not None and access is not None:
             self._http.admit(access)
@@ -157,6 +169,7 @@ class Serving:
         inference, asked = self._inference, self._asked
         by_itself = inference.over.is_set() and not asked.stopping.is_set()
         asked.stopping.set()
+        gc.unfreeze()  # what libraries leave is to be found as the process ends, or some complain
         self._workplace.now.vigil.stop()
         self._workplace.mailboxes.nudge()
         self._reloads.stop()
