@@ -98,8 +98,8 @@ class Trying:
         states, ratios = dict(found["states"]), dict(found["ratios"])
         recipe = replace(self.recipe, epochs=self._part(SHORT))
         for query in sorted(short, key=lambda query: -short[query]):
-            merged, required = Merged(at.plan, states), self.required[query]
-            train = partial(train_private, self.bench, merged, at.plan, query, recipe, required, self.journal)
+            required = self.required[query]
+            train = partial(train_private, self.bench, [states[query]], at.plan, query, recipe, required, self.journal)
             mended = self.journal.step(f"{query} alone", train)
             states[query], ratios[query] = mended["state"], mended["ratio"]
             self.bench.progress("alone", query=query, ratio=mended["ratio"], required=required)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from merger.bench.attempt import train_while
-from merger.bench.merged import Merged, State, snapshot
+from merger.bench.merged import State, snapshot
 from merger.bench.standing import judge_all
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.steps import Journal
@@ -23,18 +24,25 @@ GENTLE = 0.25
 
 
 def train_private(
-    bench: Workbench, merged: Merged, plan: SharingPlan, query: str, recipe: Recipe, required: float, journal: Journal
+    bench: Workbench,
+    begins: Sequence[State],
+    plan: SharingPlan,
+    query: str,
+    recipe: Recipe,
+    required: float,
+    journal: Journal,
 ) -> dict[str, Any]:
-    """Train what is private under the plan; the best ratio on val, its state, and what a next step may carry on.
+    """Train what is private under the plan, from that of the states which answers best: the best ratio on val, its
+    `state`, the epoch it was reached after, and how many were `trained`.
 
     Nothing is trained where it is enough to measure the norms again.
     """
-    model = bench.models([query], merged.states, plan)[query]
+    begun = journal.step("begun", partial(_best_begun, bench, begins, plan, query, journal))
+    model = bench.models([query], {query: begun["state"]}, plan)[query]
     rest_shared({query: model}, plan)
     best: dict[str, Any] = journal.part("best")
     if not best:
-        ratios = judge_all(bench, journal, "as it is", {query: model}, plan, CALIBRATION_FRAMES)
-        best.update(ratio=ratios[query], state=snapshot(model), epochs=0, trained=0)
+        best.update(**begun, epochs=0, trained=0)
     gentle = replace(recipe, seed=recipe.seed + 1, rate=GENTLE * recipe.rate)
     epochs = train_while(bench, {query: model}, gentle, journal, plan)
     try:
@@ -44,9 +52,19 @@ def train_private(
                 best.update(ratio=ratios[query], state=snapshot(model), epochs=best["trained"])
     except Diverged:
         pass
-    known: State = dict(merged.states[query])
-    carried = {name: tensor for name, tensor in best["state"].items() if name in known}
-    return {**best, "carried": carried if plan.shared == merged.plan.shared else {}}
+    return dict(best)
+
+
+def _best_begun(
+    bench: Workbench, begins: Sequence[State], plan: SharingPlan, query: str, journal: Journal
+) -> dict[str, Any]:
+    """The first of the best of these states, with the norms that serve it better, and its ratio on val."""
+    found = list[dict[str, Any]]()
+    for number, state in enumerate(begins):
+        model = bench.models([query], {query: state}, plan)[query]
+        ratios = judge_all(bench, journal, f"beginning {number}", {query: model}, plan, CALIBRATION_FRAMES)
+        found.append({"ratio": ratios[query], "state": snapshot(model)})
+    return max(found, key=lambda one: one["ratio"])
 
 
 def rest_shared(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:

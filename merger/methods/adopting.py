@@ -20,7 +20,7 @@ from merger.bench.merged import Merged, snapshots
 from merger.bench.standing import training_flops
 from merger.journal.outcomes import LEAVES, NO_TIME
 from merger.mending.private import GENTLE, train_private
-from merger.methods.parts import Parts, with_pairs
+from merger.methods.parts import Parts
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
@@ -73,7 +73,7 @@ class Adopting(Parts):
             self.checkpoint.forget(f"{query} takes")
         for row in now["rows"]:
             self.checkpoint.note(row)
-        sets = with_pairs(SharingPlan(), now["tried"]).shared
+        sets = SharingPlan().with_pairs(now["tried"]).shared
         self.checkpoint.note({"sets": [[list(member) for member in members] for members in sets]})
         return Merged.from_plain(now["merged"]), now["ratios"]
 
@@ -93,7 +93,7 @@ class Adopting(Parts):
             if kept and (left == taken or (far and kept < KEPT[2])):
                 continue
             taken = left
-            plan = with_pairs(before.plan, [[(giver, pairs[path]), (query, path)] for path in taken])
+            plan = before.plan.with_pairs([(giver, pairs[path]), (query, path)] for path in taken)
             own = [path for path in pairs if path not in taken]
             gentler = 1 if not own else GENTLER if far else GENTLER**2
             for turn in range(2):
@@ -101,10 +101,9 @@ class Adopting(Parts):
                 recipe = self.checkpoint.step(f"recipe of {name}", partial(self._recipe, query, now["turns"], slower))
                 if recipe is None or not taken:
                     return {**found, "rows": [*rows, self._said(query, LEAVES, [], after, ratio)]}
-                states = {**before.states, query: state}
                 train = partial(
-                    train_private, self.bench, Merged(plan, states), plan, query, Recipe(**recipe),
-                    self.required[query], self.checkpoint,
+                    train_private, self.bench, [state], plan, query, Recipe(**recipe), self.required[query],
+                    self.checkpoint,
                 )  # fmt: skip
                 learnt = self.checkpoint.step(name, train)
                 state, ratio, after = learnt["state"], learnt["ratio"], f"taking over {len(taken)} layers"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from merger.bench.bounds import Bounds
@@ -12,7 +12,7 @@ from merger.bench.standing import judge_all
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.start.standing_in import standing_in
-from models.sharing.plan import Member, SharingPlan
+from models.sharing.plan import SharingPlan
 
 LEAST = 0.25
 """Nobody gives who has less than this part of the bytes that a query could take."""
@@ -101,7 +101,7 @@ class Parts:
             if part is None or part.ratio < self.required[query]:
                 givers.append(query)
                 continue
-            plan = with_pairs(merged.plan, [[(part.giver, part.pairs[path]), (query, path)] for path in part.pairs])
+            plan = merged.plan.with_pairs([(part.giver, part.pairs[path]), (query, path)] for path in part.pairs)
             merged = Merged(plan, {**merged.states, part.giver: originals[part.giver], query: part.state})
             row = self.row(query, part.giver, list(part.pairs), part.ratio, 0, plan)
             self.bench.progress("takes", **{**row, "layers": len(part.pairs)})
@@ -126,16 +126,3 @@ class Parts:
         name = f"{query} as a part of {giver}"
         ratios = judge_all(self.bench, self.checkpoint, name, {query: model}, SharingPlan(), CALIBRATION_FRAMES)
         return pairs, snapshot(model), ratios[query]
-
-
-def with_pairs(plan: SharingPlan, pairs: Sequence[Sequence[Member]]) -> SharingPlan:
-    """The plan with members beside their givers, in the sets that those have already or in new ones."""
-    sets = [list(members) for members in plan.shared]
-    where = {member: own for own in sets for member in own}
-    for giver, taker in pairs:
-        own = where.get(giver)
-        if own is None:
-            own = where[giver] = [giver]
-            sets.append(own)
-        own.append(taker)
-    return replace(plan, shared=tuple(tuple(members) for members in sets))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,8 @@ class Trained:
 
     `alone` are those whose private parts were trained by themselves last, `sprints` how many there were. `won` is what
     saved most bytes, of all that was judged on the way, with every query that shares having what is required. `first`
-    is what was trained before those who waited joined, where some did.
+    is what was trained before those who waited joined, where some did. `own` are the originals with their channels in
+    the order of what was trained.
     """
 
     plan: SharingPlan
@@ -48,6 +49,7 @@ class Trained:
     sprints: int
     won: Merged
     first: Trained | None = None
+    own: Mapping[str, State] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,13 +142,14 @@ class Sprints:
         """
         states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
         recipe = replace(self.recipe, epochs=max(1, self.recipe.epochs // 2))
-        merged = Merged(self.plan, states)
         below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
         for near, query in below:
             if near < NEAR or self.bounds.over:
                 break
             required = self.required[query]
-            train = partial(train_private, self.bench, merged, self.plan, query, recipe, required, self.checkpoint)
+            train = partial(
+                train_private, self.bench, [states[query]], self.plan, query, recipe, required, self.checkpoint
+            )
             tried = self.checkpoint.step(query, partial(self.bench.once, train, query))
             states[query], ratios[query] = tried["state"], tried["ratio"]
             row = {"alone": query, "ratio": tried["ratio"], "required": required, "epochs": tried["epochs"]}

@@ -12,7 +12,7 @@ that is what parts of one model answer of others' questions as they are (merger.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
+from merger.mending.joining import join_all
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
@@ -127,10 +128,11 @@ def _merged(
     merged, rows = _mended(bench, trained, required, checkpoint, bounds)
     before, first = trained.won, trained.first
     if first is not None and _saved(bench, merged) < _saved(bench, first):
-        found = checkpoint.step("the first", partial(_first_mended, bench, first, required, checkpoint, bounds))
-        before = max(before, Merged.from_plain(found["merged"]), key=partial(_saved, bench))
-        rows = [*rows, *found["rows"]]
-    for row in rows:
+        mend_first = partial(_mended, bench, first, required, checkpoint, bounds)
+        as_first, more = _remembered(checkpoint, "the first", mend_first)
+        before, rows = max(before, as_first, key=partial(_saved, bench)), [*rows, *more]
+    merged, joined = _joined(sprints, merged, trained)
+    for row in (*rows, *joined):
         checkpoint.note(row)
     before = max(before, answered, key=partial(_saved, bench))
     if (saved := _saved(bench, before)) > (instead := _saved(bench, merged)):
@@ -154,15 +156,35 @@ def _mended(
     return mend_all(bench, merged, _cases(trained, required), checkpoint, bounds)
 
 
-def _first_mended(
-    bench: Workbench, first: Trained, required: Mapping[str, float], checkpoint: Checkpoint, bounds: Bounds
-) -> dict[str, Any]:
-    merged, rows = _mended(bench, first, required, checkpoint, bounds)
-    return {"merged": merged.to_plain(), "rows": rows}
+def _joined(sprints: Sprints, merged: Merged, trained: Trained) -> tuple[Merged, list[dict[str, Any]]]:
+    """What is merged once those who left during the training share what they bear of it, and rows for the log."""
+    left = sorted((sprints.plan.queries() - trained.plan.queries()) & trained.own.keys())
+    if not left or not merged.plan.shared or sprints.checkpoint.step("too late to join", lambda: sprints.end.over):
+        return merged, []
+    cases = [Case(query, 0.0, sprints.required[query], trained.recipe, True, trained.own[query]) for query in left]
+    join = partial(join_all, sprints.bench, merged, sprints.plan, cases, sprints.checkpoint, sprints.end)
+    return _remembered(sprints.checkpoint, "joining", join)
+
+
+def _remembered(
+    checkpoint: Checkpoint, name: str, mend: Callable[[], tuple[Merged, list[dict[str, Any]]]]
+) -> tuple[Merged, list[dict[str, Any]]]:
+    """What mending comes to, as a step of this name."""
+
+    def plain() -> dict[str, Any]:
+        merged, rows = mend()
+        return {"merged": merged.to_plain(), "rows": rows}
+
+    found = checkpoint.step(name, plain)
+    return Merged.from_plain(found["merged"]), found["rows"]
 
 
 def _cases(trained: Trained, required: Mapping[str, float]) -> list[Case]:
-    return [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
+    own = trained.own
+    return [
+        Case(q, ratio, required[q], trained.recipe, q in trained.alone, own.get(q))
+        for q, ratio in trained.ratios.items()
+    ]
 
 
 def _tried(answered: Merged) -> dict[str, Any]:
@@ -197,7 +219,8 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
-    return _all_joined(sprints, replace(sprints, lost_wait=True).run(found), start)
+    first = replace(replace(sprints, lost_wait=True).run(found), own=start["own"])
+    return _all_joined(sprints, first, start)
 
 
 def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
@@ -210,7 +233,8 @@ def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
         sprints.checkpoint.note(row)
     bounds = sprints.bounds.part(FIRST)
     others = replace(sprints, plan=sprints.plan.without(*waits), bounds=bounds, others_wait=True, lost_wait=True)
-    return others.run(sprints.checkpoint.step("start of the others", partial(_begun, others, start["apart"])))
+    found = sprints.checkpoint.step("start of the others", partial(_begun, others, start["apart"]))
+    return replace(others.run(found), own=start["apart"])
 
 
 def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> Trained:
@@ -237,7 +261,8 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
-    return replace(sprints.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
+    all_of_them = sprints.run({**found, "won": first.won.to_plain()}, first.sprints)
+    return replace(all_of_them, first=first, own=start["apart"])
 
 
 def _adopted(sprints: Sprints, number: int) -> Trained:
@@ -255,7 +280,7 @@ def _start(sprints: Sprints) -> dict[str, Any]:
     Nobody waits where nothing would be left to share, or where next to nothing is left of any query.
     """
     start = _chosen(sprints)
-    found = {"waits": {}, "apart": start.apart}
+    found = {"waits": {}, "apart": start.apart, "own": start.own}
     if start.shattered:
         return {**found, "shattered": True}
     if start.far_behind and sprints.plan.without(*start.far_behind).shared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 
@@ -46,9 +46,9 @@ FRAMES = 32
 class Start:
     """The `states` to begin with, and the part that each query loses of what goes into its head once they are tied.
 
-    They were made of models `apart`, each with weights of its own, that have their channels in one order. `far` says
-    that this will be a hard merge: before anything was solved, the best start lost more than `FAR`. `related` says that
-    all have a common ancestor.
+    They were made of `own` models, each with weights of its own; models `apart` are the same with their channels in one
+    order. `far` says that this will be a hard merge: before anything was solved, the best start lost more than `FAR`.
+    `related` says that all have a common ancestor.
     """
 
     states: dict[str, State]
@@ -56,6 +56,7 @@ class Start:
     apart: dict[str, State]
     far: bool = False
     related: bool = False
+    own: dict[str, State] = field(default_factory=dict)
 
     @property
     def shattered(self) -> bool:
@@ -103,7 +104,7 @@ def choose_start(
     judge = Judge(bench, plan.queries(), journal)
     errors = {name: judge.errors(name, plan, states) for name, (_, states) in starts.items()}
     best = min(errors, key=lambda name: together(errors[name].values()))
-    start = Start(starts[best][1], errors[best], ordered, together(errors[best].values()) > FAR, kin)
+    start = Start(starts[best][1], errors[best], ordered, together(errors[best].values()) > FAR, kin, starts[best][0])
     if start.far and left >= cost[SOLVED]:
         mean = min(
             (name for name in (MEAN, ALIGNED) if name in starts), key=lambda name: together(errors[name].values())
@@ -112,7 +113,7 @@ def choose_start(
         states = journal.step(SOLVED, lambda: solved(bench, plan, wanted, states, journal))
         after = judge.errors(f"{mean}, {SOLVED}", plan, states)
         if together(after.values()) < together(errors[best].values()):
-            return replace(start, states=states, errors=after)
+            return replace(start, states=states, errors=after, own=wanted)
     return start
 
 

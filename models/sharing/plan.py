@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,18 @@ class SharingPlan:
         """This plan with these layers of a query in no set and without residuals."""
         gone = {(query, path) for path in paths}
         return self._with_members(lambda *member: member not in gone)
+
+    def with_pairs(self, pairs: Iterable[Sequence[Member]]) -> SharingPlan:
+        """This plan with the second layer of each pair beside the first, in the set that has this or a new one."""
+        sets = [list(members) for members in self.shared]
+        where = {member: own for own in sets for member in own}
+        for giver, taker in pairs:
+            own = where.get(giver)
+            if own is None:
+                own = where[giver] = [giver]
+                sets.append(own)
+            own.append(taker)
+        return replace(self, shared=tuple(tuple(members) for members in sets))
 
     def _with_members(self, stays: Callable[[str, str], bool]) -> SharingPlan:
         """This plan with those layers in sets and with residuals of which `stays` says so."""

@@ -59,6 +59,6 @@ def test_mending_trains_nothing_where_it_is_enough_to_measure_the_norms_again(
     val.as_is, val.again = 0.5, 0.97
     monkeypatch.setattr(bench, "training", lambda *_: pytest.fail("there is nothing to train"))
     merged = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
-    found = train_private(bench, merged, merged.plan, "q0", Recipe(), 0.95, Journal())
+    found = train_private(bench, [merged.states["q0"]], merged.plan, "q0", Recipe(), 0.95, Journal())
     assert (found["ratio"], found["epochs"]) == (0.97, 0)
     assert not torch.equal(found["state"]["stem.1.running_mean"], val.original)

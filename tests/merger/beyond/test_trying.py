@@ -107,10 +107,10 @@ def test_queries_just_below_are_mended_by_their_private_parts(
 ) -> None:  # fmt: skip
     alone: list[str] = []
 
-    def private(_: Any, at: Merged, plan: SharingPlan, query: str, recipe: Recipe, required: float, *__: Any) -> Any:
-        assert plan == at.plan != merged.plan and required == 0.95 and recipe.epochs == 1
+    def private(_: Any, begins: Any, plan: SharingPlan, query: str, recipe: Recipe, required: float, *__: Any) -> Any:
+        assert plan != merged.plan and required == 0.95 and recipe.epochs == 1
         alone.append(query)
-        return {"state": {**at.states[query], "mended": torch.ones(1)}, "ratio": lifted, "epochs": 1, "carried": {}}
+        return {"state": {**begins[0], "mended": torch.ones(1)}, "ratio": lifted, "epochs": 1}
 
     monkeypatch.setattr("merger.beyond.trying.train_private", private)
     bench.ratio = lambda query, model: fallen[query]

@@ -136,9 +136,9 @@ def test_bounded_work_goes_to_those_who_would_leave(
     bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def in_vain(bench, merged, plan, query, *_):
+    def in_vain(bench, begins, *_):
         bench.work.total += 1e18
-        return {"state": merged.states[query], "ratio": 0.5, "epochs": 1, "carried": {}}
+        return {"state": begins[0], "ratio": 0.5, "epochs": 1}
 
     def tried(ratios: Mapping[str, float], most_work: float) -> list[str]:
         bounds = Bounds(bench.work, most_work=bench.work.total + most_work)
@@ -178,8 +178,8 @@ def test_of_repairs_that_are_enough_the_one_with_the_fewest_bytes_is_kept(
 ) -> None:
     target = bench.queries["q1"].accuracy_target
     reached = iter([target + 0.021, target + 0.024, *[target + 0.029] * 20])
-    monkeypatch.setattr("merger.mending.search.train_private", lambda _b, m, _p, query, *_: {
-        "state": {**m.states[query]}, "ratio": next(reached), "epochs": 1, "carried": {}})  # fmt: skip
+    monkeypatch.setattr("merger.mending.search.train_private", lambda _b, begins, *_: {
+        "state": {**begins[0]}, "ratio": next(reached), "epochs": 1})  # fmt: skip
     required = target + 0.04
     kept, rows = mend(bench, merged, Case("q1", target, required, Recipe()), Journal(), Bounds(bench.work))
     assert kept.plan == merged.plan and [row["repair"] for row in rows] == ["norms and head"]
@@ -197,9 +197,9 @@ def _train_by_step(
 ) -> None:
     """Let a training under a step's plan come to the ratio given for that step, or to 0.5."""
 
-    def train(bench, merged, plan, query, *_):
+    def train(bench, begins, plan, *_):
         bench.work.total += work
         what = next(step.what for step in steps if step.plan == plan)
-        return {"state": merged.states[query], "ratio": ratios.get(what, 0.5), "epochs": 1, "carried": {}}
+        return {"state": begins[0], "ratio": ratios.get(what, 0.5), "epochs": 1}
 
     monkeypatch.setattr("merger.mending.search.train_private", train)

@@ -14,7 +14,7 @@ import torch
 import merger.methods.adopting as adopting_module
 import merger.methods.wide as wide_module
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import snapshots
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
@@ -34,11 +34,11 @@ def taught(monkeypatch: pytest.MonkeyPatch, bearable: int, else_: float = 0.5) -
     """Let training bring back every query that shares so many layers at most; returns what is tried."""
     tried = []
 
-    def train(bench: Workbench, merged: Merged, plan: Any, query: str, *_: Any) -> dict[str, Any]:
+    def train(bench: Workbench, begins: Any, plan: Any, query: str, *_: Any) -> dict[str, Any]:
         count = sum(owner == query for members in plan.shared for owner, _path in members)
         tried.append((query, count))
         bench.work.add_flops(1000)
-        return {"ratio": 0.99 if count <= bearable else else_, "state": dict(merged.states[query]), "trained": 1}
+        return {"ratio": 0.99 if count <= bearable else else_, "state": dict(begins[0]), "trained": 1}
 
     monkeypatch.setattr(adopting_module, "train_private", train)
     return tried
@@ -118,10 +118,10 @@ def test_layers_of_its_own_learn_the_slower_the_nearer_a_query_is_and_the_oftene
 ) -> None:
     rates: list[float] = []
 
-    def train(_bench: Workbench, merged: Merged, _plan: Any, query: str, recipe: Recipe, *_: Any) -> dict[str, Any]:
+    def train(_bench: Workbench, begins: Any, _plan: Any, query: str, recipe: Recipe, *_: Any) -> dict[str, Any]:
         if query == "q0":
             rates.append(recipe.rate)
-        return {"ratio": reached, "state": dict(merged.states[query]), "trained": 1}
+        return {"ratio": reached, "state": dict(begins[0]), "trained": 1}
 
     monkeypatch.setattr(adopting_module, "train_private", train)
     adopting.run()
@@ -225,7 +225,7 @@ def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
 ) -> None:
     tried, apart = taught(monkeypatch, 3), snapshots(bench.originals)
     ratios = dict.fromkeys(bench.queries, 0.5)
-    begins = {"waits": {}, "apart": apart, "states": apart, "ratios": ratios}
+    begins = {"waits": {}, "apart": apart, "own": apart, "states": apart, "ratios": ratios}
     monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
     monkeypatch.setattr(Sprints, "sprint", lambda _self, found, *_: {**found, "rows": []})
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)

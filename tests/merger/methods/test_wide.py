@@ -55,10 +55,9 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     bench: Workbench, merged: Merged, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"states": merged.states, "ratios": {"q0": 1.0, "q1": 0.94, "q2": 0.92}, "rows": []}
-    in_vain = {"ratio": 0.9, "epochs": 2, "carried": {}}
+    in_vain = {"ratio": 0.9, "epochs": 2}
     for module in ("merger.methods.sprints", "merger.mending.search"):
-        monkeypatch.setattr(f"{module}.train_private", lambda _b, m, _p, query, *_: {
-            "state": m.states[query], **in_vain})  # fmt: skip
+        monkeypatch.setattr(f"{module}.train_private", lambda _b, begins, *_: {"state": begins[0], **in_vain})
     alone = sprints._alone(found)["alone"]
     assert alone == ["q2"], "the furthest; after it all would train again"
     bounds = Bounds(bench.work)
@@ -158,7 +157,7 @@ def _waits(bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str
         marked.append([query for query, state in apart.items() if set(state["head.bias"].tolist()) == {1.0}])
         return Start(dict(apart), half, dict(apart))
 
-    begins = {"waits": {"q1": 0.95}, "apart": states}
+    begins = {"waits": {"q1": 0.95}, "apart": states, "own": states}
     monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
     monkeypatch.setattr(Sprints, "sprint", sprint)
     monkeypatch.setattr(wide_module, "choose_start", start)
@@ -170,8 +169,8 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
 ) -> None:
     seen = _waits(bench, monkeypatch, {"q0": 0.96, "q2": 0.97})
     monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
-    monkeypatch.setattr(sprints_module, "train_private", lambda _b, merged, _p, query, *_: {
-        "state": merged.states[query], "ratio": 0.9, "epochs": 1, "carried": {}})  # fmt: skip
+    monkeypatch.setattr(sprints_module, "train_private", lambda _b, begins, *_: {
+        "state": begins[0], "ratio": 0.9, "epochs": 1})  # fmt: skip
     sprints = replace(sprints, bounds=Bounds(bench.work, 1e15))
     found = wide_module._trained(sprints, False)
     accepted = found.won
@@ -221,7 +220,7 @@ def test_who_is_lost_after_a_sprint_is_tried_again_once_the_others_are_accepted(
         return {**found, "rows": [], "ratios": ratios, "states": marked}
 
     apart = {query: {**state, "head.bias": torch.full((2,), 7.0)} for query, state in states.items()}
-    begins = {"waits": {}, "apart": apart, "states": states, "ratios": dict.fromkeys(bench.queries, 0.94)}
+    begins = {"waits": {}, "apart": apart, "own": apart, "states": states, "ratios": dict.fromkeys(bench.queries, 0.94)}
     given: list[dict] = []
     start = lambda _b, _p, _j, apart, _m: given.append(apart) or Start(apart, {}, apart)  # noqa: E731
     monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
@@ -365,7 +364,7 @@ def test_the_first_rate_that_helps_is_taken_without_trying_others(
 def test_sprints_have_the_rate_of_the_trials(
     bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}, "apart": {}}
+    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}, "apart": {}, "own": {}}
     trained = Trained(sprints.plan, {}, {}, Recipe(), (), 1, Merged(SharingPlan(), {}))
     ran: list[tuple[float, dict]] = []
     monkeypatch.setattr(wide_module, "_start", lambda *_: found)
