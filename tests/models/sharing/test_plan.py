@@ -99,3 +99,10 @@ def test_queries_leave_with_all_they_have_and_layers_with_their_residuals_alone(
     gone = plan.without("a", "b")
     assert gone == SharingPlan(residuals={"c": {"x": 4}}), "one alone shares with nobody"
     assert plan.without() == plan
+
+
+def test_layers_come_beside_others_into_their_sets_or_into_new_ones() -> None:
+    plan = SharingPlan(((("a", "x"), ("b", "x")),))
+    more = plan.with_pairs([(("b", "x"), ("c", "x")), (("a", "y"), ("c", "z")), (("a", "y"), ("d", "z"))])
+    assert more.shared == ((("a", "x"), ("b", "x"), ("c", "x")), (("a", "y"), ("c", "z"), ("d", "z")))
+    assert plan.shared == ((("a", "x"), ("b", "x")),)
