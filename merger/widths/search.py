@@ -1,16 +1,16 @@
 """The width of every weight of a merge: the fewest bits that all the queries that use it can bear, on val.
 
-At first everything is stored in the fewest bits that were asked for. While a query falls short, some of its weights
-become wider, step by step up to float32: those first whose rounding moves the inputs of its heads most per byte
-that is given back, and as few as do (by bisection). A weight that is shared widens for all who share it. Statistics of
-norms stay as they are unless measuring them again brings a query back. What was met with wide weights is met in the
+At first everything is stored in the fewest bits that were asked for. A query that falls short has its norms measured
+again, then trained alone (merger.widths.learning). While it still does, some of its weights become wider, step by step
+up to float32: those first whose rounding moves the inputs of its heads most per byte that is given back, and as few as
+do (by bisection). A weight that is shared widens for all who share it. What was met with wide weights is met in the
 end: wide weights are the last step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
+from merger.bench.merged import Merged, State
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching
+from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes
+from merger.widths.learning import most_work as work_of_learning
 from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
 from models.parts.terms import BITS, FP32, Width
 from models.parts.widths import packed
@@ -33,6 +35,8 @@ FRAMES = 16
 
 ROUNDS = 12
 """Every query is judged about so often at most: with wide weights, in each width, and in a bisection."""
+TRAININGS = 2
+"""And trained about as long as this many times at first: in each width, and in a bisection."""
 
 
 def fit_widths(
@@ -47,7 +51,8 @@ def fit_widths(
 
 def most_work(bench: Workbench) -> float:
     """About what the search takes at most."""
-    return ROUNDS * sum(bench.work.of(query) * len(bench.val[query.id]) for query in bench.queries.values())
+    judged = sum(bench.work.of(query) * len(bench.val[query.id]) for query in bench.queries.values())
+    return ROUNDS * judged + TRAININGS * sum(work_of_learning(bench, query) for query in bench.queries)
 
 
 def needed(target: float, required: float, reached: float) -> float:
@@ -66,6 +71,8 @@ class _Search:
     journal: Journal
     bounds: Bounds
     judged: int = 0
+    learnt: dict[str, State] = field(default_factory=dict)
+    """The norms that each query learnt last."""
 
     def run(self, asked_for: Width) -> dict[str, Any]:
         """Widen until every query keeps what it needs."""
@@ -157,26 +164,47 @@ class _Search:
         return list(seen)
 
     def _judge(self, weights: Sequence[Weight], queries: list[str], need: Mapping[str, float]) -> dict[str, Any]:
-        """Query -> `ratio` on val with its weights stored so, and `norms` where these were measured again."""
+        """Query -> `ratio` on val with its weights stored so, the `norms` where these changed, and whether `learnt`."""
         self.judged += 1
         found = {}
         for query in queries:
             judge = partial(self._judged, weights, query, need[query])
             found[query] = self.journal.step(f"judged {self.judged} {query}", judge)
+            if found[query]["learnt"]:
+                self.learnt[query] = found[query]["norms"]
         return found
 
     def _judged(self, weights: Sequence[Weight], query: str, need: float) -> dict[str, Any]:
-        bench, storage = self.bench, Storage(widths_of(weights), {})
-        model = tied_models(bench, self.merged, [query])[query]
-        stored = store({query: model}, storage)
-        ratio = bench.ratio(query, model)
-        if ratio >= need or not stored:
-            return {"ratio": ratio, "norms": None}
-        bench.calibrate(query, model)
-        again = bench.ratio(query, model)
-        if again <= ratio:
-            return {"ratio": ratio, "norms": None}
-        return {"ratio": again, "norms": {name: buffer.detach().clone() for name, buffer in model.named_buffers()}}
+        """How a query does with its weights stored so: its norms as they are, else as they were learnt before, else
+        measured again, else learnt anew from the best of these.
+        """
+        bench, own = self.bench, widths_of(weights).get(query, {})
+        model, packed = self._stored(own, query)
+        best = {"ratio": bench.ratio(query, model), "norms": None, "learnt": False}
+        for norms in (*filter(None, [self.learnt.get(query)]), None):
+            if best["ratio"] >= need or not packed:
+                return best
+            model, _ = self._stored(own, query, norms)
+            if norms is None:
+                bench.calibrate(query, model)
+            ratio = bench.ratio(query, model)
+            if ratio > best["ratio"]:
+                moved = norms or {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+                best = {"ratio": ratio, "norms": moved, "learnt": norms is not None}
+        if best["ratio"] >= need or self.bounds.over:
+            return best
+        model, _ = self._stored(own, query, best["norms"])
+        rest_codes(query, model, self.merged.plan, packed)
+        found = learn_norms(bench, query, model, AGAIN if query in self.learnt else FIRST, need, self.journal)
+        return {**found, "learnt": True} if found["ratio"] > best["ratio"] else best
+
+    def _stored(
+        self, widths: Mapping[str, Width], query: str, norms: State | None = None
+    ) -> tuple[nn.Module, list[str]]:
+        """A fresh model of a query with its weights stored so and these norms, and the keys that are packed."""
+        model = tied_models(self.bench, self.merged, [query])[query]
+        stored = store({query: model}, Storage({query: widths}, {query: norms or {}}))
+        return model, list(stored.get(query, {}))
 
     def _wide(self, query: str) -> float:
         return self.bench.ratio(query, tied_models(self.bench, self.merged, [query])[query])
@@ -199,7 +227,8 @@ class _Search:
             "width": asked_for, "stored_bytes": sizes, "ratios": ratios,
             "widened": [f"{weight.places[0][0]}: {weight.places[0][1]}" for weight in widened],
             "in_the_way": [query for query, ratio in ratios.items() if ratio < need[query]],
-            "norms_again": [query for query, one in found.items() if one["norms"]],
+            "norms_again": [query for query, one in found.items() if one["norms"] and not one["learnt"]],
+            "norms_learnt": [query for query, one in found.items() if one["learnt"]],
             "work": self.bench.work.total,
         }  # fmt: skip
         self.bench.progress("widths", **{key: row[key] for key in ("width", "stored_bytes", "ratios", "in_the_way")})

@@ -26,7 +26,7 @@ Widths = Mapping[str, Mapping[str, Width]]
 
 @dataclass(frozen=True)
 class Storage:
-    """How the tensors of each query are stored, and the norm statistics of those measured again."""
+    """How the tensors of each query are stored, and the norms of those that were measured again or learnt."""
 
     widths: Widths
     norms: Mapping[str, State]

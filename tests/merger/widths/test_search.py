@@ -154,7 +154,7 @@ class _Fake:
         part = {"int2": 9.0, "int3": 7.0, "int4": 4.0, "int6": 2.0, "int8": 1.0, "fp16": 0.1, None: 0.0}
         own = [(key, weight.width) for weight in weights for name, key in weight.places if name == query]
         return {"ratio": 1 - sum(self.costs.get(f"{query}:{key}", 0.0) * part[dtype] for key, dtype in own),
-                "norms": None}  # fmt: skip
+                "norms": None, "learnt": False}  # fmt: skip
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_once_the_time_is_over_everything_of_the_query_is_widened_at_once(monkey
 def test_a_query_that_bears_nothing_ends_with_its_wide_weights(monkeypatch, bench, tied, search) -> None:
     def judged(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         fewer = any(weight.width and weight.used_by({query}) for weight in weights)
-        return {"ratio": 0.0 if query == "q1" and fewer else 1.0, "norms": None}
+        return {"ratio": 0.0 if query == "q1" and fewer else 1.0, "norms": None, "learnt": False}
 
     monkeypatch.setattr(search_module._Search, "_judged", judged)
     monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)

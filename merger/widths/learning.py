@@ -1,0 +1,71 @@
+"""What fewer bits have moved, learnt by what a query has for itself: its norms and biases, while all codes stand still.
+
+They are float32 and private anyway, so that this costs no byte, and nobody else is touched. Training the norms alone
+goes far (Frankle, Schwab and Morcos, Training BatchNorm and Only BatchNorm, ICLR 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from merger.bench.attempt import train_while
+from merger.bench.merged import State, snapshot
+from merger.bench.standing import training_flops
+from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
+from merger.mending.private import rest_shared
+from merger.training.loop import Diverged
+from merger.training.recipe import Recipe
+from models.sharing.plan import SharingPlan
+
+FIRST = Recipe(rate=1e-2, epochs=4, frames_per_epoch=2048)
+"""Norms alone bear a high rate and need it; 2e-3 comes to much less (docs/lab-notes.md)."""
+AGAIN = Recipe(rate=5e-3, epochs=2, frames_per_epoch=1024)
+"""For norms that were learnt before, for other widths."""
+HOPELESS = 0.85
+"""Whoever has less than this part of what it needs after an epoch does not come to it in the others."""
+
+
+def learn_norms(
+    bench: Workbench, query: str, model: nn.Module, recipe: Recipe, need: float, journal: Journal
+) -> dict[str, Any]:
+    """Train what does not rest of a model until its ratio on val is what it needs.
+
+    Returns the best `ratio` and the `norms` it was reached with, a state of all that could move; None where nothing can
+    or the loss diverged at once.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return {"ratio": 0.0, "norms": None}
+    best: dict[str, Any] = journal.part("best")
+    best.setdefault("ratio", 0.0)
+    best.setdefault("norms", None)
+    try:
+        for ratios in train_while(bench, {query: model}, recipe, journal):
+            if ratios[query] > best["ratio"]:
+                best.update(ratio=ratios[query], norms=_moved(model))
+            if ratios[query] >= need or ratios[query] < HOPELESS * need:
+                break
+    except Diverged:
+        pass
+    return dict(best)
+
+
+def rest_codes(query: str, model: nn.Module, plan: SharingPlan, packed: Iterable[str]) -> None:
+    """Let training leave alone what a model shares with others, and what is stored in codes (state dict keys)."""
+    rest_shared({query: model}, plan)
+    for key in packed:
+        model.get_parameter(key).requires_grad_(False)
+
+
+def most_work(bench: Workbench, query: str) -> float:
+    """About what it takes at most."""
+    return training_flops(bench, [query], FIRST)
+
+
+def _moved(model: nn.Module) -> State:
+    """What training may have moved: parameters that learn, and statistics."""
+    still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in snapshot(model).items() if name not in still}

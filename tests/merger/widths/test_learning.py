@@ -1,0 +1,111 @@
+"""Norms that learn what fewer bits have moved: nothing else moves, and what is learnt is what ships."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import merger.widths.search as search_module
+import models.parts.widths as widths_module
+from merger import merge
+from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshot
+from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
+from merger.training.loop import Training
+from merger.training.recipe import Recipe
+from merger.widths.learning import learn_norms, rest_codes
+from merger.widths.search import fit_widths
+from merger.widths.storing import Storage, store, tied_models
+from models.bundle import open_bundle
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan
+from models.workload import Workload
+from tests.merger.options import QUICK
+
+FACTORIES = ["tests.merger.tiny:tiny_net"]
+QUICKLY = Recipe(rate=3e-2, epochs=6, frames_per_epoch=240)
+
+
+@pytest.fixture
+def tied(bench: Workbench) -> Merged:
+    """Every group tied, nothing trained."""
+    plan = SharingPlan.of(groups(bench.layers))
+    return Merged(plan, {query: snapshot(model) for query, model in bench.tied(plan, bench.queries).items()})
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short trainings; and codes that hurt the tiny network, which bears two bits otherwise, till its norms learn: few
+    weights are told apart, and measuring again does not help.
+    """
+    calibrate = Workbench.calibrate
+    monkeypatch.setattr(search_module, "FIRST", QUICKLY)
+    monkeypatch.setattr(search_module, "AGAIN", QUICKLY)
+    monkeypatch.setattr("merger.widths.learning.HOPELESS", 0.0)
+    monkeypatch.setattr(widths_module, "CLIPS", [0.03])
+    monkeypatch.setattr(Workbench, "calibrate", lambda *given: len(given) > 3 and calibrate(*given))
+
+
+def test_only_what_is_a_querys_own_and_not_packed_learns(bench: Workbench, tied: Merged) -> None:
+    model = tied_models(bench, tied, ["q1"])["q1"]
+    packed = ["last.0.weight", "head.weight"]
+    before = snapshot(model)
+    rest_codes("q1", model, tied.plan, packed)
+    found = learn_norms(bench, "q1", model, QUICKLY, 2.0, Journal())
+    shared = {f"{path}.weight" for members in tied.plan.shared for query, path in members if query == "q1"}
+    assert shared and not found["norms"].keys() & {*packed, *shared}
+    after = snapshot(model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {"last.1.weight", "last.1.bias", "last.1.running_mean", "head.bias"} <= moved <= found["norms"].keys()
+
+
+@pytest.mark.parametrize("reached", [[0.5], [0.9, 0.97], [0.9, 0.92, 0.91]])
+def test_training_ends_when_it_is_enough_or_hopeless(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, reached: list[float]
+) -> None:
+    ratios, asked = iter([*reached, 2.0]), []
+    monkeypatch.setattr(bench, "ratio", lambda *_: asked.append(1) or next(ratios))
+    monkeypatch.setattr(bench, "calibrate", lambda *_: False)
+    monkeypatch.setattr("merger.training.loop.Training.epoch", _passes)
+    found = learn_norms(bench, "q1", bench.models(["q1"])["q1"], Recipe(epochs=3), 0.95, Journal())
+    assert len(asked) == len(reached) and found["ratio"] == max(reached)
+
+
+def _passes(training: Training) -> None:
+    """An epoch in which nothing is learnt."""
+    training.step += training.steps
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_norms_learn_keeps_weights_in_fewer_bits(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, learns: bool
+) -> None:
+    originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+    if not learns:
+        monkeypatch.setattr(search_module, "learn_norms", lambda *_: {"ratio": 0.0, "norms": None})
+    required = dict.fromkeys(bench.queries, 0.9)
+    found = fit_widths(bench, originals, "int2", required, Journal(), Bounds(bench.work))
+    first, last = found["rows"][0], found["rows"][-1]
+    assert bool(first["norms_learnt"]) == learns and (len(found["rows"]) == 1) == learns
+    assert not last["in_the_way"] and (set(last["stored_bytes"]) == {"int2", "fp16"}) == learns
+    models = tied_models(bench, originals, bench.queries)
+    store(models, Storage(**found["storage"]))
+    assert {query: bench.ratio(query, model) for query, model in models.items()} == pytest.approx(last["ratios"])
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_bundle_holds_what_norms_learnt(workload: Workload, tmp_path: Path) -> None:
+    report = merge(workload, tmp_path / "b.safetensors", "none", options=replace(QUICK, weights="int2", margin=0.0))
+    rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
+    (learnt,) = [row["norms_learnt"] for row in rows if "norms_learnt" in row]
+    bundle, bench = open_bundle(report.bundle, FACTORIES), Workbench(workload)
+    assert learnt
+    for query in learnt:
+        own, original = bundle.build(query).state_dict(), bench.originals[query].state_dict()
+        assert not torch.equal(own["last.1.weight"], original["last.1.weight"])
