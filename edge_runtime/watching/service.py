@@ -107,10 +107,11 @@ class HttpService:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        fault: BaseException | None = None
         try:
             self._loop.run_until_complete(self._open())
         except BaseException as error:
-            self._opened.set_exception(error)
+            fault = error
         else:
             self._opened.set_result(None)
             self._loop.run_forever()
@@ -118,6 +119,8 @@ class HttpService:
             if self._runner is not None:
                 self._loop.run_until_complete(asyncio.wait_for(self._runner.cleanup(), PATIENCE_S / 2))
         self._loop.close()
+        if fault is not None:  # whoever waits for it may end the process at that
+            self._opened.set_exception(fault)
 
 
 class Pages:
