@@ -23,8 +23,8 @@ from edge_runtime.reloading.workplace import AtWork
 from edge_runtime.serving.ledger_file import LEDGER_FILE
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
-from edge_runtime.serving.unserved import unserved
 from edge_runtime.spool.settings import FOLDER_MODE
+from edge_runtime.unserved import unserved
 from models.bundle.file import is_open_as
 from models.errors import BundleError, InputError
 from models.files.apart import check_apart
