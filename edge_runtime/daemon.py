@@ -24,6 +24,7 @@ from edge_runtime.serving.ledger_file import LEDGER_FILE
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
 from edge_runtime.spool.settings import FOLDER_MODE
+from edge_runtime.unserved import unserved
 from models.bundle.file import is_open_as
 from models.errors import BundleError, InputError
 from models.files.apart import check_apart
@@ -55,7 +56,7 @@ def run(
         except KeyboardInterrupt:
             if not asked.reasons:
                 raise
-            return _unserved(asked.reasons[0])
+            return unserved(asked.reasons[0])
         asked.is_serving = True
         summary = serve(equipped, asked, refit, seconds)
     log.info("ledger: %s", json.dumps(summary))
@@ -107,13 +108,6 @@ def _fitted(config_path: str | Path, check: bool = False) -> tuple[BoxConfig, Fi
     for query, reason in fitted.box.damaged.items():
         log.error("query %s is out: %s; copy the bundle again", query, reason)
     return config, fitted
-
-
-def _unserved(reason: str) -> dict[str, Any]:
-    """The summary of a box that was asked to stop before it began to serve."""
-    nothing = dict.fromkeys(("seconds", "bytes_moved", "swaps", "max_used_bytes", "budget_bytes"), 0)
-    lists: dict[str, Any] = {name: [] for name in ("queries", "cameras", "sinks", "ledger", "unwritten", "hanging")}
-    return {**nothing, **lists, "stopped_by": reason, "fault": None, "spool": None, "balanced": True}
 
 
 def _check_outputs(config: BoxConfig) -> None:

@@ -69,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without `argv` the process is this command's: interrupts are its own until the end.
     """
-    if argv is None:
-        run.begin(sys.argv[1:])
     interrupts = Interrupts()
     interrupts.begin()
     try:
+        if argv is None:
+            run.begin(sys.argv[1:])
         return _answer(argv, interrupts)
     except BaseException as error:
         if not (interrupts.came or is_interrupt(error)):

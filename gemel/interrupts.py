@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from gemel.commands.outcome import INTERRUPTED
+from gemel.commands.outcome import DONE, INTERRUPTED
 
 LEAVE_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -69,3 +70,37 @@ class Interrupts:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.came = True
         raise KeyboardInterrupt
+
+
+class Early:
+    """Until `end`, a signal to stop ends the process at once and well, as there is nothing to finish yet, and SIGHUP
+    asks for nothing.
+
+    Not by an exception: that would come out of libraries as they are loaded, and some end the process then, in words of
+    their own.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+
+    def begin(self, last: Callable[[str], tuple[str, str]]) -> None:
+        """Listen; `last` says what then goes to stdout and to stderr, from the name of the signal."""
+
+        def leave(number: int, _: FrameType | None) -> None:
+            for descriptor, text in enumerate(last(signal.Signals(number).name), 1):
+                with contextlib.suppress(OSError):  # not through Python's buffers, at which it may be
+                    os.write(descriptor, text.encode())
+            os._exit(DONE)
+
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            before = signal.getsignal(number)
+            if before not in (signal.SIG_IGN, None):
+                self._before[number] = before
+                signal.signal(number, leave if number != signal.SIGHUP else lambda *_: None)
+
+    def end(self) -> None:
+        """Leave everything as it was before."""
+        while self._before:
+            signal.signal(*self._before.popitem())

@@ -52,6 +52,13 @@ def again(code: int, ran_s: float, wait_s: float) -> Again | None:
     return Again(wait_s, min(LONGEST_WAIT_S, 2 * wait_s))
 
 
+def last(code: int, was_asked: bool) -> int:
+    """The exit code to end with after a box that ended so: one that was asked to stop may not have listened yet."""
+    if was_asked and -code in (signal.SIGTERM, signal.SIGINT):
+        return DONE
+    return code if code >= 0 else 128 - code
+
+
 class Listener:
     """Hears from a box as a service manager does (sd_notify), at an address that its environment names."""
 
@@ -107,7 +114,7 @@ def supervise(command: Sequence[str]) -> int:
             code = _ended(child, asked, listener)
         found = None if asked.is_set() else again(code, time.monotonic() - started, wait_s)
         if found is None:
-            return code if code >= 0 else 128 - code
+            return last(code, asked.is_set())
         log.warning("the box ended with %s; it starts again in %.0f s", _told(code), found.wait_s)
         wait_s = found.next_s
         if asked.wait(found.wait_s):

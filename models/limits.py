@@ -25,5 +25,5 @@ SlaMs = Annotated[float, Field(gt=0, le=86_400_000), AfterValidator(partial(_at_
 """Milliseconds, up to a day."""
 Priority = Annotated[int, Field(ge=1, le=1000)]
 ClassName = Annotated[str, Field(min_length=1, max_length=200)]
-PathText = Annotated[str, Field(max_length=4096)]
+PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 """A path or an address, as long as the system takes one."""

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.capture.own_memory import OwnMemory
 from edge_runtime.capture.pacing import RateGate, RecentRate
@@ -30,6 +30,9 @@ from edge_runtime.capture.settings import CameraConfig, Wanted
 from edge_runtime.capture.sources.base import Source
 from edge_runtime.capture.sources.opening import open_source
 from edge_runtime.frames.mailbox import Frame
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LOOK_S = 0.5
 """A camera looks after its decoder at least so often."""
@@ -148,8 +151,7 @@ class Camera:
         if self._stopping:
             self._go(Stopped())
         elif picked is not None:
-            self._go(FrameCame())
-            self._deliver(picked)
+            self._take(picked)
         elif reading is not None and reading.over:
             self._go(SourceEnded() if reading.fault is None else Lost(reading.fault))
         else:
@@ -229,13 +231,18 @@ class Camera:
         reading = self._reading
         return self._undecodable + (0 if reading is None else reading.damaged)
 
-    def _deliver(self, picked: Picked) -> None:
-        self._last_at = picked.captured_at
-        self._take_on(picked.index)
+    def _take(self, picked: Picked) -> None:
+        """A frame came, if a picture can be made of it."""
         image = self._memory.picture_of(picked.shot)
         if image is None:
             self._undecodable += 1
             return
+        self._go(FrameCame())
+        self._deliver(picked, image)
+
+    def _deliver(self, picked: Picked, image: np.ndarray) -> None:
+        self._last_at = picked.captured_at
+        self._take_on(picked.index)
         self._look_at(image.shape[1], image.shape[0])
         self._rate.came(picked.captured_at)
         self.delivered += 1

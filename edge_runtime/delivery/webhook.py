@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import json
+import time
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -137,9 +138,19 @@ class Webhook(Sink):
     def _once(self, body: bytes) -> int:
         self._connection.request("POST", self._target, body, self._headers)
         with contextlib.closing(self._connection.getresponse()) as answer:
-            if len(answer.read(MOST_ANSWER_BYTES)) == MOST_ANSWER_BYTES:
+            if not self._is_read(answer):
                 self._connection.close()
             return answer.status
+
+    def _is_read(self, answer: http.client.HTTPResponse) -> bool:
+        """Whether that was all; for the rest of an answer that is long or slow nobody waits."""
+        ends, left = time.monotonic() + self._config.timeout_s, MOST_ANSWER_BYTES
+        while left > 0 and time.monotonic() < ends:
+            part = answer.read1(left)
+            if not part:
+                return True
+            left -= len(part)
+        return False
 
     def _body(self, parcel: Parcel) -> bytes:
         try:

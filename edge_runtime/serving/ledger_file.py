@@ -55,8 +55,8 @@ class LedgerFile:
             self._changed.notify()
 
     def finish(self, summary: Mapping[str, Any], timeout_s: float) -> bool:
-        """Write this and no more; False where that takes too long."""
-        if self._path is None:
+        """Write this and no more; False where that takes too long. Nothing is written where it was not begun."""
+        if self._thread.ident is None:
             return True
         self.write(summary, last=True)
         self._thread.join(timeout_s)

@@ -5,24 +5,32 @@ files anew.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+TOGETHER_S = 0.5
+"""Signals to stop that come so close are one: `timeout` sends its own to a process and to the group of that."""
+
 
 class Asked:
-    """What came so far. `stopping` and `reopening` are set, `reasons` are the names of the signals to stop."""
+    """What came so far. `stopping` and `reopening` are set, `reasons` are the names of the signals to stop,
+    `last_at` is when the last of them came.
+    """
 
     def __init__(self, stopping: threading.Event) -> None:
         self.stopping, self.reopening = stopping, threading.Event()
         self.reasons: list[str] = []
+        self.last_at = -math.inf
         self.is_serving = False
 
 
 @contextlib.contextmanager
-def signals(stopping: threading.Event) -> Iterator[Asked]:
+def signals(stopping: threading.Event, clock: Callable[[], float] = time.monotonic) -> Iterator[Asked]:
     """Listen; only possible in the main thread.
 
     Until it `is_serving` a signal to stop is a KeyboardInterrupt; the second one is for whoever listened before, or
@@ -31,6 +39,10 @@ def signals(stopping: threading.Event) -> Iterator[Asked]:
     asked = Asked(stopping)
 
     def note(number: int, frame: FrameType | None) -> None:
+        now = clock()
+        if now < asked.last_at + TOGETHER_S:
+            return
+        asked.last_at = now
         asked.reasons.append(signal.Signals(number).name)
         if len(asked.reasons) > 1:
             _hand_on(before[number], number, frame)

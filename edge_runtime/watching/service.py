@@ -28,6 +28,10 @@ from models.errors import InputError
 PICTURES_PER_S = 5.0
 MOST_CLIENTS = 16
 """Dashboards open at once."""
+MOST_CONNECTIONS = 128
+"""Open at once, dashboards included, and a hundred more where they come in a burst: whoever asks must leave the box
+descriptors for its cameras and files.
+"""
 MOST_BODY_BYTES = 4096
 STATUS_EVERY_S = 1.0
 PATIENCE_S = 2.0
@@ -44,6 +48,9 @@ HEADERS = {
 }
 
 log = logging.getLogger("gemel.run")
+unheard = logging.getLogger("gemel.run.http")
+"""Of what is no HTTP aiohttp would tell a traceback, and anybody can send that."""
+unheard.setLevel(logging.CRITICAL)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -74,6 +81,7 @@ class HttpService:
         self._access, self._where = access, where
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.port = access.port
@@ -99,25 +107,46 @@ class HttpService:
             self._thread.join(PATIENCE_S)
 
     async def _open(self) -> None:
-        self._runner = web.AppRunner(self._pages.application(), access_log=None, shutdown_timeout=0.5)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._access.host, self._access.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self._runner = runner = web.AppRunner(
+            self._pages.application(), access_log=None, shutdown_timeout=0.5, logger=unheard
+        )
+        await runner.setup()
+        self._server = await self._loop.create_server(lambda: _accepted(runner), self._access.host, self._access.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        fault: BaseException | None = None
         try:
             self._loop.run_until_complete(self._open())
         except BaseException as error:
-            self._opened.set_exception(error)
+            fault = error
         else:
             self._opened.set_result(None)
             self._loop.run_forever()
         with contextlib.suppress(Exception):
+            if self._server is not None:
+                self._server.close()
             if self._runner is not None:
                 self._loop.run_until_complete(asyncio.wait_for(self._runner.cleanup(), PATIENCE_S / 2))
         self._loop.close()
+        if fault is not None:  # whoever waits for it may end the process at that
+            self._opened.set_exception(fault)
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+def _accepted(runner: web.AppRunner) -> asyncio.BaseProtocol:
+    """What deals with a connection that comes."""
+    server = runner.server
+    assert server is not None
+    return _TurnedAway() if len(server.connections) >= MOST_CONNECTIONS else server()
 
 
 class Pages:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from edge_runtime.unserved import unserved
 from gemel.commands import grammar
 from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
 from gemel.commands.shown import Shown
+from gemel.interrupts import Early
 from models.measuring.allocator import begin_with_one_heap
 
 SETTLE_S = 0.3
+PROGRAMS = ("gemel", "gemel/__main__.py")
+"""What a process runs that was begun for a command: the script that is installed, or `python -m gemel`."""
+
+_early = Early()
 
 
 def register(commands: Any) -> None:
@@ -30,12 +39,23 @@ def register(commands: Any) -> None:
 
 
 def begin(words: Sequence[str]) -> None:
-    """What a process does first whose command line says these words: a box begins anew, with one heap.
+    """What a process does first whose command line says these words.
 
-    A process that has loaded what takes long, since some program of a user's calls for the command, stays as it is.
+    A box begins anew, with one heap; a program of a user's that calls the command stays as it is, for it may have done
+    something already. From then on until it listens itself, a box that is asked to stop ends at once.
     """
-    if words[:1] == ["run"] and "torch" not in sys.modules:
+    if words[:1] != ["run"]:
+        return
+    begun = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    if any(begun.match(program) for program in PROGRAMS):
         begin_with_one_heap()
+    if "--check" not in words:
+        _early.begin(partial(_unbegun, "--json" in words))
+
+
+def _unbegun(as_json: bool, reason: str) -> tuple[str, str]:
+    """What a box says that was asked to stop before it served."""
+    return json.dumps(unserved(reason)) + "\n" if as_json else "", f"{reason} came before it began to serve\n"
 
 
 def ask(args: argparse.Namespace) -> Outcome:
@@ -55,6 +75,7 @@ def run(args: argparse.Namespace) -> Outcome:
     from edge_runtime.daemon import run as run_box
     from gemel.looking.box import box_text, checked_text
 
+    _early.end()
     shown = Shown()
     shown.addFilter(lambda record: not record.getMessage().startswith("ledger: "))  # it is printed as a table
     logging.basicConfig(level=logging.INFO, handlers=[shown])

@@ -80,6 +80,8 @@ def _key_of(location: Sequence[int | str], document: Any) -> str:
     """`queries[2].roi (bridge-cars)`: where the fault is, and which query that is."""
     text, node, owner = "", document, ""
     for step in location:
+        if not isinstance(node, dict | list):  # one of the kinds that a value may be of
+            break
         name = _clipped(str(step))
         text += f"[{name}]" if isinstance(step, int) else f".{name}" if text else name
         try:

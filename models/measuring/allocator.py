@@ -49,10 +49,9 @@ def begin_with_one_heap() -> None:
         with suppress(OSError):
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
         del os.environ[BEGAN]
+    os.environ.pop(TUNABLES, None)
     if given:
         os.environ[TUNABLES] = given
-    else:
-        del os.environ[TUNABLES]
 
 
 def look_no_more_at_what_is_there() -> None:

@@ -18,7 +18,7 @@ import pytest
 from edge_runtime.serving.notifying import ALIVE, READY, Notifier
 from gemel import supervising, unit
 from gemel.cli import main
-from gemel.supervising import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Again, again
+from gemel.supervising import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Again, again, last
 from gemel.unit import MARK
 from tests.edge_runtime.running import START_S, Running
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config
@@ -38,6 +38,14 @@ from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config
 )
 def test_what_failed_is_started_again_ever_later(code: int, ran_s: float, wait_s: float, found: Again | None) -> None:
     assert again(code, ran_s, wait_s) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "was_asked", "found"),
+    [(0, True, 0), (-15, True, 0), (-2, True, 0), (-9, True, 137), (-15, False, 143), (130, True, 130), (2, False, 2)],
+)
+def test_a_box_that_was_asked_to_stop_before_it_listened_has_ended_well(code: int, was_asked: bool, found: int) -> None:
+    assert last(code, was_asked) == found
 
 
 MOST_EXPOSED = 20

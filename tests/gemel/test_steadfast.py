@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import platform
 import select
@@ -35,6 +36,19 @@ def hang(engine, frames):
     return run(engine, frames)
 TorchEngine.run = hang
 sys.argv[1:] = ["run", "box.yaml"]
+sys.exit(main())
+"""
+LOADING = """
+import sys, time
+from gemel.cli import main
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            open("up", "w").close()
+            while True:
+                time.sleep(0.01)
+sys.meta_path.insert(0, Slow())
+sys.argv[1:] = ["run", "box.yaml", "--json"]
 sys.exit(main())
 """
 
@@ -133,6 +147,29 @@ def test_a_signal_while_it_starts_ends_it_with_exit_code_0(running):
     time.sleep(0.3)
     assert one.stopped() == 0
     assert "Traceback" not in one.said()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_libraries_are_loaded_ends_it_with_exit_code_0_and_a_hangup_does_not(running, number):
+    reading, writing = os.pipe()
+    one = running("-c", LOADING, out=writing)
+    os.close(writing)
+    one.until((one.folder / "up").exists)
+    one.process.send_signal(signal.SIGHUP)
+    assert one.stopped(number) == 0, one.said()
+    with open(reading) as said:
+        assert json.loads(said.read())["stopped_by"] == number.name
+    assert one.said() == f"{number.name} came before it began to serve\n"
+
+
+def test_a_program_that_calls_for_a_box_is_begun_once(running):
+    reading, writing = os.pipe()
+    program = "from gemel.cli import main\nprint('once', flush=True)\nsys.argv[1:] = ['run', 'absent.yaml']\nmain()"
+    one = running("-c", f"import sys\n{program}", out=writing)
+    os.close(writing)
+    assert one.ended(START_S) == 0
+    with open(reading) as said:
+        assert said.read() == "once\n"
 
 
 def test_a_signal_ends_a_box_whose_cameras_are_silent(running):

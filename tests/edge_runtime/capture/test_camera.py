@@ -207,6 +207,18 @@ def test_pictures_that_do_not_decode_are_counted_and_passed_over(tmp_path):
     assert watched.camera.to_json()["undecodable"] == 1
 
 
+def test_a_source_of_which_no_picture_decodes_never_streams(tmp_path):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "0.jpg").write_bytes(b"no image")
+    once = Watched(CameraConfig("c", str(folder), 60.0)).camera
+    once.play()
+    assert once.to_json()["state"] == "ended" and once.error == "it has no frame that can be decoded"
+    with playing(folder, fps=60.0, loop=True) as watched:
+        told = watched.until(lambda now: now["undecodable"] > 2)
+    assert told["state"] == "connecting" and told["frame_age_s"] is None
+
+
 def test_what_takes_its_frames_may_fail_which_ends_that_camera_and_is_told(tmp_path):
     def refuse(query, frame):
         raise OSError("disk full")

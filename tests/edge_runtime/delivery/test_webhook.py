@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -25,9 +26,13 @@ from cryptography.x509.oid import NameOID
 from edge_runtime.delivery.webhook import WebhookConfig
 from tests.edge_runtime.delivery.parcels import courier, parcel, until
 
+ENDLESS = 299
+
 
 class Server(ThreadingHTTPServer):
-    """Answers with the next of `statuses`, then 204; a status of 0 is no answer until `freed` is set."""
+    """Answers with the next of `statuses`, then 204; a status of 0 is no answer until `freed` is set, and of ENDLESS
+    one that comes a byte at a time until then.
+    """
 
     daemon_threads = True
 
@@ -58,8 +63,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.got.append(body)
             self.server.users.append(self.headers["Authorization"])
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", "0" if status != ENDLESS else "1000000")
         self.end_headers()
+        with contextlib.suppress(OSError):  # whoever asked has gone
+            while status == ENDLESS and not self.server.freed.wait(0.01):
+                self.wfile.write(b".")
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -95,6 +103,15 @@ def test_what_the_server_refuses_is_given_up_and_what_it_never_takes_after_some_
         until(lambda: one.to_json()["queued"] == 0)
     assert frames(server) == [1, 3]
     assert one.to_json()["undelivered"] == {"refused": 1, "server_error": 1}
+
+
+def test_an_answer_that_does_not_end_is_not_waited_for(server):
+    server.statuses = [204, ENDLESS, 204, ENDLESS]
+    with courier(WebhookConfig(server.url, timeout_s=0.2)) as one:
+        for number in range(5):
+            one.offer(parcel(number))
+        until(lambda: one.to_json()["delivered"] == 5)
+    assert frames(server) == [0, 1, 2, 3, 4]
 
 
 def test_a_server_that_hangs_holds_up_nobody_and_is_told_of(server):

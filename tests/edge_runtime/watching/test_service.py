@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +15,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge_runtime.watching import service as serving
 from edge_runtime.watching.access import Access
 from edge_runtime.watching.measures import Measures
 from edge_runtime.watching.service import HttpService
@@ -219,6 +222,33 @@ def test_beyond_the_loopback_a_stranger_is_asked_for_the_token(box: Box, measure
         assert asked(address, "/api/status", **BEARER)[0] == 200
     finally:
         service.stop()
+
+
+def test_whoever_opens_connections_without_end_is_turned_away(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 3)
+    host, _, port = address.rpartition(":")
+    with contextlib.ExitStack() as opened:
+        for _ in range(3):
+            kept = opened.enter_context(socket.create_connection((host, int(port)), timeout=60.0))
+            kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 200 " in kept.recv(4096)
+        with pytest.raises(OSError):
+            asked(address, "/healthz")
+    until = time.monotonic() + 60.0
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            assert asked(address, "/healthz")[0] == 200
+            return
+    raise AssertionError("those who left still count")
+
+
+def test_what_is_no_http_leaves_nothing_in_the_log(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    host, _, port = address.rpartition(":")
+    for sent in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"):
+        with socket.create_connection((host, int(port)), timeout=60.0) as one:
+            one.sendall(sent + b"\r\n\r\n")
+            assert b" 400 " in one.recv(4096)
+    assert asked(address, "/healthz")[0] == 200 and not caplog.records
 
 
 def test_an_address_that_is_taken_is_one_line(address: str, box: Box, measures: Measures) -> None:

@@ -191,3 +191,10 @@ def test_a_process_that_begins_anew_is_the_same_and_starts_others_as_they_would_
         assert process.stdout is not None
         said = process.stdout.read().splitlines()
     assert said == [f"{process.pid} {given} ['one word', '-x'] 1", str(given)]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told so")
+def test_a_process_whose_environment_says_that_it_began_anew_goes_on_as_it_is() -> None:
+    said = "import os; os.environ['GEMEL_BEGAN'] = str(os.getpid()); os.environ.pop('GLIBC_TUNABLES', None)\n"
+    done = subprocess.run([sys.executable, "-c", said + BEGUN], capture_output=True, text=True, check=True)
+    assert " None [] 0\nNone\n" in done.stdout

@@ -1,0 +1,23 @@
+"""What a box is asked by signals: which of them are one request, and which is another."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from edge_runtime.serving.signals import TOGETHER_S, signals
+
+
+def test_signals_that_come_together_are_one_and_a_later_one_does_not_wait() -> None:
+    now = [100.0]
+    with signals(stopping := threading.Event(), lambda: now[0]) as asked:
+        asked.is_serving = True
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stopping.is_set() and asked.reasons == ["SIGTERM"]
+        now[0] += 2 * TOGETHER_S
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert asked.reasons == ["SIGTERM", "SIGINT"]
