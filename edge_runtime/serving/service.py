@@ -128,7 +128,7 @@ class Serving:
                 tidied_at = time.monotonic()
 
     def _tidy(self) -> None:
-        """Give back what is free, garbage in circles too; what a box consists of is looked through once for each box."""
+        """Give back what is free, garbage in circles too; what a box consists of is looked through once."""
         if self._is_settled.is_set():
             gc.collect()
         else:
