@@ -38,21 +38,21 @@ def test_it_shares_the_others_weights_and_they_stay_as_they_are(bench: Workbench
 
 
 def test_a_layer_that_only_one_of_the_others_has_is_shared_with_it(
-    bench: Workbench, merged: Merged, left: Case
+    bench: Workbench, merged: Merged, left: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """q2 shares nothing but the first layer: the other layers of it and q0 are two weights each."""
     plan = merged.plan.without("q1").with_private("q2", ["body.0", "last.0"])
     others = Merged(plan, {query: merged.states[query] for query in ("q0", "q2")})
-    bench.ratio = lambda *_: 1.0
+    monkeypatch.setattr(bench, "ratio", lambda *_: 1.0)
     after, _ = join_all(bench, others, merged.plan, [left], Journal(), Bounds(bench.work))
     assert (("q0", "body.0"), ("q1", "body.0")) in after.plan.shared
 
 
 def test_who_bears_nothing_is_left_out_as_the_original_without_a_word(
-    bench: Workbench, merged: Merged, left: Case
+    bench: Workbench, merged: Merged, left: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = Merged(merged.plan.without("q1"), merged.states)
-    bench.ratio = lambda *_: 0.5
+    monkeypatch.setattr(bench, "ratio", lambda *_: 0.5)
     after, rows = join_all(bench, others, merged.plan, [left], Journal(), Bounds(bench.work))
     assert after.plan == others.plan and [row["ratio"] for row in rows] == [0.5]
     original = bench.originals["q1"].state_dict()
