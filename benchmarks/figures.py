@@ -111,6 +111,8 @@ def compressed(folder: Path) -> dict[str, Table]:
             continue
         said = f"`python -m benchmarks.compression.{name} WORKLOAD.yaml --json FILE`; {_served(kept)}"
         tables[f"compression-{name}"] = (said, room.HEADS, room.rows(kept))
+        if room is smallest:
+            tables["compression-together"] = ("From the same records", smallest.TOGETHER, smallest.together(kept))
     return tables
 
 

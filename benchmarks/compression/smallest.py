@@ -39,7 +39,7 @@ from models.errors import InputError
 from models.files.atomic import writing
 from models.parts.terms import BITS
 from models.sharing.groups import ceiling_bytes
-from models.sharing.layers import weight_key
+from models.sharing.layers import model_bytes, weight_key
 from models.sharing.plan import SharingPlan
 from models.workload import load_workload
 from models.zoo import is_zoo_name
@@ -58,6 +58,8 @@ HEADS = (
     "claimed: at most",
     "holds",
 )
+TOGETHER = ("arm", "models", "bytes, MB", "of the largest in float32", "met on test", "worst ratio")
+WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
 
 
 def merged_of(bench: Workbench, path: Path) -> tuple[str, Merged]:
@@ -122,6 +124,29 @@ def rows(kept: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
             holds = "yes" if ratio <= limit and every else "no" if every else "no: a query is below its target"
             found.append((*row, _mb(arm["bytes"]), _met(arm), ratio, limit, holds))
     return found
+
+
+def together(kept: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """A row of TOGETHER for each arm: all models of these workloads, beside the largest single one in float32."""
+    largest = max(
+        model_bytes(query) for one in kept for query in load_workload(WORKLOADS / f"{one['workload']}.yaml").queries
+    )
+    found = []
+    for said, chosen in (
+        (f"`{NONE}`", [one["arms"][NONE] for one in kept]),
+        ("merged", [_merged(one) for one in kept]),
+    ):
+        queries = [query for arm in chosen for query in arm["queries"]]
+        total = sum(arm["bytes"] for arm in chosen)
+        worst = min(queries, key=lambda query: query["ratio"])
+        met = f"{sum(query['met'] for query in queries)} of {len(queries)}"
+        found.append((said, len(queries), _mb(total), total / largest, met, f"{worst['ratio']:.3f} ({worst['id']})"))
+    return found
+
+
+def _merged(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arm of what was merged; that of the originals where nothing was."""
+    return next((arm for name, arm in one["arms"].items() if name != NONE), one["arms"][NONE])
 
 
 def _mb(count: int) -> str:

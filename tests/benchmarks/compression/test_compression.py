@@ -75,6 +75,21 @@ def test_the_claim_holds_within_the_limit_and_with_every_query_at_its_target(
     assert smallest.rows([kept])[0][-1] == "-"
 
 
+def test_all_models_together_stand_beside_the_largest_of_them() -> None:
+    def arm(nbytes: int, *ratios: float) -> dict[str, Any]:
+        queries = [{"id": f"q{ratio}", "ratio": ratio, "met": ratio >= 0.95} for ratio in ratios]
+        return {"bytes": nbytes, "queries": queries}
+
+    kept = [
+        {"workload": "gti", "arms": {"none": arm(8_000_000, 0.97, 0.94), "wide": arm(5_000_000, 0.96, 0.99)}},
+        {"workload": "published", "arms": {"none": arm(1_000_000, 1.0)}},
+    ]
+    largest = 85_268_576  # a ResNet-34 of two classes, buffers and all
+    none, merged = smallest.together(kept)
+    assert none == ("`none`", 3, "9.00", pytest.approx(9e6 / largest, rel=1e-3), "2 of 3", "0.940 (q0.94)")
+    assert merged == ("merged", 3, "6.00", pytest.approx(6e6 / largest, rel=1e-3), "3 of 3", "0.960 (q0.96)")
+
+
 def test_a_bundle_of_another_workload_is_one_clear_line(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
