@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,7 @@ from models.tasks import task_of
 from models.workload import Query, Workload
 
 T = TypeVar("T")
+_Settings = tuple[Mapping[str, Any], Mapping[str, str]]
 READING, JUDGING = "reading the models and frames", "judging the originals"
 """The stages of `open`."""
 CALIBRATION_FRAMES = 256
@@ -100,14 +101,14 @@ class Workbench(Stock):
         The work is everyone's. In between all originals lie on its device.
         """
 
-        def alone() -> tuple[T, float, Mapping[str, Any]]:
+        def alone() -> tuple[T, float, _Settings]:
             with self._alone():
-                return compute(), self.work.total, self.fitting.to_plain()
+                return compute(), self.work.total, self._settings()
 
         if self.crew.size == 1:
             return compute()
-        found, self.work.total, layout = self.crew.once(alone, 0 if query is None else self.crew.owner(query))
-        self.fitting.agree([layout])
+        found, self.work.total, settings = self.crew.once(alone, 0 if query is None else self.crew.owner(query))
+        self._agree([settings])
         return found
 
     def everywhere(self, find: Callable[[], Mapping[str, T]]) -> dict[str, T]:
@@ -119,13 +120,13 @@ class Workbench(Stock):
             return dict(find())
         before, told = self.work.total, list[tuple[str, dict[str, Any]]]()
 
-        def alone() -> tuple[dict[str, T], float, list[Any], Mapping[str, Any]]:
+        def alone() -> tuple[dict[str, T], float, list[Any], _Settings]:
             with self._alone(told):
-                return dict(find()), self.work.total - before, told, self.fitting.to_plain()
+                return dict(find()), self.work.total - before, told, self._settings()
 
         rows = self.crew.each(alone)
         self.work.total = before + sum(work for _, work, *_ in rows)
-        self.fitting.agree([layout for *_, layout in rows])
+        self._agree([settings for *_, settings in rows])
         for event, fields in [one for _, _, own, _ in rows for one in own]:
             self.progress(event, **fields)
         return {name: value for found, *_ in rows for name, value in sorted(found.items())}
@@ -145,6 +146,16 @@ class Workbench(Stock):
             self.workers, self.progress = workers, progress
             for model in away:
                 model.to("cpu")
+
+    def _settings(self) -> _Settings:
+        """How this process trains by now: how steps are laid out, and in which precision."""
+        return self.fitting.to_plain(), {} if self.precisions is None else self.precisions.to_plain()
+
+    def _agree(self, found: Sequence[_Settings]) -> None:
+        """Train as the processes do that have just been apart, or the others would ask for what one knows already."""
+        self.fitting.agree([layout for layout, _ in found])
+        if self.precisions is not None:
+            self.precisions.agree([precisions for _, precisions in found])
 
     def states(self, models: Mapping[str, nn.Module], plan: SharingPlan) -> dict[str, State]:
         """A copy of the state of each model that shares under a plan, wherever it lies."""
@@ -247,9 +258,7 @@ class Workbench(Stock):
         choose = partial(known.of, self.queries[query], model, partial(self._few, query))  # type: ignore[union-attr]
         if self.crew.size == 1 or not known.unknown(self.queries[query]):  # type: ignore[union-attr]
             return choose()
-        chosen = self.everywhere(lambda: {query: choose()} if self.crew.has(query) else {})[query]
-        known.adopt(self.queries[query], chosen)  # type: ignore[union-attr]
-        return chosen
+        return self.everywhere(lambda: {query: choose()} if self.crew.has(query) else {})[query]
 
     def match_scores(self, query: str, model: nn.Module) -> State:
         """Let a detector's score be reached as often as by its original; the biases that were moved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -85,9 +85,14 @@ class Precisions:
         """Whether `of` would have to measure."""
         return self._option == "auto" and _architecture(query) not in self._known
 
-    def adopt(self, query: Query, chosen: str) -> None:
-        """Keep what was measured elsewhere for this query's architecture."""
-        self._known[_architecture(query)] = chosen
+    def agree(self, found: Iterable[Mapping[str, str]]) -> None:
+        """Keep what several processes know, the first where they chose differently, so that all do the same."""
+        for known in reversed(list(found)):
+            self._known.update(known)
+
+    def to_plain(self) -> dict[str, str]:
+        """What was chosen, as plain values."""
+        return dict(self._known)
 
     def chosen(self, query: Query) -> str | None:
         """What `of` returned for this query's architecture; None where nobody has asked yet."""
@@ -108,8 +113,12 @@ class Settled:
         """See `Precisions.unknown`: everything is known."""
         return False
 
-    def adopt(self, query: Query, chosen: str) -> None:
-        """See `Precisions.adopt`: everything is known."""
+    def agree(self, found: Iterable[Mapping[str, str]]) -> None:
+        """See `Precisions.agree`: everything is known."""
+
+    def to_plain(self) -> dict[str, str]:
+        """See `Precisions.to_plain`: nobody has to be told."""
+        return {}
 
 
 def _architecture(query: Query) -> str:
