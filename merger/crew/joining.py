@@ -35,7 +35,7 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Crew]:
         return
     cards = torch.cuda.is_available()
     if cards:
-        torch.cuda.set_device(int(environment.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+        torch.cuda.set_device(_card(environment, rank, torch.cuda.device_count()))
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cards else "gloo", rank=rank, world_size=size)
         link = Processes()
@@ -61,6 +61,15 @@ def _numbers(environment: Mapping[str, str]) -> tuple[int, int]:
         told = f"{environment['RANK']} of {environment['WORLD_SIZE']}"
         raise InputError("RANK", f"{told} processes makes no sense", "start with torchrun, or unset WORLD_SIZE")
     return rank, size
+
+
+def _card(environment: Mapping[str, str], rank: int, cards: int) -> int:
+    """The card of this process, one of so many on this machine: NCCL does not let two processes share one."""
+    local, processes = int(environment.get("LOCAL_RANK", rank % cards)), int(environment.get("LOCAL_WORLD_SIZE", 1))
+    if max(local + 1, processes) > cards:
+        fault, remedy = f"starts more processes here than there are cards ({cards})", "lower --nproc-per-node"
+        raise InputError("torchrun", fault, f"{remedy}, or set CUDA_VISIBLE_DEVICES= to merge on the processor")
+    return local
 
 
 class Processes:

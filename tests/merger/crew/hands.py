@@ -19,15 +19,18 @@ _forks.set_forkserver_preload([__name__, "merger", "tests.merger.options", "test
 
 
 class Hands:
-    """`count` processes that call `work(crew, *given)`, at the top of a module, with plain values."""
+    """`count` processes that call `work(crew, *given)`, at the top of a module, with plain values.
 
-    def __init__(self, count: int, work: Callable[..., Any], *given: Any) -> None:
+    Each does what comes `first` before it joins the others.
+    """
+
+    def __init__(self, count: int, work: Callable[..., Any], *given: Any, first: Callable[[], Any] = dict) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         ends = [_forks.Pipe(duplex=False) for _ in range(count)]
         self.processes = [
-            _forks.Process(target=_hand, args=(rank, count, port, said, work, given))
+            _forks.Process(target=_hand, args=(rank, count, port, said, work, given, first))
             for rank, (_, said) in enumerate(ends)
         ]
         for process in self.processes:
@@ -59,10 +62,13 @@ def together(count: int, work: Callable[..., Any], *given: Any) -> list[Any]:
     return found
 
 
-def _hand(rank: int, count: int, port: int, said: Any, work: Callable[..., Any], given: tuple) -> None:
+def _hand(
+    rank: int, count: int, port: int, said: Any, work: Callable[..., Any], given: tuple, first: Callable[[], Any]
+) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{count}", MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
     try:
+        first()
         with joined() as crew:
             answer = work(crew, *given)
     except BaseException as error:

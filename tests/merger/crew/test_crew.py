@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
+from functools import partial
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from merger.crew.alike import check_alike
 from merger.crew.crew import Crew, ToldElsewhere
@@ -31,6 +35,19 @@ def test_numbers_that_torchrun_never_gives_are_refused(rank: str, size: str) -> 
         pass
 
 
+def test_more_processes_than_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    two = {**TOLD, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    with (
+        pytest.raises(
+            InputError, match=r"starts more processes here than there are cards \(1\); lower --nproc-per-node"
+        ),
+        joined(two),
+    ):
+        pass
+
+
 def _told(crew: Crew) -> dict[str, object]:
     crew.place([["a"], ["b"]])
     own = crew.mine(["a", "b"])
@@ -46,6 +63,25 @@ def test_each_has_its_queries_and_all_know_the_same() -> None:
     assert first.pop("own") == ["a"] and second.pop("own") == ["b"]
     assert first == second
     assert first["once"] == 1 and first["each"] == [0, 1] and first["alone"] == (1, ["a", "b"], True)
+
+
+def _impatient() -> None:
+    dist.distributed_c10d.default_pg_timeout = timedelta(seconds=1)
+
+
+def _at_their_own_pace(crew: Crew) -> list[float]:
+    """One is alone for longer than torch has others wait; then each comes late to what all do."""
+    link, total = crew.link, torch.ones(3)
+    crew.once(partial(time.sleep, 2.0))
+    time.sleep(2.0 * crew.rank)
+    link.meet((0, 1))
+    time.sleep(2.0 - 2.0 * crew.rank)
+    link.reduce(total, (0, 1)).wait()
+    return total.tolist()
+
+
+def test_others_wait_however_long_one_works_alone() -> None:
+    assert Hands(2, _at_their_own_pace, first=_impatient).answers() == [[2.0, 2.0, 2.0]] * 2
 
 
 def _other_files(crew: Crew) -> None:
