@@ -20,7 +20,7 @@ from typing import Any
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
 from merger.bench.method import MergeOptions, method
-from merger.bench.pace import laid_out, training_speed
+from merger.bench.pace import begins, laid_out, training_speed
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import tied_and_judged
 from merger.bench.workbench import Workbench
@@ -110,9 +110,9 @@ def _merged(
 ) -> tuple[Merged, Recipe]:
     """What the training of all that share under a plan comes to, and the recipe that it took."""
     required, originals = options.required(bench), snapshots(bench.originals)
-    recipe = laid_out(bench, plan, recipe, checkpoint)
+    recipe = laid_out(bench, begins(plan), recipe, checkpoint)
     if math.isfinite(bounds.ends):
-        speed = checkpoint.step("speed", partial(training_speed, bench, sorted(plan.queries()), recipe))
+        speed = checkpoint.step("speed", partial(training_speed, bench, plan, recipe))
         bounds = replace(bounds, speed=speed)
     bench.begin(CHOOSING, work=work_of_choosing(bench, plan))
     answered = bench.once(Parts(bench, plan, required, checkpoint, bounds).answered)
@@ -295,8 +295,7 @@ def _begun(sprints: Sprints, apart: Mapping[str, State]) -> dict[str, Any]:
 
 def _chosen(sprints: Sprints, apart: Mapping[str, State] | None = None) -> Start:
     most_work = sprints.checkpoint.step("most work", lambda: CHOICE * sprints.bounds.work_left)
-    choose = partial(choose_start, sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work)
-    return sprints.bench.once(choose)
+    return choose_start(sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work)
 
 
 def _tied(sprints: Sprints, start: Start) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from merger.start.solving import STAGES as SOLVED_STAGES
 from merger.start.solving import most_flops, solved
 from merger.training.features import watched_layers, watching
 from models.sharing.layers import weight_key
-from models.sharing.plan import SharingPlan, tie
+from models.sharing.plan import SharingPlan
 
 MEAN, ALIGNED, SOLVED = "mean", "aligned mean", "solved"
 JUDGED_ON = 3
@@ -86,10 +86,11 @@ def choose_start(
     models whose channels were brought into one order is tried too. Where the best is far off, the best mean is tried
     once more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
     that), and the least is taken. What `most_work` is not enough for is left out, but for the mean. Progress hears of
-    the ancestry and of the error of every start.
+    the ancestry and of the error of every start. Several processes judge starts together, each its own queries; the
+    first alone brings channels into one order and solves.
     """
     found = snapshots(bench.originals) if apart is None else dict(apart)
-    kin = apart is None and _have_common_ancestor(bench, plan, found)
+    kin = apart is None and bench.once(partial(_have_common_ancestor, bench, plan, found))
     in_order = kin or apart is not None
     donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
     cost = _costs(bench, plan)
@@ -99,7 +100,7 @@ def choose_start(
     starts[MEAN] = (found, averaged(plan, found))
     ordered = found
     if ALIGNED in planned:
-        ordered = journal.step(ALIGNED, lambda: aligned(bench, plan, donors[0], journal, found))
+        ordered = journal.step(ALIGNED, lambda: bench.once(lambda: aligned(bench, plan, donors[0], journal, found)))
         starts[ALIGNED] = (ordered, averaged(plan, ordered))
     judge = Judge(bench, plan.queries(), journal)
     errors = {name: judge.errors(name, plan, states) for name, (_, states) in starts.items()}
@@ -110,11 +111,11 @@ def choose_start(
             (name for name in (MEAN, ALIGNED) if name in starts), key=lambda name: together(errors[name].values())
         )
         wanted, states = starts[mean]
-        states = journal.step(SOLVED, lambda: solved(bench, plan, wanted, states, journal))
+        states = journal.step(SOLVED, lambda: bench.once(lambda: solved(bench, plan, wanted, states, journal)))
         after = judge.errors(f"{mean}, {SOLVED}", plan, states)
         if together(after.values()) < together(errors[best].values()):
-            return replace(start, states=states, errors=after, own=wanted)
-    return start
+            start = replace(start, states=states, errors=after, own=wanted)
+    return bench.once(lambda: start)  # the same bits everywhere
 
 
 def most_work(bench: Workbench, plan: SharingPlan) -> float:
@@ -192,11 +193,19 @@ def together(errors: Collection[float]) -> float:
 
 
 class Judge:
-    """How far starts are off: the part of the heads' inputs that is lost, on a few train frames of each query."""
+    """How far starts are off: the part of the heads' inputs that is lost, on a few train frames of each query.
+
+    Several processes judge together; each knows only what its own originals have there.
+    """
 
     def __init__(self, bench: Workbench, queries: Iterable[str], journal: Journal) -> None:
         self._bench, self._queries, self._journal = bench, sorted(queries), journal
-        self._wanted: dict[str, list[Tensor]] = journal.step("originals' features", self._originals)
+        self._mine = bench.crew.mine(self._queries)
+        self._wanted: dict[str, list[Tensor]] = {}
+        if bench.crew.size > 1:
+            bench.everywhere(lambda: self._wanted.update(self._originals()) or {})
+        else:
+            self._wanted = journal.step("originals' features", self._originals)
 
     def errors(self, name: str, plan: SharingPlan, states: Mapping[str, State]) -> dict[str, float]:
         """What each query loses tied with a start of this name; progress hears of it, and what they lose together."""
@@ -213,13 +222,17 @@ class Judge:
         return error
 
     def _errors(self, plan: SharingPlan, states: Mapping[str, State]) -> dict[str, float]:
-        models = self._bench.models(self._queries, states, plan)
-        tie(models, plan)
-        return {query: self.error(query, model) for query, model in models.items()}
+        """One model after the other: a card has no room for all beside the originals."""
+
+        def own() -> dict[str, float]:
+            return {query: self.error(query, self._bench.models([query], states, plan)[query]) for query in self._mine}
+
+        found = self._bench.everywhere(own)
+        return {query: found[query] for query in self._queries}
 
     @torch.no_grad()
     def _originals(self) -> dict[str, list[Tensor]]:
-        return {query: self._features(query, self._bench.originals[query]) for query in self._queries}
+        return {query: self._features(query, self._bench.originals[query]) for query in self._mine}
 
     def _features(self, query: str, model: nn.Module) -> list[Tensor]:
         data, found = self._bench.train[query], self._bench.queries[query]

@@ -22,7 +22,7 @@ from merger.journal.steps import Journal
 from merger.training.nodes import seed_of
 from models.parts.norms import norms_of
 from models.sharing.layers import weight_key
-from models.sharing.plan import Member, SharingPlan, tie
+from models.sharing.plan import Member, SharingPlan
 
 FRAMES = 32
 BATCH = 8
@@ -57,7 +57,7 @@ def solved(
     size = -(-len(sets) // STAGES)
     for start in range(0, len(sets), size or 1):
         stage = sets[start : start + size]
-        run = partial(_solve, bench, plan, stage, originals, found)
+        run = partial(_solve, bench, stage, originals, found)
         for query, changes in journal.step(f"solve from {start}", run).items():
             found[query].update(changes)
     return found
@@ -65,21 +65,16 @@ def solved(
 
 @torch.no_grad()
 def _solve(
-    bench: Workbench, plan: SharingPlan, stage: Sets, originals: Mapping[str, State], states: Mapping[str, State]
+    bench: Workbench, stage: Sets, originals: Mapping[str, State], states: Mapping[str, State]
 ) -> dict[str, State]:
     """Query -> what changes in its state: the weights of these sets, and the members' own biases."""
     paths: dict[str, list[str]] = {}
     for members in stage:
         for query, path in members:
             paths.setdefault(query, []).append(path)
-    models = bench.models(paths, states)
-    tie(models, plan)
-    teachers = bench.models(paths, originals)
     equations: dict[Member, _Equations] = {}
-    for query, model in models.items():
-        own = [path for path in modules_among(model, paths[query]) if _solvable(model.get_submodule(path))]
-        bench.calibrate(query, model, FRAMES)
-        found = _equations(bench, query, model.eval(), teachers[query].eval(), own)
+    for query, own in paths.items():
+        found = _equations(bench, query, own, originals, states)
         equations.update({(query, path): equation for path, equation in found.items()})
     changes: dict[str, State] = {query: {} for query in paths}
     for members in stage:
@@ -141,9 +136,17 @@ def _solvable(layer: nn.Module) -> bool:
 
 
 def _equations(
-    bench: Workbench, query: str, model: nn.Module, teacher: nn.Module, paths: Sequence[str]
+    bench: Workbench, query: str, paths: Sequence[str], originals: Mapping[str, State], states: Mapping[str, State]
 ) -> dict[str, _Equations]:
-    """Path -> sums over samples of what goes in (the merged network) and what shall come out (the original's)."""
+    """Path -> sums over samples of what goes in (the merged network) and what shall come out (the original's).
+
+    Both are made here, for a card has no room for those of all queries.
+    """
+    model, teacher = (bench.models([query], given)[query] for given in (states, originals))
+    paths = [path for path in modules_among(model, paths) if _solvable(model.get_submodule(path))]
+    bench.calibrate(query, model, FRAMES)
+    for one in (model, teacher):
+        one.eval()
     has_norms = bool(norms_of(model))
     found: dict[str, _Equations] = {}
     frames = raw_frames(bench, query, FRAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +11,24 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+import merger.start.choosing as choosing_module
+from merger.bench.elsewhere import assign
 from merger.bench.merged import State, snapshot
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
+from merger.crew.crew import Crew
 from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.start.ancestry import COMMON, kinship
 from merger.start.choosing import Judge, Start, affordable, averaged, choose_start, donated, together
 from models.parts.norms import norms_of
+from models.sharing.groups import groups
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
-from models.workload import Workload
+from models.workload import Workload, load_workload
+from tests.merger.crew.hands import together as together_in
 
 
 @pytest.fixture
@@ -229,6 +237,45 @@ def _give_an_ancestor(bench: Workbench) -> None:
 
 def _plan_of_three() -> SharingPlan:
     return SharingPlan(tuple(tuple((q, path) for q in ("q0", "q1", "q2")) for path in ("stem.0", "body.0", "last.0")))
+
+
+def _chosen(crew: Crew, path: Path) -> dict[str, Any]:
+    """What a start comes to in this process, and the queries it judged."""
+    choosing_module.FAR = 0.0
+    bench, judged = Workbench(load_workload(path), crew=crew), list[str]()
+    bench.crew.each(lambda: bench.load(lambda done: None))
+    assign(bench)
+    own = Judge.error
+    Judge.error = lambda judge, query, model: judged.append(query) or own(judge, query, model)  # type: ignore
+    start = choose_start(bench, SharingPlan.of(groups(bench.layers)), Journal())
+    return {**start.__dict__, "work": bench.work.total, "judged": set(judged), "mine": set(crew.mine(bench.queries))}
+
+
+def test_several_processes_choose_as_one_does_and_judge_their_own(workload: Workload) -> None:
+    alone = _chosen(Crew(), workload.path)
+    for one in together_in(2, _chosen, workload.path):
+        assert one["judged"] == one["mine"] < alone["judged"] == {"q0", "q1", "q2"}
+        assert (one["errors"], one["work"], one["far"]) == (alone["errors"], alone["work"], alone["far"])
+        for query, state in alone["states"].items():
+            assert all(torch.equal(one["states"][query][name], tensor) for name, tensor in state.items())
+
+
+def test_starts_are_judged_and_solved_with_one_model_after_the_other(
+    bench: Workbench, always_solved: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, most, own = list[weakref.ref](), 0, Workbench.models
+
+    def models(bench: Workbench, *given: Any) -> dict[str, nn.Module]:
+        nonlocal most
+        found = own(bench, *given)
+        made.extend(map(weakref.ref, found.values()))
+        gc.collect()
+        most = max(most, sum(one() is not None for one in made))
+        return found
+
+    monkeypatch.setattr(Workbench, "models", models)
+    choose_start(bench, _plan_of_three(), Journal())
+    assert most == 2, "a card has no room for all of them beside the originals"
 
 
 def _heard(bench: Workbench) -> list[tuple[str, dict[str, Any]]]:
