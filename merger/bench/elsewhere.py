@@ -18,6 +18,7 @@ from merger.crew.placing import crossing, placed
 from merger.journal.checkpoint import STATE, Checkpoint
 from merger.journal.progress import Progress
 from merger.journal.steps import Journal
+from merger.training.fitting import Fitting
 from merger.training.precision import Settled
 from merger.workers.cluster import Cluster, connected
 from merger.workers.fellows import Fellows
@@ -95,6 +96,7 @@ class Desk:
         bench.work.total = 0
         journal.meter = bench.work
         bench.precisions = Settled(order.precisions) if order.precisions else None
+        bench.fitting = Fitting(dict(order.layout), bench.progress)
         with using(order.threads):
             value = job.do(bench, journal, **job.given)
         return Done(value, bench.work.total)

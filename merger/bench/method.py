@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from merger.bench.merged import Merged
+from merger.bench.pace import laid_out
+from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Trial
@@ -63,15 +65,27 @@ class MergeOptions:
 Method = Callable[[Workbench, MergeOptions, Checkpoint], Merged]
 Trials = Callable[[Workbench, MergeOptions, Sequence[Mapping[str, Any]], float], list[Trial]]
 """From the workbench, the options, the log and the work of a method that has run: how each set was tried."""
+Trains = Callable[[Workbench, MergeOptions], Standing | None]
+"""What a method trains together at first, with the originals' weights; None where that is nothing."""
 METHODS: dict[str, Method] = {}
 TRIALS: dict[str, Trials] = {}
 
 
-def method(name: str, trials: Trials = lambda *_: []) -> Callable[[Method], Method]:
-    """Enter a method under the name the command line knows; `trials` accounts for the sets it tries, if any."""
+def method(name: str, trials: Trials = lambda *_: [], trains: Trains | None = None) -> Callable[[Method], Method]:
+    """Enter a method under the name the command line knows; `trials` accounts for the sets it tries, if any.
+
+    What it `trains` at first is laid out on a card before it begins (merger.bench.pace); one that does not say lays out
+    its training itself, or goes on with less where memory is full.
+    """
 
     def enter(function: Method) -> Method:
-        METHODS[name], TRIALS[name] = function, trials
+        def laid_out_first(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+            start = trains(bench, options) if trains is not None and bench.device.type != "cpu" else None
+            if start is not None:
+                laid_out(bench, start, options.recipe, checkpoint)
+            return function(bench, options, checkpoint)
+
+        METHODS[name], TRIALS[name] = laid_out_first, trials
         return function
 
     return enter

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.fitting import Layout, first_that_fits, layouts
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.errors import InputError
-from models.sharing.plan import SharingPlan, tie
+from models.sharing.plan import SharingPlan
 
 STEPS = 3
 """Steps that are timed, the first of which only warms up."""
 
 
 def training_speed(
-    bench: Workbench, queries: Sequence[str], recipe: Recipe, clock: Callable[[], float] = time.monotonic
+    bench: Workbench, plan: SharingPlan, recipe: Recipe, clock: Callable[[], float] = time.monotonic
 ) -> float:
-    """The work (image passes x FLOPs) that a joint training of these queries does in a second; inf where none is seen.
+    """The work (image passes x FLOPs) that a joint training of all who share does in a second; inf where none is seen.
 
-    Copies of the originals are trained for a few steps, which count as work.
+    Copies of the originals are tied and trained for a few steps, which count as work.
     """
-    training = bench.training(bench.models(queries), replace(recipe, epochs=1, frames_per_epoch=STEPS * recipe.batch))
+    models, few = begins(plan).models(bench), replace(recipe, epochs=1, frames_per_epoch=STEPS * recipe.batch)
+    training = bench.training(models, few, (), plan)
     seen = [(clock(), bench.work.total)]
     training.after_step = lambda: seen.append((clock(), bench.work.total))
     with suppress(Diverged):
@@ -37,15 +39,21 @@ def training_speed(
     return bench.crew.first((after - before) / (ended - began) if ended > began else math.inf)
 
 
-def laid_out(bench: Workbench, plan: SharingPlan, recipe: Recipe, journal: Journal) -> Recipe:
+def begins(plan: SharingPlan, queries: Collection[str] = ()) -> Standing:
+    """The originals of these queries, or of all who share, tied under a plan: what a training begins with."""
+    return Standing(plan, {query: {} for query in sorted(queries or plan.queries())})
+
+
+def laid_out(bench: Workbench, start: Standing, recipe: Recipe, journal: Journal) -> Recipe:
     """The recipe as it fits the cards of this merge: tried once, kept in the journal, and told in one line.
 
-    What is tried is the training of all, with the precision it has. On a processor nothing is tried or changed.
+    What is tried is the training of all that `start`, with the precision it has. All trainings that follow are laid out
+    so (`Workbench.training`). On a processor nothing is tried or changed.
     """
     if bench.device.type == "cpu":
         return recipe
-    mine, possible = bench.crew.mine(sorted(plan.queries())), layouts(recipe)
-    found = possible[journal.step("layout", partial(_tried, bench, plan, recipe, possible))]
+    mine, possible = bench.crew.mine(start.states), layouts(recipe)
+    found = possible[journal.step("layout", partial(_tried, bench, start, recipe, possible))]
     if bench.fitting.layout is None:
         bench.fitting.take(found)
     chosen = bench.fitting.layout or found
@@ -54,25 +62,24 @@ def laid_out(bench: Workbench, plan: SharingPlan, recipe: Recipe, journal: Journ
     return chosen.recipe(recipe)
 
 
-def _tried(bench: Workbench, plan: SharingPlan, recipe: Recipe, possible: Sequence[Layout]) -> int:
+def _tried(bench: Workbench, start: Standing, recipe: Recipe, possible: Sequence[Layout]) -> int:
     """The layout that fits all processes; norms take the statistics of a node, so all have the same."""
-    mine = bench.crew.mine(sorted(plan.queries()))
-    attempt = partial(_fits, bench, plan, mine, recipe)
-    own = bench.everywhere(lambda: {str(bench.crew.rank): first_that_fits(possible, attempt)})
-    found = max(own.values())
-    precisions = bench.settled(sorted(plan.queries()))
+    own = {query: start.states[query] for query in bench.crew.mine(start.states)}
+    attempt = partial(_fits, bench, replace(start, states=own), recipe)
+    precisions = bench.settled(start.states)
+    found = max(bench.everywhere(lambda: {str(bench.crew.rank): first_that_fits(possible, attempt)}).values())
     full = [str(one) for one in possible[:found]]
     bench.progress("layout", chosen=str(possible[found]), full=full, precisions=precisions)
     return found
 
 
-def _fits(bench: Workbench, plan: SharingPlan, queries: Sequence[str], recipe: Recipe, layout: Layout) -> bool:
-    """Whether steps of training these queries so leave the card's memory enough."""
-    if not layout.place([bench.train[query].prepared for query in queries], bench.device):
+def _fits(bench: Workbench, start: Standing, recipe: Recipe, layout: Layout) -> bool:
+    """Whether steps of training these queries so leave the card's memory enough; a process without queries has it."""
+    if not start.states:
+        return True
+    if not layout.place([bench.train[query].prepared for query in start.states], bench.device):
         return False
-    models = bench.models(queries, plan=plan)
-    tie(models, plan)
-    training = bench.training(models, layout.trial(recipe), (), plan)
+    training = bench.training(start.models(bench), layout.trial(recipe), (), start.plan)
     training.fitting = None
     with suppress(Diverged):
         training.epoch()

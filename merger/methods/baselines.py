@@ -8,6 +8,7 @@ from merger.bench.attempt import train_while
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot, snapshots
 from merger.bench.method import MergeOptions, method
+from merger.bench.pace import begins
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
@@ -22,7 +23,11 @@ from models.sharing.plan import SharingPlan
 TRAINING = "training all models as they are"
 
 
-@method("none")
+def _all_as_they_are(bench: Workbench, options: MergeOptions) -> Standing:
+    return begins(SharingPlan(), bench.queries)
+
+
+@method("none", trains=lambda bench, options: _all_as_they_are(bench, options) if options.beyond else None)
 def none(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """The originals as they are; with `beyond`, what can be saved within each of them, and nothing between two."""
     merged = Merged(SharingPlan(), snapshots(bench.originals))
@@ -47,7 +52,7 @@ def ceiling(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
     return Merged(plan, snapshots(models))
 
 
-@method("joint")
+@method("joint", trains=_all_as_they_are)
 def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """The same retraining with nothing shared; a query keeps its best state on val, or its original's."""
     recipe, every = replace(options.recipe, seed=bench.seed), list(bench.queries)

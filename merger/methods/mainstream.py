@@ -24,6 +24,7 @@ from merger.bench.attempt import hopeless, train_while
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshot, snapshots
 from merger.bench.method import MergeOptions, method
+from merger.bench.pace import begins
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
@@ -63,7 +64,15 @@ def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float)
     return prefixes(sets, log, options.required(bench))
 
 
-@method("mainstream", _sets_tried)
+def _first_trained(bench: Workbench, options: MergeOptions) -> Standing | None:
+    """All that have a family where the recipe is chosen, else the heaviest of them alone."""
+    queries = [query for one in families(bench) for query in one.queries]
+    if queries and not options.choose_rate:
+        queries = [max(queries, key=lambda query: bench.work.of(bench.queries[query]))]
+    return begins(SharingPlan(), queries) if queries else None
+
+
+@method("mainstream", _sets_tried, _first_trained)
 def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
     found = families(bench)

@@ -12,18 +12,18 @@ from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions, method
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
-from merger.methods.paper import search, sets_tried, worthwhile
+from merger.methods.paper import first_trained, search, sets_tried, worthwhile
 from models.sharing.groups import Group
 
 
-@method("earliest", sets_tried)
+@method("earliest", sets_tried, first_trained)
 def earliest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the input first."""
     queue = worthwhile(bench, options)
     return search(bench, options, checkpoint, sorted(queue, key=_places(bench)))
 
 
-@method("latest", sets_tried)
+@method("latest", sets_tried, first_trained)
 def latest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the output first."""
     place = _places(bench)
@@ -31,7 +31,7 @@ def latest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> M
     return search(bench, options, checkpoint, sorted(queue, key=lambda group: -place(group)))
 
 
-@method("random", sets_tried)
+@method("random", sets_tried, first_trained)
 def shuffled(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups in an order drawn from the seed."""
     queue = worthwhile(bench, options)
@@ -39,7 +39,7 @@ def shuffled(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) ->
     return search(bench, options, checkpoint, queue)
 
 
-@method("one-model", sets_tried)
+@method("one-model", sets_tried, first_trained)
 def one_model(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """One model after the other joins those before it, group by group, the groups that save most first."""
     return search(bench, options, checkpoint, one_by_one(worthwhile(bench, options), list(bench.queries)))

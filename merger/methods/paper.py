@@ -11,6 +11,7 @@ from merger.bench.attempt import Attempt, attempt
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.method import MergeOptions, method
+from merger.bench.pace import begins
 from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
@@ -32,7 +33,13 @@ def sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) 
     return one_by_one([group.members for group in worthwhile(bench, options)], log, options.required(bench))
 
 
-@method("gemel", sets_tried)
+def first_trained(bench: Workbench, options: MergeOptions) -> Standing | None:
+    """What is tied where the recipe is chosen: much of what a search comes to; None where nothing can be shared."""
+    plan = _sample(bench, options)
+    return begins(plan) if plan.shared else None
+
+
+@method("gemel", sets_tried, first_trained)
 def paper(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Try the groups of the strict signature one by one, those that save most first."""
     return search(bench, options, checkpoint, worthwhile(bench, options))
@@ -87,16 +94,10 @@ def _accepted(bench: Workbench, checkpoint: Checkpoint) -> Merged:
 
 def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Recipe:
     """The options' recipe, or the best way to train on val with half of what could be shared tied at once."""
-    sample, saved = [], 0
-    found = worthwhile(bench, options)
-    for group in found:
-        if saved < SAMPLE * sum(group.saved_bytes for group in found):
-            sample.append(group)
-            saved += group.saved_bytes
-    if not options.choose_rate or not sample:
+    plan = _sample(bench, options)
+    if not options.choose_rate or not plan.shared:
         tell(bench, checkpoint, options.recipe)
         return options.recipe
-    plan = SharingPlan.of(sample)
     queries, recipes = sorted(plan.queries()), in_every_way(options.recipe)
 
     def choose() -> Recipe:
@@ -105,6 +106,17 @@ def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> 
 
     bench.begin(CHOOSING, work=most_work(bench, queries, recipes))
     return chosen(bench, checkpoint, choose)
+
+
+def _sample(bench: Workbench, options: MergeOptions) -> SharingPlan:
+    """The first groups that make up half of what could be shared."""
+    sample, saved = [], 0
+    found = worthwhile(bench, options)
+    for group in found:
+        if saved < SAMPLE * sum(group.saved_bytes for group in found):
+            sample.append(group)
+            saved += group.saved_bytes
+    return SharingPlan.of(sample)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def chosen(bench: Workbench, checkpoint: Checkpoint, choose: Callable[[], Recipe
 
 
 def tell(bench: Workbench, checkpoint: Checkpoint, recipe: Recipe, search_work: float = 0.0) -> None:
-    """Tell progress and the log by which recipe a method trains, and what work it took to find it."""
+    """Tell progress and the log by which recipe a method trains, as laid out, and what work it took to find it."""
+    recipe = bench.fitting.recipe(recipe)
     if not any("recipe" in row for row in checkpoint.log):
         checkpoint.note({"recipe": dict(recipe.__dict__), "search_work": search_work, "work": bench.work.total})
     told = {name: getattr(recipe, name) for name in ("rate", "epochs", "features", "private")}

@@ -16,6 +16,7 @@ import torch
 
 from merger.crew.crew import ALONE, Crew
 from merger.journal.steps import Journal, Meter
+from merger.training.fitting import Fitting
 
 WORTH_SENDING = 5e11
 """FLOPs of jobs beside each other from which workers do them: to start one takes seconds, and models travel."""
@@ -48,10 +49,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Order:
-    """How the jobs beside each other are to be done: torch threads for each, and the precision of every training."""
+    """How the jobs beside each other are to be done: torch threads for each, the precision of every training, and how
+    its steps are laid out (merger.training.fitting.Fitting).
+    """
 
     threads: int
     precisions: Mapping[str, str]
+    layout: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Employer(Protocol):
     workers: Workers | None
     threads: Threads
 
+    fitting: Fitting
+
     @property
     def work(self) -> Meter:
         """What counts the work."""
@@ -121,7 +127,8 @@ def _run(bench: Employer, journal: Journal, jobs: Sequence[Job]) -> list[Any]:
     # Not whether workers are there decides on the threads, or the outcome would depend on it.
     spread = len(jobs) > 1 and sum(job.flops for job in jobs) >= WORTH_SENDING
     threads = bench.threads.jobs if spread else bench.threads.main
-    order = Order(threads, bench.settled({query for job in jobs for query in job.trains}))
+    precisions = bench.settled({query for job in jobs for query in job.trains})
+    order = Order(threads, precisions, bench.fitting.to_plain())
 
     def note(job: Job, done: Done) -> None:
         arrived[job.name] = (done.value, done.work)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,10 @@ from merger.bench.stock import OnDemand
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.progress import silent
-from merger.workers.jobs import Threads
+from merger.journal.steps import Journal
+from merger.training.fitting import Layout
+from merger.training.recipe import Recipe
+from merger.workers.jobs import Job, Threads, run
 from models.errors import InputError
 from models.workload import Workload
 from tests.merger.tiny import weights_of
@@ -34,6 +39,20 @@ def test_a_node_with_other_weights_is_named_with_the_file(bench: Workbench, work
     path.unlink()
     with pytest.raises(InputError, match=r"has no .*q1\.safetensors \(query q1\)"):
         Desk(setup, silent)
+
+
+def _recipe(bench: Workbench, journal: Journal) -> Recipe:
+    return bench.training(bench.models(["q0"]), Recipe()).recipe
+
+
+def test_a_worker_lays_its_steps_out_as_the_merge_does(bench: Workbench) -> None:
+    desk, told = Desk(Setup.of(bench), silent), list[Any]()
+    workers: Any = SimpleNamespace(does_all=True)
+    workers.do = lambda jobs, order, arrived: told.extend(desk.do(job, order).value for job in jobs)
+    bench.workers = workers
+    bench.fitting.take(Layout(8, False, True))
+    found = run(bench, Journal(), "jobs", [Job("a", _recipe, {}, ("q0",))])
+    assert found == told == [Recipe(node=8, recompute=True)]
 
 
 def test_threads_stay_those_that_a_merge_began_with(bench: Workbench, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +13,26 @@ import pytest
 import torch
 
 import merger.bench.bounds as bounds_module
+import merger.bench.method as method_module
+from merger import METHODS, MergeOptions
 from merger.bench.bounds import Bounds
-from merger.bench.pace import STEPS, laid_out, training_speed
+from merger.bench.pace import STEPS, begins, laid_out, training_speed
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
 from merger.journal.steps import Journal
 from merger.methods.sprints import Sprints
-from merger.training.fitting import first_that_fits, layouts
+from merger.training.fitting import Fitting, first_that_fits, layouts
 from merger.training.loop import Training
 from merger.training.precision import Precisions
 from merger.training.recipe import Recipe
 from merger.training.work import Work
 from models.errors import InputError
 from models.frames.prepared import Prepared
+from tests.exhaustive import every
+from tests.merger.options import QUICK
+
+CHOOSING, CPU = replace(QUICK, choose_rate=True), torch.device("cpu")
 
 
 def test_the_work_left_is_what_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,10 +46,10 @@ def test_the_work_left_is_what_there_is_time_for(monkeypatch: pytest.MonkeyPatch
     assert replace(bounds, ends=90.0).work_left == 0 and Bounds(work, speed=5.0).work_left == math.inf
 
 
-def test_speed_is_measured_once_training_is_warm(bench: Workbench) -> None:
+def test_speed_is_measured_once_training_is_warm(bench: Workbench, sprints: Sprints) -> None:
     now = iter([0.0, 50.0, 51.0, 52.0])
     before = bench.work.total
-    speed = training_speed(bench, ["q0", "q2"], Recipe(), clock=lambda: next(now))
+    speed = training_speed(bench, sprints.plan, Recipe(), clock=lambda: next(now))
     spent = bench.work.total - before
     assert spent > 0 and speed == pytest.approx(spent * (STEPS - 1) / STEPS / 2)
 
@@ -86,7 +94,7 @@ def test_on_a_processor_nothing_is_tried_or_changed(
 ) -> None:
     journal, card = Journal(), _Card(bench, monkeypatch, lambda recipe: False)
     bench.device = torch.device("cpu")
-    assert laid_out(bench, sprints.plan, Recipe(), journal) == Recipe() and not card.tried
+    assert laid_out(bench, begins(sprints.plan), Recipe(), journal) == Recipe() and not card.tried
 
 
 @pytest.mark.parametrize(
@@ -108,13 +116,62 @@ def test_what_fits_is_tried_the_fastest_first_and_one_line_says_what_and_why(
     )
     card.room = room
     bench.precisions = Precisions("fp32", {})
-    found = laid_out(bench, sprints.plan, Recipe(), journal)
+    found = laid_out(bench, begins(sprints.plan), Recipe(), journal)
     assert found == Recipe(node=node, recompute=again) and card.tried == tried and card.placed[-1] == last
     (line,) = (one for one in card.told if one["event"] == "layout")
     assert f"{node} frames at once" in line["chosen"] and set(line["precisions"].values()) == {"fp32"}
     assert len(line["full"]) == len(tried) - 1 + (not room)
-    assert laid_out(bench, sprints.plan, Recipe(), journal) == found and card.tried == tried, "it is tried once"
+    assert laid_out(bench, begins(sprints.plan), Recipe(), journal) == found and card.tried == tried, "it is tried once"
     assert card.placed[-1] == last, "who goes on puts the frames there again"
+
+
+class _Begun(Exception):
+    """A method's own training has begun."""
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "several"),
+    every(
+        [
+            ("joint", QUICK, 3), ("joint", CHOOSING, 3), ("gemel", CHOOSING, 3), ("earliest", CHOOSING, 3),
+            ("mainstream", CHOOSING, 2), ("mainstream", QUICK, 1), ("none", replace(QUICK, beyond=True), 3),
+        ],
+        [("joint", QUICK, 3), ("gemel", CHOOSING, 3), ("mainstream", QUICK, 1)],
+    ),
+)  # fmt: skip
+def test_every_method_that_trains_is_laid_out_before_it_begins_and_when_it_goes_on(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: MergeOptions, several: int
+) -> None:
+    _Card(bench, monkeypatch, lambda recipe: recipe.recompute)
+    trial, tried, begun, told = Training.epoch, list[int](), list[Recipe](), list[dict[str, Any]]()
+
+    def epoch(training: Training) -> None:
+        if bench.device == CPU:
+            begun.append(training.recipe)
+            raise _Begun
+        tried.append(len(training.models))
+        trial(training)
+
+    def tell(event: str, **fields: Any) -> None:
+        told.extend([fields] if event == "layout" else [])
+
+    def and_then_computed(*given: Any) -> Recipe:
+        laid_out(*given)
+        bench.device = CPU  # what follows is computed
+        return given[2]
+
+    monkeypatch.setattr(Training, "epoch", epoch)
+    monkeypatch.setattr(method_module, "laid_out", and_then_computed)
+    bench.progress = tell
+    for resume in (False, True):
+        checkpoint = Checkpoint(tmp_path / "work", {}, resume)
+        bench.fitting, bench.device = Fitting(checkpoint.part("fitting")), torch.device("meta")
+        with pytest.raises(_Begun):
+            METHODS[method](bench, options, checkpoint)
+        checkpoint.write()
+    (line,) = told
+    assert "16 frames at once" in line["chosen"] and len(line["full"]) == 2
+    assert tried == [several] * 3 and begun[0] == begun[1] and begun[0].recompute, "it is tried once"
 
 
 def test_a_smaller_node_leaves_the_batch_as_it_is_and_a_smaller_batch_is_a_smaller_node() -> None:

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+import merger.training.precision as precision_module
 from merger.bench.elsewhere import assign
 from merger.bench.merged import snapshots
+from merger.bench.pace import begins, laid_out
 from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew, ToldElsewhere
+from merger.journal.steps import Journal
 from merger.start.choosing import averaged
 from merger.training.batches import Node
-from merger.training.loop import Diverged, TrainingSet
+from merger.training.loop import Diverged, Training, TrainingSet
 from merger.training.precision import Precisions
 from merger.training.recipe import Recipe
 from models.errors import GemelError
@@ -141,3 +144,37 @@ def test_the_bytes_handed_over_are_those_of_the_weights_that_cross(untrained: Pa
 def test_a_loss_that_is_no_number_ends_the_training_of_all_in_the_same_step(untrained: Path) -> None:
     one, other = together(2, trained, untrained, (), "q1")
     assert one == other and one["diverged"] == "q1"
+
+
+def settled(crew: Crew, path: Path, card: bool) -> Any:
+    """What is known of precisions after one process was apart, or after each has tried what fits a card."""
+    precision_module.measured = lambda model, images: {"fp32": 2.0 + crew.rank, "bf16": 1.0}
+    bench = Workbench(load_workload(path), crew=crew)
+    bench.precisions = Precisions("auto", {})
+    assign(bench)
+    if not card:
+        bench.once(lambda: bench.settled(["q0", "q1"]))
+        return bench.settled(bench.queries), bench.crew.mine(bench.queries)
+
+    def epoch(training: Training) -> None:
+        if crew.rank and not training.recipe.recompute:
+            raise torch.OutOfMemoryError
+
+    told: list[dict[str, Any]] = []
+    Training.epoch, Prepared.keep_on = epoch, lambda prepared, where: True  # type: ignore[assignment, method-assign]
+    bench.originals = dict(bench.originals)
+    bench.device, bench.progress = torch.device("meta"), lambda event, **fields: told.append(fields)
+    plan = SharingPlan.of(groups(bench.layers))
+    recipe = laid_out(bench, begins(plan), RECIPE, Journal())
+    return recipe, [fields["precisions"] for fields in told if "precisions" in fields]
+
+
+def test_what_one_process_has_found_apart_is_known_to_all_when_they_go_on_together(untrained: Path) -> None:
+    (first, own), (second, others) = together(2, settled, untrained, False)
+    assert own and others and first == second == dict.fromkeys(("q0", "q1", "q2"), "bf16")
+
+
+def test_processes_lay_their_steps_out_alike_in_precisions_that_all_know(untrained: Path) -> None:
+    first, second = together(2, settled, untrained, True)
+    assert first[0] == second[0] == replace(RECIPE, recompute=True)
+    assert first[1] == second[1] == [dict.fromkeys(("q0", "q1", "q2"), "bf16")]

@@ -12,6 +12,7 @@ from typing import Any
 from merger.journal.progress import Progress, silent
 from merger.journal.steps import Journal
 from merger.methods.rate import trial
+from merger.training.fitting import Fitting
 from merger.workers.jobs import Done, Job, Order, Threads
 from models.errors import InputError
 
@@ -34,6 +35,7 @@ class Bench:
         self.work = Meter()
         self.workers: Any = None
         self.threads = Threads(1, 1)
+        self.fitting = Fitting()
 
     def settled(self, queries: Any) -> Mapping[str, str]:
         """Nothing is trained in a precision."""
