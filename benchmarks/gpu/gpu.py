@@ -51,6 +51,7 @@ STAGES: Mapping[str, Stage] = {
     "serving": Stage("serving", "serve", 150),
     "merging": Stage("training", "merge", 180),
     "layout": Stage("training", "lay_out", 180),
+    "whole": Stage("training", "whole", 180),
     "compiled": Stage("running", "compiled", 400),
     "onnx": Stage("running", "onnx", 240),
 }

@@ -1,5 +1,5 @@
-"""Merging: how fast a card trains two models that share, how busy it is, whether it learns what the CPU does, and how a
-step is laid out that does not fit.
+"""Merging: how fast a card trains two models that share, how busy it is, whether it learns what the CPU does, how a
+step is laid out that does not fit, and whole merges.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,11 +20,14 @@ import yaml
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, SIZE, SMALL_SIZE
 from benchmarks.gpu.found import Found, Setting
+from merger import MergeOptions, TrainOptions, train_originals
+from merger import merge as merged
 from merger.training.fitting import Layout, first_that_fits, layouts
 from merger.training.loop import Training, TrainingSet
 from merger.training.precision import Precisions, apart
 from merger.training.recipe import Recipe
 from merger.training.work import Work
+from models.bundle import verify_bundle
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
 from models.products import in_full
@@ -97,6 +101,27 @@ def lay_out(setting: Setting, found: Found) -> None:
     images = sets[query.id].frames(range(min(16, frames)), setting.device)
     found.note("precision", Precisions("auto", {}).of(query, original, lambda: images))
     found.note("loss_by_precision", {kind: apart(query, original, images, kind) for kind in ("tf32", "bf16")})
+
+
+def whole(setting: Setting, found: Found) -> None:
+    """Originals trained, then merged by our method and by the paper's, from the files to a bundle."""
+    model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 64)
+    workload = _workload(setting.folder / "whole", model, size, frames)
+    train_originals(workload, options=TrainOptions(passes=setting.many(1024, 64), max_cycles=1))
+    for method in ("wide", "gemel"):
+        told, out = list[tuple[str, dict[str, Any]]](), setting.folder / f"{method}.safetensors"
+        options = MergeOptions(Recipe(epochs=setting.many(4, 1), frames_per_epoch=frames), max_minutes=0.5)
+
+        def tell(event: str, told: list = told, **fields: Any) -> None:
+            told.append((event, fields))
+
+        report = merged(workload, out, method, options=options, progress=tell)
+        found.note(f"{method}_saves", report.saved_fraction)
+        found.note(f"{method}_keeps", [query.ratio for query in report.queries])
+        found.holds(f"{method}_gives_a_bundle", not verify_bundle(out))
+        if setting.on_card:
+            found.note(f"{method}_layout", [fields["chosen"] for event, fields in told if event == "layout"])
+            found.holds(f"{method}_is_laid_out", any(event == "layout" for event, _ in told))
 
 
 def _peak(setting: Setting, begin: Callable[[], Training]) -> tuple[float, int]:

@@ -24,6 +24,7 @@ from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.start.channels import Channels, Part, channels_of, permuted
 from merger.training.features import watched_layers
+from merger.training.precision import multiplying
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -204,12 +205,15 @@ class CrossMoments:
 
 
 def _answers_the_same(bench: Workbench, query: str, state: State, channels: Channels, orders: Orders) -> bool:
-    """Whether a model's outputs stay as they are when its channels are permuted, tried on two frames."""
+    """Whether a model's outputs stay as they are when its channels are permuted, tried on two frames.
+
+    In full float32: a card's TF32 alone would move them as far as is allowed.
+    """
     frames = as_input(bench, query, raw_frames(bench, query, 2))
     answers = []
     for one in (state, permuted(state, channels, orders)):
         model: nn.Module = bench.models([query], {query: dict(one)})[query].eval()
-        with torch.no_grad():
+        with torch.no_grad(), multiplying("fp32", bench.device):
             answers.append([leaf for leaf in tree_leaves(model(frames)) if isinstance(leaf, Tensor)])
     bench.work.add(bench.queries[query], 2 * len(frames))
     return all(

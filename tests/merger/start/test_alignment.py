@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,26 @@ def test_alignment_brings_weights_of_independent_originals_together(bench: Workb
     plan = whole_plan(bench, MergeOptions())
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
     assert _cosine(plan.shared, aligned(bench, plan, "q0", Journal())) > _cosine(plan.shared, originals)
+
+
+def test_whether_it_answers_as_before_is_seen_in_full_float32_on_a_card(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, seen = as_input(bench, "q2", raw_frames(bench, "q2", 2)), list[bool]()
+    monkeypatch.setattr(alignment, "as_input", lambda *_: frames)
+    channels, own = orderable(bench, "q2"), Workbench.models
+
+    def models(*given: Any) -> Any:
+        found = own(*given)
+        found["q2"].register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+        return found
+
+    monkeypatch.setattr(Workbench, "models", models)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    bench.originals, bench.device = dict(bench.originals), torch.device("cuda")
+    assert channels is not None
+    assert alignment._answers_the_same(bench, "q2", snapshot(bench.originals["q2"]), channels, {})
+    assert seen == [False, False] and torch.backends.cudnn.allow_tf32
 
 
 def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
