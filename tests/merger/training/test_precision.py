@@ -123,10 +123,12 @@ def test_a_training_runs_in_the_precision_that_was_chosen(workload: Workload, ti
     assert bench.training(bench.models(["q0"]), Recipe()).precisions == {"q0": "fp32"}
 
 
-def test_the_rule_needs_no_clock() -> None:
+@pytest.mark.parametrize(("native", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_the_rule_needs_no_clock(monkeypatch: pytest.MonkeyPatch, native: bool, chosen: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
     depthwise = nn.Sequential(*(nn.Conv2d(4, 4, 3, groups=4) for _ in range(3)))
     assert by_rule(depthwise, torch.device("cpu")) == "fp32"
-    assert by_rule(depthwise, torch.device("cuda")) == "bf16"
+    assert by_rule(depthwise, torch.device("cuda")) == chosen
 
 
 def test_autocast_obeys() -> None:

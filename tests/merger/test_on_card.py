@@ -1,0 +1,74 @@
+"""Merges on a card made up: every tensor lies where what it meets lies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
+from merger.bench.workbench import Workbench
+from models.bundle import verify_bundle
+from models.workload import load_workload
+from tests.card import a_card
+from tests.exhaustive import every
+from tests.merger.seen import detector, write
+from tests.merger.tiny import write_workload
+
+RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, frames_per_epoch=16)
+METHODS = ("wide", "gemel", "mainstream", "joint", "ceiling", "none")
+DETECTORS = (
+    ("fastestdet", 96), ("yolov3_tiny", 96), ("ssd_resnet18", 96), ("ssdlite320_mobilenet_v2", 320),
+    ("fasterrcnn_mobilenet_v3_large_320_fpn", 320), ("retinanet_resnet50_fpn", 96), ("fcos_resnet50_fpn", 96),
+)  # fmt: skip
+
+
+def test_what_meets_from_here_and_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = torch.ones(3)
+    with a_card(monkeypatch) as mixed:
+        there = torch.zeros(3, device="cuda")
+        assert (there + 1).device.type == "cuda" and there.cpu().device.type == "cpu" and not mixed
+        there.copy_(here)
+        assert torch.equal(there[torch.tensor([0])].cpu(), torch.ones(1)) and not mixed
+        assert (there + here).device.type == "cuda"
+        torch.nn.Linear(3, 2).to("cuda")(here)
+        with pytest.raises(TypeError, match="numpy"):
+            there.numpy()
+    assert [one.split()[0] for one in mixed] == ["add", "linear"] and "test_on_card.py" in mixed[0]
+
+
+@pytest.mark.parametrize("method", every(METHODS, few=("wide",)))
+def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    workload, told = load_workload(write_workload(tmp_path, queries=3, frames=24)), list[str]()
+    options = MergeOptions(
+        RECIPE, max_minutes=2, beyond=method == "none", weights="int8" if method == "wide" else "fp32"
+    )
+
+    def tell(event: str, **fields: Any) -> None:
+        told.append(event)
+
+    with a_card(monkeypatch) as mixed:
+        train_originals(workload, options=TrainOptions(rate=3e-3, passes=48, min_epochs=1, max_cycles=2))
+        merge(workload, tmp_path / "b.gemel", method, options=options, progress=tell)
+    assert not mixed and verify_bundle(tmp_path / "b.gemel") == []
+    assert ("layout" in told) == (method != "ceiling")
+
+
+@pytest.mark.parametrize(("model", "size"), every(DETECTORS, few=(("yolov3_tiny", 96),)))
+def test_a_detector_is_trained_and_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, size: int
+) -> None:
+    workload = write(tmp_path, [detector("a", model, size)])
+    with a_card(monkeypatch) as mixed:
+        bench = Workbench(workload)
+        models = bench.models(["a"])
+        assert bench.train["a"].prepared.keep_on(bench.device) and next(models["a"].parameters()).is_cuda
+        recipe = replace(RECIPE, rate=1e-4, epochs=1, batch=2, node=2, frames_per_epoch=2, features=1.0)
+        bench.training(models, replace(recipe, recompute=True)).epoch()
+        bench.calibrate("a", models["a"], 2)
+        assert bench.ratio("a", models["a"]) >= 0
+        bench.match_scores("a", models["a"])
+    assert not mixed
