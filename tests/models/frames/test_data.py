@@ -110,7 +110,7 @@ def test_faults_of_data_are_named(tmp_path: Path, prepare, task, classes, messag
 
 
 def test_no_data_and_absent_data_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="q: data: has no data"):
+    with pytest.raises(InputError, match=r"q: data \(q\): has no data"):
         load_split(dataclasses.replace(_query(tmp_path), data=None), "test")
     with pytest.raises(InputError, match="does not exist"):
         load_split(_query(tmp_path / "absent"), "test")
