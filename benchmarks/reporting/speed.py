@@ -112,7 +112,7 @@ def measured(frames: int, queries: int, rounds: int) -> dict[str, Any]:
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="gemel-report-") as folder:
         bundle, load = written(Path(folder), queries)
-        clock = clock_of(DEVICE, bundle, load)
+        clock = clock_of(DEVICE, bundle)
         settings = memory_settings(clock.costs[ORIGINALS])
         budgets = {name: settings[name] for name in MEMORY}
         parts = [drawn(frames // queries, seed) for seed in range(queries)]

@@ -11,9 +11,8 @@ from edge_runtime.rehearsal.profiles import costs_for
 from edge_runtime.schedule.costs import Costs
 from gemel.evaluation.arms import MERGED, ORIGINALS
 from gemel.planning.conditions import MEASURED
-from gemel.planning.on_paper import costs_apart, originals, profile_named
+from gemel.planning.on_paper import originals, profile_named
 from models.bundle import Bundle
-from models.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Clock:
         ]
 
 
-def clock_of(device: str, bundle: Bundle, load: Workload) -> Clock:
+def clock_of(device: str, bundle: Bundle) -> Clock:
     """A device by the name of its profile, or `measured`; InputError where there is none such."""
     if device == MEASURED:
         found = read_profile(bundle)
@@ -47,7 +46,7 @@ def clock_of(device: str, bundle: Bundle, load: Workload) -> Clock:
         title = f"{found.machine['name']} ({found.device})"
         return Clock(costs, _told(MEASURED, title, modelled=False, sources=[f"gemel profile, engine {found.engine}"]))
     profile = profile_named(device)
-    costs = {ORIGINALS: costs_apart(profile, load.queries), MERGED: costs_for(profile, bundle)}
+    costs = {ORIGINALS: costs_for(profile, originals(bundle)), MERGED: costs_for(profile, bundle)}
     return Clock(costs, _told(profile.name, profile.title, profile.modelled, list(profile.sources)))
 
 

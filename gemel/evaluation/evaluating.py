@@ -66,7 +66,7 @@ def evaluate(
     check_apart(written, [("the bundle", opened.path), *inputs_of(load)])
     _writable(out_dir)
     check_handing(asked.fiftyone)
-    clock = clock_of(asked.device, opened, load)
+    clock = clock_of(asked.device, opened)
     budgets = _budgets(asked.memory, clock.costs[ORIGINALS])
     with locked(out_dir / REPORT_JSON):
         stages = Stages(progress)

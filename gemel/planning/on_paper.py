@@ -58,8 +58,8 @@ class _Unweighted:
         """The name of each tensor by its key; what is one tensor in the model has one name."""
         wanted, named = described(query, self._builds[query.id]), dict[str, str]()
         for key, (dtype, shape) in wanted.tensors.items():
-            # Counters of batches seen are equal in a trained model, so a bundle holds them once.
-            own = key if shape else "counter"
+            # Counters of batches seen: as a bundle tells them apart, and without one as if all were equal.
+            own = key if shape else query.tensors.get(key, "counter")
             first = wanted.same.get(key)
             named[key] = names.get((query.id, own), f"{query.id}/{own}") if first is None else named[first]
             self._all[named[key]] = math.prod(shape) * ITEM_BYTES[dtype]

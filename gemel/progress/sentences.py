@@ -116,7 +116,8 @@ def _ancestry(f: Fields) -> str:
 
 def _equal(f: Fields) -> str:
     as_is = f"; {listed(f['settled'])} share nothing else and stay as they are" if f["settled"] else ""
-    return f"{f['sets']} sets of layers are equal already: {size(f['saved_bytes'])} less without any training{as_is}"
+    sets = about(f["sets"], "set of layers is", "sets of layers are")
+    return f"{sets} equal already: {size(f['saved_bytes'])} less without any training{as_is}"
 
 
 def _aligned(f: Fields) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from merger.crew.crew import Crew
 from merger.journal.progress import Progress
 from merger.training.device import default_device
 from merger.training.loop import TrainingSet
-from models.errors import InputError
+from models.errors import InputError, listed
 from models.frames.data import load_split
 from models.frames.prepared import Prepared
 from models.measuring.evaluation import predict, score, tallies_by_unit, truths_of, worth_keeping
@@ -125,6 +126,21 @@ class Reference:
     detections: int = 0
 
 
+def named_otherwise(query: Query, answers: Sequence[Any], labels: Sequence[Truth]) -> tuple[str, ...] | None:
+    """The order of the classes in which the answers fit the labels, where it is another one than the query's.
+
+    An output is called what most frames that it is the answer to are labelled as; None where two outputs are called
+    the same then, or where the answers would still prove nothing.
+    """
+    met = {name: Counter[Truth]() for name in query.classes}
+    for answer, label in zip(answers, labels, strict=True):
+        met[answer.label][label] += 1
+    most = [one.most_common(1)[0] for one in met.values() if one]
+    order, right = tuple(str(label) for label, _ in most), sum(count for _, count in most) / len(labels)
+    another = set(order) == set(query.classes) and order != query.classes
+    return order if another and worth_keeping(query, right) else None
+
+
 def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int], None]) -> Reference:
     """The reference of one query; progress hears of it, and of what makes it weak evidence.
 
@@ -138,7 +154,11 @@ def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int],
     reached = score(task, answers, truths, query.classes, threshold)
     needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
     progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
-    if not worth_keeping(query, reached):
+    order = named_otherwise(query, answers, labelled) if query.task == "classification" and labelled else None
+    if order is not None:
+        text = f"{query.id}: its original's answers fit the labels when its outputs are called {listed(order)}, in this"
+        progress("warning", text=f"{text} order; list `classes` so, or look how the weights belong to them")
+    elif not worth_keeping(query, reached):
         text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
         progress("warning", text=f"{text}; train it longer, or on more frames")
     units = len(set(val.split.units))

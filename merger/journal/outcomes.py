@@ -45,13 +45,15 @@ def outcomes_of(
     """A row for every set, in the order given.
 
     `size` are the bytes of the layers' weights, factors among them, `residual` those of residuals, both in float32: the
-    width in which they are stored in the end is not looked at. `kept` are the members that share one weight (or its
-    factors) under the plan, `saved_bytes` what that saves, residuals not taken off.
+    width in which they are stored in the end is not looked at. `kept` are the members, most of them that do, that share
+    one weight (or its factors) under the plan; `saved_bytes` is what that saves, and what others of the set save that
+    share another weight, residuals not taken off.
     """
     where = {member: index for index, members in enumerate(plan.shared) for member in members}
     rows = []
     for trial in trials:
-        kept = _together(trial.members, plan, where)
+        groups = _groups(trial.members, plan, where)
+        kept = max(groups, key=len, default=())
         sharing = {query for query, _ in kept}
         own = sum(residual.get(member, 0) for member in kept)
         rows.append({
@@ -61,7 +63,9 @@ def outcomes_of(
             "kept": [list(member) for member in kept],
             "in_the_way": {q: dict(why) for q, why in trial.in_the_way.items() if q not in sharing},
             "residual_bytes": own,
-            "saved_bytes": sum(size[part] for part in _parts(kept[0], plan)) * (len(kept) - 1) if kept else 0,
+            "saved_bytes": sum(
+                size[part] * (len(members) - 1) for members in groups for part in _parts(members[0], plan)
+            ),
             "work": trial.work,
             "together": trial.together,
         })  # fmt: skip
@@ -166,15 +170,14 @@ def _outcome(trial: Trial, kept: Sequence[Member], residual_bytes: int) -> str:
     return REPAIRED if residual_bytes else KEPT
 
 
-def _together(members: Sequence[Member], plan: SharingPlan, where: Mapping[Member, int]) -> tuple[Member, ...]:
-    """The members, most of them that do, that share one weight under the plan; none where no two of them do."""
+def _groups(members: Sequence[Member], plan: SharingPlan, where: Mapping[Member, int]) -> list[tuple[Member, ...]]:
+    """The members that share a weight under the plan, two or more, for each such weight."""
     places: dict[int, list[Member]] = {}
     for member in members:
         index = where.get(_parts(member, plan)[0])
         if index is not None:
             places.setdefault(index, []).append(member)
-    most = max(places.values(), key=len, default=[])
-    return tuple(most) if len(most) > 1 else ()
+    return [tuple(own) for own in places.values() if len(own) > 1]
 
 
 def _parts(member: Member, plan: SharingPlan) -> list[Member]:

@@ -170,6 +170,8 @@ class _Reader:
 
     def _module(self, path: str, layout: Layout | None, inputs: list[Layout | None]) -> Layout | None:
         module: Any = self.model.get_submodule(path)
+        if getattr(module, "weight", None) is not module._parameters.get("weight"):
+            return self._unknown(inputs)  # computed from other tensors, as by weight norm
         if isinstance(module, nn.Conv2d):
             if module.groups == 1:
                 return self._layer(path, module, self._settled(layout, module.in_channels), module.out_channels)

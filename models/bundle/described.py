@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from models.bundle.dtypes import code_of
 from models.bundle.manifest import BundleQuery
-from models.errors import BundleError
+from models.errors import BundleError, InputError
 from models.files.remembered import remembered
 
 if TYPE_CHECKING:
@@ -111,6 +111,9 @@ def architecture(query: BundleQuery, factories: Collection[str], path: Path, fol
         raise BundleError(path, f"query {query.id}: model '{query.model}' is not in the zoo", remedy)
     try:
         return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, "meta", folder)
+    except InputError as error:
+        remedy = REMEDY if zoo.is_zoo_name(query.model) else error.remedy  # of a user's model the code may be mended
+        raise BundleError(path, f"query {query.id}: {query.model} cannot be built: {error.fault}", remedy) from error
     except Exception as error:  # a hostile manifest can make an architecture fail in any way
         fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
         raise BundleError(path, fault, REMEDY) from error

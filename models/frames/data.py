@@ -67,7 +67,8 @@ class Split:
 def load_split(query: Query, name: str) -> Split:
     """The frames of one split; InputError names the query, the path and what is missing."""
     if query.data is None:
-        raise InputError(query.id, "has no data", "add `data:` with labelled or unlabelled frames", "data")
+        remedy = "add `data:` with labelled or unlabelled frames"
+        raise InputError(query.file or query.id, "has no data", remedy, f"data ({query.id})")
     if not os.path.exists(query.data):
         raise InputError(query.data, f"does not exist (query {query.id})", "correct `data:`", "data")
     if not any((query.data / split).is_dir() for split in SPLITS):

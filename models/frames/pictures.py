@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,13 +28,23 @@ TURNS = {
     8: "ROTATE_90",
 }  # fmt: skip
 REMEDY = "replace or remove it"
+DIGITS = re.compile("([0-9]+)")
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The files of a folder that their names call pictures, in the order of these; empty where there is no folder."""
+    """The files of a folder that their names call pictures, in the order of these; empty where there is no folder.
+
+    Numbers in them count as such: frame-9.jpg stands before frame-10.jpg, as it came.
+    """
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return sorted(found, key=lambda path: (_counted(path.stem), path.name))
+
+
+def _counted(text: str) -> list[str | int]:
+    """A text's parts, every second of which is a number."""
+    return [int(part) if place % 2 else part for place, part in enumerate(DIGITS.split(text))]
 
 
 def read_picture(path: Path) -> np.ndarray:

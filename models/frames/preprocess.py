@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from models.errors import InputError
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
@@ -92,5 +94,17 @@ class Cropped:
     roi: Roi | None = None
 
     def __call__(self, frame: np.ndarray) -> Tensor:
-        """uint8 RGB (H, W, 3) -> float32 (1, 3, S, S); boxes found in it are fractions of the part looked at."""
-        return self.preprocess(crop(frame, self.roi))
+        """uint8 RGB (H, W, 3) -> float32 (1, 3, S, S); boxes found in it are fractions of the part looked at.
+
+        Raises InputError for another dtype or shape: a frame of 0..1 would be answered, too, and wrongly.
+        """
+        dtype, shape = str(getattr(frame, "dtype", type(frame).__name__)), tuple(getattr(frame, "shape", ()))
+        if dtype != "uint8" or shape[2:] != (3,):
+            remedy = "give a decoded frame, uint8 RGB (H, W, 3)"
+            raise InputError("the frame", f"is {dtype} {shape}" if shape else f"is {dtype}", remedy)
+        part = crop(frame, self.roi)
+        if not part.size:
+            height, width = frame.shape[:2]
+            fault = f"has {width} x {height} pixels, in which nothing lies at the query's roi {list(self.roi or ())}"
+            raise InputError("the frame", fault, "give whole frames of the query's camera")
+        return self.preprocess(part)

@@ -190,14 +190,17 @@ def _described(
 
 
 def weights_in(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, str]]:
-    """Every weight that can be shared: (layer path, module that owns it, its attribute, kind)."""
+    """Every weight that can be shared: (layer path, module that owns it, its attribute, kind).
+
+    One that is computed from other tensors (weight norm, spectral norm) is none of them.
+    """
     from torch import nn
 
     for path, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
-            yield path, module, "weight", "conv2d"
-        elif isinstance(module, nn.Linear):
-            yield path, module, "weight", "linear"
+        kind = "conv2d" if isinstance(module, nn.Conv2d) else "linear" if isinstance(module, nn.Linear) else None
+        if kind is not None:
+            if "weight" in module._parameters:
+                yield path, module, "weight", kind
         elif isinstance(module, nn.MultiheadAttention):
             for name, parameter in module.named_parameters(recurse=False):
                 if name.endswith(PACKED_SUFFIX) and parameter.ndim == 2:

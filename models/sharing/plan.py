@@ -88,6 +88,7 @@ class SharingPlan:
                 own = where[giver] = [giver]
                 sets.append(own)
             own.append(taker)
+            where[taker] = own
         return replace(self, shared=tuple(tuple(members) for members in sets))
 
     def _with_members(self, stays: Callable[[str, str], bool]) -> SharingPlan:

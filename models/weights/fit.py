@@ -21,6 +21,21 @@ SHOWN = 2
 OTHER_WEIGHTS = "give weights of this architecture, or correct `model` and `model_args`"
 
 
+def without_wrapper(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state without what stands before all of its names because the model was saved inside something else.
+
+    `module.` of DataParallel, `_orig_mod.` of torch.compile, the attribute of a LightningModule: taken off until one
+    of `own`'s names is met, and left where none is.
+    """
+    found = dict(state)
+    while not found.keys() & own.keys():
+        prefix = next(iter(found), "").partition(".")[0] + "."
+        if not all(name.startswith(prefix) for name in found):
+            return dict(state)
+        found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found
+
+
 def current_names(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state under the names that the architecture has today; published files of years ago have older ones.
 

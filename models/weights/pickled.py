@@ -31,6 +31,7 @@ ZIP, END, END_BYTES, END_WITHIN = b"PK\3\4", b"PK\5\6", 22, 2**16
 OLD_PICKLES = 5
 TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"))
 REMEDY = "copy or save it again"
+PLAIN = "save model.state_dict() alone, best as .safetensors"
 
 
 def read_pickled(path: Path, key: str, most_bytes: int) -> Any:
@@ -52,7 +53,7 @@ def read_pickled(path: Path, key: str, most_bytes: int) -> Any:
         if "Unsupported" not in str(error) and "GLOBAL" not in str(error):
             raise InputError(path, "is truncated or no PyTorch file", REMEDY, key) from error
         fault = "is not a plain state dict: reading it would run code"
-        raise InputError(path, fault, "save model.state_dict() alone, best as .safetensors", key) from error
+        raise InputError(path, fault, PLAIN, key) from error
     except Fault as fault:
         raise InputError(path, f"is not a plain state dict: {fault.text}", REMEDY, key) from fault
     except Exception as error:  # a damaged pickle can fail in any way
@@ -69,6 +70,8 @@ def _check_zip(file: BinaryIO, most_bytes: int) -> None:
         raise Fault("it has too many parts")
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
+        if any("/code/" in part.filename for part in parts):
+            raise InputError("", "is a TorchScript program, not a plain state dict", PLAIN)
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
             raise Fault("its parts are packed, as torch packs none")
         total = sum(part.file_size for part in parts)

@@ -24,7 +24,7 @@ from models.files.bounded import Fault, opened
 from models.files.bounded_json import parsed
 from models.sizes import size_text
 from models.weights.darknet import read_darknet
-from models.weights.fit import check_fit, current_names, without_extras
+from models.weights.fit import check_fit, current_names, without_extras, without_wrapper
 from models.weights.pickled import read_pickled
 from models.weights.published import Published, fetch
 from models.zoo import check_input
@@ -72,8 +72,8 @@ def check_weights(query: Query, module: nn.Module) -> dict[str, Tensor]:
     key = f"weights ({query.id})"
     if query.weights is None:
         raise InputError(query.file or query.id, "has no weights file", "add `weights:` to the query", key)
-    state = read_state(query.weights, key, module)
     own = module.state_dict()
+    state = without_wrapper(read_state(query.weights, key, module), own)
     state = without_extras(query.model, current_names(module, state), own)
     check_fit(query, key, own, state)
     _check_classes(query, key)
@@ -88,7 +88,7 @@ def load_matching(module: nn.Module, source: Source, key: str = "init") -> tuple
     Names fit when they are equal after what may stand before a backbone (PREFIXES) is taken off; so a head of another
     class count stays as it is. Raises InputError when the weights cannot be read, hold NaN, or no weight of them fits.
     """
-    given = current_names(module, read_state(source, key, module))
+    given = current_names(module, without_wrapper(read_state(source, key, module), module.state_dict()))
     by_bare_name = {_bare(name): tensor for name, tensor in given.items()}
     chosen: dict[str, Tensor] = {}
     for name, own in module.state_dict().items():
@@ -141,8 +141,8 @@ def save_weights(
 def read_state(source: str | Source, key: str = "weights", module: nn.Module | None = None) -> dict[str, Tensor]:
     """The tensors of a weights file by name, on the CPU; nothing in the file is run.
 
-    .safetensors; .pt, .pth or .th, where a checkpoint's `state_dict` is unwrapped and a `module.` before every name
-    taken off; darknet's .weights, which holds no names, so that `module` has to give them. Raises InputError.
+    .safetensors; .pt, .pth or .th, where a checkpoint's `state_dict` is unwrapped; darknet's .weights, which holds no
+    names, so that `module` has to give them. Raises InputError.
     """
     path = fetch(source, key) if isinstance(source, Published) else Path(source)
     suffix = path.suffix
@@ -157,10 +157,7 @@ def read_state(source: str | Source, key: str = "weights", module: nn.Module | N
         content = read_darknet(path, module, key)
     else:
         content = read_pickled(path, key, _most_bytes(module))
-    state = _plain_state(path, key, content)
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    return state
+    return _plain_state(path, key, content)
 
 
 def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from models.zoo.arguments import check_arguments, check_size
 from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory, reason
 from models.zoo.foreign_checks import check_foreign
 from models.zoo.inputs import answer_on_meta, check_answer, check_logits
-from models.zoo.registry import ENTRIES, ZooEntry
+from models.zoo.registry import ENTRIES, Factory, ZooEntry
 from models.zoo.unfilled import built_on
 
 __all__ = [
@@ -116,10 +116,9 @@ def build(
     args.pop(LOW_RANK, None)
     if is_zoo_name(model):
         return _from_zoo(model, width, input_size, args, ranks, device)
-    factory = foreign_factory(model, folder)
-    with built_on(device):
-        module = build_foreign(model, factory, width, input_size, args)
+    module = _from_user(model, foreign_factory(model, folder), width, input_size, args, device)
     check_foreign(model, module, task)
+    module = module.to(device)
     factorise(module, ranks, model)
     answer = answer_on_meta(module, input_size) if task == "classification" else None
     if answer is not None:
@@ -164,6 +163,20 @@ def preprocess_of(model: str, input_size: int) -> Preprocess:
     """How frames are prepared for this model."""
     entry = ENTRIES.get(model, ZooEntry(model, "", nn.Identity))
     return Preprocess(input_size, entry.mean, entry.std)
+
+
+def _from_user(
+    model: str, factory: Factory, width: int, input_size: int, args: dict[str, Any], device: str | torch.device
+) -> nn.Module:
+    """A user's own model; one that asks for values while it is built, which "meta" has none of, lies on the CPU."""
+    try:
+        with built_on(device):
+            return build_foreign(model, factory, width, input_size, args)
+    except InputError:
+        if torch.device(device).type != "meta":
+            raise
+    with torch.random.fork_rng(devices=[]), built_on("cpu"):
+        return build_foreign(model, factory, width, input_size, args)
 
 
 def _from_zoo(

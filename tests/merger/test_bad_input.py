@@ -20,9 +20,11 @@ from torch import nn
 from gemel.cli import main
 from merger import merge
 from merger.bench.merged import Merged
+from merger.bench.stock import named_otherwise
 from merger.bench.workbench import Workbench
 from merger.methods.parts import Parts
 from models.sharing.plan import SharingPlan
+from models.tasks.base import ClassAnswer
 from models.weights.reading import save_weights
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
@@ -107,6 +109,24 @@ def test_an_original_at_chance_is_said_to_be_no_evidence(
     assert "no evidence: the original is too weak" in shown.out
     (line,) = (line for line in shown.err.splitlines() if "q0" in line and "which is no evidence" in line)
     assert "on val, which is no evidence; train it longer" in line
+
+
+def test_classes_in_another_order_than_the_outputs_are_told_with_the_right_one(
+    workload: Workload, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    weights = weights_of(workload, "q1")
+    save_weights(weights, load_file(weights))  # as from elsewhere: they no longer say which classes they are of
+    _edit(workload.path, lambda queries: queries[1]["classes"].reverse())
+    main(["merge", str(workload.path), "-o", str(tmp_path / "b.gemel"), "--method", "none"])
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "fit the labels" in line)
+    right = ", ".join(workload.query("q1").classes)
+    assert f"q1: its original's answers fit the labels when its outputs are called {right}, in this order; list" in line
+
+
+@pytest.mark.parametrize("answered", ["bbbbbbbbb", "aaabbbccc", "bacacbcba"], ids=["one class", "right", "guessed"])
+def test_an_order_of_classes_is_told_only_where_the_answers_show_one(workload: Workload, answered: str) -> None:
+    query = replace(workload.query("q1"), classes=("a", "b", "c"))
+    assert named_otherwise(query, [ClassAnswer(label, 1.0, ()) for label in answered], "aaabbbccc") is None
 
 
 def test_a_query_that_cannot_reach_its_target_keeps_its_original_and_the_log_says_why(

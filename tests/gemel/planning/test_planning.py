@@ -11,10 +11,12 @@ import pytest
 
 from edge_runtime.rehearsal.profiles import PROFILES
 from gemel.cli import main
-from gemel.planning.conditions import Conditions
+from gemel.evaluation.clock import clock_of
+from gemel.planning.conditions import DEFAULT_DEVICE, Conditions
 from gemel.planning.on_paper import costs_apart, costs_shared, profile_named
 from gemel.planning.planning import Compared, plan_box
 from gemel.text import size
+from models.bundle import Made, open_bundle, write_bundle
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all
 from models.workload import load_workload
@@ -130,6 +132,18 @@ def test_what_is_too_large_overflows_when_asked_and_the_plan_says_how_much_and_h
     assert played["processed"] > 0 and played["overflow_bytes"] == c["overflow_bytes"]
     none = answer(capsys, *words[:3], "5MB", "--overflow")["queries"]
     assert all(query["limited_by"] == ["does not fit"] for query in none)
+
+
+def test_at_min_a_bundle_runs_also_where_some_norms_counted_more_batches_than_others(tmp_path):
+    models = {name: tiny.trained_looking(1) for name in ("gate", "yard")}
+    for model in models.values():
+        model[1].num_batches_tracked.fill_(2)  # type: ignore[union-attr,operator]
+    queries = [tiny.query("gate", "left"), tiny.query("yard", "right")]
+    write_bundle(tmp_path / "box.safetensors", models, queries, Made("tiny", "none", 0))
+    plan = plan_box(tmp_path / "box.safetensors", Conditions("min", factories=(FACTORY,)))
+    assert [query["drop_fraction"] for query in plan.queries] == [0, 0]
+    costs = clock_of(DEFAULT_DEVICE, open_bundle(tmp_path / "box.safetensors", [FACTORY])).costs
+    assert costs["originals"].alone_bytes("gate") == costs["merged"].alone_bytes("gate")
 
 
 def test_from_the_memory_it_names_on_nothing_is_swapped(workload, capsys):

@@ -52,6 +52,13 @@ def test_a_set_that_all_share_is_kept_and_one_with_residuals_is_repaired() -> No
     assert (whole["work"], whole["together"]) == (50.0, 2)
 
 
+def test_a_set_whose_members_share_two_weights_in_the_end_counts_what_both_save() -> None:
+    members = (A, B, C, ("d", "conv"))
+    plan, size = SharingPlan(((A, C), (B, ("d", "conv")))), SIZE | {("d", "conv"): 100}
+    (row,) = outcomes_of([Trial(members)], plan, size, {})
+    assert (row["outcome"], row["kept"], row["saved_bytes"]) == ("partly", [list(A), list(C)], 200)
+
+
 def test_a_query_that_left_stands_in_the_way_of_every_set_it_was_in() -> None:
     repairs = [("norms and head", 0.8), ("residuals of rank 4", 0.9), ("leaves", None)]
     log = [SPRINT, *(_repair("c", what, ratio) for what, ratio in repairs)]

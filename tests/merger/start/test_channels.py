@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._pytree import tree_leaves
 
 from merger.start.channels import channels_of, permuted
@@ -98,6 +99,15 @@ class Deciding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x
+
+
+def test_channels_beside_a_weight_that_is_computed_keep_their_order() -> None:
+    torch.manual_seed(0)
+    first, last = weight_norm(nn.Conv2d(3, 4, 1)), nn.Conv2d(6, 2, 1)
+    model = _lively(nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Conv2d(5, 6, 1), last))
+    channels = channels_of(model)
+    assert channels is not None and {key for key, _ in channels.uses if "parametrizations" in key} == set()
+    _check(model, _shuffled(channels.widths, 0), torch.randn(2, 3, 8, 8))
 
 
 def test_a_model_without_a_graph_has_no_spaces() -> None:

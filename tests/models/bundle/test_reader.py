@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import warnings
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +17,7 @@ from torch import nn
 from models import zoo
 from models.bundle import open_bundle
 from models.errors import BundleError, InputError
-from models.frames.preprocess import Preprocess
+from models.frames.preprocess import Cropped, Preprocess
 from models.weights.reading import save_weights
 
 
@@ -109,6 +112,40 @@ from torch import nn
 def build(num_classes, width=4):
     return nn.Sequential(nn.Conv2d(3, width, 3), nn.Flatten(), nn.Linear(width, num_classes))
 """
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "is float32 (8, 8, 3); give a decoded frame, uint8 RGB (H, W, 3)"),
+        (np.zeros((8, 8), np.uint8), "is uint8 (8, 8); give"),
+        (np.zeros((1, 8, 8, 3), np.uint8), "is uint8 (1, 8, 8, 3); give"),
+        ("frame.jpg", "is str; give"),
+    ],
+    ids=["0 to 1", "grey", "a batch", "a path"],
+)
+def test_what_is_no_decoded_frame_is_refused_instead_of_answered(sample, frame, told):
+    prepare: Any = open_bundle(sample.path).build("gate").preprocess
+    with pytest.raises(InputError, match=re.escape(f"the frame: {told}")):
+        prepare(frame)
+
+
+def test_a_frame_in_which_nothing_lies_at_the_roi_is_refused():
+    with pytest.raises(
+        InputError, match=r"has 8 x 6 pixels, in which nothing lies at the query's roi \[20, 0, 30, 6\]"
+    ):
+        Cropped(Preprocess(16), (20, 0, 30, 6))(np.zeros((6, 8, 3), np.uint8))
+
+
+def test_a_factory_that_is_not_found_is_told_with_what_to_do_about_it(tmp_path, sample, writer):
+    name = "no_such_nets:small"
+    record = replace(sample.queries[0], id="foreign", model=name)
+    writer(tmp_path / "foreign.safetensors", {"foreign": nn.Linear(300, 2)}, [record])
+    with pytest.raises(BundleError, match="cannot be imported: ModuleNotFoundError") as caught:
+        open_bundle(tmp_path / "foreign.safetensors", factories=[name], folder=tmp_path).build("foreign")
+    assert str(caught.value).endswith(
+        f"; check the name; put the module into {tmp_path}, or put its folder on PYTHONPATH"
+    )
 
 
 def test_a_factory_is_imported_only_when_the_local_config_lists_it(tmp_path, sample, writer, monkeypatch):

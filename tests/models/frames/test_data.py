@@ -12,6 +12,7 @@ import pytest
 
 from models.errors import InputError
 from models.frames.data import load_split
+from models.frames.pictures import pictures_in
 from models.frames.preprocess import crop
 from models.tasks import Boxes
 from models.workload import Query
@@ -110,7 +111,7 @@ def test_faults_of_data_are_named(tmp_path: Path, prepare, task, classes, messag
 
 
 def test_no_data_and_absent_data_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="q: data: has no data"):
+    with pytest.raises(InputError, match=r"q: data \(q\): has no data"):
         load_split(dataclasses.replace(_query(tmp_path), data=None), "test")
     with pytest.raises(InputError, match="does not exist"):
         load_split(_query(tmp_path / "absent"), "test")
@@ -133,6 +134,13 @@ def test_a_folder_of_frames_is_cut_in_time_and_cropped(tmp_path: Path) -> None:
     assert [len(split) for split in splits.values()] == [6, 2, 2]
     assert splits["test"].times_s == (8.0, 9.0) and splits["test"].truths is None
     assert splits["train"].frames[0].shape == (10, 10, 3)
+
+
+def test_frames_whose_numbers_have_no_leading_zeros_stand_as_they_came(tmp_path: Path) -> None:
+    for index in (*range(12), "٣"):
+        _image(tmp_path / f"frame {index}.jpg")
+    names = [path.stem.removeprefix("frame ") for path in pictures_in(tmp_path)]
+    assert names == [*map(str, range(12)), "٣"]
 
 
 def test_a_video_is_thinned_to_the_fps_of_the_query(tmp_path: Path) -> None:

@@ -8,10 +8,22 @@ import pytest
 import torch
 import torchvision
 import yaml
+from torch import nn
+from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from models.measuring.cost import flops, workspace_bytes
 from models.sharing.groups import ceiling_bytes, groups
-from models.sharing.layers import describe, layers_of, layers_of_all, model_bytes, state_bytes, weight_key, weight_of
+from models.sharing.layers import (
+    describe,
+    layers_of,
+    layers_of_all,
+    model_bytes,
+    state_bytes,
+    weight_key,
+    weight_of,
+    weights_in,
+)
 from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
 from models.zoo import build, names
@@ -84,6 +96,12 @@ def test_every_zoo_model_is_described_as_it_is_built(model: str) -> None:
         assert weight_key(built.state_dict(), path) in built.state_dict()
     heads = [path for path, *_, head, _ in found.layers if head]
     assert heads and len(heads) < len(found.layers)
+
+
+@pytest.mark.parametrize("computed", [weight_norm, spectral_norm, old_weight_norm])
+def test_a_weight_that_is_computed_from_others_stays_private(computed) -> None:
+    model = nn.Sequential(computed(nn.Conv2d(3, 4, 1)), nn.Conv2d(4, 4, 1), computed(nn.Linear(4, 2)))
+    assert [path for path, *_ in weights_in(model)] == ["1"]
 
 
 def test_attention_is_made_of_linear_weights_however_it_is_packed() -> None:

@@ -32,6 +32,11 @@ def test_malformed_json_is_refused(value) -> None:
         SharingPlan.from_json(value)
 
 
+def test_who_took_a_layer_may_give_it_and_all_of_them_are_one_set() -> None:
+    assert SharingPlan().with_pairs([(A, B), (B, C)]) == SharingPlan(((A, B, C),))
+    assert SharingPlan(((A, B),)).with_pairs([(B, C)]) == SharingPlan(((A, B, C),))
+
+
 def test_tied_to_follows_chains() -> None:
     plan = SharingPlan(((A, B), (("b", "x"), ("c", "x")), (("d", "y"), ("e", "y"))))
     assert plan.tied_to(["a"]) == {"a", "b", "c"}

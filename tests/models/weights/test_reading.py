@@ -73,6 +73,21 @@ def test_a_training_scripts_checkpoint_is_unwrapped(tmp_path):
     assert_equal(fresh, trained)
 
 
+@pytest.mark.parametrize("wrapped", ["_orig_mod.", "module._orig_mod.", "model.", "net.module."])
+def test_what_a_model_was_wrapped_in_when_it_was_saved_is_taken_off(tmp_path, wrapped):
+    trained, fresh = Small(), Small()
+    torch.save({f"{wrapped}{name}": tensor for name, tensor in trained.state_dict().items()}, tmp_path / "w.pt")
+    load_weights(query(tmp_path / "w.pt"), fresh)
+    assert_equal(fresh, trained)
+    assert load_matching(Small(), tmp_path / "w.pt") == tuple(STATE)
+
+
+def test_weights_of_another_model_are_refused_by_the_names_they_have_in_their_file(tmp_path):
+    save_weights(tmp_path / "w.safetensors", {"net.stem.weight": torch.zeros(2), "net.fc2.bias": torch.zeros(2)})
+    with pytest.raises(InputError, match=r"has 2 that small does not know: net.stem.weight \(2,\), net.fc2.bias"):
+        load_weights(query(tmp_path / "w.safetensors"), Small())
+
+
 def test_weights_from_before_norms_counted_batches_load(tmp_path):
     state = {name: t for name, t in Small().state_dict().items() if not name.endswith("num_batches_tracked")}
     save_weights(tmp_path / "w.safetensors", state)
@@ -94,6 +109,11 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "missing": ("w.pt", lambda p: None, "does not exist; give the path"),
     "unknown suffix": ("w.npz", lambda p: p.touch(), "'.npz' files are not read; give one of .safetensors"),
     "whole module": ("w.pt", lambda p: torch.save(Small(), p), "is not a plain state dict: reading it would run code"),
+    "a program": (
+        "w.pt",
+        lambda p: torch.jit.save(torch.jit.trace(Small().eval(), torch.zeros(1, 3, 16, 16)), p),
+        "is a TorchScript program, not a plain state dict; save model.state_dict() alone",
+    ),
     "code in a pickle": ("w.pt", lambda p: p.write_bytes(pickle.dumps({"a": Path("x")}, 2)), "would run code"),
     "a list": ("w.pt", lambda p: torch.save([1, 2], p), "holds a list, not a plain state dict"),
     "a number inside": ("w.pt", lambda p: torch.save({"epoch": 3}, p), "'epoch' is a int"),

@@ -86,6 +86,16 @@ def test_a_factory_on_pythons_path_is_found_from_any_folder(tmp_path) -> None:
     assert type(zoo.build_query(query, "meta")).__name__ == "TinyNet"
 
 
+def test_a_factory_may_look_at_values_while_it_builds(tmp_path) -> None:
+    rates = "[rate.item() for rate in torch.linspace(0, 0.2, 3)]"
+    source = f"{NET}\ndef make(num_classes):\n    return Net(num_classes, width=len({rates}))"
+    query = ask(tmp_path, source)
+    drawn = torch.random.get_rng_state()
+    model = zoo.build_query(query, "meta")
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert model.get_parameter("conv.weight").is_meta and layers_of(query)[0].bytes == 3 * 27 * 4
+
+
 MAKE = "def make(num_classes):\n    net = Net(num_classes)\n    {}\n    return net\n"
 BAD = {
     "raises": (
