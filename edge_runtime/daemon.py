@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -29,6 +30,7 @@ from models.bundle.file import is_open_as
 from models.errors import BundleError, InputError
 from models.files.apart import check_apart
 from models.files.atomic import check_output, told_of
+from models.files.lock import held
 
 log = logging.getLogger("gemel.run")
 
@@ -45,7 +47,8 @@ def run(
     validated, the fit included, cameras and sinks are asked for an answer, nothing runs, and the summary says what
     would (`checking.checked`). Raises InputError (one line: file, key, fault, remedy) before anything is allocated when
     the config or the bundle is faulty or when a query does not fit the budget even alone, or with `overflow: true` not
-    even with an overflow. A camera that does not answer is no fault: it is tried again.
+    even with an overflow; and where another box is at work on its spool. A camera that does not answer is no fault: it
+    is tried again.
     """
     if check:
         _, fitted = _fitted(config_path, check)
@@ -57,8 +60,10 @@ def run(
             if not asked.reasons:
                 raise
             return unserved(asked.reasons[0])
-        asked.is_serving = True
-        summary = serve(equipped, asked, refit, seconds)
+        spool = equipped.fitted.box.config.spool
+        with contextlib.nullcontext() if spool is None else held(spool.path):
+            asked.is_serving = True
+            summary = serve(equipped, asked, refit, seconds)
     log.info("ledger: %s", json.dumps(summary))
     return summary
 

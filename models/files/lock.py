@@ -30,6 +30,22 @@ def locked(*outputs: str | Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder that is there while the block lasts, against whoever does so, too; takes no room on its disk.
+
+    A file system without locks is used without one. Raises InputError where another process has it.
+    """
+    with told_of(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            _take(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def _folder(folder: Path) -> Iterator[None]:
     """The folder is there while the block lasts, and later if anything is in it."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]

@@ -27,6 +27,7 @@ from edge_runtime.spool.sample import read_sample
 from models.bundle import open_bundle
 from models.bundle.signing import sign_bundle
 from models.errors import BundleError, InputError
+from models.files.lock import held
 from models.sizes import exact_text
 from models.tasks import ClassAnswer, task_of
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
@@ -382,3 +383,13 @@ def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_pat
     summary = run(write_config(tmp_path, cameras={"left": {"source": str(box / "left.mp4")}}))
     assert summary["ledger"][0]["dropped"] == {"deadline": 12} and summary["balanced"]
     assert "its frames will be dropped" in caplog.text
+
+
+def test_a_second_box_on_one_spool_is_refused_and_the_first_serves_on(box: Path) -> None:
+    config = write_config(box, spool="kept")
+    (box / "kept").mkdir()
+    with held(box / "kept"):
+        with pytest.raises(InputError, match=r"kept: is being written by another process"):
+            run(config)
+        assert not (box / "kept" / "ledger.json").exists()
+    assert run(config)["balanced"] and (box / "kept" / "ledger.json").is_file()
