@@ -32,25 +32,25 @@ HOPELESS = 0.85
 def learn_norms(
     bench: Workbench, query: str, model: nn.Module, recipe: Recipe, need: float, journal: Journal
 ) -> dict[str, Any]:
-    """Train what does not rest of a model until its ratio on val is what it needs.
+    """Train what does not rest of a model, to the end of the annealing: the best of several epochs would flatter.
 
-    Returns the best `ratio` and the `norms` it was reached with, a state of all that could move; None where nothing can
-    or the loss diverged at once.
+    Returns its `ratio` on val and its `norms`, a state of all that could move; None where nothing can, the loss
+    diverged, or it was given up, far below what it needs.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return {"ratio": 0.0, "norms": None}
-    best: dict[str, Any] = journal.part("best")
-    best.setdefault("ratio", 0.0)
-    best.setdefault("norms", None)
+    found: dict[str, Any] = {"ratio": 0.0, "norms": None}
+    judged = journal.part("judged")
     try:
         for ratios in train_while(bench, {query: model}, recipe, journal):
-            if ratios[query] > best["ratio"]:
-                best.update(ratio=ratios[query], norms=_moved(model))
-            if ratios[query] >= need or ratios[query] < HOPELESS * need:
+            judged["epochs"] = judged.get("epochs", 0) + 1
+            if judged["epochs"] == recipe.epochs:
+                found = {"ratio": ratios[query], "norms": _moved(model)}
+            elif ratios[query] < HOPELESS * need:
                 break
     except Diverged:
         pass
-    return dict(best)
+    return found
 
 
 def rest_codes(query: str, model: nn.Module, plan: SharingPlan, packed: Iterable[str]) -> None:
