@@ -21,6 +21,16 @@ from models.sharing.plan import SharingPlan
 
 GENTLE = 0.25
 """The part of the rate at which a model is mended alone: it stands where a falling rate has brought it, and is near."""
+BOLD = 80
+"""Its norms and biases move so many times as fast: alone they bear 1e-2, and need it to come far."""
+LONG = 2
+"""An epoch of one query alone has so many times the frames that it has in one of all."""
+
+
+def alone(recipe: Recipe) -> Recipe:
+    """How one query is trained alone, from how all are together: its norms far bolder than what else it has."""
+    epochs, frames = max(1, recipe.epochs // 2), LONG * recipe.frames_per_epoch
+    return replace(recipe, epochs=epochs, frames_per_epoch=frames, norms=BOLD)
 
 
 def train_private(

@@ -7,7 +7,7 @@ its original's, and at last the original itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from merger.bench.merged import Merged, State, snapshot
 from merger.bench.workbench import Workbench
 from merger.journal.outcomes import LEAVES
 from merger.journal.steps import Journal
-from merger.mending.private import train_private
+from merger.mending.private import alone, train_private
 from merger.mending.steps import Step, bytes_shared, copies, private_parts
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
@@ -90,11 +90,6 @@ def enough(bench: Workbench, query: str, required: float) -> float:
     return target + HALF * (required - target)
 
 
-def half_as_long(recipe: Recipe) -> Recipe:
-    """How one query is trained alone: half as many epochs as all together."""
-    return replace(recipe, epochs=max(1, recipe.epochs // 2))
-
-
 @dataclass
 class _Search:
     """The steps taken for one query: log `rows`, and what was reached with each.
@@ -113,7 +108,7 @@ class _Search:
     def take(self, step: Step) -> Reached:
         """The best ratio on val that training comes to with this step, and what is merged then."""
         bench, case, merged = self.bench, self.case, self.merged
-        recipe = half_as_long(case.recipe)
+        recipe = alone(case.recipe)
         begins = self._begins(step)
         train = partial(train_private, bench, begins, step.plan, case.query, recipe, case.required, self.journal)
         found = self.journal.step(step.what, train)

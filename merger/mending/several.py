@@ -12,7 +12,8 @@ from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
-from merger.mending.search import Case, enough, half_as_long, mend
+from merger.mending.private import alone
+from merger.mending.search import Case, enough, mend
 from merger.mending.steps import MOST_STEPS
 from merger.workers.jobs import Job, run
 from models.sharing.plan import SharingPlan
@@ -55,7 +56,7 @@ def mend_all(
 def most_work(bench: Workbench, cases: Sequence[Case], bounds: Bounds) -> float:
     """About what it takes at most to mend these, within the bounds."""
     below = [case for case in cases if case.ratio < case.required]
-    flops = sum(training_flops(bench, [case.query], half_as_long(case.recipe)) for case in below)
+    flops = sum(training_flops(bench, [case.query], alone(case.recipe)) for case in below)
     return min(MOST_STEPS * flops, bounds.work_left)
 
 

@@ -15,7 +15,7 @@ from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import LEAVES
-from merger.mending.private import train_private
+from merger.mending.private import alone, train_private
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan, tie
@@ -141,7 +141,7 @@ class Sprints:
         The one furthest below goes first, for where it fails all train again anyhow.
         """
         states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
-        recipe = replace(self.recipe, epochs=max(1, self.recipe.epochs // 2))
+        recipe = alone(self.recipe)
         below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
         for near, query in below:
             if near < NEAR or self.bounds.over:

@@ -212,7 +212,7 @@ class Training:
     def _parameter_groups(self) -> list[dict]:
         """Weights decay; norms and biases (one dimension) do not. A shared parameter appears once.
 
-        `part` is that of the rate: norms and biases have all of it, private weights less where others are shared.
+        `part` is that of the rate: private weights have less of it where others are shared, norms what the recipe says.
         """
         decay = self.recipe.weight_decay
         trained = {id(p): p for model in self.models.values() for p in model.parameters() if p.requires_grad}
@@ -223,7 +223,7 @@ class Training:
         return [
             {"params": shared, "weight_decay": decay, "part": 1.0},
             {"params": private, "weight_decay": decay, "part": self.recipe.private if anywhere else 1.0},
-            {"params": small, "weight_decay": 0.0, "part": 1.0},
+            {"params": small, "weight_decay": 0.0, "part": self.recipe.norms},
         ]
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

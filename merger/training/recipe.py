@@ -20,6 +20,7 @@ class Recipe:
     both. A batch is made of nodes of `node` frames (`merger.training.nodes`). A search gives an attempt up when the
     gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
     for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
+    Norms and biases move at `norms` times the rate.
     With `recompute` most intermediates are computed again in the backward pass and not kept
     (`merger.training.recomputing`).
     """
@@ -35,12 +36,14 @@ class Recipe:
     features: float = 0.0
     patience: int = 2
     private: float = 0.1
+    norms: float = 1.0
     recompute: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience"):
             check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
         check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
+        check("norms", self.norms > 0, self.norms, "give a number above 0")
         check("private", self.private >= 0, self.private, "give a number from 0 on")
         check("features", self.features >= 0, self.features, "give a number from 0 on")
         whole = self.batch <= self.node or self.batch % self.node == 0
