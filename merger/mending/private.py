@@ -72,6 +72,7 @@ def _best_begun(
     found = list[dict[str, Any]]()
     for number, state in enumerate(begins):
         model = bench.models([query], {query: state}, plan)[query]
+        rest_shared({query: model}, plan)
         ratios = judge_all(bench, journal, f"beginning {number}", {query: model}, plan, CALIBRATION_FRAMES)
         found.append({"ratio": ratios[query], "state": snapshot(model)})
     return max(found, key=lambda one: one["ratio"])

@@ -39,8 +39,9 @@ sys.argv[1:] = ["run", "box.yaml"]
 sys.exit(main())
 """
 LOADING = """
-import sys, time
+import signal, sys, time
 from gemel.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 class Slow:
     def find_spec(self, name, path, target=None):
         if name == "torch":

@@ -131,7 +131,9 @@ def _tensors(outputs: object) -> list[torch.Tensor]:
 
 
 def _only_with_copies(of: str) -> Callable[[Workbench, str, nn.Module], float]:
-    """A ratio on val by which one query holds only with trained copies: fewer layers stand still than at most."""
+    """A ratio on val by which one query holds only with trained copies: fewer layers stand still than at most, and it
+    is not as it begins, as merged or as its original, each with norms as they are and measured again.
+    """
     judged: Counter[int] = Counter()
 
     def ratio(bench: Workbench, query: str, model: nn.Module) -> float:
@@ -139,7 +141,7 @@ def _only_with_copies(of: str) -> Callable[[Workbench, str, nn.Module], float]:
             return 1.0
         still = sum(not parameter.requires_grad for parameter in model.parameters())
         judged[still] += 1
-        return 1.0 if 0 < still < max(judged) and judged[still] > 2 else 0.9
+        return 1.0 if 0 < still < max(judged) and judged[still] > 4 else 0.9
 
     return ratio
 
@@ -158,7 +160,7 @@ def _after_training() -> Callable[[Workbench, str, nn.Module], float]:
 def _given(bench: Workbench, plan: SharingPlan, *_: Any) -> Start:
     """The last query's weights wherever they are shared: to find a better start of a ResNet-50 takes minutes."""
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    return Start(donated(plan, originals, list(originals)[-1]), dict.fromkeys(originals, 0.5), originals)
+    return Start(donated(plan, originals, list(originals)[-1]), dict.fromkeys(originals, 0.5), originals, own=originals)
 
 
 @pytest.mark.exhaustive
