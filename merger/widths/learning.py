@@ -30,10 +30,17 @@ HOPELESS = 0.85
 
 
 def learn_norms(
-    bench: Workbench, query: str, model: nn.Module, recipe: Recipe, need: float, journal: Journal
+    bench: Workbench,
+    query: str,
+    model: nn.Module,
+    plan: SharingPlan,
+    recipe: Recipe,
+    need: float,
+    journal: Journal,
 ) -> dict[str, Any]:
     """Train what does not rest of a model, to the end of the annealing: the best of several epochs would flatter.
 
+    `plan` says which residuals and factors it has.
     Returns its `ratio` on val and its `norms`, a state of all that could move; None where nothing can, the loss
     diverged, or it was given up, far below what it needs.
     """
@@ -42,7 +49,7 @@ def learn_norms(
     found: dict[str, Any] = {"ratio": 0.0, "norms": None}
     judged = journal.part("judged")
     try:
-        for ratios in train_while(bench, {query: model}, recipe, journal):
+        for ratios in train_while(bench, {query: model}, recipe, journal, plan):
             judged["epochs"] = judged.get("epochs", 0) + 1
             if judged["epochs"] == recipe.epochs:
                 found = {"ratio": ratios[query], "norms": _moved(model)}
@@ -56,8 +63,10 @@ def learn_norms(
 def rest_codes(query: str, model: nn.Module, plan: SharingPlan, packed: Iterable[str]) -> None:
     """Let training leave alone what a model shares with others, and what is stored in codes (state dict keys)."""
     rest_shared({query: model}, plan)
-    for key in packed:
-        model.get_parameter(key).requires_grad_(False)
+    keys = set(packed)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in keys:
+            parameter.requires_grad_(False)
 
 
 def most_work(bench: Workbench, query: str) -> float:

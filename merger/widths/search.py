@@ -195,7 +195,8 @@ class _Search:
             return best
         model, _ = self._stored(own, query, best["norms"])
         rest_codes(query, model, self.merged.plan, packed)
-        found = learn_norms(bench, query, model, AGAIN if query in self.learnt else FIRST, need, self.journal)
+        recipe = AGAIN if query in self.learnt else FIRST
+        found = learn_norms(bench, query, model, self.merged.plan, recipe, need, self.journal)
         return {**found, "learnt": True} if found["ratio"] > best["ratio"] else best
 
     def _stored(

@@ -56,7 +56,7 @@ def test_only_what_is_a_querys_own_and_not_packed_learns(bench: Workbench, tied:
     packed = ["last.0.weight", "head.weight"]
     before = snapshot(model)
     rest_codes("q1", model, tied.plan, packed)
-    found = learn_norms(bench, "q1", model, QUICKLY, 0.5, Journal())
+    found = learn_norms(bench, "q1", model, tied.plan, QUICKLY, 0.5, Journal())
     shared = {f"{path}.weight" for members in tied.plan.shared for query, path in members if query == "q1"}
     assert shared and not found["norms"].keys() & {*packed, *shared}
     after = snapshot(model)
@@ -72,7 +72,7 @@ def test_the_end_of_a_training_counts_unless_it_is_hopeless(
     monkeypatch.setattr(bench, "ratio", lambda *_: asked.append(1) or next(ratios))
     monkeypatch.setattr(bench, "calibrate", lambda *_: False)
     monkeypatch.setattr("merger.training.loop.Training.epoch", _passes)
-    found = learn_norms(bench, "q1", bench.models(["q1"])["q1"], Recipe(epochs=3), 0.95, Journal())
+    found = learn_norms(bench, "q1", bench.models(["q1"])["q1"], SharingPlan(), Recipe(epochs=3), 0.95, Journal())
     assert len(asked) == len(reached) and found["ratio"] == counts and (found["norms"] is None) == (counts == 0)
 
 
@@ -97,6 +97,18 @@ def test_what_norms_learn_keeps_weights_in_fewer_bits(
     models = tied_models(bench, originals, bench.queries)
     store(models, Storage(**found["storage"]))
     assert {query: bench.ratio(query, model) for query, model in models.items()} == pytest.approx(last["ratios"])
+
+
+def test_a_model_with_factors_learns_too(bench: Workbench, tied: Merged) -> None:
+    plan = tied.plan.with_private("q1", ["last.0"]).factorised([("q1", "last.0")], 8)
+    models = bench.models(["q1"], plan=plan)
+    merged = Merged(plan, {**tied.states, **{query: snapshot(model) for query, model in models.items()}})
+    model = tied_models(bench, merged, ["q1"])["q1"]
+    rest_codes("q1", model, plan, ["last.0.a.weight", "last.0.b.weight"])
+    still = model.get_parameter("last.0.a.weight").clone()
+    found = learn_norms(bench, "q1", model, plan, QUICKLY, 0.0, Journal())
+    assert found["ratio"] > 0 and "last.1.weight" in found["norms"] and "last.0.a.weight" not in found["norms"]
+    assert torch.equal(model.get_parameter("last.0.a.weight"), still)
 
 
 @pytest.mark.usefixtures("quick")
