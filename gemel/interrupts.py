@@ -29,13 +29,7 @@ class Interrupts:
 
     def begin(self) -> None:
         """Listen; only possible in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in SIGNALS:
-            before = signal.getsignal(number)
-            if before not in (signal.SIG_IGN, None):
-                self._before[number] = before
-                signal.signal(number, self._interrupt)
+        _listen(self._before, lambda _: self._interrupt)
 
     def bound(self, code: int) -> None:
         """End the process within LEAVE_S, whatever hangs until then."""
@@ -92,15 +86,23 @@ class Early:
                     os.write(descriptor, text.encode())
             os._exit(DONE)
 
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in SIGNALS:
-            before = signal.getsignal(number)
-            if before not in (signal.SIG_IGN, None):
-                self._before[number] = before
-                signal.signal(number, leave if number != signal.SIGHUP else lambda *_: None)
+        _listen(self._before, lambda number: leave if number != signal.SIGHUP else lambda *_: None)
 
     def end(self) -> None:
         """Leave everything as it was before."""
         while self._before:
             signal.signal(*self._before.popitem())
+
+
+def _listen(before: dict[int, Any], by: Callable[[signal.Signals], Any]) -> None:
+    """Have each of the signals handled so, but those that are ignored, and note what handled them `before`.
+
+    Nothing is done in another thread than the main one, where that is not possible.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if handler not in (signal.SIG_IGN, None):
+            before[number] = handler
+            signal.signal(number, by(number))
