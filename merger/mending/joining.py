@@ -27,10 +27,10 @@ def join_all(
 
     `whole` says which layers they would share with those of `merged`. Who bears nothing is left out, without a row.
     """
-    joining, plan, states = {case.query for case in cases}, merged.plan, dict(merged.states)
+    plan, states = merged.plan, dict(merged.states)
     for case in cases:
         assert case.own is not None
-        pairs = _pairs(merged.plan, whole, case.query, joining)
+        pairs = _pairs(merged.plan, whole, case.query)
         plan, state = plan.with_pairs(pairs), dict(case.own)
         for (giver, theirs), (_, path) in pairs:
             state[weight_key(state, path)] = merged.states[giver][weight_key(merged.states[giver], theirs)]
@@ -39,12 +39,13 @@ def join_all(
     return after, [row for row in rows if row["repair"] != LEAVES]
 
 
-def _pairs(plan: SharingPlan, whole: SharingPlan, query: str, joining: set[str]) -> list[tuple[Member, Member]]:
-    """For each layer of a query that others have, too: theirs, shared by most, and its own."""
+def _pairs(plan: SharingPlan, whole: SharingPlan, query: str) -> list[tuple[Member, Member]]:
+    """For each layer of a query that those who share under the plan have, too: theirs, shared by most, and its own."""
+    sharing = plan.queries()
     shared_by = {member: len(members) for members in plan.shared for member in members}
     found = list[tuple[Member, Member]]()
     for members in whole.shared:
-        givers = [member for member in members if member[0] in plan.queries() - joining]
+        givers = [member for member in members if member[0] in sharing]
         mine = [member for member in members if member[0] == query]
         if mine and givers:
             found.append((max(givers, key=lambda member: shared_by.get(member, 1)), mine[0]))
