@@ -58,9 +58,8 @@ def look_no_more_at_what_is_there() -> None:
     """Collect garbage among all objects, and leave those that are in use out of every later collection.
 
     Left to itself, Python looks for objects that only use each other among all of them, and puts that off until a
-    quarter as many again have gathered: with the libraries of a box that is a hundred thousand objects, hours of
-    frames. Without these a collection takes a millisecond. To be called again once much of what was there is not in
-    use any more.
+    quarter as many again have gathered: torch and torchvision alone bring 340,000, through which it looks in 0.15 s. To
+    be called again once much of what was there is not in use any more.
     """
     gc.unfreeze()
     gc.collect()
