@@ -176,20 +176,23 @@ class _Search:
 
     def _judged(self, weights: Sequence[Weight], query: str, need: float) -> dict[str, Any]:
         """How a query does with its weights stored so: its norms as they are, else as they were learnt before, else
-        measured again, else learnt anew from the best of these.
+        measured again, else learnt anew from the best of these. A detector's scores are matched to its original's.
         """
         bench, own = self.bench, widths_of(weights).get(query, {})
         model, packed = self._stored(own, query)
         best = {"ratio": bench.ratio(query, model), "norms": None, "learnt": False}
-        for norms in (*filter(None, [self.learnt.get(query)]), None):
+        learnt = [(self.learnt[query], False)] if query in self.learnt else []
+        begins: list[tuple[State | None, bool]] = [(None, False), *learnt, (None, True)]
+        for norms, again in begins:
             if best["ratio"] >= need or not packed:
                 return best
             model, _ = self._stored(own, query, norms)
-            if norms is None:
+            moved = dict(norms or {})
+            if again:
                 bench.calibrate(query, model)
-            ratio = bench.ratio(query, model)
-            if ratio > best["ratio"]:
-                moved = norms or {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+                moved |= {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+            moved |= bench.match_scores(query, model)
+            if moved and (ratio := bench.ratio(query, model)) > best["ratio"]:
                 best = {"ratio": ratio, "norms": moved, "learnt": norms is not None}
         if best["ratio"] >= need or self.bounds.over:
             return best

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import merger.journal.checkpoint as checkpoint_module
 import merger.widths.search as search_module
@@ -245,6 +245,32 @@ def test_a_query_that_bears_nothing_ends_with_its_wide_weights(monkeypatch, benc
     monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)
     widths, rows = search()
     assert "q1" not in widths and rows[-1]["in_the_way"] == []
+
+
+def test_a_detectors_scores_are_matched_to_its_originals_before_it_takes_more_bits(
+    monkeypatch, bench: Workbench, tied: Merged
+) -> None:
+    monkeypatch.setattr(search_module, "learn_norms", lambda *_: pytest.fail("there is nothing to learn"))
+
+    def match(query: str, model: nn.Module) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            model.get_parameter("head.bias").fill_(7.0)
+        return {"head.bias": torch.full((2,), 7.0)} if query == "q1" else {}
+
+    def ratio(query: str, model: nn.Module) -> float:
+        stored = bool(tied.states[query]["body.0.weight"].ne(model.get_parameter("body.0.weight")).any())
+        return 0.5 if query == "q1" and stored and float(model.get_parameter("head.bias")[0]) != 7 else 1.0
+
+    monkeypatch.setattr(bench, "match_scores", match)
+    monkeypatch.setattr(bench, "ratio", ratio)
+    required = dict.fromkeys(bench.queries, 0.975)
+    found = fit_widths(bench, tied, "int2", required, Journal(), Bounds(bench.work))
+    assert len(found["rows"]) == 1 and found["rows"][0]["norms_again"] == ["q1"]
+    storage = Storage(**found["storage"])
+    assert {query: list(norms) for query, norms in storage.norms.items()} == {"q1": ["head.bias"]}
+    models = tied_models(bench, tied, bench.queries)
+    store(models, storage)
+    assert [float(model.get_parameter("head.bias")[0].detach()) == 7 for model in models.values()] == [0, 1, 0]
 
 
 def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied: Merged, search) -> None:
