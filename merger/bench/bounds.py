@@ -43,6 +43,12 @@ class Bounds:
         now = self.clock()
         return replace(self, most_work=share * self.most_work, ends=now + share * (self.ends - now))
 
+    def of_the_rest(self, share: float) -> Bounds:
+        """Bounds that leave the rest of the work and time that are left now to others."""
+        now = self.clock()
+        most_work = self.work.total + share * (self.most_work - self.work.total)
+        return replace(self, most_work=most_work, ends=now + share * (self.ends - now))
+
     @property
     def work_left(self) -> float:
         """The work that may still be done, at most what there is time for."""

@@ -47,7 +47,7 @@ def train_private(
 
     Nothing is trained where it is enough to measure the norms again.
     """
-    begun = journal.step("begun", partial(_best_begun, bench, begins, plan, query, journal))
+    begun = journal.step("begun", partial(best_begun, bench, begins, plan, query, journal))
     model = bench.models([query], {query: begun["state"]}, plan)[query]
     rest_shared({query: model}, plan)
     best: dict[str, Any] = journal.part("best")
@@ -65,7 +65,7 @@ def train_private(
     return dict(best)
 
 
-def _best_begun(
+def best_begun(
     bench: Workbench, begins: Sequence[State], plan: SharingPlan, query: str, journal: Journal
 ) -> dict[str, Any]:
     """The first of the best of these states, with the norms that serve it better, and its ratio on val."""

@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshot
+from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
 from merger.journal.outcomes import LEAVES
 from merger.journal.steps import Journal
 from merger.mending.private import alone, train_private
 from merger.mending.steps import Step, bytes_shared, copies, private_parts
 from merger.training.recipe import Recipe
-from models.sharing.layers import weight_key
 
 HALF = 0.5
 """The part of the margin that a query needs when nothing helps it further. The best of many tries on val flatters: with
@@ -34,8 +33,7 @@ Reached = tuple[float, Merged]
 class Case:
     """A query at a `ratio` on val, what is `required` of it, and the recipe that the joint training ended with.
 
-    `alone` says that its private parts were trained by themselves already, from the state it is in, in vain. `own` is
-    its original, with its channels in the order of what is merged, where that is known.
+    `alone` says that its private parts were trained by themselves already, from the state it is in, in vain.
     """
 
     query: str
@@ -43,7 +41,6 @@ class Case:
     required: float
     recipe: Recipe
     alone: bool = False
-    own: State | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for a job."""
@@ -108,30 +105,17 @@ class _Search:
     def take(self, step: Step) -> Reached:
         """The best ratio on val that training comes to with this step, and what is merged then."""
         bench, case, merged = self.bench, self.case, self.merged
-        recipe = alone(case.recipe)
-        begins = self._begins(step)
-        train = partial(train_private, bench, begins, step.plan, case.query, recipe, case.required, self.journal)
+        recipe, begins = alone(case.recipe), merged.states[case.query]
+        train = partial(train_private, bench, [begins], step.plan, case.query, recipe, case.required, self.journal)
         found = self.journal.step(step.what, train)
         if step.plan.shared == merged.plan.shared:
-            carried = {name: found["state"][name] for name in begins[0]}
+            carried = {name: found["state"][name] for name in begins}
             self.merged = Merged(merged.plan, {**merged.states, case.query: carried})
         row = {"query": case.query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],
                "required": case.required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
         self.rows.append({**row, "private": list(step.private)} if step.private else row)
         bench.progress("repair", **row)
         return found["ratio"], Merged(step.plan, {**merged.states, case.query: found["state"]})
-
-    def _begins(self, step: Step) -> list[State]:
-        """What a step may begin from: the merged model as it is; private copies as its original has them, too.
-
-        With most layers its own again a model is more its original than what was merged.
-        """
-        query, merged = self.case.query, self.merged.states[self.case.query]
-        if self.case.own is None or not step.private:
-            return [merged]
-        paths = [path for members in step.plan.shared for name, path in members if name == query]
-        keys = {weight_key(merged, path) for path in paths}
-        return [merged, {**self.case.own, **{key: merged[key] for key in keys}}]
 
     def cheapest(self, steps: Sequence[Step], wanted: float) -> Reached | None:
         """The cheapest of these, in ascending order of bytes, that comes to `wanted`, as what it reaches; None if none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import LEAVES
 from merger.mending.private import alone, train_private
+from merger.methods.deep import Deep
+from merger.start.alignment import by_shared_bytes
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan, tie
@@ -27,6 +29,8 @@ HARD = 0.9
 most of what is won comes while the rate falls, and a hard merge wants a long fall."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
+DEEP = 0.5
+"""The part of the work that is left which those below may use up to take deep layers."""
 NEAR = 0.95
 """A query that reaches this part of what is required may mend itself by its private parts alone."""
 
@@ -57,8 +61,10 @@ class Sprints:
     """The training of all models that share, until all reach what is `required`.
 
     Whoever stays far off leaves between sprints, or waits where `lost_wait`, to be tried again when the others are
-    merged; `others_wait` says that some do from the start. Sprints are planned within `bounds`. No epoch begins past
-    the `end`, but the first: the work of a sprint in which eased queries had to come back may be more than was planned.
+    merged; `others_wait` says that some do from the start. Whoever is below after the first sprint takes deep layers of
+    those that are not, beginning as in `own`: that may be what is won. Sprints are planned within `bounds`. No epoch
+    begins past the `end`, but the first: the work of a sprint in which eased queries had to come back may be more than
+    was planned.
     """
 
     bench: Workbench
@@ -70,6 +76,7 @@ class Sprints:
     end: Bounds
     others_wait: bool = False
     lost_wait: bool = False
+    own: Mapping[str, State] = field(default_factory=dict)
 
     def run(self, found: Mapping[str, Any], before: int = 0) -> Trained:
         """Go on from the states and ratios `found`, after so many sprints of those who were merged before all joined.
@@ -96,9 +103,33 @@ class Sprints:
             found = self.checkpoint.step(f"alone {number}", partial(now._alone, found))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
+            if fallen == 0:
+                found = {**found, "won": now._with_deep_layers(found, number)}
             now, found = now._without_lost(found, number)
-        won = Merged.from_plain(now._won(found))
-        return Trained(now.plan, found["states"], found["ratios"], self.recipe, found.get("alone", ()), number, won)
+        won, alone_last = Merged.from_plain(now._won(found)), found.get("alone", ())
+        return Trained(now.plan, found["states"], found["ratios"], self.recipe, alone_last, number, won, own=self.own)
+
+    def took(self, name: str, standing: Merged, takers: Sequence[str], bounds: Bounds, training: bool = True) -> Merged:
+        """What is merged once these took deep layers from those that stand; the log has rows of it."""
+        recipe = self.recipe if training else None
+        deep = Deep(self.bench, self.plan, self.required, self.checkpoint, bounds, recipe)
+        run = partial(deep.run, standing, self.own, takers)
+        found = self.checkpoint.step(name, lambda: self.bench.once(run))
+        for row in found["rows"]:
+            self.checkpoint.note(row)
+        return Merged.from_plain(found["merged"])
+
+    def _with_deep_layers(self, found: Mapping[str, Any], sprint: int) -> dict[str, Any]:
+        """What is won (plain) once those who are below took deep layers from those who have what is required."""
+        standing = met(found["ratios"], self.required)
+        takers = [query for query in by_shared_bytes(self.bench, self.plan) if query in self.own.keys() - standing]
+        name = f"deep layers after sprint {sprint}"
+        if not standing or not takers or self.checkpoint.step(f"no {name}", lambda: self.bounds.over):
+            return self._won(found)
+        stands = Merged(self.plan.without(*takers), {query: found["states"][query] for query in standing})
+        merged = self.took(name, stands, takers, self.bounds.of_the_rest(DEEP))
+        sharing = {query: merged.states[query] for query in sorted(merged.plan.queries())}
+        return self._more(Merged(merged.plan, sharing), found.get("won"))
 
     def most_work(self) -> float:
         """About what all sprints take at most, and the trials of rates before them."""
@@ -197,7 +228,11 @@ class Sprints:
 
     def _won(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """What holds of the states `found`, as plain values, or what was `won` before where that saves no less."""
-        now, before = held(self.plan, found["states"], found["ratios"], self.required), found.get("won")
+        now = held(self.plan, found["states"], found["ratios"], self.required)
+        return self._more(now, found.get("won"))
+
+    def _more(self, now: Merged, before: dict[str, Any] | None) -> dict[str, Any]:
+        """What saves more, as plain values."""
         saved = now.plan.saved_bytes(self.bench.layers)
         if before is not None and Merged.from_plain(before).plan.saved_bytes(self.bench.layers) >= saved:
             return before

@@ -27,13 +27,13 @@ from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
-from merger.mending.joining import join_all
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
 from merger.methods.parts import Parts
 from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
+from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
 from merger.training.recipe import Recipe
@@ -44,7 +44,7 @@ from models.sharing.likeness import cosine_likeness
 from models.sharing.plan import SharingPlan
 
 RATES = (5e-4, 2e-4, 1e-3)
-JOINT = 0.9
+JOINT = 0.8
 """The part of the time or work that the joint training may use up; the rest is kept for repairs."""
 CHOICE = 0.25
 """Of what is left of that, what choosing a start may take."""
@@ -131,9 +131,9 @@ def _merged(
         mend_first = partial(_mended, bench, first, required, checkpoint, bounds)
         as_first, more = _remembered(checkpoint, "the first", mend_first)
         before, rows = max(before, as_first, key=partial(_saved, bench)), [*rows, *more]
-    merged, joined = _joined(sprints, merged, trained)
-    for row in (*rows, *joined):
+    for row in rows:
         checkpoint.note(row)
+    merged = _joined(sprints, merged, trained)
     before = max(before, answered, key=partial(_saved, bench))
     if (saved := _saved(bench, before)) > (instead := _saved(bench, merged)):
         merged = Merged(before.plan, {**originals, **before.states})
@@ -156,14 +156,15 @@ def _mended(
     return mend_all(bench, merged, _cases(trained, required), checkpoint, bounds)
 
 
-def _joined(sprints: Sprints, merged: Merged, trained: Trained) -> tuple[Merged, list[dict[str, Any]]]:
-    """What is merged once those who left during the training share what they bear of it, and rows for the log."""
-    left = sorted((sprints.plan.queries() - trained.plan.queries()) & trained.own.keys())
-    if not left or not merged.plan.shared or sprints.checkpoint.step("too late to join", lambda: sprints.end.over):
-        return merged, []
-    cases = [Case(query, 0.0, sprints.required[query], trained.recipe, True, trained.own[query]) for query in left]
-    join = partial(join_all, sprints.bench, merged, sprints.plan, cases, sprints.checkpoint, sprints.end)
-    return _remembered(sprints.checkpoint, "joining", join)
+def _joined(sprints: Sprints, merged: Merged, trained: Trained) -> Merged:
+    """What is merged once those who left during the training share the layers that they bear of it."""
+    sharing = merged.plan.queries()
+    left = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query in trained.own.keys() - sharing]
+    if not left or not sharing or sprints.checkpoint.step("too late to join", lambda: sprints.end.over):
+        return merged
+    standing = Merged(merged.plan, {query: merged.states[query] for query in sorted(sharing)})
+    joined = replace(sprints, own=trained.own).took("joining", standing, left, sprints.end)
+    return Merged(joined.plan, {**merged.states, **joined.states})
 
 
 def _remembered(
@@ -180,11 +181,7 @@ def _remembered(
 
 
 def _cases(trained: Trained, required: Mapping[str, float]) -> list[Case]:
-    own = trained.own
-    return [
-        Case(q, ratio, required[q], trained.recipe, q in trained.alone, own.get(q))
-        for q, ratio in trained.ratios.items()
-    ]
+    return [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
 
 
 def _tried(answered: Merged) -> dict[str, Any]:
@@ -212,15 +209,24 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
     start = checkpoint.step("start", partial(_start, sprints))
+    start = {**start, "won": Merged(SharingPlan(), {}).to_plain()}
     bench.begin(TRAINING, work=sprints.most_work())
     if "shattered" in start:
-        return _adopted(sprints, 0)
+        return _adopted(sprints, start, 0)
+    start = {**start, "won": _as_they_are(sprints, start["apart"]).to_plain()}
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
-    first = replace(replace(sprints, lost_wait=True).run(found), own=start["own"])
-    return _all_joined(sprints, first, start)
+    return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
+
+
+def _as_they_are(sprints: Sprints, own: Mapping[str, State]) -> Merged:
+    """What is merged where models take deep layers of the one that shares most, and nothing is trained."""
+    giver, *takers = by_shared_bytes(sprints.bench, sprints.plan)
+    standing = Merged(SharingPlan(), {giver: own[giver]})
+    found = replace(sprints, own=own).took("as they are", standing, takers, sprints.bounds, training=False)
+    return Merged(found.plan, {query: found.states[query] for query in sorted(found.plan.queries())})
 
 
 def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
@@ -232,9 +238,10 @@ def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
         sprints.bench.progress("waits", **row)
         sprints.checkpoint.note(row)
     bounds = sprints.bounds.part(FIRST)
-    others = replace(sprints, plan=sprints.plan.without(*waits), bounds=bounds, others_wait=True, lost_wait=True)
+    plan, own = sprints.plan.without(*waits), start["apart"]
+    others = replace(sprints, plan=plan, bounds=bounds, others_wait=True, lost_wait=True, own=own)
     found = sprints.checkpoint.step("start of the others", partial(_begun, others, start["apart"]))
-    return replace(others.run(found), own=start["apart"])
+    return others.run({**found, "won": start["won"]})
 
 
 def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> Trained:
@@ -246,10 +253,11 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     waiting = sprints.plan.queries() - first.plan.queries()
     if not waiting:
         return first
-    won = first.won.plan.saved_bytes(bench.layers)
+    before = _saved(bench, Merged.from_plain(start["won"]))
+    won = saved if (saved := _saved(bench, first.won)) > before else 0
     if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
         if not (won or start["waits"] or first.plan.shared):
-            return _adopted(sprints, first.sprints)
+            return _adopted(sprints, start, first.sprints)
         lost = {row["waits"]: row for row in checkpoint.log if "waits" in row}
         for query in sorted(waiting - first.plan.queries()):
             row = lost[query]
@@ -261,17 +269,19 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
-    all_of_them = sprints.run({**found, "won": first.won.to_plain()}, first.sprints)
-    return replace(all_of_them, first=first, own=start["apart"])
+    own = start["apart"]
+    all_of_them = replace(sprints, own=own).run({**found, "won": first.won.to_plain()}, first.sprints)
+    return replace(all_of_them, first=first)
 
 
-def _adopted(sprints: Sprints, number: int) -> Trained:
+def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained:
     """What it comes to when models become parts of each other, after so many sprints in vain."""
     sprints.bench.progress("adopting", queries=sorted(sprints.plan.queries()))
     adopting = Adopting(sprints.bench, sprints.plan, sprints.required, sprints.checkpoint, sprints.end, sprints.recipe)
     merged, ratios = sprints.bench.once(adopting.run)
-    ratios = {query: ratios[query] for query in sorted(merged.plan.queries())}
-    return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, merged)
+    ratios, own = {query: ratios[query] for query in sorted(merged.plan.queries())}, start["apart"]
+    won = max(merged, Merged.from_plain(start["won"]), key=partial(_saved, sprints.bench))
+    return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, won, own=own)
 
 
 def _start(sprints: Sprints) -> dict[str, Any]:
@@ -320,7 +330,7 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
         short = replace(sprints.recipe, rate=rate, epochs=1, frames_per_epoch=frames)
         if not checkpoint.step(f"rate {rate:g} fits", partial(sprints.leaves_enough, short)):
             break
-        begins = {**start, "won": best.get("won")}
+        begins = {**start, "won": best.get("won", start.get("won"))}
         found = checkpoint.step(f"rate {rate:g}", partial(sprints.sprint, begins, short))
         reached = _regained(start["ratios"], found["ratios"])
         bench.progress("rate", rate=rate, epochs=0.5, regained=reached)

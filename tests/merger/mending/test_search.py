@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.beyond.distance import distances
 from merger.journal.steps import Journal
@@ -190,41 +190,6 @@ def test_of_repairs_that_are_enough_the_one_with_the_fewest_bytes_is_kept(
     best = merged.states["q1"]
     kept, _ = mend(bench, merged, Case("q1", target + 0.03, required, Recipe()), Journal(), Bounds(bench.work))
     assert kept.states["q1"] is best, "no worse for as many bytes"
-
-
-def test_private_copies_begin_as_the_original_has_them_where_it_answers_better_so(
-    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("merger.mending.steps.UNSHARED", (1.0,))
-    monkeypatch.setattr(bench, "training", lambda *_: pytest.fail("there is nothing to train"))
-    own = snapshot(bench.originals["q1"])
-    case = Case("q1", 0.5, 0.95, Recipe(), alone=True, own=own)
-    mended, rows = mend(bench, merged, case, Journal(), Bounds(bench.work))
-    assert [(row["ratio"], row["epochs"]) for row in rows] == [(1.0, 0)]
-    path = rows[0]["private"][0]
-    assert torch.equal(mended.states["q1"][f"{path}.weight"], own[f"{path}.weight"])
-    assert not torch.equal(merged.states["q1"][f"{path}.weight"], own[f"{path}.weight"])
-
-
-def test_what_stays_shared_is_the_shared_weight_whatever_the_rest_begins_as(
-    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("merger.mending.steps.UNSHARED", (1 / 2,))
-    seen: list[Sequence[State]] = []
-
-    def train(_bench, begins, *_):
-        seen.append(begins)
-        return {"state": begins[-1], "ratio": 0.99, "epochs": 1}
-
-    monkeypatch.setattr("merger.mending.search.train_private", train)
-    own = snapshot(bench.originals["q1"])
-    mended, _ = mend(bench, merged, Case("q1", 0.5, 0.95, Recipe(), True, own), Journal(), Bounds(bench.work))
-    ((as_merged, as_own),) = seen
-    assert as_merged is merged.states["q1"]
-    paths = [path for members in mended.plan.shared for query, path in members if query == "q1"]
-    assert paths and all(torch.equal(as_own[f"{path}.weight"], as_merged[f"{path}.weight"]) for path in paths)
-    rest = [name for name in own if name not in {f"{path}.weight" for path in paths}]
-    assert all(torch.equal(as_own[name], own[name]) for name in rest)
 
 
 def _train_by_step(

@@ -14,7 +14,7 @@ import torch
 import merger.methods.adopting as adopting_module
 import merger.methods.wide as wide_module
 from merger.bench.bounds import Bounds
-from merger.bench.merged import snapshots
+from merger.bench.merged import Merged, snapshots
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
@@ -23,6 +23,7 @@ from merger.methods.sprints import Sprints
 from merger.start.choosing import Start
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
+from models.sharing.plan import SharingPlan
 
 
 @pytest.fixture
@@ -227,6 +228,7 @@ def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
     ratios = dict.fromkeys(bench.queries, 0.5)
     begins = {"waits": {}, "apart": apart, "own": apart, "states": apart, "ratios": ratios}
     monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
+    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: Merged(SharingPlan(), {}))
     monkeypatch.setattr(Sprints, "sprint", lambda _self, found, *_: {**found, "rows": []})
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     found = wide_module._trained(sprints, choose_rate=False)

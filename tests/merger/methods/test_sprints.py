@@ -14,6 +14,7 @@ from merger.bench.merged import Merged, snapshots
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
+from merger.methods.deep import Deep
 from merger.methods.sprints import Sprints
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
@@ -36,6 +37,41 @@ def test_a_merge_that_begins_far_off_has_no_short_sprint(
     sprints.run(_begun(sprints, begins))
     assert [recipe.epochs for recipe in recipes] == epochs
     assert [recipe.rate for recipe in recipes] == [sprints.recipe.rate / 2**index for index in range(len(epochs))]
+
+
+@pytest.mark.parametrize(("met", "left", "takes"), [
+    (["q0", "q2"], 1e15, True), (["q0"], 1e15, True), (["q0", "q1", "q2"], 1e15, False), ([], 1e15, False),
+    (["q0", "q2"], 0.0, False),
+])  # fmt: skip
+def test_who_is_below_after_the_first_sprint_takes_deep_layers_of_those_who_are_not(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, met: list[str], left: float, takes: bool
+) -> None:
+    own = snapshots(sprints.bench.originals)
+    begun = _begun(sprints, 0.94)
+    took: list[tuple[set[str], list[str]]] = []
+
+    def run(deep: Deep, standing: Merged, own_: object, takers: list[str]) -> dict[str, Any]:
+        assert own_ is own and deep.plan == sprints.plan and deep.bounds.work_left <= left / 2
+        took.append((set(standing.states), takers))
+        pairs = [(("q0", "last.0"), (query, "last.0")) for query in takers]
+        merged = Merged(standing.plan.with_pairs(pairs), {**standing.states, **{one: own[one] for one in takers}})
+        return {"merged": merged.to_plain(), "ratios": dict.fromkeys(takers, 0.99), "rows": [{"takes": "told"}]}
+
+    def sprint(_self: object, found: dict[str, Any], *_: object) -> dict[str, Any]:
+        return {**found, "rows": [], "ratios": {query: 0.97 if query in met else 0.9 for query in found["ratios"]}}
+
+    monkeypatch.setattr(Deep, "run", run)
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_epochs", lambda *_: 1)
+    bounds = Bounds(sprints.bench.work, sprints.bench.work.total + left)
+    trained = replace(sprints, own=own, bounds=bounds).run(begun)
+    takers = sorted({"q0", "q1", "q2"} - set(met))
+    assert [(stands, sorted(them)) for stands, them in took] == ([(set(met), takers)] if takes else []), "once"
+    assert trained.plan == sprints.plan, "the training goes on with all"
+    if takes:
+        assert any(("q0", "last.0") in members for members in trained.won.plan.shared)
+        assert trained.won.plan.queries() == {"q0", "q1", "q2"} and sprints.checkpoint.log[0] == {"takes": "told"}
 
 
 def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(

@@ -35,11 +35,20 @@ from models.workload import Workload
 OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision="fp32")
 
 
+@pytest.fixture
+def nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody bear any deep layer of another."""
+    nothing = Merged(SharingPlan(), {})
+    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: nothing)
+    monkeypatch.setattr(Sprints, "took", lambda *_, **__: nothing)
+
+
 def test_the_whole_plan_saves_the_ceiling(bench: Workbench) -> None:
     plan = whole_plan(bench, OPTIONS)
     assert plan.saved_bytes(bench.layers) == ceiling_bytes(bench.layers) > 0
 
 
+@pytest.mark.usefixtures("nobody_takes")
 def test_wide_reaches_the_ceiling_on_a_tiny_workload(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +173,7 @@ def _waits(bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str
     return SimpleNamespace(trained=trained, bounds=bounds, marked=marked)
 
 
+@pytest.mark.usefixtures("nobody_takes")
 def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +198,7 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     assert row["accepted_bytes"] == others.saved_bytes(bench.layers) > 0
 
 
+@pytest.mark.usefixtures("nobody_takes")
 def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +215,7 @@ def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     assert not any("repair" in row for row in sprints.checkpoint.log), "nobody has left"
 
 
+@pytest.mark.usefixtures("nobody_takes")
 @pytest.mark.parametrize(("won", "most_work", "joins"), [(True, 1e15, True), (False, 1e15, False), (True, 0.0, False)])
 def test_who_is_lost_after_a_sprint_is_tried_again_once_the_others_are_accepted(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch, won: bool, most_work: float, joins: bool
@@ -266,6 +278,7 @@ def test_a_start_may_take_a_part_of_the_work_that_is_left(
     assert given == [pytest.approx(1e12)]
 
 
+@pytest.mark.usefixtures("nobody_takes")
 def test_what_is_below_is_not_accepted_before_the_others_join(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,14 +323,14 @@ def test_where_the_end_saves_less_than_was_won_before_the_merge_is_that(
 def test_who_left_a_training_shares_what_it_bears_of_what_came_of_it(
     bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: bool
 ) -> None:
-    monkeypatch.setattr("merger.mending.steps.UNSHARED", (9 / 10,))
+    monkeypatch.setattr("merger.methods.deep.KEPT", (9 / 10,))
     others, own = merged.plan.without("q1"), snapshots(bench.originals)
     ratios = {"q0": 0.99, "q2": 0.99}
     states = {query: merged.states[query] for query in ratios}
     trained = Trained(others, states, ratios, Recipe(), (), 1, Merged(SharingPlan(), {}), own=own)
     monkeypatch.setattr(wide_module, "_trained", lambda *_: trained)
-    monkeypatch.setattr("merger.mending.search.train_private", lambda _b, begins, *_: {
-        "state": begins[-1], "ratio": 0.99 if bears else 0.5, "epochs": 1})  # fmt: skip
+    monkeypatch.setattr("merger.methods.deep.train_private", lambda _b, begins, *_: {
+        "state": begins[-1], "ratio": 0.99 if bears else 0.5, "trained": 1})  # fmt: skip
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
     checkpoint.note({"query": "q1", "repair": "leaves", "after": "sprint 1", "ratio": 0.6, "required": 0.95, "work": 1})
     found = wide(bench, OPTIONS, checkpoint)
@@ -383,16 +396,18 @@ def test_the_first_rate_that_helps_is_taken_without_trying_others(
     assert tried == list(wide_module.RATES[:2]) and found["rate"] == wide_module.RATES[1]
 
 
+@pytest.mark.usefixtures("nobody_takes")
 def test_sprints_have_the_rate_of_the_trials(
     bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}, "apart": {}, "own": {}}
+    apart = snapshots(bench.originals)
+    found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}, "apart": apart, "own": apart}
     trained = Trained(sprints.plan, {}, {}, Recipe(), (), 1, Merged(SharingPlan(), {}))
     ran: list[tuple[float, dict]] = []
     monkeypatch.setattr(wide_module, "_start", lambda *_: found)
     monkeypatch.setattr(wide_module, "_trials", lambda *_: {**found, "rate": 3e-3})
-    monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found)) or trained)
+    monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found["ratios"])) or trained)
     for choose_rate in (True, False):
         checkpoint = Checkpoint(tmp_path / str(choose_rate), {}, False)
         wide_module._trained(replace(sprints, checkpoint=checkpoint), choose_rate)
-    assert ran == [(3e-3, {**found, "rate": 3e-3}), (sprints.recipe.rate, found)]
+    assert ran == [(3e-3, found["ratios"]), (sprints.recipe.rate, found["ratios"])]

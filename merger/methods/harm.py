@@ -1,0 +1,34 @@
+"""What each shared weight alone would do to a query's original: how far it moves what goes into its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from merger.bench.merged import State
+from merger.bench.workbench import Workbench
+from merger.beyond.distance import distances
+from merger.training.features import watched_layers
+from models.sharing.layers import weight_key
+
+FRAMES = 16
+"""Train frames that a layer is judged by."""
+SETTLING = 16
+"""Train frames on which the norms are measured again; it is judged with them as they were, too."""
+
+
+def harms(bench: Workbench, query: str, own: State, shared: State, paths: Sequence[str]) -> dict[str, float]:
+    """Path -> the distance (merger.beyond.distance) of the heads' outputs when this layer alone has its shared weight.
+
+    `own` is the original, in the order of channels of the `shared` weights.
+    """
+    found = dict[str, float]()
+    model = bench.models([query], {query: own})[query]
+    heads = watched_layers(bench.queries[query], model)
+    for path in paths:
+        key = weight_key(own, path)
+        model.load_state_dict({**own, key: shared[key]})
+        as_is = distances(bench, query, model, heads, FRAMES)
+        bench.calibrate(query, model, SETTLING)
+        again = distances(bench, query, model, heads, FRAMES)
+        found[path] = min(sum(one.values()) / max(1, len(one)) for one in (as_is, again))
+    return found

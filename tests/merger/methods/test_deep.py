@@ -1,0 +1,182 @@
+"""Taking deep layers: what a query keeps to itself, who gives, what the log says, and how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import merger.methods.deep as deep_module
+from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshots
+from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.outcomes import NO_TIME
+from merger.journal.steps import Journal
+from merger.methods.deep import TAKES, Deep
+from merger.methods.harm import harms
+from merger.methods.sprints import Sprints
+from models.sharing.plan import SharingPlan
+
+KEPT = (1 / 16, 1 / 2, 9 / 10)
+"""Parts of the tiny network's bytes that end between its layers: its first, its first two, or all but its last."""
+
+
+@pytest.fixture
+def deep(bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> Deep:
+    monkeypatch.setattr(deep_module, "KEPT", KEPT)
+    return Deep(bench, sprints.plan, sprints.required, sprints.checkpoint, sprints.bounds, sprints.recipe)
+
+
+def took(deep: Deep, *takers: str) -> tuple[Merged, Mapping[str, float], list[dict[str, Any]]]:
+    """What comes of it when these take from q0."""
+    own = snapshots(deep.bench.originals)
+    found = deep.run(Merged(SharingPlan(), {"q0": own["q0"]}), own, takers)
+    return Merged.from_plain(found["merged"]), found["ratios"], found["rows"]
+
+
+def taught(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int]) -> list[tuple[str, int, int]]:
+    """Let training bring back every query that shares so many layers at most; returns whom it trained, what it shared,
+    and how many beginnings it had.
+    """
+    tried = []
+
+    def train(bench: Workbench, begins: Any, plan: SharingPlan, query: str, *_: Any) -> dict[str, Any]:
+        count = sum(owner == query for members in plan.shared for owner, _path in members)
+        tried.append((query, count, len(begins)))
+        bench.work.add_flops(1000)
+        state = {**begins[-1], "head.bias": torch.full((2,), float(count))}
+        return {"ratio": 0.99 if count <= bearable[query] else 0.5, "state": state, "trained": 1}
+
+    monkeypatch.setattr(deep_module, "train_private", train)
+    return tried
+
+
+def test_a_shared_weight_harms_where_it_is_another(bench: Workbench, merged: Merged) -> None:
+    own = snapshots(bench.originals)["q1"]
+    paths = ["stem.0", "body.0", "last.0"]
+    assert harms(bench, "q1", own, own, paths) == dict.fromkeys(paths, 0.0)
+    found = harms(bench, "q1", own, {**own, "body.0.weight": merged.states["q1"]["body.0.weight"]}, paths)
+    assert found["body.0"] > 0 and found["stem.0"] == found["last.0"] == 0
+
+
+def test_what_harms_most_for_its_bytes_is_kept_and_no_more_than_the_part(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = deep.takeable("q1")
+    worst = {"stem.0": 1.0 * size["stem.0"], "body.0": 9.0 * size["body.0"], "last.0": 4.0 * size["last.0"]}
+    monkeypatch.setattr(deep_module, "harms", lambda *_: worst)
+    own = snapshots(deep.bench.originals)["q1"]
+    steps = deep._kept("q1", own, own, list(size))
+    assert steps[-1] == ("body.0", "stem.0"), "the last one is more than what is left"
+    assert sorted({*steps}, key=steps.index) == steps, "none twice"
+    for part, step in zip(KEPT[-len(steps) :], steps, strict=True):
+        assert sum(size[path] for path in step) <= part * sum(size.values())
+
+
+@pytest.mark.parametrize(("bears", "tries"), [(3, [1, 3]), (2, [1, 3, 2]), (1, [1, 3, 2]), (0, [1])])
+def test_a_query_keeps_as_little_as_it_needs(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch, bears: int, tries: list[int]
+) -> None:
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [(), ("stem.0",), ("stem.0", "body.0")])
+    tried = taught(monkeypatch, {"q1": bears})
+    merged, ratios, rows = took(deep, "q1")
+    assert [count for _, count, _ in tried] == tries
+    assert sum(len(members) == 2 for members in merged.plan.shared) == bears and set(ratios) == (
+        {"q1"} if bears else set()
+    )
+    taken = [row for row in rows if "takes" in row]
+    assert [row["accepted"] for row in taken] == [count <= bears for count in tries]
+    accepted = [row["accepted_bytes"] for row in taken]
+    assert accepted == sorted(accepted) and accepted[-1] == merged.plan.saved_bytes(deep.bench.layers)
+    said = [row for row in rows if "repair" in row]
+    assert [row["repair"] for row in said] == ([TAKES] if bears < 3 else [])
+    if said:
+        assert len(said[0]["private"]) == 3 - bears and said[0]["ratio"] == 0.5, "why no more was taken"
+        assert said[0]["after"] == f"taking {bears + 1} of 3 layers", "the least that was too much"
+
+
+def test_what_it_learnt_with_more_of_its_own_is_a_beginning_too(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [("stem.0",), ("stem.0", "body.0")])
+    tried = taught(monkeypatch, {"q1": 2})
+    merged, _, _ = took(deep, "q1")
+    assert [begins for _, _, begins in tried] == [1, 2]
+    assert merged.states["q1"]["head.bias"][0] == tried[-1][1], "what was learnt last"
+    for members in merged.plan.shared:
+        values = [merged.states[query][f"{path}.weight"] for query, path in members]
+        assert all(torch.equal(values[0], value) for value in values)
+
+
+def test_the_others_stay_as_they_are_and_the_query_has_what_is_required(deep: Deep) -> None:
+    merged, ratios, _ = took(replace(deep, required=dict.fromkeys(deep.bench.queries, 0.9)), "q1", "q2")
+    own = snapshots(deep.bench.originals)
+    assert all(torch.equal(merged.states["q0"][name], tensor) for name, tensor in own["q0"].items())
+    assert ratios and all(ratio >= 0.9 for ratio in ratios.values())
+    for query in ratios:
+        model = deep.bench.models([query], merged.states, merged.plan)[query]
+        assert deep.bench.ratio(query, model) == pytest.approx(ratios[query])
+
+
+def test_without_a_recipe_nothing_is_trained_and_it_takes_what_it_bears_as_it_is(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deep_module, "train_private", lambda *_: pytest.fail("nothing is to be trained"))
+    as_it_is = replace(deep, recipe=None)
+    monkeypatch.setattr(deep.bench, "ratio", lambda _query, model: 0.96 if _shares(deep, model) < 3 else 0.5)
+    merged, ratios, rows = took(as_it_is, "q1")
+    assert ratios == {"q1": 0.96} and 0 < len(merged.plan.shared) < 3
+    assert all(row["epochs"] == 0 for row in rows if "takes" in row)
+    unable = replace(as_it_is, bounds=Bounds(deep.bench.work, 0.0), checkpoint=Journal())
+    assert not took(unable, "q1")[1], "no work is left to judge anything"
+
+
+def _shares(deep: Deep, model: torch.nn.Module) -> int:
+    """How many layers of a model of q1 are q0's."""
+    theirs = deep.bench.originals["q0"]
+    paths = ("stem.0.weight", "body.0.weight", "last.0.weight")
+    return sum(torch.equal(model.get_parameter(path), theirs.get_parameter(path)) for path in paths)
+
+
+def test_who_takes_nothing_gives_to_those_that_follow(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = SharingPlan((
+        (("q0", "stem.0"), ("q1", "stem.0"), ("q2", "stem.0")), (("q1", "last.0"), ("q2", "last.0")),
+    ))  # fmt: skip
+    monkeypatch.setattr(deep_module, "KEPT", (0.0,))
+    taught(monkeypatch, {"q1": 0, "q2": 2})
+    merged, ratios, _ = took(replace(deep, plan=plan), "q1", "q2")
+    assert set(ratios) == {"q2"}
+    assert set(merged.plan.shared) == {(("q0", "stem.0"), ("q2", "stem.0")), (("q1", "last.0"), ("q2", "last.0"))}
+
+
+def test_out_of_work_nothing_begins_and_that_is_what_the_log_says(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_module, "train_private", lambda *_: pytest.fail("no work is left"))
+    merged, ratios, rows = took(replace(deep, bounds=Bounds(deep.bench.work, 0.0)), "q1")
+    assert not merged.plan.shared and not ratios
+    assert [(row["after"], row["ratio"], len(row["private"])) for row in rows] == [(NO_TIME, None, 3)]
+
+
+def test_an_interrupted_one_goes_on_where_it_stood(deep: Deep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = replace(deep, checkpoint=Checkpoint(tmp_path / "whole", {}, False))
+    tried = taught(monkeypatch, {"q1": 2, "q2": 1})
+    wanted, ratios, rows = took(whole, "q1", "q2")
+    calls, train = len(tried), deep_module.train_private
+
+    def interrupted(*args: Any) -> dict[str, Any]:
+        if len(tried) == calls + 2:
+            raise KeyboardInterrupt
+        return train(*args)
+
+    monkeypatch.setattr(deep_module, "train_private", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        took(deep, "q1", "q2")
+    deep.checkpoint.write()
+    monkeypatch.setattr(deep_module, "train_private", train)
+    again = replace(deep, checkpoint=Checkpoint(deep.checkpoint.folder, {}, True))
+    merged, found, after = took(again, "q1", "q2")
+    assert len(tried) == 2 * calls and (merged.plan, found) == (wanted.plan, ratios)
+    without = lambda rows: [{key: row[key] for key in row if key != "work"} for row in rows]  # noqa: E731
+    assert without(after) == without(rows)
