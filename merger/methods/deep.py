@@ -60,6 +60,17 @@ class Deep(Parts):
             self.checkpoint.forget(f"{query} takes")
         return {key: now[key] for key in ("merged", "ratios", "rows")}
 
+    def stand(self, query: str, turns: Sequence[str], state: State) -> dict[str, Any]:
+        """The `state` of a query that trained all it has, for itself, until it had what is required, so that it can
+        give; None where it does not come to it. And a `row` for the log.
+        """
+        found: dict[str, Any] = {"ratio": None, "state": state, "trained": 0}
+        if (recipe := self.checkpoint.step("recipe", partial(self._fits, query, turns))) is not None:
+            found = self._judged(query, SharingPlan(), [state], recipe)
+        row = {"alone": query, "ratio": found["ratio"], "required": self.required[query], "epochs": found["trained"],
+               "work": self.bench.work.total}  # fmt: skip
+        return {"state": found["state"] if (found["ratio"] or 0.0) >= self.required[query] else None, "row": row}
+
     def _taking(self, query: str, now: Mapping[str, Any], own: State) -> dict[str, Any]:
         """The plan and the states once a query took what it bears, its ratio, and rows for the log."""
         before = Merged.from_plain(now["merged"])

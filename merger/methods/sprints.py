@@ -29,7 +29,7 @@ HARD = 0.9
 most of what is won comes while the rate falls, and a hard merge wants a long fall."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
-DEEP = 0.5
+DEEP = 0.8
 """The part of the work that is left which those below may use up to take deep layers."""
 NEAR = 0.95
 """A query that reaches this part of what is required may mend itself by its private parts alone."""
@@ -111,23 +111,36 @@ class Sprints:
 
     def took(self, name: str, standing: Merged, takers: Sequence[str], bounds: Bounds, training: bool = True) -> Merged:
         """What is merged once these took deep layers from those that stand; the log has rows of it."""
-        recipe = self.recipe if training else None
-        deep = Deep(self.bench, self.plan, self.required, self.checkpoint, bounds, recipe)
-        run = partial(deep.run, standing, self.own, takers)
+        run = partial(self._deep(bounds, training).run, standing, self.own, takers)
         found = self.checkpoint.step(name, lambda: self.bench.once(run))
         for row in found["rows"]:
             self.checkpoint.note(row)
         return Merged.from_plain(found["merged"])
 
+    def _deep(self, bounds: Bounds, training: bool) -> Deep:
+        recipe = self.recipe if training else None
+        return Deep(self.bench, self.plan, self.required, self.checkpoint, bounds, recipe)
+
     def _with_deep_layers(self, found: Mapping[str, Any], sprint: int) -> dict[str, Any]:
-        """What is won (plain) once those who are below took deep layers from those who have what is required."""
-        standing = met(found["ratios"], self.required)
+        """What is won (plain) once those who are below took deep layers from those who have what is required.
+
+        Where nobody has, the nearest learns to stand: all that it has, for itself, until it does.
+        """
+        standing: list[str] = met(found["ratios"], self.required)
         takers = [query for query in by_shared_bytes(self.bench, self.plan) if query in self.own.keys() - standing]
-        name = f"deep layers after sprint {sprint}"
-        if not standing or not takers or self.checkpoint.step(f"no {name}", lambda: self.bounds.over):
+        name, bounds = f"deep layers after sprint {sprint}", self.bounds.of_the_rest(DEEP)
+        if not takers or self.checkpoint.step(f"no {name}", lambda: self.bounds.over):
             return self._won(found)
-        stands = Merged(self.plan.without(*takers), {query: found["states"][query] for query in standing})
-        merged = self.took(name, stands, takers, self.bounds.of_the_rest(DEEP))
+        states = {query: found["states"][query] for query in standing}
+        if not standing:
+            nearest = max(takers, key=lambda query: found["ratios"][query] / self.required[query])
+            stand = partial(self._deep(bounds, True).stand, nearest, takers, found["states"][nearest])
+            alone = self.checkpoint.step(f"who gives {name}", lambda: self.bench.once(stand))
+            self.checkpoint.note(alone["row"])
+            if alone["state"] is None:
+                return self._won(found)
+            states, takers = {nearest: alone["state"]}, [query for query in takers if query != nearest]
+        merged = self.took(name, Merged(self.plan.without(*takers), states), takers, bounds)
         sharing = {query: merged.states[query] for query in sorted(merged.plan.queries())}
         return self._more(Merged(merged.plan, sharing), found.get("won"))
 
@@ -169,12 +182,12 @@ class Sprints:
     def _alone(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Before all models train again for the sake of a few: what the private parts of those few can do alone.
 
-        The one furthest below goes first, for where it fails all train again anyhow.
+        The nearest goes first: the others can take deep layers of it once it has what is required.
         """
         states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
         recipe = alone(self.recipe)
-        below = sorted((ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q])
-        for near, query in below:
+        below = [(ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q]]
+        for near, query in sorted(below, key=lambda one: (-one[0], one[1])):
             if near < NEAR or self.bounds.over:
                 break
             required = self.required[query]

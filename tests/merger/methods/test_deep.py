@@ -141,6 +141,20 @@ def _shares(deep: Deep, model: torch.nn.Module) -> int:
     return sum(torch.equal(model.get_parameter(path), theirs.get_parameter(path)) for path in paths)
 
 
+def test_who_learns_to_stand_trains_all_it_has_and_gives_once_it_has_what_is_required(
+    deep: Deep, merged: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = deep.stand("q1", ["q1"], merged.states["q1"])
+    assert found["row"]["alone"] == "q1" and found["row"]["ratio"] >= 0.95
+    assert deep.bench.ratio("q1", deep.bench.models(["q1"], {"q1": found["state"]})["q1"]) >= 0.95
+    over = replace(deep, bounds=Bounds(deep.bench.work, 0.0), checkpoint=Journal())
+    assert over.stand("q1", ["q1"], merged.states["q1"])["state"] is None
+    monkeypatch.setattr(deep_module, "train_private", lambda _b, begins, *_: {
+        "ratio": 0.94, "state": begins[0], "trained": 8})  # fmt: skip
+    below = replace(deep, checkpoint=Journal()).stand("q1", ["q1"], merged.states["q1"])
+    assert below["state"] is None and below["row"]["ratio"] == 0.94
+
+
 def test_who_takes_nothing_gives_to_those_that_follow(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = SharingPlan((
         (("q0", "stem.0"), ("q1", "stem.0"), ("q2", "stem.0")), (("q1", "last.0"), ("q2", "last.0")),
