@@ -4,7 +4,7 @@ No weight has to be found that serves all: who gives stands still. Whoever takes
 givers' order, and keeps to itself the layers whose shared weight alone would move it most for its bytes
 (merger.methods.harm). Those are the early ones, which are light and which all that follows was made for. How little it
 has to keep is found by bisection: as it is, norms measured again, which takes a few validations; or with what is its
-own trained, where that is needed, until it has what is required.
+own trained, where that is needed, to the end of an annealing.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Deep(Parts):
         return {key: now[key] for key in ("merged", "ratios", "rows")}
 
     def stand(self, query: str, turns: Sequence[str], state: State) -> dict[str, Any]:
-        """The `state` of a query that trained all it has, for itself, until it had what is required, so that it can
-        give; None where it does not come to it. And a `row` for the log.
+        """The `state` of a query that trained all it has, for itself, so that it can give; None where it does not come
+        to what is required. And a `row` for the log.
         """
         found: dict[str, Any] = {"ratio": None, "state": state, "trained": 0}
         if (recipe := self.checkpoint.step("recipe", partial(self._fits, query, turns))) is not None:
@@ -148,7 +148,7 @@ class Deep(Parts):
         if not recipe:
             return {**best_begun(self.bench, begins, plan, query, self.checkpoint), "trained": 0}
         required = self.required[query]
-        return train_private(self.bench, begins, plan, query, Recipe(**recipe), required, self.checkpoint)
+        return train_private(self.bench, begins, plan, query, Recipe(**recipe), required, self.checkpoint, True)
 
     def _fits(self, query: str, turns: Sequence[str]) -> dict[str, Any] | None:
         """How a query is trained next, empty where it is not; None where too little work is left."""

@@ -253,11 +253,11 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     waiting = sprints.plan.queries() - first.plan.queries()
     if not waiting:
         return first
+    if not (start["waits"] or first.plan.shared):
+        return _adopted(sprints, {**start, "won": first.won.to_plain()}, first.sprints)
     before = _saved(bench, Merged.from_plain(start["won"]))
     won = saved if (saved := _saved(bench, first.won)) > before else 0
     if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
-        if not (won or start["waits"] or first.plan.shared):
-            return _adopted(sprints, start, first.sprints)
         lost = {row["waits"]: row for row in checkpoint.log if "waits" in row}
         for query in sorted(waiting - first.plan.queries()):
             row = lost[query]

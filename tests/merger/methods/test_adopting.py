@@ -231,5 +231,6 @@ def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
     monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: Merged(SharingPlan(), {}))
     monkeypatch.setattr(Sprints, "sprint", lambda _self, found, *_: {**found, "rows": []})
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_with_deep_layers", lambda self, found, _sprint: self._won(found))
     found = wide_module._trained(sprints, choose_rate=False)
     assert tried and found.plan.queries() == set(bench.queries) and found.sprints == 1
