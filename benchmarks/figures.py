@@ -264,6 +264,8 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
     worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
+    deep = _cells(measured / "merge-deep")
+    worked_out["merge-deep"] = (_said(deep), ARMS, _by_name(deep, arm_rows))
     at_95 = [*averaged, *(cell for cell in chosen if cell.workload == "gti" and cell.arm == THEIRS), *unseen]
     worked_out |= of_the_paper(measured, [cell for cell in at_95 if cell.target == 0.95])
     tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}

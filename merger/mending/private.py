@@ -41,13 +41,11 @@ def train_private(
     recipe: Recipe,
     required: float,
     journal: Journal,
-    only_the_end: bool = False,
 ) -> dict[str, Any]:
     """Train what is private under the plan, from that of the states which answers best: the best ratio on val, its
     `state`, the epoch it was reached after, and how many were `trained`.
 
-    Nothing is trained where it is enough to measure the norms again. With `only_the_end` a training goes on to the end
-    of the annealing and is judged there: who is judged often, and taken at the best, flatters.
+    Nothing is trained where it is enough to measure the norms again.
     """
     begun = journal.step("begun", partial(best_begun, bench, begins, plan, query, journal))
     model = bench.models([query], {query: begun["state"]}, plan)[query]
@@ -56,11 +54,10 @@ def train_private(
     if not best:
         best.update(**begun, epochs=0, trained=0)
     gentle = replace(recipe, seed=recipe.seed + 1, rate=GENTLE * recipe.rate)
-    judged_from = recipe.epochs if only_the_end else 1
-    epochs = train_while(bench, {query: model}, gentle, journal, plan, judged_from)
+    epochs = train_while(bench, {query: model}, gentle, journal, plan, recipe.judged_from)
     try:
         while best["ratio"] < required and (ratios := next(epochs, None)) is not None:
-            best["trained"] += judged_from if not best["trained"] else 1
+            best["trained"] += recipe.judged_from if not best["trained"] else 1
             if ratios[query] > best["ratio"]:
                 best.update(ratio=ratios[query], state=snapshot(model), epochs=best["trained"])
     except Diverged:

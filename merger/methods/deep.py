@@ -148,7 +148,7 @@ class Deep(Parts):
         if not recipe:
             return {**best_begun(self.bench, begins, plan, query, self.checkpoint), "trained": 0}
         required = self.required[query]
-        return train_private(self.bench, begins, plan, query, Recipe(**recipe), required, self.checkpoint, True)
+        return train_private(self.bench, begins, plan, query, Recipe(**recipe), required, self.checkpoint)
 
     def _fits(self, query: str, turns: Sequence[str]) -> dict[str, Any] | None:
         """How a query is trained next, empty where it is not; None where too little work is left."""
@@ -160,7 +160,7 @@ class Deep(Parts):
         frames = (mine / (cost[query] * epochs) - len(bench.val[query])) / self.recipe.passes()
         least, most = self.recipe.frames_per_epoch, 2 * LONGER * self.recipe.frames_per_epoch
         recipe = replace(
-            self.recipe, epochs=epochs, rate=self.recipe.rate / GENTLE, norms=NORMS, private=1.0,
+            self.recipe, epochs=epochs, judged_from=epochs, rate=self.recipe.rate / GENTLE, norms=NORMS, private=1.0,
             frames_per_epoch=int(min(len(bench.train[query]), most, max(least, frames))),
         )  # fmt: skip
         fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left

@@ -64,15 +64,15 @@ def test_mending_trains_nothing_where_it_is_enough_to_measure_the_norms_again(
     assert not torch.equal(found["state"]["stem.1.running_mean"], val.original)
 
 
-def test_where_only_the_end_counts_a_training_is_judged_once_and_goes_all_the_way(
+def test_where_only_the_end_counts_a_training_goes_all_the_way_and_is_judged_once(
     bench: Workbench, val: Val, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     val.as_is = val.again = 0.5
     merged = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
     judged: list[str] = []
     monkeypatch.setattr("merger.bench.attempt.judge_all", lambda _b, _j, name, *_: judged.append(name) or {"q0": 0.99})
-    for only_the_end, epochs in ((True, 3), (False, 1)):
-        begins, recipe = [merged.states["q0"]], Recipe(epochs=3, frames_per_epoch=32)
-        found = train_private(bench, begins, merged.plan, "q0", recipe, 0.95, Journal(), only_the_end)
-        assert (found["ratio"], found["trained"], found["epochs"]) == (0.99, epochs, epochs)
+    for judged_from in (3, 1):
+        begins, recipe = [merged.states["q0"]], Recipe(epochs=3, frames_per_epoch=32, judged_from=judged_from)
+        found = train_private(bench, begins, merged.plan, "q0", recipe, 0.95, Journal())
+        assert (found["ratio"], found["trained"], found["epochs"]) == (0.99, judged_from, judged_from)
     assert judged == ["judged 3", "judged 1"]

@@ -11,16 +11,19 @@ import pytest
 import torch
 
 import merger.methods.deep as deep_module
+import merger.methods.wide as wide_module
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import NO_TIME
+from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.journal.steps import Journal
 from merger.methods.deep import TAKES, Deep
 from merger.methods.harm import harms
-from merger.methods.sprints import Sprints
+from merger.methods.sprints import Sprints, Trained
+from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
+from tests.merger.options import QUICK
 
 KEPT = (1 / 16, 1 / 2, 9 / 10)
 """Parts of the tiny network's bytes that end between its layers: its first, its first two, or all but its last."""
@@ -194,3 +197,25 @@ def test_an_interrupted_one_goes_on_where_it_stood(deep: Deep, monkeypatch: pyte
     assert len(tried) == 2 * calls and (merged.plan, found) == (wanted.plan, ratios)
     without = lambda rows: [{key: row[key] for key in row if key != "work"} for row in rows]  # noqa: E731
     assert without(after) == without(rows)
+
+
+@pytest.mark.parametrize("bears", [True, False])
+def test_who_left_a_training_shares_what_it_bears_of_what_came_of_it(
+    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: bool
+) -> None:
+    monkeypatch.setattr("merger.methods.deep.KEPT", (9 / 10,))
+    others, own = merged.plan.without("q1"), snapshots(bench.originals)
+    ratios = {"q0": 0.99, "q2": 0.99}
+    states = {query: merged.states[query] for query in ratios}
+    trained = Trained(others, states, ratios, Recipe(), (), 1, Merged(SharingPlan(), {}), own=own)
+    monkeypatch.setattr(wide_module, "_trained", lambda *_: trained)
+    monkeypatch.setattr("merger.methods.deep.train_private", lambda _b, begins, *_: {
+        "state": begins[-1], "ratio": 0.99 if bears else 0.5, "trained": 1})  # fmt: skip
+    checkpoint = Checkpoint(tmp_path / "kept", {}, False)
+    checkpoint.note({"query": "q1", "repair": "leaves", "after": "sprint 1", "ratio": 0.6, "required": 0.95, "work": 1})
+    found = wide_module.wide(bench, QUICK, checkpoint)
+    assert ("q1" in found.plan.queries()) == bears and found.plan.without("q1") == others
+    trials = all_at_once(merged.plan.shared, checkpoint.log, {"q1": 0.95}, 1.0)
+    sizes = {(layer.query, layer.path): layer.bytes for layer in bench.layers}
+    told = outcomes_of(trials, found.plan, sizes, {})
+    assert sum("q1" in row["in_the_way"] for row in told) == (2 if bears else 3)

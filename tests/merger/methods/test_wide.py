@@ -20,7 +20,7 @@ from merger.bench.method import MergeOptions
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import BACK, all_at_once, outcomes_of
+from merger.journal.outcomes import BACK, all_at_once
 from merger.journal.steps import Journal
 from merger.mending.search import Case
 from merger.mending.several import mend_all
@@ -317,28 +317,6 @@ def test_where_the_end_saves_less_than_was_won_before_the_merge_is_that(
     (why,) = {str(trial.in_the_way) for trial in all_at_once(plan.shared, checkpoint.log, trained.ratios, 1.0)
               if "q1" in dict(trial.members)}  # fmt: skip
     assert BACK in why and "0.94" in why
-
-
-@pytest.mark.parametrize("bears", [True, False])
-def test_who_left_a_training_shares_what_it_bears_of_what_came_of_it(
-    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: bool
-) -> None:
-    monkeypatch.setattr("merger.methods.deep.KEPT", (9 / 10,))
-    others, own = merged.plan.without("q1"), snapshots(bench.originals)
-    ratios = {"q0": 0.99, "q2": 0.99}
-    states = {query: merged.states[query] for query in ratios}
-    trained = Trained(others, states, ratios, Recipe(), (), 1, Merged(SharingPlan(), {}), own=own)
-    monkeypatch.setattr(wide_module, "_trained", lambda *_: trained)
-    monkeypatch.setattr("merger.methods.deep.train_private", lambda _b, begins, *_: {
-        "state": begins[-1], "ratio": 0.99 if bears else 0.5, "trained": 1})  # fmt: skip
-    checkpoint = Checkpoint(tmp_path / "kept", {}, False)
-    checkpoint.note({"query": "q1", "repair": "leaves", "after": "sprint 1", "ratio": 0.6, "required": 0.95, "work": 1})
-    found = wide(bench, OPTIONS, checkpoint)
-    assert ("q1" in found.plan.queries()) == bears and found.plan.without("q1") == others
-    trials = all_at_once(merged.plan.shared, checkpoint.log, {"q1": 0.95}, 1.0)
-    sizes = {(layer.query, layer.path): layer.bytes for layer in bench.layers}
-    told = outcomes_of(trials, found.plan, sizes, {})
-    assert sum("q1" in row["in_the_way"] for row in told) == (2 if bears else 3)
 
 
 @pytest.mark.parametrize("spoils", [True, False])
