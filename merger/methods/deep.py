@@ -18,7 +18,7 @@ from merger.bench.merged import Merged, State
 from merger.bench.standing import training_flops
 from merger.journal.outcomes import NO_TIME
 from merger.mending.private import GENTLE, best_begun, train_private
-from merger.methods.harm import harms
+from merger.methods.harm import PASSES, harms
 from merger.methods.parts import Parts
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
@@ -32,6 +32,8 @@ LONGER = 2
 """So many times the epochs of a joint training, and at most twice as many times the frames in one."""
 PART = 1 / 4
 """A training takes at most this part of the work that is there for its query."""
+RANKING = 1 / 32
+"""To find the most harmful layers may take at most this part of the work that is left; else the first count as such."""
 TAKES = "takes deep layers"
 """The step of a log that says which layers a query kept to itself."""
 
@@ -129,8 +131,8 @@ class Deep(Parts):
         if not paths:
             return []
         size = self.takeable(query)
-        found = self.checkpoint.step("harms", partial(harms, self.bench, query, own, shared, paths))
-        worst, steps = sorted(found, key=lambda path: -found[path] / size[path]), list[tuple[str, ...]]()
+        worst = self.checkpoint.step("worst", partial(self._worst, query, own, shared, paths))
+        steps = list[tuple[str, ...]]()
         for part in KEPT:
             chosen, left = list[str](), part * sum(size[path] for path in paths)
             for path in worst:
@@ -140,6 +142,14 @@ class Deep(Parts):
             if tuple(chosen) not in steps:
                 steps.append(tuple(chosen))
         return steps
+
+    def _worst(self, query: str, own: State, shared: State, paths: Sequence[str]) -> list[str]:
+        """These layers, the most harmful for their bytes first: as measured, or else as they follow each other."""
+        in_order = [layer.path for layer in self.bench.layers if layer.query == query and layer.path in paths]
+        if len(paths) * PASSES * self.bench.work.of(self.bench.queries[query]) > RANKING * self.bounds.work_left:
+            return in_order
+        found, size = harms(self.bench, query, own, shared, paths), self.takeable(query)
+        return sorted(in_order, key=lambda path: -found[path] / size[path])
 
     def _judged(
         self, query: str, plan: SharingPlan, begins: Sequence[State], recipe: Mapping[str, Any]

@@ -16,6 +16,10 @@ SETTLING = 16
 """Train frames on which the norms are measured again; it is judged with them as they were, too."""
 
 
+PASSES = 4 * FRAMES + SETTLING
+"""Forward passes that each layer takes."""
+
+
 def harms(bench: Workbench, query: str, own: State, shared: State, paths: Sequence[str]) -> dict[str, float]:
     """Path -> the distance (merger.beyond.distance) of the heads' outputs when this layer alone has its shared weight.
 

@@ -18,8 +18,8 @@ from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.journal.steps import Journal
-from merger.methods.deep import TAKES, Deep
-from merger.methods.harm import harms
+from merger.methods.deep import RANKING, TAKES, Deep
+from merger.methods.harm import PASSES, harms
 from merger.methods.sprints import Sprints, Trained
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
@@ -79,6 +79,18 @@ def test_what_harms_most_for_its_bytes_is_kept_and_no_more_than_the_part(
     assert sorted({*steps}, key=steps.index) == steps, "none twice"
     for part, step in zip(KEPT[-len(steps) :], steps, strict=True):
         assert sum(size[path] for path in step) <= part * sum(size.values())
+
+
+def test_where_little_work_is_left_the_first_layers_count_as_the_most_harmful(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, bench = snapshots(deep.bench.originals)["q1"], deep.bench
+    paths = ["last.0", "stem.0", "body.0"]
+    enough = 3 * PASSES * bench.work.of(bench.queries["q1"]) / RANKING
+    monkeypatch.setattr(deep_module, "harms", lambda *_: {"stem.0": 0.0, "body.0": 1e9, "last.0": 1.0})
+    for left, first in ((0.99 * enough, "stem.0"), (1.01 * enough, "body.0")):
+        bounded = replace(deep, bounds=Bounds(bench.work, bench.work.total + left))
+        assert bounded._worst("q1", own, own, paths)[0] == first
 
 
 @pytest.mark.parametrize(("bears", "tries"), [(3, [1, 3]), (2, [1, 3, 2]), (1, [1, 3, 2]), (0, [1])])
