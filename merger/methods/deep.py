@@ -48,19 +48,19 @@ class Deep(Parts):
 
     def run(self, standing: Merged, own: Mapping[str, State], takers: Sequence[str]) -> dict[str, Any]:
         """What is `merged` (plain) once each of the takers, beginning from its `own` state, took from those that stand,
-        the `ratios` of those that took, and `rows` for the log: one for each training, one for what each kept, and why.
+        and `rows` for the log: one for each training, one for what each kept, and why.
 
         Who took, and who could not take anything, may give to those that follow.
         """
         now = self.checkpoint.part("deep")
         if not now:
-            now.update(merged=standing.to_plain(), ratios={}, rows=[], turns=list(takers))
+            now.update(merged=standing.to_plain(), rows=[], turns=list(takers))
         while now["turns"]:
             query, *others = now["turns"]
             found = self.checkpoint.step(f"{query} takes", partial(self._taking, query, now, own[query]))
-            now.update(found, rows=[*now["rows"], *found["rows"]], turns=others)
+            now.update(merged=found["merged"], rows=[*now["rows"], *found["rows"]], turns=others)
             self.checkpoint.forget(f"{query} takes")
-        return {key: now[key] for key in ("merged", "ratios", "rows")}
+        return {"merged": now["merged"], "rows": now["rows"]}
 
     def stand(self, query: str, turns: Sequence[str], state: State) -> dict[str, Any]:
         """The `state` of a query that trained all it has, for itself, so that it can give; None where it does not come
@@ -74,7 +74,7 @@ class Deep(Parts):
         return {"state": found["state"] if (found["ratio"] or 0.0) >= self.required[query] else None, "row": row}
 
     def _taking(self, query: str, now: Mapping[str, Any], own: State) -> dict[str, Any]:
-        """The plan and the states once a query took what it bears, its ratio, and rows for the log."""
+        """The plan and the states once a query took what it bears, and rows for the log."""
         before = Merged.from_plain(now["merged"])
         pairs, rows = self._pairs(before, query), list[dict[str, Any]]()
         shared = dict(own)
@@ -82,8 +82,7 @@ class Deep(Parts):
             shared[weight_key(own, path)] = before.states[giver][weight_key(before.states[giver], theirs)]
         kept = self._kept(query, own, shared, list(pairs))
         held, failed = len(kept), -1
-        reached, why = Merged(before.plan, {**before.states, query: own}), (NO_TIME, None)
-        ratios, state = dict(now["ratios"]), own
+        reached, why, state = Merged(before.plan, {**before.states, query: own}), (NO_TIME, None), own
         while held - failed > 1:
             place = (failed + held) // 2 if held < len(kept) else len(kept) - 1
             fits = partial(self._fits, query, now["turns"])
@@ -99,7 +98,7 @@ class Deep(Parts):
             found = self.checkpoint.step(f"keeping {place}", train)
             after = (f"taking {len(taken)} of {len(pairs)} layers", found["ratio"])
             if found["ratio"] >= self.required[query]:
-                held, state, ratios[query] = place, found["state"], found["ratio"]
+                held, state = place, found["state"]
                 reached = Merged(plan, {**before.states, query: state})
             else:
                 failed, why = place, after
@@ -112,17 +111,17 @@ class Deep(Parts):
         if private:
             rows.append({"query": query, "repair": TAKES, "private": private, "after": why[0], "ratio": why[1],
                          "required": self.required[query], "work": self.bench.work.total})  # fmt: skip
-        return {"merged": reached.to_plain(), "ratios": ratios, "rows": rows}
+        return {"merged": reached.to_plain(), "rows": rows}
 
     def _pairs(self, before: Merged, query: str) -> dict[str, Member]:
         """Path -> whose layer it could share, of those that stand: that which most share, else that of the first."""
         shared_by = {member: len(members) for members in before.plan.shared for member in members}
+        first = {owner: number for number, owner in enumerate(before.states)}
         found = dict[str, Member]()
         for members in self.plan.shared:
             mine = [path for owner, path in members if owner == query]
             theirs = [member for member in members if member[0] in before.states and member[0] != query]
             if mine and theirs:
-                first = {owner: number for number, owner in enumerate(before.states)}
                 found[mine[0]] = max(theirs, key=lambda member: (shared_by.get(member, 1), -first[member[0]]))
         return found
 

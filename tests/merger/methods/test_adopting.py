@@ -24,6 +24,7 @@ from merger.start.choosing import Start
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
+from tests.merger.methods.interrupting import stopping
 
 
 @pytest.fixture
@@ -153,18 +154,11 @@ def test_an_interrupted_one_goes_on_where_it_stood(
     whole = replace(adopting, checkpoint=Checkpoint(tmp_path / "whole", {}, False))
     tried = taught(monkeypatch, 2)
     wanted, ratios = whole.run()
-    calls, train = len(tried), adopting_module.train_private
-
-    def interrupted(*args: Any) -> dict[str, Any]:
-        if len(tried) == calls + 3:
-            raise KeyboardInterrupt
-        return train(*args)
-
-    monkeypatch.setattr(adopting_module, "train_private", interrupted)
+    calls, go_on = len(tried), stopping(monkeypatch, adopting_module, tried, 3)
     with pytest.raises(KeyboardInterrupt):
         adopting.run()
     adopting.checkpoint.write()
-    monkeypatch.setattr(adopting_module, "train_private", train)
+    go_on()
     again = replace(adopting, checkpoint=Checkpoint(adopting.checkpoint.folder, {}, True))
     merged, found = again.run()
     assert len(tried) == 2 * calls and (merged.plan, found) == (wanted.plan, ratios)

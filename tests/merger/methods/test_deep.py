@@ -23,6 +23,7 @@ from merger.methods.harm import PASSES, harms
 from merger.methods.sprints import Sprints, Trained
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
+from tests.merger.methods.interrupting import stopping
 from tests.merger.options import QUICK
 
 KEPT = (1 / 16, 1 / 2, 9 / 10)
@@ -39,7 +40,8 @@ def took(deep: Deep, *takers: str) -> tuple[Merged, Mapping[str, float], list[di
     """What comes of it when these take from q0."""
     own = snapshots(deep.bench.originals)
     found = deep.run(Merged(SharingPlan(), {"q0": own["q0"]}), own, takers)
-    return Merged.from_plain(found["merged"]), found["ratios"], found["rows"]
+    ratios = {row["takes"]: row["ratio"] for row in found["rows"] if row.get("accepted")}
+    return Merged.from_plain(found["merged"]), ratios, found["rows"]
 
 
 def taught(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int]) -> list[tuple[str, int, int]]:
@@ -192,18 +194,11 @@ def test_an_interrupted_one_goes_on_where_it_stood(deep: Deep, monkeypatch: pyte
     whole = replace(deep, checkpoint=Checkpoint(tmp_path / "whole", {}, False))
     tried = taught(monkeypatch, {"q1": 2, "q2": 1})
     wanted, ratios, rows = took(whole, "q1", "q2")
-    calls, train = len(tried), deep_module.train_private
-
-    def interrupted(*args: Any) -> dict[str, Any]:
-        if len(tried) == calls + 2:
-            raise KeyboardInterrupt
-        return train(*args)
-
-    monkeypatch.setattr(deep_module, "train_private", interrupted)
+    calls, go_on = len(tried), stopping(monkeypatch, deep_module, tried, 2)
     with pytest.raises(KeyboardInterrupt):
         took(deep, "q1", "q2")
     deep.checkpoint.write()
-    monkeypatch.setattr(deep_module, "train_private", train)
+    go_on()
     again = replace(deep, checkpoint=Checkpoint(deep.checkpoint.folder, {}, True))
     merged, found, after = took(again, "q1", "q2")
     assert len(tried) == 2 * calls and (merged.plan, found) == (wanted.plan, ratios)

@@ -55,7 +55,7 @@ def test_who_is_below_after_the_first_sprint_takes_deep_layers_of_those_who_are_
         took.append((set(standing.states), takers))
         pairs = [(("q0", "last.0"), (query, "last.0")) for query in takers]
         merged = Merged(standing.plan.with_pairs(pairs), {**standing.states, **{one: own[one] for one in takers}})
-        return {"merged": merged.to_plain(), "ratios": dict.fromkeys(takers, 0.99), "rows": [{"takes": "told"}]}
+        return {"merged": merged.to_plain(), "rows": [{"takes": "told"}]}
 
     def sprint(_self: object, found: dict[str, Any], *_: object) -> dict[str, Any]:
         ratios = {query: 0.97 if query in met else 0.91 if query == "q0" else 0.9 for query in found["ratios"]}
