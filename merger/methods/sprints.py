@@ -64,7 +64,7 @@ class Sprints:
     merged; `others_wait` says that some do from the start. Whoever is below after the first sprint takes deep layers of
     those that are not, beginning as in `own`: that may be what is won. Sprints are planned within `bounds`. No epoch
     begins past the `end`, but the first: the work of a sprint in which eased queries had to come back may be more than
-    was planned.
+    was planned. The `whole` plan has the early layers too, where the one trained under has not.
     """
 
     bench: Workbench
@@ -77,6 +77,7 @@ class Sprints:
     others_wait: bool = False
     lost_wait: bool = False
     own: Mapping[str, State] = field(default_factory=dict)
+    whole: SharingPlan | None = None
 
     def run(self, found: Mapping[str, Any], before: int = 0) -> Trained:
         """Go on from the states and ratios `found`, after so many sprints of those who were merged before all joined.
@@ -88,26 +89,36 @@ class Sprints:
         for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if hard else SPRINTS):
             if all_met(found["ratios"], self.required):
                 break
-            eased = met(found["ratios"], self.required) if number else []
-            plan = partial(now._epochs, part * self.recipe.epochs, eased)
-            name = f"epochs of sprint {number + 1} of {len(now._queries())}"  # a merge that goes on keeps to its plan
-            epochs = self.checkpoint.step(name, plan)
-            if not epochs:
+            done = now.annealed(found, number + 1, part, fallen)
+            if done is None:
                 break
-            number += 1
-            seed = self.bench.seed * len(SPRINTS) + number
-            recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**fallen)
-            found = self.checkpoint.step(f"sprint {number}", partial(now.sprint, found, recipe, number > 1))
-            for row in found["rows"]:
-                self.checkpoint.note({"sprint": number, **row})
-            found = self.checkpoint.step(f"alone {number}", partial(now._alone, found))
-            for row in found["rows"]:
-                self.checkpoint.note({"sprint": number, **row})
+            number, found = number + 1, done
             if fallen == 0:
                 found = {**found, "won": now._with_deep_layers(found, number)}
             now, found = now._without_lost(found, number)
         won, alone_last = Merged.from_plain(now._won(found)), found.get("alone", ())
         return Trained(now.plan, found["states"], found["ratios"], self.recipe, alone_last, number, won, own=self.own)
+
+    def annealed(self, found: Mapping[str, Any], number: int, part: float, fallen: int) -> dict[str, Any] | None:
+        """A sprint of so many of a search's epochs, the rate halved so often, then the private parts of those below.
+
+        None where there is no work for an epoch.
+        """
+        eased = met(found["ratios"], self.required) if number > 1 else []
+        plan = partial(self._epochs, part * self.recipe.epochs, eased)
+        name = f"epochs of sprint {number} of {len(self._queries())}"  # a merge that goes on keeps to its plan
+        epochs = self.checkpoint.step(name, plan)
+        if not epochs:
+            return None
+        seed = self.bench.seed * len(SPRINTS) + number
+        recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**fallen)
+        found = self.checkpoint.step(f"sprint {number}", partial(self.sprint, found, recipe, number > 1))
+        for row in found["rows"]:
+            self.checkpoint.note({"sprint": number, **row})
+        found = self.checkpoint.step(f"alone {number}", partial(self._alone, found))
+        for row in found["rows"]:
+            self.checkpoint.note({"sprint": number, **row})
+        return dict(found)
 
     def took(self, name: str, standing: Merged, takers: Sequence[str], bounds: Bounds, training: bool = True) -> Merged:
         """What is merged once these took deep layers from those that stand; the log has rows of it."""

@@ -12,13 +12,14 @@ that is what parts of one model answer of others' questions as they are (merger.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
+from merger.bench.merit import all_met
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins, laid_out, training_speed
 from merger.bench.sizes import stored_bytes
@@ -30,9 +31,10 @@ from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
+from merger.methods.deep import EARLY_APART, early_layers
 from merger.methods.parts import Parts
 from merger.methods.rate import tell
-from merger.methods.sprints import Sprints, Trained
+from merger.methods.sprints import SPRINTS, Sprints, Trained
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
@@ -54,6 +56,7 @@ CHOOSING = "choosing what the shared weights start from"
 TRAINING = "training all models together"
 MENDING = "helping single models that fell short"
 BEYOND = "sharing more than whole layers of several models"
+WITH_EARLY = "training with its early layers, or there was no time for it"
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
@@ -121,8 +124,11 @@ def _merged(
         for stage in (TRAINING, MENDING):
             bench.begin(stage)
         return Merged(answered.plan, {**originals, **answered.states}), recipe
-    sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
-    trained = _trained(sprints, options.choose_rate)
+    early, later = early_layers(bench, plan), plan
+    for query, paths in early.items():
+        later = later.with_private(query, paths)
+    sprints = Sprints(bench, later, recipe, required, checkpoint, bounds.part(JOINT), bounds, whole=plan)
+    trained = _with_early_layers(sprints, _trained(sprints, options.choose_rate))
     tell(bench, checkpoint, trained.recipe)
     bench.begin(MENDING, work=most_work(bench, _cases(trained, required), bounds))
     merged, rows = _mended(bench, trained, required, checkpoint, bounds)
@@ -145,7 +151,21 @@ def _merged(
         for query in sorted(plan.queries() - merged.plan.queries() - left):
             why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
+    _tell_early(bench, early, merged, checkpoint, required)
     return merged, trained.recipe
+
+
+def _tell_early(
+    bench: Workbench, early: Mapping[str, Sequence[str]], merged: Merged, checkpoint: Checkpoint,
+    required: Mapping[str, float],
+) -> None:  # fmt: skip
+    """Write down which early layers those who share have to themselves in the end."""
+    sharing = {member for members in merged.plan.shared for member in members}
+    adopted = any("sets" in row for row in checkpoint.log)
+    for query in sorted(merged.plan.queries() & early.keys()) if not adopted else ():
+        if private := [path for path in early[query] if (query, path) not in sharing]:
+            checkpoint.note({"query": query, "repair": EARLY_APART, "private": private, "after": WITH_EARLY,
+                             "ratio": None, "required": required[query], "work": bench.work.total})  # fmt: skip
 
 
 def _mended(
@@ -221,6 +241,30 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
 
 
+def _with_early_layers(sprints: Sprints, first: Trained) -> Trained:
+    """What one sprint at half the rate makes of the whole plan, begun where all have what is required without their
+    early layers; what was before where that is not enough for all, or anybody is below.
+    """
+    whole = sprints.whole or sprints.plan
+    if first.plan != sprints.plan or first.plan == whole or not all_met(first.ratios, sprints.required):
+        return first
+    of_all = replace(sprints, plan=whole, own={}, recipe=replace(first.recipe, rate=first.recipe.rate / 2))
+    bench, checkpoint, number = sprints.bench, sprints.checkpoint, first.sprints + 1
+    if not checkpoint.step("early layers too", lambda: of_all.may_begin):
+        return first
+    saved = _saved(bench, first)
+    bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
+    checkpoint.note({"accepted_bytes": saved, "work": bench.work.total})
+    won = Merged(first.plan, first.states)
+    found = checkpoint.step("start with early layers", partial(_begun, of_all, first.states))
+    done = of_all.annealed({**found, "won": won.to_plain()}, number, SPRINTS[1], 0)
+    if done is None or not all_met(done["ratios"], sprints.required):
+        bench.progress("warning", text="their early layers stay apart: with these not all have what is required")
+        return first
+    return replace(first, plan=whole, states=done["states"], ratios=done["ratios"], sprints=number,
+                   alone=done.get("alone", ()), first=None)  # fmt: skip
+
+
 def _as_they_are(sprints: Sprints, own: Mapping[str, State]) -> Merged:
     """What is merged where models take deep layers of the one that shares most, and nothing is trained."""
     giver, *takers = by_shared_bytes(sprints.bench, sprints.plan)
@@ -277,7 +321,8 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
 def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained:
     """What it comes to when models become parts of each other, after so many sprints in vain."""
     sprints.bench.progress("adopting", queries=sorted(sprints.plan.queries()))
-    adopting = Adopting(sprints.bench, sprints.plan, sprints.required, sprints.checkpoint, sprints.end, sprints.recipe)
+    plan = sprints.whole or sprints.plan
+    adopting = Adopting(sprints.bench, plan, sprints.required, sprints.checkpoint, sprints.end, sprints.recipe)
     merged, ratios = sprints.bench.once(adopting.run)
     ratios, own = {query: ratios[query] for query in sorted(merged.plan.queries())}, start["apart"]
     won = max(merged, Merged.from_plain(start["won"]), key=partial(_saved, sprints.bench))
