@@ -45,15 +45,21 @@ TAKES = "takes deep layers"
 
 
 def early_layers(bench: Workbench, plan: SharingPlan) -> dict[str, list[str]]:
-    """Query -> the first layers of those that it shares under a plan, a small part of their bytes."""
-    found = dict[str, list[str]]()
+    """Query -> the first layers of those that it shares under a plan, a small part of their bytes.
+
+    A layer that is all that somebody shares is none of them.
+    """
+    found, later = dict[str, list[str]](), plan
     for query in sorted(plan.queries()):
         mine = {path for members in plan.shared for name, path in members if name == query}
         layers = [layer for layer in bench.layers if layer.query == query and layer.path in mine]
         upto = accumulate(layer.bytes for layer in layers)
         most = EARLY * sum(layer.bytes for layer in layers)
         found[query] = [layer.path for layer, so_far in zip(layers, upto, strict=True) if so_far <= most]
-    return found
+        later = later.with_private(query, found[query])
+    lost = plan.queries() - later.queries()
+    needed = {member for members in plan.shared if lost & dict(members).keys() for member in members}
+    return {query: [path for path in paths if (query, path) not in needed] for query, paths in found.items()}
 
 
 @dataclass(frozen=True)

@@ -73,11 +73,15 @@ def test_drawn_workloads_are_as_asked_for_and_the_same_for_a_seed(tmp_path):
     assert len(load_workload(write_drawn(tmp_path, 7, 0)).queries) >= QUERIES[0]
 
 
-def test_cases_that_break_the_promise_are_told(tmp_path):
-    row = {"number": 0, "device": "t4", "memory": "min", "received": 300, "gemel": [100, 20], "ours": [119, 16]}
+def test_cases_that_break_the_promise_are_told():
+    row = {"number": 0, "device": "t4", "memory": "min", "received": 300, "bound": 150.0, "gemel": [100, 20],
+           "ours": [119, 16]}  # fmt: skip
     assert not broken([row])
     assert broken([{**row, "ours": [119, 15]}]) and broken([{**row, "ours": [97, 20]}])
-    assert promise_rows([row, {**row, "memory": "50%"}, {**row, "memory": "75%"}])[-1][6] == "3 / 0 / 0"
+    reached = {**row, "memory": "50%", "bound": 122.0, "ours": [100, 20]}
+    *_, (_, cases, *_, all_of_them, room, where_room, _, _, _) = promise_rows([row, reached, {**row, "memory": "75%"}])
+    assert (cases, all_of_them) == (3, "2 / 1 / 0")
+    assert (room, where_room) == (2, "2 / 0 / 0"), "where gemel has what can be had, nobody can bring more"
 
 
 def test_what_was_played_is_not_played_again(tmp_path, monkeypatch):

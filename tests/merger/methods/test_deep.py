@@ -61,7 +61,7 @@ def taught(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int]) -> list
     return tried
 
 
-@pytest.mark.parametrize(("part", "layers"), [(EARLY, 1), (1 / 4, 2), (1, 3), (0, 0)])
+@pytest.mark.parametrize(("part", "layers"), [(EARLY, 1), (1 / 4, 2), (0, 0)])
 def test_early_layers_are_the_first_that_are_shared_up_to_a_part_of_their_bytes(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch, part: float, layers: int
 ) -> None:
@@ -69,6 +69,11 @@ def test_early_layers_are_the_first_that_are_shared_up_to_a_part_of_their_bytes(
     paths = ["stem.0", "body.0", "last.0"]
     assert early_layers(bench, sprints.plan) == dict.fromkeys(bench.queries, paths[:layers]), "q1's extra is its own"
     assert early_layers(bench, sprints.plan.with_private("q1", ["stem.0"]))["q1"] == paths[1 : max(1, layers)]
+
+
+def test_no_early_layer_is_apart_that_is_all_that_somebody_shares(bench: Workbench, sprints: Sprints) -> None:
+    plan = sprints.plan.with_private("q1", ["body.0", "last.0"])
+    assert early_layers(bench, plan) == {"q0": [], "q1": [], "q2": []}, "q1 has nothing else"
 
 
 def test_a_shared_weight_harms_where_it_is_another(bench: Workbench, merged: Merged) -> None:
