@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 from merger.bench.merged import Merged, State
 from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
 from merger.journal.outcomes import NO_TIME
 from merger.mending.private import GENTLE, best_begun, train_private
 from merger.methods.harm import PASSES, harms
@@ -34,32 +32,10 @@ LONGER = 2
 """So many times the epochs of a joint training, and at most twice as many times the frames in one."""
 PART = 1 / 4
 """A training takes at most this part of the work that is there for its query."""
-EARLY = 1 / 32
-"""The part of the bytes it could share that a query's first layers may have to be its own while all train."""
 RANKING = 1 / 32
 """To find the most harmful layers may take at most this part of the work that is left; else the first count as such."""
-EARLY_APART = "keeps its early layers"
-"""The step of a log that says which layers a query had to itself from the beginning."""
 TAKES = "takes deep layers"
 """The step of a log that says which layers a query kept to itself."""
-
-
-def early_layers(bench: Workbench, plan: SharingPlan) -> dict[str, list[str]]:
-    """Query -> the first layers of those that it shares under a plan, a small part of their bytes.
-
-    A layer that is all that somebody shares is none of them.
-    """
-    found, later = dict[str, list[str]](), plan
-    for query in sorted(plan.queries()):
-        mine = {path for members in plan.shared for name, path in members if name == query}
-        layers = [layer for layer in bench.layers if layer.query == query and layer.path in mine]
-        upto = accumulate(layer.bytes for layer in layers)
-        most = EARLY * sum(layer.bytes for layer in layers)
-        found[query] = [layer.path for layer, so_far in zip(layers, upto, strict=True) if so_far <= most]
-        later = later.with_private(query, found[query])
-    lost = plan.queries() - later.queries()
-    needed = {member for members in plan.shared if lost & dict(members).keys() for member in members}
-    return {query: [path for path in paths if (query, path) not in needed] for query, paths in found.items()}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ that is what parts of one model answer of others' questions as they are (merger.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
-from merger.methods.deep import EARLY_APART, early_layers
+from merger.methods.early import early_layers, tell_early
 from merger.methods.parts import Parts
 from merger.methods.rate import tell
 from merger.methods.sprints import SPRINTS, Sprints, Trained
@@ -56,7 +56,6 @@ CHOOSING = "choosing what the shared weights start from"
 TRAINING = "training all models together"
 MENDING = "helping single models that fell short"
 BEYOND = "sharing more than whole layers of several models"
-WITH_EARLY = "training with its early layers, or there was no time for it"
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
@@ -151,21 +150,8 @@ def _merged(
         for query in sorted(plan.queries() - merged.plan.queries() - left):
             why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
-    _tell_early(bench, early, merged, checkpoint, required)
+    tell_early(bench, early, merged, checkpoint, required)
     return merged, trained.recipe
-
-
-def _tell_early(
-    bench: Workbench, early: Mapping[str, Sequence[str]], merged: Merged, checkpoint: Checkpoint,
-    required: Mapping[str, float],
-) -> None:  # fmt: skip
-    """Write down which early layers those who share have to themselves in the end."""
-    sharing = {member for members in merged.plan.shared for member in members}
-    adopted = any("sets" in row for row in checkpoint.log)
-    for query in sorted(merged.plan.queries() & early.keys()) if not adopted else ():
-        if private := [path for path in early[query] if (query, path) not in sharing]:
-            checkpoint.note({"query": query, "repair": EARLY_APART, "private": private, "after": WITH_EARLY,
-                             "ratio": None, "required": required[query], "work": bench.work.total})  # fmt: skip
 
 
 def _mended(
@@ -233,12 +219,22 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     bench.begin(TRAINING, work=sprints.most_work())
     if "shattered" in start:
         return _adopted(sprints, start, 0)
+    sprints, start = _whole_where_easy(sprints, start)
     start = {**start, "won": _as_they_are(sprints, start["apart"]).to_plain()}
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
+
+
+def _whole_where_easy(sprints: Sprints, start: dict[str, Any]) -> tuple[Sprints, dict[str, Any]]:
+    """The training of the whole plan, and its start, where neither without early layers nor with them it is hard."""
+    if start["waits"] or sprints.hard(start) or sprints.whole in (None, sprints.plan):
+        return sprints, start
+    whole = replace(sprints, plan=sprints.whole)
+    tied = sprints.checkpoint.step("start with early layers", partial(_begun, whole, start["apart"]))
+    return (sprints, start) if whole.hard(tied) else (whole, {**start, **tied, "own": start["apart"]})
 
 
 def _with_early_layers(sprints: Sprints, first: Trained) -> Trained:
@@ -256,7 +252,7 @@ def _with_early_layers(sprints: Sprints, first: Trained) -> Trained:
     bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": saved, "work": bench.work.total})
     won = Merged(first.plan, first.states)
-    found = checkpoint.step("start with early layers", partial(_begun, of_all, first.states))
+    found = checkpoint.step("start of the whole", partial(_begun, of_all, first.states))
     done = of_all.annealed({**found, "won": won.to_plain()}, number, SPRINTS[1], 0)
     if done is None or not all_met(done["ratios"], sprints.required):
         bench.progress("warning", text="their early layers stay apart: with these not all have what is required")

@@ -18,7 +18,7 @@ from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.journal.steps import Journal
-from merger.methods.deep import EARLY, RANKING, TAKES, Deep, early_layers
+from merger.methods.deep import RANKING, TAKES, Deep
 from merger.methods.harm import PASSES, harms
 from merger.methods.sprints import Sprints, Trained
 from merger.training.recipe import Recipe
@@ -59,21 +59,6 @@ def taught(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int]) -> list
 
     monkeypatch.setattr(deep_module, "train_private", train)
     return tried
-
-
-@pytest.mark.parametrize(("part", "layers"), [(EARLY, 1), (1 / 4, 2), (0, 0)])
-def test_early_layers_are_the_first_that_are_shared_up_to_a_part_of_their_bytes(
-    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch, part: float, layers: int
-) -> None:
-    monkeypatch.setattr(deep_module, "EARLY", part)
-    paths = ["stem.0", "body.0", "last.0"]
-    assert early_layers(bench, sprints.plan) == dict.fromkeys(bench.queries, paths[:layers]), "q1's extra is its own"
-    assert early_layers(bench, sprints.plan.with_private("q1", ["stem.0"]))["q1"] == paths[1 : max(1, layers)]
-
-
-def test_no_early_layer_is_apart_that_is_all_that_somebody_shares(bench: Workbench, sprints: Sprints) -> None:
-    plan = sprints.plan.with_private("q1", ["body.0", "last.0"])
-    assert early_layers(bench, plan) == {"q0": [], "q1": [], "q2": []}, "q1 has nothing else"
 
 
 def test_a_shared_weight_harms_where_it_is_another(bench: Workbench, merged: Merged) -> None:

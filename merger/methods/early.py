@@ -1,0 +1,53 @@
+"""Early layers: light, and what they lose of a frame no later layer gives back, so that each query has its own.
+
+While all train, the first layers of each query, a small part of the bytes it could share, stay apart. Measured:
+docs/lab-notes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from merger.bench.merged import Merged
+from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
+from models.sharing.plan import SharingPlan
+
+EARLY = 1 / 32
+"""The part of the bytes it could share that a query's first layers may have to be its own while all train."""
+EARLY_APART = "keeps its early layers"
+"""The step of a log that says which layers a query had to itself from the beginning."""
+WITH_EARLY = "training with its early layers, or there was no time for it"
+
+
+def early_layers(bench: Workbench, plan: SharingPlan) -> dict[str, list[str]]:
+    """Query -> the first layers of those that it shares under a plan, a small part of their bytes.
+
+    A layer that is all that somebody shares is none of them.
+    """
+    found, later = dict[str, list[str]](), plan
+    for query in sorted(plan.queries()):
+        mine = {path for members in plan.shared for name, path in members if name == query}
+        layers = [layer for layer in bench.layers if layer.query == query and layer.path in mine]
+        upto = accumulate(layer.bytes for layer in layers)
+        most = EARLY * sum(layer.bytes for layer in layers)
+        found[query] = [layer.path for layer, so_far in zip(layers, upto, strict=True) if so_far <= most]
+        later = later.with_private(query, found[query])
+    lost = plan.queries() - later.queries()
+    needed = {member for members in plan.shared if lost & dict(members).keys() for member in members}
+    return {query: [path for path in paths if (query, path) not in needed] for query, paths in found.items()}
+
+
+def tell_early(
+    bench: Workbench, early: Mapping[str, Sequence[str]], merged: Merged, checkpoint: Checkpoint,
+    required: Mapping[str, float],
+) -> None:  # fmt: skip
+    """Write down which early layers those who share have to themselves in the end, where no row says why yet."""
+    told = {member for members in merged.plan.shared for member in members}
+    told |= {(row["query"], path) for row in checkpoint.log for path in row.get("private", ())}
+    adopted = any("sets" in row for row in checkpoint.log)
+    for query in sorted(merged.plan.queries() & early.keys()) if not adopted else ():
+        if private := [path for path in early[query] if (query, path) not in told]:
+            checkpoint.note({"query": query, "repair": EARLY_APART, "private": private, "after": WITH_EARLY,
+                             "ratio": None, "required": required[query], "work": bench.work.total})  # fmt: skip
