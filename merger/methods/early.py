@@ -26,17 +26,24 @@ def early_layers(bench: Workbench, plan: SharingPlan) -> dict[str, list[str]]:
 
     A layer that is all that somebody shares is none of them.
     """
-    found, later = dict[str, list[str]](), plan
+    found = dict[str, list[str]]()
     for query in sorted(plan.queries()):
         mine = {path for members in plan.shared for name, path in members if name == query}
         layers = [layer for layer in bench.layers if layer.query == query and layer.path in mine]
         upto = accumulate(layer.bytes for layer in layers)
         most = EARLY * sum(layer.bytes for layer in layers)
         found[query] = [layer.path for layer, so_far in zip(layers, upto, strict=True) if so_far <= most]
-        later = later.with_private(query, found[query])
+    later = plan_without(plan, found)
     lost = plan.queries() - later.queries()
     needed = {member for members in plan.shared if lost & dict(members).keys() for member in members}
     return {query: [path for path in paths if (query, path) not in needed] for query, paths in found.items()}
+
+
+def plan_without(plan: SharingPlan, early: Mapping[str, Sequence[str]]) -> SharingPlan:
+    """The plan in which each query has these layers to itself."""
+    for query, paths in early.items():
+        plan = plan.with_private(query, paths)
+    return plan
 
 
 def tell_early(

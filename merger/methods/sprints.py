@@ -64,7 +64,7 @@ class Sprints:
     merged; `others_wait` says that some do from the start. Whoever is below after the first sprint takes deep layers of
     those that are not, beginning as in `own`: that may be what is won. Sprints are planned within `bounds`. No epoch
     begins past the `end`, but the first: the work of a sprint in which eased queries had to come back may be more than
-    was planned. The `whole` plan has the early layers too, where the one trained under has not.
+    was planned. The `whole` plan has early layers, too, where that of the training has none.
     """
 
     bench: Workbench

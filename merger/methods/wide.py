@@ -31,7 +31,7 @@ from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
-from merger.methods.early import early_layers, tell_early
+from merger.methods.early import early_layers, plan_without, tell_early
 from merger.methods.parts import Parts
 from merger.methods.rate import tell
 from merger.methods.sprints import SPRINTS, Sprints, Trained
@@ -123,11 +123,10 @@ def _merged(
         for stage in (TRAINING, MENDING):
             bench.begin(stage)
         return Merged(answered.plan, {**originals, **answered.states}), recipe
-    early, later = early_layers(bench, plan), plan
-    for query, paths in early.items():
-        later = later.with_private(query, paths)
-    sprints = Sprints(bench, later, recipe, required, checkpoint, bounds.part(JOINT), bounds, whole=plan)
-    trained = _with_early_layers(sprints, _trained(sprints, options.choose_rate))
+    sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
+    early = early_layers(bench, plan)
+    later = plan_without(plan, early)
+    trained = _with_early_layers(sprints, later, _trained(sprints, later, options.choose_rate))
     tell(bench, checkpoint, trained.recipe)
     bench.begin(MENDING, work=most_work(bench, _cases(trained, required), bounds))
     merged, rows = _mended(bench, trained, required, checkpoint, bounds)
@@ -207,19 +206,21 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
 
 
-def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
+def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained:
     """What the training of all came to, in the end with those who waited for the others.
 
-    Where some wait from the start there are no trials: half an epoch makes nothing better that was solved, whatever
-    the rate.
+    Where it begins far off, early layers are apart, as in the plan `later`. Where some wait from the start there are no
+    trials: half an epoch makes nothing better that was solved, whatever the rate.
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
     start = checkpoint.step("start", partial(_start, sprints))
+    if "shattered" not in start and later != sprints.plan and (start["waits"] or sprints.hard(start)):
+        sprints = replace(sprints, plan=later, whole=sprints.plan)
+        start = checkpoint.step("start without early layers", partial(_start, sprints, start["apart"]))
     start = {**start, "won": Merged(SharingPlan(), {}).to_plain()}
     bench.begin(TRAINING, work=sprints.most_work())
     if "shattered" in start:
         return _adopted(sprints, start, 0)
-    sprints, start = _whole_where_easy(sprints, start)
     start = {**start, "won": _as_they_are(sprints, start["apart"]).to_plain()}
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
@@ -228,23 +229,13 @@ def _trained(sprints: Sprints, choose_rate: bool) -> Trained:
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
 
 
-def _whole_where_easy(sprints: Sprints, start: dict[str, Any]) -> tuple[Sprints, dict[str, Any]]:
-    """The training of the whole plan, and its start, where neither without early layers nor with them it is hard."""
-    if start["waits"] or sprints.hard(start) or sprints.whole in (None, sprints.plan):
-        return sprints, start
-    whole = replace(sprints, plan=sprints.whole)
-    tied = sprints.checkpoint.step("start with early layers", partial(_begun, whole, start["apart"]))
-    return (sprints, start) if whole.hard(tied) else (whole, {**start, **tied, "own": start["apart"]})
-
-
-def _with_early_layers(sprints: Sprints, first: Trained) -> Trained:
+def _with_early_layers(sprints: Sprints, later: SharingPlan, first: Trained) -> Trained:
     """What one sprint at half the rate makes of the whole plan, begun where all have what is required without their
-    early layers; what was before where that is not enough for all, or anybody is below.
+    early layers, as in the plan `later`; what was before where that is not enough for all, or anybody is below.
     """
-    whole = sprints.whole or sprints.plan
-    if first.plan != sprints.plan or first.plan == whole or not all_met(first.ratios, sprints.required):
+    if first.plan != later or later == sprints.plan or not all_met(first.ratios, sprints.required):
         return first
-    of_all = replace(sprints, plan=whole, own={}, recipe=replace(first.recipe, rate=first.recipe.rate / 2))
+    of_all = replace(sprints, recipe=replace(first.recipe, rate=first.recipe.rate / 2))
     bench, checkpoint, number = sprints.bench, sprints.checkpoint, first.sprints + 1
     if not checkpoint.step("early layers too", lambda: of_all.may_begin):
         return first
@@ -252,12 +243,12 @@ def _with_early_layers(sprints: Sprints, first: Trained) -> Trained:
     bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": saved, "work": bench.work.total})
     won = Merged(first.plan, first.states)
-    found = checkpoint.step("start of the whole", partial(_begun, of_all, first.states))
+    found = checkpoint.step("start with early layers", partial(_begun, of_all, first.states))
     done = of_all.annealed({**found, "won": won.to_plain()}, number, SPRINTS[1], 0)
     if done is None or not all_met(done["ratios"], sprints.required):
         bench.progress("warning", text="their early layers stay apart: with these not all have what is required")
         return first
-    return replace(first, plan=whole, states=done["states"], ratios=done["ratios"], sprints=number,
+    return replace(first, plan=sprints.plan, states=done["states"], ratios=done["ratios"], sprints=number,
                    alone=done.get("alone", ()), first=None)  # fmt: skip
 
 
@@ -325,14 +316,15 @@ def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, won, own=own)
 
 
-def _start(sprints: Sprints) -> dict[str, Any]:
+def _start(sprints: Sprints, apart: Mapping[str, State] | None = None) -> dict[str, Any]:
     """What is found before anything is trained: the best start, and who waits, with what they lose.
 
-    Nobody waits where nothing would be left to share, or where next to nothing is left of any query.
+    It is made of models `apart` that have their channels in one order, where these are known. Nobody waits where
+    nothing would be left to share, or where next to nothing is left of any query.
     """
-    start = _chosen(sprints)
+    start = _chosen(sprints, apart)
     found = {"waits": {}, "apart": start.apart, "own": start.own}
-    if start.shattered:
+    if start.shattered and apart is None:
         return {**found, "shattered": True}
     if start.far_behind and sprints.plan.without(*start.far_behind).shared:
         return {**found, "waits": start.far_behind}

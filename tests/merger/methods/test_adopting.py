@@ -210,7 +210,7 @@ def test_where_nothing_is_left_of_any_query_no_joint_training_begins(
     assert not replace(lost, related=True).shattered, "what is related comes back"
     monkeypatch.setattr(wide_module, "choose_start", lambda *_: lost)
     monkeypatch.setattr(Sprints, "sprint", lambda *_: pytest.fail("a sprint began"))
-    found = wide_module._trained(sprints, choose_rate=True)
+    found = wide_module._trained(sprints, sprints.plan, choose_rate=True)
     assert tried and found.plan.queries() == set(bench.queries) and found.won.plan == found.plan
     assert set(found.ratios) == found.plan.queries()
 
@@ -226,5 +226,5 @@ def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
     monkeypatch.setattr(Sprints, "sprint", lambda _self, found, *_: {**found, "rows": []})
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     monkeypatch.setattr(Sprints, "_with_deep_layers", lambda self, found, _sprint: self._won(found))
-    found = wide_module._trained(sprints, choose_rate=False)
+    found = wide_module._trained(sprints, sprints.plan, choose_rate=False)
     assert tried and found.plan.queries() == set(bench.queries) and found.sprints == 1

@@ -16,7 +16,7 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
-from merger.methods.early import EARLY, EARLY_APART, early_layers
+from merger.methods.early import EARLY, EARLY_APART, early_layers, plan_without
 from merger.methods.sprints import Sprints, Trained
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
@@ -41,23 +41,20 @@ def test_no_early_layer_is_apart_that_is_all_that_somebody_shares(bench: Workben
 
 
 @pytest.fixture
-def later(sprints: Sprints) -> Sprints:
-    """The training of all whose stems are apart."""
-    plan = sprints.plan
-    for query in sorted(plan.queries()):
-        plan = plan.with_private(query, ["stem.0"])
-    return replace(sprints, plan=plan, whole=sprints.plan)
+def later(sprints: Sprints) -> SharingPlan:
+    """The plan in which all stems are apart."""
+    return plan_without(sprints.plan, {query: ["stem.0"] for query in sprints.required})
 
 
-def _reached(sprints: Sprints, ratios: Mapping[str, float]) -> Trained:
-    """What a training that ends with these ratios came to: everybody's own weights."""
-    plan, own = sprints.plan, snapshots(sprints.bench.originals)
+def _reached(sprints: Sprints, plan: SharingPlan, ratios: Mapping[str, float]) -> Trained:
+    """What a training under this plan that ends with these ratios came to: everybody's own weights."""
+    own = snapshots(sprints.bench.originals)
     return Trained(plan, own, ratios, replace(Recipe(), rate=4e-4), (), 2, Merged(SharingPlan(), {}), own=own)
 
 
 @pytest.mark.parametrize(("after", "kept"), [(0.96, True), (0.94, False)])
 def test_where_all_have_what_is_required_one_sprint_trains_their_early_layers_too(
-    later: Sprints, monkeypatch: pytest.MonkeyPatch, after: float, kept: bool
+    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, after: float, kept: bool
 ) -> None:
     ran: list[tuple[SharingPlan, float, int]] = []
 
@@ -68,60 +65,73 @@ def test_where_all_have_what_is_required_one_sprint_trains_their_early_layers_to
 
     monkeypatch.setattr(Sprints, "sprint", sprint)
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
-    first = _reached(later, dict.fromkeys(later.required, 0.97))
-    found = wide_module._with_early_layers(later, first)
-    assert ran == [(later.whole, 2e-4, 8)]
-    assert (found.plan, found.sprints) == ((later.whole, 3) if kept else (later.plan, 2))
+    first = _reached(sprints, later, dict.fromkeys(sprints.required, 0.97))
+    found = wide_module._with_early_layers(sprints, later, first)
+    assert ran == [(sprints.plan, 2e-4, 8)]
+    assert (found.plan, found.sprints) == ((sprints.plan, 3) if kept else (later, 2))
     if not kept:
         assert found is first
-    (row,) = later.checkpoint.log
-    assert row["accepted_bytes"] == later.plan.saved_bytes(later.bench.layers), "what was held before"
+    (row,) = sprints.checkpoint.log
+    assert row["accepted_bytes"] == later.saved_bytes(sprints.bench.layers), "what was held before"
 
 
-@pytest.mark.parametrize("why", ["one is below", "no work", "one waits", "no early layers"])
+@pytest.mark.parametrize("why", ["one is below", "no work", "one waits", "no early layers", "trained already"])
 def test_early_layers_stay_apart_where_they_cannot_be_trained(
-    later: Sprints, monkeypatch: pytest.MonkeyPatch, why: str
+    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr(Sprints, "annealed", lambda *_: pytest.fail("there is nothing to train"))
-    ratios = {query: 0.94 if (query, why) == ("q1", "one is below") else 0.97 for query in later.required}
-    first = _reached(later, ratios)
+    ratios = {query: 0.94 if (query, why) == ("q1", "one is below") else 0.97 for query in sprints.required}
+    first = _reached(sprints, later, ratios)
     if why == "no work":
-        later = replace(later, bounds=Bounds(later.bench.work, 0.0))
+        sprints = replace(sprints, bounds=Bounds(sprints.bench.work, 0.0))
     elif why == "one waits":
-        first = replace(first, plan=first.plan.without("q1"))
+        first = replace(first, plan=later.without("q1"))
     elif why == "no early layers":
-        later = replace(later, whole=later.plan)
-    assert wide_module._with_early_layers(later, first) is first and not later.checkpoint.log
+        sprints = replace(sprints, plan=later)
+    elif why == "trained already":
+        first = replace(first, plan=sprints.plan)
+    assert wide_module._with_early_layers(sprints, later, first) is first and not sprints.checkpoint.log
 
 
-@pytest.mark.parametrize("enough", [True, False])
+@pytest.mark.parametrize(("hard", "enough"), [(True, True), (True, False), (False, False)])
 def test_a_merge_says_which_early_layers_everybody_keeps(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: bool
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: bool, enough: bool
 ) -> None:
     monkeypatch.setattr(early_module, "EARLY", 1 / 4)
-    monkeypatch.setattr(wide_module, "_whole_where_easy", lambda *given: given)
+    monkeypatch.setattr(Sprints, "hard", lambda *_: hard)
     if not enough:
         monkeypatch.setattr(Sprints, "may_begin", False)
     report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
     rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
     kept = {row["query"]: row["private"] for row in rows if row.get("repair") == EARLY_APART}
-    assert kept == ({} if enough else {query: ["stem.0", "body.0"] for query in ("q0", "q1", "q2")})
-    assert (report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)) == enough
+    apart = hard and not enough
+    assert kept == ({query: ["stem.0", "body.0"] for query in ("q0", "q1", "q2")} if apart else {})
+    assert (report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)) == (not apart)
 
 
-@pytest.mark.parametrize(
-    ("easy", "with_early", "whole"), [(True, True, True), (True, False, False), (False, True, False)]
-)
-def test_where_it_is_easy_with_early_layers_too_all_train_with_them_from_the_beginning(
-    later: Sprints, monkeypatch: pytest.MonkeyPatch, easy: bool, with_early: bool, whole: bool
+@pytest.mark.parametrize(("ratio", "waits", "apart"), [(0.9, {}, False), (0.8, {}, True), (0.9, {"q1": 0.95}, True)])
+def test_early_layers_are_apart_where_it_begins_far_off(
+    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, ratio: float, waits: dict, apart: bool
 ) -> None:
-    ratio = {True: 0.9, False: 0.8}
-    monkeypatch.setattr(wide_module, "_begun", lambda sprints, _: {
-        "states": {}, "ratios": dict.fromkeys(sprints.required, ratio[with_early])})  # fmt: skip
-    own = snapshots(later.bench.originals)
-    start = {"waits": {}, "apart": own, "own": {}, "states": own, "ratios": dict.fromkeys(later.required, ratio[easy])}
-    sprints, found = wide_module._whole_where_easy(later, start)
-    assert sprints.plan == (later.whole if whole else later.plan)
-    assert (found is start) != whole and found["own"] == (own if whole else {})
-    waits = {**start, "waits": {"q1": 0.9}}
-    assert wide_module._whole_where_easy(later, waits) == (later, waits)
+    own = snapshots(sprints.bench.originals)
+    begun: list[tuple[SharingPlan, object]] = []
+
+    def start(now: Sprints, given: object = None) -> dict:
+        begun.append((now.plan, given))
+        found = {"waits": waits if given is None else {}, "apart": own, "own": own}
+        return {**found, "states": own, "ratios": dict.fromkeys(now.required, ratio)}
+
+    monkeypatch.setattr(wide_module, "_start", start)
+    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: Merged(SharingPlan(), {}))
+    monkeypatch.setattr(Sprints, "run", lambda self, found: _reached(self, self.plan, found["ratios"]))
+    trained = wide_module._trained(sprints, later, False)
+    assert begun == [(sprints.plan, None), (later, own)][: 2 if apart else 1]
+    assert trained.plan == (later if apart else sprints.plan)
+
+
+def test_where_all_is_shattered_models_become_parts_of_each_other_early_layers_and_all(
+    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide_module, "_start", lambda *_: {"waits": {}, "apart": {}, "own": {}, "shattered": True})
+    monkeypatch.setattr(wide_module, "_adopted", lambda now, *_: _reached(now, now.plan, {}))
+    assert wide_module._trained(sprints, later, False).plan == sprints.plan

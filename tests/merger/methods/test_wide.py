@@ -182,7 +182,7 @@ def test_the_others_are_merged_and_accepted_before_who_waits_joins_them(
     monkeypatch.setattr(sprints_module, "train_private", lambda _b, begins, *_: {
         "state": begins[0], "ratio": 0.9, "epochs": 1})  # fmt: skip
     sprints = replace(sprints, bounds=Bounds(bench.work, 1e15))
-    found = wide_module._trained(sprints, False)
+    found = wide_module._trained(sprints, sprints.plan, False)
     accepted = found.won
     assert seen.marked == [[], ["q0", "q2"]], "it joins what was made of them"
     assert seen.bounds == [0.5e15, 1e15, 1e15, 1e15], "half of the work is kept for when it joins"
@@ -206,7 +206,7 @@ def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     judged: list[list[str]] = []
     monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: (
         judged.append(queries) or dict.fromkeys(queries, 0.94 if len(judged) == 1 else 0.96))))  # fmt: skip
-    found = wide_module._trained(sprints, False)
+    found = wide_module._trained(sprints, sprints.plan, False)
     assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and judged == [["q0", "q2"], ["q0", "q1", "q2"]]
     (row,) = [row for row in sprints.checkpoint.log if "accepted_bytes" in row]
     assert row["accepted_bytes"] == 0 and found.plan == sprints.plan, "one alone shares with nobody"
@@ -243,7 +243,7 @@ def test_who_is_lost_after_a_sprint_is_tried_again_once_the_others_are_accepted(
     monkeypatch.setattr(Sprints, "may_begin", property(lambda self: self.bounds.work_left > 0))
     monkeypatch.setattr(sprints_module, "SPRINTS", (0.75,))
     monkeypatch.setattr(Sprints, "_epochs", lambda _self, _wanted, _eased: 1)
-    found = wide_module._trained(replace(sprints, bounds=Bounds(bench.work, most_work)), False)
+    found = wide_module._trained(replace(sprints, bounds=Bounds(bench.work, most_work)), sprints.plan, False)
     told = [(row.get("waits"), row.get("repair"), row["after"]) for row in sprints.checkpoint.log if "after" in row]
     assert told[0] == ("q1", None, "sprint 1")
     if not joins:
@@ -286,7 +286,7 @@ def test_what_is_below_is_not_accepted_before_the_others_join(
     monkeypatch.setattr(sprints_module, "SPRINTS", (0.75, 2))
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
-    won = wide_module._trained(sprints, False).won
+    won = wide_module._trained(sprints, sprints.plan, False).won
     assert not won.plan.shared and not won.states
     assert [row["accepted_bytes"] for row in sprints.checkpoint.log if "accepted_bytes" in row] == [0]
 
@@ -387,5 +387,5 @@ def test_sprints_have_the_rate_of_the_trials(
     monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found["ratios"])) or trained)
     for choose_rate in (True, False):
         checkpoint = Checkpoint(tmp_path / str(choose_rate), {}, False)
-        wide_module._trained(replace(sprints, checkpoint=checkpoint), choose_rate)
+        wide_module._trained(replace(sprints, checkpoint=checkpoint), sprints.plan, choose_rate)
     assert ran == [(3e-3, found["ratios"]), (sprints.recipe.rate, found["ratios"])]
