@@ -99,6 +99,7 @@ def first_sight(folder: Path) -> dict[str, Table]:
     return {
         "merge-first": (_said(both), ("sight", *ARMS), rows),
         "merge-first-queries": ("From the same cells", ("sight", *QUERY_HEADS), queries),
+        "merge-first-work": ("From the cells of `later`", WORKS, _by_name(kept["later"], work_rows)),
     }
 
 
@@ -266,6 +267,7 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
     deep = _cells(measured / "merge-deep")
     worked_out["merge-deep"] = (_said(deep), ARMS, _by_name(deep, arm_rows))
+    worked_out["merge-deep-work"] = ("From the same cells", WORKS, _by_name(deep, work_rows))
     at_95 = [*averaged, *(cell for cell in chosen if cell.workload == "gti" and cell.arm == THEIRS), *unseen]
     worked_out |= of_the_paper(measured, [cell for cell in at_95 if cell.target == 0.95])
     tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}

@@ -85,7 +85,8 @@ class Sprints:
         Each sprint is half as fast as the one before it. What was `won` before is kept until more is.
         """
         now, number = self, before
-        for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if self.hard(found) else SPRINTS):
+        hard = self.others_wait or self._near(found) < HARD
+        for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if hard else SPRINTS):
             if all_met(found["ratios"], self.required):
                 break
             done = now.annealed(found, number + 1, part, fallen)
@@ -228,9 +229,9 @@ class Sprints:
         kept = {key: {query: found[key][query] for query in left._queries()} for key in ("states", "ratios")}
         return left, {**found, **kept}
 
-    def hard(self, found: Mapping[str, Any]) -> bool:
-        """Whether a query begins far from what is required, or others wait."""
-        return self.others_wait or any(now < HARD * self.required[query] for query, now in found["ratios"].items())
+    def _near(self, found: Mapping[str, Any]) -> float:
+        """The part of what is required that the query furthest from it reaches."""
+        return min(ratio / self.required[query] for query, ratio in found["ratios"].items())
 
     @property
     def may_begin(self) -> bool:

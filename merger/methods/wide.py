@@ -214,7 +214,7 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
     start = checkpoint.step("start", partial(_start, sprints))
-    if "shattered" not in start and later != sprints.plan and (start["waits"] or sprints.hard(start)):
+    if later != sprints.plan and start["far"] and "shattered" not in start:
         sprints = replace(sprints, plan=later, whole=sprints.plan)
         start = checkpoint.step("start without early layers", partial(_start, sprints, start["apart"]))
     start = {**start, "won": Merged(SharingPlan(), {}).to_plain()}
@@ -323,7 +323,7 @@ def _start(sprints: Sprints, apart: Mapping[str, State] | None = None) -> dict[s
     nothing would be left to share, or where next to nothing is left of any query.
     """
     start = _chosen(sprints, apart)
-    found = {"waits": {}, "apart": start.apart, "own": start.own}
+    found = {"waits": {}, "apart": start.apart, "own": start.own, "far": start.far}
     if start.shattered and apart is None:
         return {**found, "shattered": True}
     if start.far_behind and sprints.plan.without(*start.far_behind).shared:

@@ -93,45 +93,45 @@ def test_early_layers_stay_apart_where_they_cannot_be_trained(
     assert wide_module._with_early_layers(sprints, later, first) is first and not sprints.checkpoint.log
 
 
-@pytest.mark.parametrize(("hard", "enough"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("far", "enough"), [(True, True), (True, False), (False, False)])
 def test_a_merge_says_which_early_layers_everybody_keeps(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: bool, enough: bool
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far: bool, enough: bool
 ) -> None:
     monkeypatch.setattr(early_module, "EARLY", 1 / 4)
-    monkeypatch.setattr(Sprints, "hard", lambda *_: hard)
+    monkeypatch.setattr("merger.start.choosing.FAR", 0.0 if far else 1.0)
     if not enough:
         monkeypatch.setattr(Sprints, "may_begin", False)
     report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
     rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
     kept = {row["query"]: row["private"] for row in rows if row.get("repair") == EARLY_APART}
-    apart = hard and not enough
+    apart = far and not enough
     assert kept == ({query: ["stem.0", "body.0"] for query in ("q0", "q1", "q2")} if apart else {})
     assert (report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)) == (not apart)
 
 
-@pytest.mark.parametrize(("ratio", "waits", "apart"), [(0.9, {}, False), (0.8, {}, True), (0.9, {"q1": 0.95}, True)])
+@pytest.mark.parametrize(("far", "waits"), [(False, {}), (True, {}), (True, {"q1": 0.95})])
 def test_early_layers_are_apart_where_it_begins_far_off(
-    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, ratio: float, waits: dict, apart: bool
+    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, far: bool, waits: dict[str, float]
 ) -> None:
     own = snapshots(sprints.bench.originals)
     begun: list[tuple[SharingPlan, object]] = []
 
     def start(now: Sprints, given: object = None) -> dict:
         begun.append((now.plan, given))
-        found = {"waits": waits if given is None else {}, "apart": own, "own": own}
-        return {**found, "states": own, "ratios": dict.fromkeys(now.required, ratio)}
+        found = {"waits": waits if given is None else {}, "apart": own, "own": own, "far": far}
+        return {**found, "states": own, "ratios": dict.fromkeys(now.required, 0.9)}
 
     monkeypatch.setattr(wide_module, "_start", start)
     monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: Merged(SharingPlan(), {}))
     monkeypatch.setattr(Sprints, "run", lambda self, found: _reached(self, self.plan, found["ratios"]))
     trained = wide_module._trained(sprints, later, False)
-    assert begun == [(sprints.plan, None), (later, own)][: 2 if apart else 1]
-    assert trained.plan == (later if apart else sprints.plan)
+    assert begun == [(sprints.plan, None), (later, own)][: 2 if far else 1]
+    assert trained.plan == (later if far else sprints.plan)
 
 
 def test_where_all_is_shattered_models_become_parts_of_each_other_early_layers_and_all(
     sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wide_module, "_start", lambda *_: {"waits": {}, "apart": {}, "own": {}, "shattered": True})
+    monkeypatch.setattr(wide_module, "_start", lambda *_: {"far": True, "shattered": True})
     monkeypatch.setattr(wide_module, "_adopted", lambda now, *_: _reached(now, now.plan, {}))
     assert wide_module._trained(sprints, later, False).plan == sprints.plan
