@@ -240,7 +240,7 @@ def _with_early_layers(sprints: Sprints, later: SharingPlan, first: Trained) -> 
     if not checkpoint.step("early layers too", lambda: of_all.may_begin):
         return first
     saved = _saved(bench, first)
-    bench.progress("accepted", saved_bytes=saved, ratios=first.ratios)
+    bench.progress("early", saved_bytes=saved)
     checkpoint.note({"accepted_bytes": saved, "work": bench.work.total})
     won = Merged(first.plan, first.states)
     found = checkpoint.step("start with early layers", partial(_begun, of_all, first.states))
