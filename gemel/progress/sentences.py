@@ -164,10 +164,6 @@ def _accepted(f: Fields) -> str:
     return f"the others are merged: {size(f['saved_bytes'])} saved; now those that waited join"
 
 
-def _early(f: Fields) -> str:
-    return f"all have what is required, {size(f['saved_bytes'])} saved; now their early layers are shared, too"
-
-
 def _adopting(f: Fields) -> str:
     return "with all layers shared every query is lost: on with models that become parts of others"
 
@@ -269,7 +265,7 @@ SENTENCES: dict[str, Callable[[Fields], str]] = {
     "crew": _crew, "sums": _sums,
     "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
     "recipe": _recipe, "adopting": _adopting, "takes": _takes, "waits": _waits,
-    "accepted": _accepted, "early": _early, "alone": _alone, "repair": _repair,
+    "accepted": _accepted, "alone": _alone, "repair": _repair,
     "candidates": _candidates, "beyond": _beyond, "widths": _widths, "prefix": _prefix,
     "attempt": _attempt, "round": _round, "test": _test,
     "evaluate": _evaluate, "stream": _stream, "profile": _profile,

@@ -18,7 +18,7 @@ EARLY = 1 / 32
 """The part of the bytes it could share that a query's first layers may have to be its own while all train."""
 EARLY_APART = "keeps its early layers"
 """The step of a log that says which layers a query had to itself from the beginning."""
-WITH_EARLY = "training with its early layers, or there was no time for it"
+LOSES_MUCH = "the start, which loses much"
 
 
 def early_layers(bench: Workbench, plan: SharingPlan) -> dict[str, list[str]]:
@@ -56,5 +56,5 @@ def tell_early(
     adopted = any("sets" in row for row in checkpoint.log)
     for query in sorted(merged.plan.queries() & early.keys()) if not adopted else ():
         if private := [path for path in early[query] if (query, path) not in told]:
-            checkpoint.note({"query": query, "repair": EARLY_APART, "private": private, "after": WITH_EARLY,
+            checkpoint.note({"query": query, "repair": EARLY_APART, "private": private, "after": LOSES_MUCH,
                              "ratio": None, "required": required[query], "work": bench.work.total})  # fmt: skip

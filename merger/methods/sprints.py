@@ -89,36 +89,26 @@ class Sprints:
         for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if hard else SPRINTS):
             if all_met(found["ratios"], self.required):
                 break
-            done = now.annealed(found, number + 1, part, fallen)
-            if done is None:
+            eased = met(found["ratios"], self.required) if number else []
+            plan = partial(now._epochs, part * self.recipe.epochs, eased)
+            name = f"epochs of sprint {number + 1} of {len(now._queries())}"  # a merge that goes on keeps to its plan
+            epochs = self.checkpoint.step(name, plan)
+            if not epochs:
                 break
-            number, found = number + 1, done
+            number += 1
+            seed = self.bench.seed * len(SPRINTS) + number
+            recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**fallen)
+            found = self.checkpoint.step(f"sprint {number}", partial(now.sprint, found, recipe, number > 1))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": number, **row})
+            found = self.checkpoint.step(f"alone {number}", partial(now._alone, found))
+            for row in found["rows"]:
+                self.checkpoint.note({"sprint": number, **row})
             if fallen == 0:
                 found = {**found, "won": now._with_deep_layers(found, number)}
             now, found = now._without_lost(found, number)
         won, alone_last = Merged.from_plain(now._won(found)), found.get("alone", ())
         return Trained(now.plan, found["states"], found["ratios"], self.recipe, alone_last, number, won, own=self.own)
-
-    def annealed(self, found: Mapping[str, Any], number: int, part: float, fallen: int) -> dict[str, Any] | None:
-        """A sprint of so many of a search's epochs, the rate halved so often, then the private parts of those below.
-
-        None where there is no work for an epoch.
-        """
-        eased = met(found["ratios"], self.required) if number > 1 else []
-        plan = partial(self._epochs, part * self.recipe.epochs, eased)
-        name = f"epochs of sprint {number} of {len(self._queries())}"  # a merge that goes on keeps to its plan
-        epochs = self.checkpoint.step(name, plan)
-        if not epochs:
-            return None
-        seed = self.bench.seed * len(SPRINTS) + number
-        recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**fallen)
-        found = self.checkpoint.step(f"sprint {number}", partial(self.sprint, found, recipe, number > 1))
-        for row in found["rows"]:
-            self.checkpoint.note({"sprint": number, **row})
-        found = self.checkpoint.step(f"alone {number}", partial(self._alone, found))
-        for row in found["rows"]:
-            self.checkpoint.note({"sprint": number, **row})
-        return dict(found)
 
     def took(self, name: str, standing: Merged, takers: Sequence[str], bounds: Bounds, training: bool = True) -> Merged:
         """What is merged once these took deep layers from those that stand; the log has rows of it."""

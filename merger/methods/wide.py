@@ -19,7 +19,6 @@ from typing import Any
 
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
-from merger.bench.merit import all_met
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins, laid_out, training_speed
 from merger.bench.sizes import stored_bytes
@@ -34,7 +33,7 @@ from merger.methods.adopting import Adopting
 from merger.methods.early import early_layers, plan_without, tell_early
 from merger.methods.parts import Parts
 from merger.methods.rate import tell
-from merger.methods.sprints import SPRINTS, Sprints, Trained
+from merger.methods.sprints import Sprints, Trained
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
@@ -125,8 +124,7 @@ def _merged(
         return Merged(answered.plan, {**originals, **answered.states}), recipe
     sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
     early = early_layers(bench, plan)
-    later = plan_without(plan, early)
-    trained = _with_early_layers(sprints, later, _trained(sprints, later, options.choose_rate))
+    trained = _trained(sprints, plan_without(plan, early), options.choose_rate)
     tell(bench, checkpoint, trained.recipe)
     bench.begin(MENDING, work=most_work(bench, _cases(trained, required), bounds))
     merged, rows = _mended(bench, trained, required, checkpoint, bounds)
@@ -227,29 +225,6 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
-
-
-def _with_early_layers(sprints: Sprints, later: SharingPlan, first: Trained) -> Trained:
-    """What one sprint at half the rate makes of the whole plan, begun where all have what is required without their
-    early layers, as in the plan `later`; what was before where that is not enough for all, or anybody is below.
-    """
-    if first.plan != later or later == sprints.plan or not all_met(first.ratios, sprints.required):
-        return first
-    of_all = replace(sprints, recipe=replace(first.recipe, rate=first.recipe.rate / 2))
-    bench, checkpoint, number = sprints.bench, sprints.checkpoint, first.sprints + 1
-    if not checkpoint.step("early layers too", lambda: of_all.may_begin):
-        return first
-    saved = _saved(bench, first)
-    bench.progress("early", saved_bytes=saved)
-    checkpoint.note({"accepted_bytes": saved, "work": bench.work.total})
-    won = Merged(first.plan, first.states)
-    found = checkpoint.step("start with early layers", partial(_begun, of_all, first.states))
-    done = of_all.annealed({**found, "won": won.to_plain()}, number, SPRINTS[1], 0)
-    if done is None or not all_met(done["ratios"], sprints.required):
-        bench.progress("warning", text="their early layers stay apart: with these not all have what is required")
-        return first
-    return replace(first, plan=sprints.plan, states=done["states"], ratios=done["ratios"], sprints=number,
-                   alone=done.get("alone", ()), first=None)  # fmt: skip
 
 
 def _as_they_are(sprints: Sprints, own: Mapping[str, State]) -> Merged:

@@ -48,7 +48,6 @@ SHAPES = {
         {"waits": "gate", "after": "sprint 1", "ratio": 0.4, "required": 0.97},
     ],
     "adopting": [{"queries": ["gate", "yard"]}],
-    "early": [{"saved_bytes": 1_000_000}],
     "takes": [{"takes": "gate", "from": "yard", "layers": 3, "ratio": ratio, "required": 0.95, "epochs": 4,
                "accepted": ratio > 0.95, "accepted_bytes": 12_000_000, "work": 1e12} for ratio in (0.93, 0.97)],
     "accepted": [{"saved_bytes": 12_000_000, "ratios": {"gate": 0.97}}],

@@ -1,4 +1,4 @@
-"""Early layers: apart while all train, then shared too where one more sprint shows that all bear it."""
+"""Early layers: which they are, when each query has its own, and what a log says of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 import merger.methods.early as early_module
 import merger.methods.wide as wide_module
 from merger import merge
-from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
@@ -52,61 +51,17 @@ def _reached(sprints: Sprints, plan: SharingPlan, ratios: Mapping[str, float]) -
     return Trained(plan, own, ratios, replace(Recipe(), rate=4e-4), (), 2, Merged(SharingPlan(), {}), own=own)
 
 
-@pytest.mark.parametrize(("after", "kept"), [(0.96, True), (0.94, False)])
-def test_where_all_have_what_is_required_one_sprint_trains_their_early_layers_too(
-    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, after: float, kept: bool
-) -> None:
-    ran: list[tuple[SharingPlan, float, int]] = []
-
-    def sprint(self: Sprints, found: dict, recipe: Recipe, easing: bool) -> dict:
-        assert set(found["ratios"]) == set(self.required) and easing
-        ran.append((self.plan, recipe.rate, recipe.epochs))
-        return {**found, "rows": [], "ratios": dict.fromkeys(found["ratios"], after)}
-
-    monkeypatch.setattr(Sprints, "sprint", sprint)
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
-    first = _reached(sprints, later, dict.fromkeys(sprints.required, 0.97))
-    found = wide_module._with_early_layers(sprints, later, first)
-    assert ran == [(sprints.plan, 2e-4, 8)]
-    assert (found.plan, found.sprints) == ((sprints.plan, 3) if kept else (later, 2))
-    if not kept:
-        assert found is first
-    (row,) = sprints.checkpoint.log
-    assert row["accepted_bytes"] == later.saved_bytes(sprints.bench.layers), "what was held before"
-
-
-@pytest.mark.parametrize("why", ["one is below", "no work", "one waits", "no early layers", "trained already"])
-def test_early_layers_stay_apart_where_they_cannot_be_trained(
-    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    monkeypatch.setattr(Sprints, "annealed", lambda *_: pytest.fail("there is nothing to train"))
-    ratios = {query: 0.94 if (query, why) == ("q1", "one is below") else 0.97 for query in sprints.required}
-    first = _reached(sprints, later, ratios)
-    if why == "no work":
-        sprints = replace(sprints, bounds=Bounds(sprints.bench.work, 0.0))
-    elif why == "one waits":
-        first = replace(first, plan=later.without("q1"))
-    elif why == "no early layers":
-        sprints = replace(sprints, plan=later)
-    elif why == "trained already":
-        first = replace(first, plan=sprints.plan)
-    assert wide_module._with_early_layers(sprints, later, first) is first and not sprints.checkpoint.log
-
-
-@pytest.mark.parametrize(("far", "enough"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("far", [True, False])
 def test_a_merge_says_which_early_layers_everybody_keeps(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far: bool, enough: bool
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far: bool
 ) -> None:
     monkeypatch.setattr(early_module, "EARLY", 1 / 4)
     monkeypatch.setattr("merger.start.choosing.FAR", 0.0 if far else 1.0)
-    if not enough:
-        monkeypatch.setattr(Sprints, "may_begin", False)
     report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
     rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
     kept = {row["query"]: row["private"] for row in rows if row.get("repair") == EARLY_APART}
-    apart = far and not enough
-    assert kept == ({query: ["stem.0", "body.0"] for query in ("q0", "q1", "q2")} if apart else {})
-    assert (report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)) == (not apart)
+    assert kept == ({query: ["stem.0", "body.0"] for query in ("q0", "q1", "q2")} if far else {})
+    assert (report.saved_fraction == pytest.approx(report.ceiling_fraction, rel=1e-3)) == (not far)
 
 
 @pytest.mark.parametrize(("far", "waits"), [(False, {}), (True, {}), (True, {"q1": 0.95})])
