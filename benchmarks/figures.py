@@ -117,13 +117,14 @@ def compressed(folder: Path) -> dict[str, Table]:
     return tables
 
 
-def pictures(chosen: Sequence[Cell], averaged: Sequence[Cell]) -> dict[str, str | None]:
+def pictures(chosen: Sequence[Cell], averaged: Sequence[Cell], deep: Sequence[Cell]) -> dict[str, str | None]:
     """File name -> SVG: bytes saved over work for gti and cifar, and over targets for gti."""
     gti = [cell for cell in chosen if cell.workload == "gti" and cell.label == cell.arm]
     return {
         "merge-gti.svg": picture([cell for cell in gti if cell.target == 0.95]),
         "merge-gti-targets.svg": curves(gti),
         "merge-cifar.svg": picture([cell for cell in averaged if cell.workload == "cifar"]),
+        "merge-cifar-deep.svg": picture([cell for cell in deep if cell.workload == "cifar"]),
     }
 
 
@@ -261,11 +262,11 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
         for when, said in sights
         for cell in read_cells(measured / "unseen" / when)
     ]
-    drawn = {docs / name: svg for name, svg in pictures(chosen, averaged).items() if svg is not None}
+    deep = _cells(measured / "merge-deep")
+    drawn = {docs / name: svg for name, svg in pictures(chosen, averaged, deep).items() if svg is not None}
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
     worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
-    deep = _cells(measured / "merge-deep")
     worked_out["merge-deep"] = (_said(deep), ARMS, _by_name(deep, arm_rows))
     worked_out["merge-deep-work"] = ("From the same cells", WORKS, _by_name(deep, work_rows))
     at_95 = [*averaged, *(cell for cell in chosen if cell.workload == "gti" and cell.arm == THEIRS), *unseen]

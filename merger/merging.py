@@ -19,20 +19,21 @@ from torch import nn
 
 from merger.bench.bounds import Bounds
 from merger.bench.elsewhere import assign, employed
-from merger.bench.merged import Merged
+from merger.bench.merged import Merged, snapshots
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import JUDGING, READING, Workbench
 from merger.crew.alike import check_alike
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import outcomes_of
+from merger.journal.outcomes import LEAVES, outcomes_of
 from merger.journal.progress import Progress, silent
 from merger.journal.steps import Journal
+from merger.methods.wide import whole_plan
 from merger.report import MergeReport, QueryResult
 from merger.training.fitting import REMEDY, Fitting
 from merger.training.precision import Precisions
-from merger.widths.search import fit_widths, most_work
-from merger.widths.storing import Storage, residual_bytes, store, tied_models
+from merger.widths.search import fit_widths, most_work, packed_bytes
+from merger.widths.storing import Storage, residual_bytes, store, tied_models, weights_of
 from merger.workers.jobs import using
 from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.errors import InputError
@@ -42,9 +43,9 @@ from models.files.json_file import finite
 from models.files.lock import locked
 from models.measuring.evaluation import Evidence
 from models.measuring.room import is_out_of_memory
-from models.parts.terms import FP32, LOW_RANK
+from models.parts.terms import FP32, LOW_RANK, Width
 from models.parts.widths import Packed
-from models.sharing.equal import ceiling_with_copies, copies
+from models.sharing.equal import ceiling_with_copies, copies, equal_sets
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
 from models.weights.reading import fingerprint
@@ -60,6 +61,7 @@ SPREAD = ("wide",)
 """The methods that several processes do together."""
 BOUNDS = ("max_minutes", "max_work")
 """The options that may be others when a merge goes on: with less it ends sooner, with what holds by then."""
+ALONE_IS_LESS = "merging in the fewest bits, which takes more than the originals do"
 SEARCHING, FITTING = "searching what models can share", "finding how few bits weights need"
 MEASURING, WRITING = "measuring on test", "writing the bundle"
 
@@ -109,8 +111,8 @@ def _merged(
         bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
         found = _searched(bench, method, options, checkpoint)
         _note_sums(bench, checkpoint)
-        stored = partial(_stored_as, bench, found.merged, options, checkpoint)
-        storage = stored() if options.weights == FP32 else bench.once(stored)
+        stored = partial(_stored_as, bench, found, method, options, checkpoint)
+        found, storage = stored() if options.weights == FP32 else bench.once(stored)
         crew.once(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
         ended = _Ended(found, storage, time.monotonic() - started, bench.work.total)
         made = cache(partial(ended.models, bench))  # once, where one process has all queries
@@ -235,17 +237,38 @@ def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: 
     return _Found(Merged.from_plain(found["merged"]), found["log"], bench.work.total)
 
 
-def _stored_as(bench: Workbench, merged: Merged, options: MergeOptions, checkpoint: Checkpoint) -> Storage:
-    """How the tensors of what is merged are stored."""
+def _stored_as(
+    bench: Workbench, found: _Found, method: str, options: MergeOptions, checkpoint: Checkpoint
+) -> tuple[_Found, Storage]:
+    """What is merged, and how its tensors are stored: the originals, where these in their fewest bits take less."""
     if options.weights == FP32:
-        return Storage({}, {})
+        return found, Storage({}, {})
+    width: Width = options.weights
     bench.begin(FITTING, work=most_work(bench))
-    bounds = Bounds.of(bench, options, checkpoint)
-    search = partial(fit_widths, bench, merged, options.weights, options.required(bench), checkpoint, bounds)
-    found = checkpoint.step(f"weights {options.weights}", search)
-    for row in found["rows"]:
+    bounds, originals = Bounds.of(bench, options, checkpoint), snapshots(bench.originals)
+    merged, name, required = found.merged, f"weights {width}", options.required(bench)
+
+    def fitted(name: str, merged: Merged) -> dict[str, Any]:
+        return checkpoint.step(name, lambda: fit_widths(bench, merged, width, required, checkpoint, bounds))
+
+    chosen = fitted(name, merged)
+    alone = Merged(equal_sets(whole_plan(bench, options), originals), originals)
+    least = sum(weight.nbytes for weight in weights_of(bench, alone, width))
+    if method == "wide" and merged.plan != alone.plan and least < packed_bytes(chosen):
+        instead = fitted(f"{name} alone", alone)
+        if packed_bytes(instead) < packed_bytes(chosen):
+            bench.progress("warning", text="the originals in their fewest bits take less: nothing else is shared")
+            rows = [
+                {"query": query, "repair": LEAVES, "after": ALONE_IS_LESS, "ratio": None,
+                 "required": required[query], "work": bench.work.total}
+                for query in sorted(merged.plan.queries() - alone.plan.queries())
+            ]  # fmt: skip
+            for row in rows:
+                checkpoint.note(row)
+            found, chosen = _Found(alone, [*found.log, *rows], found.work), instead
+    for row in chosen["rows"]:
         checkpoint.note(row)
-    return Storage(**found["storage"])
+    return found, Storage(**chosen["storage"])
 
 
 def _measured(bench: Workbench, made_of: _Making, checkpoint: Checkpoint) -> dict[str, Evidence]:

@@ -49,6 +49,11 @@ def fit_widths(
     return _Search(bench, merged, required, journal, bounds).run(width)
 
 
+def packed_bytes(found: Mapping[str, Any]) -> int:
+    """The bytes of all weights that may be stored in fewer bits, as a search `found` them, each once."""
+    return sum(found["rows"][-1]["stored_bytes"].values())
+
+
 def most_work(bench: Workbench) -> float:
     """About what the search takes at most."""
     judged = sum(bench.work.of(query) * len(bench.val[query.id]) for query in bench.queries.values())
