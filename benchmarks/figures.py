@@ -175,6 +175,10 @@ def played(folder: Path) -> dict[str, Table]:
             tables["rivals-devices"] = ("From the same cases", rivals.DEVICE_HEADS, rivals.by_device(rows))
         if room is objective:
             tables["floor"] = ("From the same cases", objective.FLOOR_HEADS, objective.floor_rows(rows))
+        if room is grid:
+            kept = _read(folder / "grid-real.json")
+            said = said.replace("FILE", "FILE --real").replace(said[-len(kept["date"]) :], kept["date"])
+            tables["grid-real"] = (said, grid.HEADS, grid.by_workload(_units(kept)))
     return tables
 
 

@@ -37,6 +37,11 @@ def catalogue() -> list[Path]:
     return [path for path in sorted(WORKLOADS.glob("*.yaml")) if path.stem not in REAL]
 
 
+def real() -> list[Path]:
+    """The workload files of real models and footage: to plan for them needs neither."""
+    return [WORKLOADS / f"{name}.yaml" for name in REAL]
+
+
 def case_of(path: Path, device: str) -> Case:
     """One workload on one device, merged at the ceiling: each group of layers shares one weight."""
     load, profile = load_workload(path), PROFILES[device]

@@ -1,6 +1,6 @@
-"""The grid: what each arm brings over memory, frame rate and SLA, on every workload of the catalogue.
+"""The grid: what each arm brings over memory, frame rate and SLA, on every workload of the catalogue, or each real one.
 
-Usage: python -m benchmarks.schedule.grid --json FILE [--device D] [--seconds S] [--workers N]
+Usage: python -m benchmarks.schedule.grid --json FILE [--real] [--device D] [--seconds S] [--workers N]
 
 Fifteen workloads, each query at 5, 10 and 30 frames a second with an SLA of 50, 100 and 200 ms, in the memory settings
 min, 50 %, 75 % and all of the originals. Arms, all on the virtual clock: the originals under the paper's time-sharing,
@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.schedule.cases import WORKLOADS, arrivals_of, catalogue, markdown
+from benchmarks.schedule.cases import WORKLOADS, arrivals_of, catalogue, markdown, real
 from benchmarks.schedule.objective import CURVES, accuracy_over_time, at_rate, curves
 from benchmarks.schedule.playing import Row, code_of, play
 from edge_runtime.policies import POLICIES
@@ -119,6 +119,16 @@ def table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     return [(name, *(_cell(own, arm) for arm in ARMS)) for name, own in [*chosen, ("everything", list(rows))] if own]
 
 
+def by_workload(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """A row of HEADS for each workload in each memory setting."""
+    chosen = {
+        (name, memory): [row for row in rows if (row["workload"], row["memory"]) == (name, memory)]
+        for name in dict.fromkeys(row["workload"] for row in rows)
+        for memory in MEMORY
+    }
+    return [(f"{name}, {memory}", *(_cell(own, arm) for arm in ARMS)) for (name, memory), own in chosen.items() if own]
+
+
 def _cell(rows: Sequence[Row], arm: str) -> str:
     shares = [row["arms"][arm]["in_time"] / row["received"] for row in rows]
     accuracy = [row["arms"][arm]["accuracy"] for row in rows]
@@ -132,8 +142,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=tuple(PROFILES), default="jetson-nano", help="jetson-nano unless given")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each play; 20 unless given")
     parser.add_argument("--workers", type=int, help="processes; one for each core unless given")
+    parser.add_argument("--real", action="store_true", help="the workloads of real models, in place of the catalogue")
     given = parser.parse_args(arguments)
-    units = [(path.stem, given.device, f"{given.seconds:g}") for path in catalogue()]
+    paths = real() if given.real else catalogue()
+    units = [(path.stem, given.device, f"{given.seconds:g}") for path in paths]
     asked = {"code": code_of(__file__, str(CURVES)), "seconds": given.seconds, "device": given.device}
     try:
         rows = play(units, rows_of, asked, given.json, given.workers)
@@ -143,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"interrupted: {given.json} has what was played; the same command goes on", file=sys.stderr)
         return 130
-    print(markdown(HEADS, table(rows)))
+    print(markdown(HEADS, by_workload(rows) if given.real else table(rows)))
     return 0
 
 

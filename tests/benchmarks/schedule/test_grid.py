@@ -64,12 +64,20 @@ def test_one_sla_holds_for_all():
 def test_the_grids_table_says_what_each_arm_brings_by_one_thing_at_a_time():
     arms = {arm: {"in_time": 5, "accuracy": 0.5} for arm in grid.ARMS}
     rows = [
-        {"memory": memory, "fps": fps, "sla_ms": 50, "received": 10 * fps, "arms": arms}
+        {"workload": "one", "memory": memory, "fps": fps, "sla_ms": 50, "received": 10 * fps, "arms": arms}
         for memory in ("min", "all") for fps in (5, 10)
     ]  # fmt: skip
     found = {line[0]: line[1] for line in grid.table(rows)}
     assert found["memory min"] == "8 / 0.500" and found["fps 5"] == "10 / 0.500" and found["fps 10"] == "5 / 0.500"
     assert found["everything"] == "8 / 0.500" and "fps 30" not in found
+    other = [{**row, "workload": "other", "fps": 10, "received": 100} for row in rows]
+    found = {line[0]: line[1] for line in grid.by_workload([*rows, *other])}
+    assert found == {
+        "one, min": "8 / 0.500",
+        "one, all": "8 / 0.500",
+        "other, min": "5 / 0.500",
+        "other, all": "5 / 0.500",
+    }
 
 
 def test_a_bad_record_ends_both_commands_with_2(tmp_path, capsys):
