@@ -16,7 +16,7 @@ from merger.bench.workbench import Workbench
 from merger.merging import ALONE_IS_LESS
 from merger.widths.search import fit_widths
 from models.bundle import open_bundle, verify_bundle
-from models.parts.terms import Asked
+from models.parts.terms import Width
 from models.workload import Workload
 from tests.merger.options import QUICK
 
@@ -29,12 +29,12 @@ FACTORIES = ["tests.merger.tiny:tiny_net"]
     ("int8", "int4", ["merged"], True),
 ])  # fmt: skip
 def test_what_takes_less_is_stored(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: Asked, asked: Asked,
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: Width, asked: Width,
     searched: list[str], shares: bool,
 ) -> None:  # fmt: skip
     fitted: list[str] = []
 
-    def fit(bench: Workbench, merged: Merged, width: Any, *rest: Any) -> dict[str, Any]:
+    def fit(bench: Workbench, merged: Merged, width: Width, *rest: Any) -> dict[str, Any]:
         fitted.append("merged" if merged.plan.shared else "alone")
         return fit_widths(bench, merged, bears if merged.plan.shared else width, *rest)
 
