@@ -163,12 +163,7 @@ def played(folder: Path) -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for name, room in (("rivals", rivals), ("objective", objective), ("grid", grid)):
         kept = _read(folder / f"{name}.json")
-        rows = _units(kept)
-        device = f" --device {kept['asked']['device']}" if "device" in kept["asked"] else ""
-        said = (
-            f"`python -m benchmarks.schedule.{name} --json FILE{device}`, {kept['asked']['seconds']:g} s of each; "
-            f"virtual clock, modelled devices; {kept['date']}"
-        )
+        rows, said = _units(kept), _said_played(name, kept)
         tables[name] = (said, room.HEADS, room.table(rows))
         if room is rivals:
             tables["rivals-left"] = ("From the same cases", rivals.LEFT_HEADS, rivals.left_to_gain(rows))
@@ -176,10 +171,18 @@ def played(folder: Path) -> dict[str, Table]:
         if room is objective:
             tables["floor"] = ("From the same cases", objective.FLOOR_HEADS, objective.floor_rows(rows))
         if room is grid:
-            kept = _read(folder / "grid-real.json")
-            said = said.replace("FILE", "FILE --real").replace(said[-len(kept["date"]) :], kept["date"])
-            tables["grid-real"] = (said, grid.HEADS, grid.by_workload(_units(kept)))
+            real = _read(folder / "grid-real.json")
+            tables["grid-real"] = (_said_played(name, real, " --real"), grid.HEADS, grid.by_workload(_units(real)))
     return tables
+
+
+def _said_played(name: str, kept: Mapping[str, Any], flags: str = "") -> str:
+    """The command that played what was `kept`, for how long, and when."""
+    device = f" --device {kept['asked']['device']}" if "device" in kept["asked"] else ""
+    return (
+        f"`python -m benchmarks.schedule.{name} --json FILE{flags}{device}`, {kept['asked']['seconds']:g} s of each; "
+        f"virtual clock, modelled devices; {kept['date']}"
+    )
 
 
 def of_the_paper(measured: Path, cells: Sequence[Cell]) -> dict[str, Table]:

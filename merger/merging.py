@@ -245,23 +245,22 @@ def _stored_as(
         return found, Storage({}, {})
     width: Width = options.weights
     bench.begin(FITTING, work=most_work(bench))
-    bounds, originals = Bounds.of(bench, options, checkpoint), snapshots(bench.originals)
-    merged, name, required = found.merged, f"weights {width}", options.required(bench)
+    bounds, required, name = Bounds.of(bench, options, checkpoint), options.required(bench), f"weights {width}"
 
     def fitted(name: str, merged: Merged) -> dict[str, Any]:
         return checkpoint.step(name, lambda: fit_widths(bench, merged, width, required, checkpoint, bounds))
 
-    chosen = fitted(name, merged)
-    alone = Merged(equal_sets(whole_plan(bench, options), originals), originals)
+    chosen = fitted(name, found.merged)
+    alone = _alone(bench, options) if method == "wide" else found.merged
     least = sum(weight.nbytes for weight in weights_of(bench, alone, width))
-    if method == "wide" and merged.plan != alone.plan and least < packed_bytes(chosen):
+    if found.merged.plan != alone.plan and least < packed_bytes(chosen):
         instead = fitted(f"{name} alone", alone)
         if packed_bytes(instead) < packed_bytes(chosen):
             bench.progress("warning", text="the originals in their fewest bits take less: nothing else is shared")
             rows = [
                 {"query": query, "repair": LEAVES, "after": ALONE_IS_LESS, "ratio": None,
                  "required": required[query], "work": bench.work.total}
-                for query in sorted(merged.plan.queries() - alone.plan.queries())
+                for query in sorted(found.merged.plan.queries() - alone.plan.queries())
             ]  # fmt: skip
             for row in rows:
                 checkpoint.note(row)
@@ -269,6 +268,12 @@ def _stored_as(
     for row in chosen["rows"]:
         checkpoint.note(row)
     return found, Storage(**chosen["storage"])
+
+
+def _alone(bench: Workbench, options: MergeOptions) -> Merged:
+    """The originals, of which only what is equal is shared."""
+    originals = snapshots(bench.originals)
+    return Merged(equal_sets(whole_plan(bench, options), originals), originals)
 
 
 def _measured(bench: Workbench, made_of: _Making, checkpoint: Checkpoint) -> dict[str, Evidence]:
