@@ -66,8 +66,8 @@ def test_queries_cameras_and_sinks_come_go_and_change_and_what_stays_is_left_alo
                      sinks=[sinks[0], {"kind": "jsonl", "path": "fresh.jsonl"}])  # fmt: skip
         assert box.reload() is None
         box.until(lambda: [one for one in box.records("fresh.jsonl") if one["camera"] == "third"])
-        after = box.serving.summary()["cameras"]
         box.more("gate")
+        after = box.serving.summary()["cameras"]
     assert [one["id"] for one in after] == ["left", "third"] and len(before) == 2
     assert after[0]["frames"] > left["frames"] and after[0]["reconnects"] == left["reconnects"], "it never left"
     records = box.records()
