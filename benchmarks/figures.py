@@ -170,6 +170,11 @@ def played(folder: Path) -> dict[str, Table]:
             tables["rivals-devices"] = ("From the same cases", rivals.DEVICE_HEADS, rivals.by_device(rows))
         if room is objective:
             tables["floor"] = ("From the same cases", objective.FLOOR_HEADS, objective.floor_rows(rows))
+            drawn = _read(folder / "objective-drawn.json")
+            flags = f" --drawn {drawn['asked']['drawn']}"
+            tables["objective-drawn"] = (
+                _said_played(name, drawn, flags), objective.DRAWN_HEADS, objective.drawn_table(_units(drawn)),
+            )  # fmt: skip
         if room is grid:
             real = _read(folder / "grid-real.json")
             tables["grid-real"] = (_said_played(name, real, " --real"), grid.HEADS, grid.by_workload(_units(real)))

@@ -1,6 +1,6 @@
 """What the schedule aims at: frames in time or accuracy over time; and whether any query pays for the others.
 
-Usage: python -m benchmarks.schedule.objective --json FILE [--seconds S] [--workers N]
+Usage: python -m benchmarks.schedule.objective --json FILE [--drawn SEED --workloads N] [--seconds S] [--workers N]
 
 Every workload of the catalogue on five modelled devices at min, 50 % and 75 % of what its originals need. Arms: the
 originals under the paper's time-sharing, their weights evicted in the pieces that the merged models consist of, and
@@ -8,7 +8,8 @@ merged at the ceiling under the paper's schedule and under `ours` with either ob
 their own stand beside: which query loses under time-sharing hangs on such things, too. Accuracy over time of a query:
 at each frame's moment the newest finished answer counts as much as an answer of its age is worth by the staleness curve
 of its task, relative to a fresh one; that merged models answer differently is no part of this. Goes on where it was
-stopped.
+stopped. With `--drawn` workloads drawn at random in place of the catalogue's (`benchmarks.schedule.drawn`), which
+nothing was tuned on.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.schedule.cases import SETTINGS, WORKLOADS, arrivals_of, case_of, catalogue, markdown
+from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.playing import Row, code_of, play
 from edge_runtime.policies import POLICIES
 from edge_runtime.rehearsal.profiles import PROFILES
 from edge_runtime.rehearsal.simulator import Simulation, simulate
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.settings import memory_settings
-from edge_runtime.schedule.staleness import MOST_AGES, Curve, accuracy_at
+from edge_runtime.schedule.staleness import MOST_AGES, Curve, accuracy_at, over_time
 from edge_runtime.schedule.values import Demand
 from models.errors import InputError
 from models.workload import load_workload
@@ -47,6 +50,10 @@ HEADS = (
     "furthest below",
     "below own pieces",
 )
+DRAWN_HEADS = (
+    "memory", "cases", "queries", *ARMS, "accuracy more / as much / less than `gemel`", "least", "below the floor",
+    "furthest below",
+)  # fmt: skip
 FLOOR_HEADS = ("workload", "device", "memory", "query", *ARMS, OTHERWISE)
 LEAST_LOSS = 0.005
 """Accuracy over time that a query may have less than its original before it counts as below the floor."""
@@ -72,23 +79,22 @@ def accuracy_over_time(played: Simulation, demands: Mapping[str, Demand], worth:
         moments[frame.query].append(frame.captured_at)
         if frame.finished_at is not None:
             answers[frame.query].append((frame.finished_at, frame.captured_at))
-    return [_of_query(moments[query], sorted(answers[query]), demand.fps, worth[query])
+    return [over_time(worth[query], demand.fps, sorted(moments[query]), sorted(answers[query]))
             for query, demand in demands.items()]  # fmt: skip
 
 
-def _of_query(moments: Sequence[float], answers: Sequence[tuple[float, float]], fps: float, curve: Curve) -> float:
-    total, upto, newest = 0.0, 0, -1.0
-    for now in sorted(moments):
-        while upto < len(answers) and answers[upto][0] <= now:
-            newest = max(newest, answers[upto][1])
-            upto += 1
-        total += accuracy_at(curve, (now - newest) * fps) if upto else 0.0
-    return total / max(1, len(moments))
+def drawn_rows(seed: str, number: str, device: str, seconds: str) -> list[Row]:
+    """A row for each memory setting of one drawn workload on one device."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _rows(write_drawn(Path(folder), int(seed), int(number)), device, seconds)
 
 
 def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
-    """A row for each memory setting of one workload on one device."""
-    path = WORKLOADS / f"{workload}.yaml"
+    """A row for each memory setting of one workload of the catalogue on one device."""
+    return _rows(WORKLOADS / f"{workload}.yaml", device, seconds)
+
+
+def _rows(path: Path, device: str, seconds: str) -> list[Row]:
     case, known = case_of(path, device), curves()
     tasks = {query.id: query.task for query in load_workload(path).queries}
     worth = {query: at_rate(known[task][1], known[task][0], case.demands[query].fps) for query, task in tasks.items()}
@@ -151,6 +157,26 @@ def floor_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     return [line[1:] for line in sorted(found)]
 
 
+def drawn_table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """A row of DRAWN_HEADS for each memory setting, and for all."""
+    found = []
+    for setting in (*SETTINGS, "all"):
+        chosen = [row for row in rows if setting in (row["memory"], "all")]
+        means = {arm: [_mean(row["arms"][arm]["accuracy"]) for row in chosen] for arm in ARMS}
+        more = [mine - theirs for mine, theirs in zip(means[ACCURACY], means[PAPER], strict=True)]
+        lost = [one for row in chosen for one in below(row, ACCURACY)]
+        found.append((
+            setting, len(chosen), sum(len(row["queries"]) for row in chosen),
+            *(f"{_mean(means[arm]):.3f}" for arm in ARMS),
+            " / ".join(str(sum(one)) for one in (
+                [one > LEAST_LOSS for one in more], [abs(one) <= LEAST_LOSS for one in more],
+                [one < -LEAST_LOSS for one in more],
+            )),
+            f"{min(more):.3f}", len(lost), f"{min(lost)[0]:.3f}" if lost else "-",
+        ))  # fmt: skip
+    return found
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -159,21 +185,29 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; 2 for bad input, 130 where it was interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where to keep what was played")
+    parser.add_argument("--drawn", type=int, metavar="SEED", help="workloads drawn at random from this seed")
+    parser.add_argument("--workloads", type=int, default=40, help="how many of them; 40 unless given")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each play; 60 unless given")
     parser.add_argument("--workers", type=int, help="processes; one for each core unless given")
     given = parser.parse_args(arguments)
-    units = [(path.stem, device, f"{given.seconds:g}") for path in catalogue() for device in PROFILES]
-    asked = {"code": code_of(__file__, str(CURVES)), "seconds": given.seconds}
+    on_paper, seconds = given.drawn is None, f"{given.seconds:g}"
+    names = [(path.stem,) for path in catalogue()] if on_paper else _numbered(given.drawn, given.workloads)
+    units = [(*name, device, seconds) for name in names for device in PROFILES]
+    asked = {"code": code_of(__file__, str(CURVES)), "seconds": given.seconds, "drawn": given.drawn}
     try:
-        rows = play(units, rows_of, asked, given.json, given.workers)
+        rows = play(units, rows_of if on_paper else drawn_rows, asked, given.json, given.workers)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"interrupted: {given.json} has what was played; the same command goes on", file=sys.stderr)
         return 130
-    print(markdown(HEADS, table(rows)))
+    print(markdown(HEADS, table(rows)) if on_paper else markdown(DRAWN_HEADS, drawn_table(rows)))
     return 0
+
+
+def _numbered(seed: int, workloads: int) -> list[tuple[str, ...]]:
+    return [(str(seed), str(number)) for number in range(workloads)]
 
 
 if __name__ == "__main__":

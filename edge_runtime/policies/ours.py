@@ -17,7 +17,8 @@ from edge_runtime.policies.book import Book
 from edge_runtime.policies.following import followed, rejoined, unseen
 from edge_runtime.policies.free import freely
 from edge_runtime.policies.paper import Paper
-from edge_runtime.policies.trial import LEAD_S, Trial
+from edge_runtime.policies.trial import Trial
+from edge_runtime.policies.trying import AGAIN_S, BROKEN_TIMES, LEAD_S, STEPS, changed, first_trial, longer
 from edge_runtime.schedule.batches import largest_batches
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
@@ -25,18 +26,8 @@ from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
 
 PAPER = Paper()
-# The first trial waits until every query should have been heard of once, between these.
-SETTLE_S, SETTLE_MOST_S = 1.0, 10.0
-# Decisions of a trial that are played beside every real one.
-STEPS = 8
-# From a trial that failed to the next, twice as long each time, up to a limit; so many times as long where the free
-# choice passed and then broke the promise. From one that passed to the next, if costs have changed, as those of short
-# runs always do.
-AGAIN_S, AGAIN_MOST_S, BROKEN_TIMES = 20.0, 300.0, 3
 # How long the way back to the shadow may take before the reference is followed from wherever the box is.
 REJOIN_S = 5.0
-# A change of a run time or of the rate of copying by this share calls for another trial.
-DRIFT_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +68,7 @@ class Course:
         rejoin_by = self.rejoin_by if self.passed is None else now + REJOIN_S
         return replace(
             self, passed=None, trial=None, rejoin_by=rejoin_by, try_at=now + times * self.wait_s,
-            wait_s=min(AGAIN_MOST_S, 2 * self.wait_s),
+            wait_s=longer(self.wait_s),
         )  # fmt: skip
 
 
@@ -126,8 +117,7 @@ class Ours:
 
 
 def _begun(now: float, promise: Promise) -> Course:
-    longest_s = max(1 / demand.fps for demand in promise.demands.values())
-    return Course(Book(Shadow(VirtualBox(now))), now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s)))
+    return Course(Book(Shadow(VirtualBox(now))), first_trial(now, promise.demands))
 
 
 def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Course:
@@ -147,13 +137,6 @@ def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Co
         return replace(course, steps=steps)
     opened = course.book.opened()
     return replace(course, book=opened, passed=course.trial, trial=None, rejoin_by=None, try_at=now + AGAIN_S)
-
-
-def changed(before: Costs, now: Costs) -> bool:
-    """Whether runs or copies take so much longer, or less long, that a trial says nothing any more."""
-    pairs = [(before.copy_bytes_per_s, now.copy_bytes_per_s)]
-    pairs += [(cost.run_s, now.queries[query].run_s) for query, cost in before.queries.items()]
-    return any(abs(new - old) > DRIFT_SHARE * old for old, new in pairs)
 
 
 def _rejoining(course: Course, rejoin_by: float, situation: Situation, costs: Costs, plan: Plan) -> Decision:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edge_runtime.policies.against.expected import expected
 from edge_runtime.policies.against.reference import Reference
 from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.free import freely
+from edge_runtime.policies.trying import HORIZON_S
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Plan, Situation
 
-HORIZON_S = 10.0
-# How far ahead of the present the free choice is to begin, so that as a rule the trial is over by then.
-LEAD_S = 5.0
-# A query of which nothing was heard for so many periods is expected to stay silent.
-SILENT_PERIODS = 3.0
 # What the free choice must bring of each query's frames, of those that the paper's schedule brings, but so many.
 QUERY_SHARE, QUERY_SLACK = 0.85, 1.5
 # How far it may then fall behind, in sum and with any query, as a share of what the paper's schedule has brought since,
@@ -41,7 +38,7 @@ class Trial:
         self._ends = self.begins + HORIZON_S
         self._steps, self._kept = 0, False
         self._seen: list[Book] = []
-        self._frames = self._coming(situation.now, book.shadow.newest)
+        self._frames = expected(book.shadow.newest, plan.detail.demands, situation.now, self._ends)
         self._leads = lead_s > 0
         if self._leads:
             self._box = book.shadow.box.copied()
@@ -73,18 +70,6 @@ class Trial:
         newest = {**self._book.shadow.newest, **come}
         answered = {query: answer.captured for query, answer in self._box.answers.items()}
         self._box.recall = Book(Shadow(shadow, newest), captured={**self._book.captured, **answered})
-
-    def _coming(self, now: float, newest: Mapping[str, float]) -> list[tuple[float, str]]:
-        """What will come if every query that was heard of lately goes on at its rate."""
-        frames = []
-        for query, captured_at in newest.items():
-            period = 1 / self._plan.detail.demands[query].fps
-            if now - captured_at > SILENT_PERIODS * period:
-                continue
-            count = int((self._ends - captured_at) / period)
-            times = [captured_at + index * period for index in range(1, count + 1)]
-            frames += [(at, query) for at in times if now < at < self._ends]
-        return frames
 
     def _decide(self, situation: Situation) -> Decision:
         reference: Reference = self._plan.detail.reference

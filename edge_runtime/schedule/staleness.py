@@ -44,6 +44,22 @@ def gain(curve: Curve, frames: float) -> float:
     return stood_for(curve, frames) - frames * accuracy_at(curve, frames)
 
 
+def over_time(
+    curve: Curve, fps: float, moments: Sequence[float], answers: Sequence[tuple[float, float]]
+) -> float:  # fmt: skip
+    """The mean over moments of what the newest answer that is there then is worth at its age; 0 before there is one.
+
+    `answers` are (when it is there, when its frame was captured), in order of time, as `moments` are; both in seconds.
+    """
+    total, upto, newest = 0.0, 0, 0.0
+    for now in moments:
+        while upto < len(answers) and answers[upto][0] <= now:
+            newest = max(newest, answers[upto][1]) if upto else answers[upto][1]
+            upto += 1
+        total += accuracy_at(curve, (now - newest) * fps) if upto else 0.0
+    return total / max(1, len(moments))
+
+
 @lru_cache(maxsize=1024)
 def _sums(curve: Curve) -> tuple[float, ...]:
     return (0.0, *accumulate(curve))

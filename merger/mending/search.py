@@ -33,7 +33,9 @@ Reached = tuple[float, Merged]
 class Case:
     """A query at a `ratio` on val, what is `required` of it, and the recipe that the joint training ended with.
 
-    `alone` says that its private parts were trained by themselves already, from the state it is in, in vain.
+    `alone` says that its private parts were trained by themselves already, from the state it is in, in vain; `takes`
+    that, where it leaves, it can take deep layers of those that stand (merger.methods.deep): private copies of more
+    than a few bytes are not tried then.
     """
 
     query: str
@@ -41,6 +43,7 @@ class Case:
     required: float
     recipe: Recipe
     alone: bool = False
+    takes: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         """Plain values, for a job."""
@@ -67,6 +70,8 @@ def mend(
         free = max(free, search.take(private_parts(merged)), key=lambda one: one[0])
     if free[0] >= case.required:
         return free[1], search.rows
+    if case.takes and free[0] < least:
+        return search.given_up(merged)
     steps = [] if bounds.over else copies(bench, merged, case.query, journal)
     if free[0] >= least:
         most = FEW_BYTES * sum(bytes_shared(bench, merged, case.query).values())

@@ -90,7 +90,7 @@ class Sprints:
             if all_met(found["ratios"], self.required):
                 break
             eased = met(found["ratios"], self.required) if number else []
-            plan = partial(now._epochs, part * self.recipe.epochs, eased)
+            plan = partial(now._epochs, part * self.recipe.epochs, eased, joined=bool(before) and not fallen)
             name = f"epochs of sprint {number + 1} of {len(now._queries())}"  # a merge that goes on keeps to its plan
             epochs = self.checkpoint.step(name, plan)
             if not epochs:
@@ -234,11 +234,20 @@ class Sprints:
         flops = sum(training_flops(self.bench, self._queries(), recipe) for recipe in (trial, shortest))
         return flops <= self.bounds.work_left
 
-    def _epochs(self, wanted: float, eased: Collection[str]) -> int:
-        """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun."""
-        one = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=1), eased)
+    def _epochs(self, wanted: float, eased: Collection[str], joined: bool = False) -> int:
+        """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun.
+
+        Where others have `joined`, who begin with next to nothing and want a long fall, all that there is work for, if
+        that is not enough for two sprints.
+        """
+        queries, one_epoch = self._queries(), replace(self.recipe, epochs=1)
         left = 0.0 if self.bounds.over else self.bounds.work_left
-        return int(min(max(1, round(wanted)), left / one)) if self.plan.shared else 0
+        if not queries:
+            return 0
+        most = left / training_flops(self.bench, queries, one_epoch, eased)
+        if joined and (of_all := left / training_flops(self.bench, queries, one_epoch)) < 2 * wanted:
+            return max(int(of_all), int(min(wanted, most)))
+        return int(min(max(1, round(wanted)), most))
 
     def _won(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """What holds of the states `found`, as plain values, or what was `won` before where that saves no less."""

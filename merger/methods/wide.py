@@ -19,6 +19,7 @@ from typing import Any
 
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State, snapshots
+from merger.bench.merit import met
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins, laid_out, training_speed
 from merger.bench.sizes import stored_bytes
@@ -128,15 +129,16 @@ def _merged(
     tell(bench, checkpoint, trained.recipe)
     bench.begin(MENDING, work=most_work(bench, _cases(trained, required), bounds))
     merged, rows = _mended(bench, trained, required, checkpoint, bounds)
-    before, first = trained.won, trained.first
-    if first is not None and _saved(bench, merged) < _saved(bench, first):
-        mend_first = partial(_mended, bench, first, required, checkpoint, bounds)
-        as_first, more = _remembered(checkpoint, "the first", mend_first)
-        before, rows = max(before, as_first, key=partial(_saved, bench)), [*rows, *more]
     for row in rows:
         checkpoint.note(row)
     merged = _joined(sprints, merged, trained)
-    before = max(before, answered, key=partial(_saved, bench))
+    before, first = max(trained.won, answered, key=partial(_saved, bench)), trained.first
+    if first is not None and max(_saved(bench, merged), _saved(bench, before)) < _saved(bench, first):
+        mend_first = partial(_mended, bench, first, required, checkpoint, bounds)
+        as_first, rows = _remembered(checkpoint, "the first", mend_first)
+        before = max(before, as_first, key=partial(_saved, bench))
+        for row in rows:
+            checkpoint.note(row)
     if (saved := _saved(bench, before)) > (instead := _saved(bench, merged)):
         merged = Merged(before.plan, {**originals, **before.states})
         bench.progress("warning", text="in the end less is saved than held on the way: back to that")
@@ -184,7 +186,11 @@ def _remembered(
 
 
 def _cases(trained: Trained, required: Mapping[str, float]) -> list[Case]:
-    return [Case(q, ratio, required[q], trained.recipe, q in trained.alone) for q, ratio in trained.ratios.items()]
+    takers = trained.own.keys() if met(trained.ratios, required) else set[str]()
+    return [
+        Case(query, ratio, required[query], trained.recipe, query in trained.alone, query in takers)
+        for query, ratio in trained.ratios.items()
+    ]
 
 
 def _tried(answered: Merged) -> dict[str, Any]:

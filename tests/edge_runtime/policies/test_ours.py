@@ -13,9 +13,10 @@ from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.following import rejoined, unseen
-from edge_runtime.policies.ours import Course, changed
+from edge_runtime.policies.ours import Course
 from edge_runtime.policies.paper import Turns
-from edge_runtime.policies.trial import HORIZON_S, LEAD_S, Trial
+from edge_runtime.policies.trial import Trial
+from edge_runtime.policies.trying import HORIZON_S, LEAD_S, changed
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Decision, Demand, Plan, Situation
 from edge_runtime.schedule.costs import Costs, QueryCost

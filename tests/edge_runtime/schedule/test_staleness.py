@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.schedule.staleness import accuracy_at, falling, gain, stood_for
+from edge_runtime.schedule.staleness import accuracy_at, falling, gain, over_time, stood_for
 
 CURVE = (1.0, 0.8, 0.5)
 curves = st.lists(st.floats(0, 1), min_size=1, max_size=20).map(falling)
@@ -36,3 +36,10 @@ def test_the_older_the_newest_answer_the_more_a_fresh_one_is_wanted(curve, frame
 
 def test_noise_never_makes_an_old_answer_better_than_a_young_one():
     assert falling([0.9, 0.7, 0.8, 0.6]) == (0.9, 0.7, 0.7, 0.6)
+
+
+def test_accuracy_over_time_is_that_of_the_newest_answer_that_is_there():
+    answers = [(1.1, 1.0), (1.4, 1.3), (1.5, 1.2)]
+    found = over_time(CURVE, 10.0, [1.0, 1.1, 1.3, 1.5], answers)
+    assert found == pytest.approx((0.0 + 0.8 + 0.5 + 0.5) / 4), "none yet; one, three and two frames old"
+    assert over_time(CURVE, 10.0, [], answers) == over_time(CURVE, 10.0, [1.0], ()) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -83,6 +84,19 @@ def test_steps_rise_in_bytes_and_none_comes_twice(
     steps = copies(bench, merged, "q1", Journal())
     assert [len(step.private) for step in steps] == [1, 2, 3]
     assert all(one.cost_bytes < other.cost_bytes for one, other in pairwise(steps))
+
+
+def test_who_can_take_deep_layers_leaves_where_its_private_parts_alone_do_not_help(
+    bench: Workbench, merged: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = bench.queries["q1"].accuracy_target
+    _train_by_step(monkeypatch, copies(bench, merged, "q1", Journal()), {})
+    case = Case("q1", 0.5, target + 0.02, Recipe(), takes=True)
+    left, rows = mend(bench, merged, case, Journal(), Bounds(bench.work))
+    assert left.plan == merged.plan.without("q1") and [row["repair"] for row in rows] == ["norms and head", "leaves"]
+    near = replace(case, ratio=target + 0.015)
+    kept, rows = mend(bench, merged, near, Journal(), Bounds(bench.work))
+    assert kept.plan == merged.plan and "leaves" not in [row["repair"] for row in rows], "with half of the margin"
 
 
 @pytest.mark.parametrize("margin", ["whole", "half"])
@@ -199,7 +213,7 @@ def _train_by_step(
 
     def train(bench, begins, plan, *_):
         bench.work.total += work
-        what = next(step.what for step in steps if step.plan == plan)
+        what = next((step.what for step in steps if step.plan == plan), "its private parts alone")
         return {"state": begins[0], "ratio": ratios.get(what, 0.5), "epochs": 1}
 
     monkeypatch.setattr("merger.mending.search.train_private", train)

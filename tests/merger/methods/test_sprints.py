@@ -65,7 +65,7 @@ def test_who_is_below_after_the_first_sprint_takes_deep_layers_of_those_who_are_
     monkeypatch.setattr(Deep, "stand", lambda _deep, query, *_: {"state": own[query], "row": {"takes": "told"}})
     monkeypatch.setattr(Sprints, "sprint", sprint)
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
-    monkeypatch.setattr(Sprints, "_epochs", lambda *_: 1)
+    monkeypatch.setattr(Sprints, "_epochs", lambda *_, **__: 1)
     bounds = Bounds(sprints.bench.work, sprints.bench.work.total + left)
     trained = replace(sprints, own=own, bounds=bounds).run(begun)
     stands = set(met) or {"q0"}
@@ -153,9 +153,12 @@ def test_who_has_what_is_required_makes_room_for_the_others(
         raise Diverged("none")
 
     epochs = Sprints._epochs
-    monkeypatch.setattr(
-        Sprints, "_epochs", lambda self, wanted, eased: planned.append(set(eased)) or epochs(self, wanted, eased)
-    )
+
+    def plan(sprints: Sprints, wanted: float, eased: list[str], **how: bool) -> int:
+        planned.append(set(eased))
+        return epochs(sprints, wanted, eased, **how)
+
+    monkeypatch.setattr(Sprints, "_epochs", plan)
     monkeypatch.setattr(bench, "training", training)
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     sprints.run({**_tied(sprints), "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}})
@@ -164,6 +167,8 @@ def test_who_has_what_is_required_makes_room_for_the_others(
     whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
     bounded = replace(sprints, bounds=Bounds(bench.work, bench.work.total + 4 * whole))
     assert bounded._epochs(16, set()) == 4 < bounded._epochs(16, {"q0", "q2"}) < 8, "what is saved buys epochs"
+    assert bounded._epochs(3, {"q0", "q2"}, joined=True) == 4, "one long fall for who joins, planned without what eases"
+    assert bounded._epochs(2, set(), joined=True) == 2, "there is work for another one"
 
 
 def test_who_falls_below_is_eased_no_longer_until_it_is_back(sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,7 @@ def test_who_is_lost_after_a_sprint_is_tried_again_once_the_others_are_accepted(
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     monkeypatch.setattr(Sprints, "may_begin", property(lambda self: self.bounds.work_left > 0))
     monkeypatch.setattr(sprints_module, "SPRINTS", (0.75,))
-    monkeypatch.setattr(Sprints, "_epochs", lambda _self, _wanted, _eased: 1)
+    monkeypatch.setattr(Sprints, "_epochs", lambda *_, **__: 1)
     found = wide_module._trained(replace(sprints, bounds=Bounds(bench.work, most_work)), sprints.plan, False)
     told = [(row.get("waits"), row.get("repair"), row["after"]) for row in sprints.checkpoint.log if "after" in row]
     assert told[0] == ("q1", None, "sprint 1")
