@@ -48,7 +48,7 @@ class Course:
     def barred(self, now: float, times: float = 1.0) -> Course:
         """The course without the paper's schedule, until another contest."""
         return replace(
-            self, passed=None, contest=None, try_at=now + times * self.wait_s, wait_s=longer(self.wait_s),
+            self, passed=None, contest=None, owes=False, try_at=now + times * self.wait_s, wait_s=longer(self.wait_s),
         )  # fmt: skip
 
 

@@ -52,21 +52,24 @@ class Obliged:
 
     def decision(self) -> Decision:
         """The next step, without what is to be recalled."""
-        now, wake_s, due = self._situation.now, math.inf, self._due()
+        now, wake_s, due, earlier = self._situation.now, math.inf, self._due(), frozenset[str]()
         until = self._free_until(due)
         for _, query in due:
             cost, absent = self._costs.queries[query], self._absent(query)
             runs = self._in_time(query)
             if runs or (absent.names and cost.run_s <= cost.sla_s):
-                evict = self._room(query, frozenset())
+                # Ahead of its frame nothing is loaded for which another must go that waits likewise, or both would for ever.
+                evict = self._room(query, frozenset() if runs else earlier)
+                earlier |= cost.needed
                 if evict is None:
                     continue
                 other = self._other(min(wake_s, until), query) if runs else None
                 return other or self._step(query, int(runs), evict)
+            earlier |= cost.needed
             comes = self._comes(query)
             if cost.run_s <= cost.sla_s and comes is not None and comes > now + CLOCK_SLACK_S:
                 wake_s = min(wake_s, comes)  # its next frame is run at once
-        ahead = self._load_as_there() if wake_s == math.inf else None
+        ahead = self._load_as_there([query for _, query in due]) if wake_s == math.inf else None
         other = ahead or self._other(min(wake_s, until))
         if other is not None:
             return other
@@ -118,12 +121,15 @@ class Obliged:
         coming = (self._comes(query) for query in self._originals.newest)
         return min((at for at in coming if at is not None and at > self._situation.now), default=math.inf)
 
-    def _load_as_there(self) -> Decision | None:
-        """What the originals' box has loaded ahead of a frame must be in memory here when that comes."""
+    def _load_as_there(self, owed: Sequence[str]) -> Decision | None:
+        """What the originals' box has loaded ahead of a frame must be in memory here when that comes; what is `owed`
+        and waits for a frame stays, or each would drive out the other for ever.
+        """
         query = self._originals.loaded
         if query is None or not self._absent(query).names or not self._costs.queries[query].needed <= self._held:
             return None
-        evict = self._room(query, frozenset())
+        spared = frozenset[str]().union(*(self._costs.queries[one].needed for one in owed))
+        evict = self._room(query, spared)
         return None if evict is None else self._step(query, 0, evict)
 
     def _other(self, until: float, owed: str | None = None) -> Decision | None:

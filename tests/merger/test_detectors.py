@@ -175,6 +175,7 @@ def test_wide_shares_the_ceiling_but_for_what_one_detector_needs_for_itself(
     monkeypatch.setattr(Workbench, "ratio", _only_with_copies(repaired))
     monkeypatch.setattr(Parts, "answered", lambda _self: Merged(SharingPlan(), {}))
     monkeypatch.setattr(Sprints, "took", lambda _self, _name, standing, *_, **__: standing)
+    monkeypatch.setattr(wide_module, "met", lambda *_: [])  # nobody stands of whom it could take deep layers
     if kind == "two_stage":
         monkeypatch.setattr(wide_module, "choose_start", _given)
         monkeypatch.setattr("merger.methods.sprints.SPRINTS", (1,))

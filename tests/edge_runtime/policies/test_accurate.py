@@ -110,6 +110,17 @@ def test_what_is_owed_and_slower_than_its_next_frame_waits_for_it_and_is_loaded_
     assert OURS.decide(loaded, costs, plan).wake_s == pytest.approx(1.1)
 
 
+def test_two_that_wait_for_frames_do_not_drive_each_other_out():
+    costs = two(run_s=0.45)
+    plan = OURS.plan(costs, DEMANDS, 50 * KB)
+    box = VirtualBox(1.5, Turns(("b",)), frozenset({"b@b"}), 40 * KB)
+    box.answers = {"a": Answer(1.0, 1.4), "b": Answer(1.0, 1.5)}
+    for resident in ("a", "b"):
+        account = at(box, {"a": 1.0, "b": 1.0})
+        decision = OURS.decide(Situation(1.3, {"a": (1.0,)}, frozenset(resident), 40 * KB, account), costs, plan)
+        assert decision.load == (() if resident == "a" else ("a",)), "the one that is due first"
+
+
 def test_what_does_not_fit_is_dropped_and_what_is_recalled_survives_changed_costs():
     costs = two()
     plan = OURS.plan(costs, DEMANDS, 10 * KB)

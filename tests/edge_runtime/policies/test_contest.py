@@ -58,19 +58,20 @@ def test_turns_bring_more_where_they_are_taken_and_no_query_less_than_its_origin
 
 
 class Won:
-    """A contest that is over, and won."""
+    """A contest that is over, and won, or not."""
 
-    def __init__(self, begins: float, costs: object) -> None:
-        self.begins, self.costs = begins, costs
+    def __init__(self, begins: float, costs: object, won: bool = True) -> None:
+        self.begins, self.costs, self._won = begins, costs, won
 
     def passed(self, _steps: int) -> bool:
-        return True
+        return self._won
 
 
 def following(now: float, contest: Won, **kept: object) -> Course:
     """The course of a box that takes the paper's turns."""
     begun = OURS.decide(Situation(now, {"a": (now,)}, frozenset(), 0), two(), OURS.plan(two(), DEMANDS, 100 * KB))
-    return replace(begun.recall, passed=contest, seen_at=now, **kept)
+    account = replace(begun.recall.account, answered={"a": now, "b": now})
+    return replace(begun.recall, account=account, passed=contest, seen_at=now, **kept)
 
 
 def decision(course: Course, now: float) -> Decision:
@@ -95,9 +96,22 @@ def test_who_loses_ends_the_turns_and_so_do_other_costs() -> None:
     assert decision(following(1.0, contest, lost={"a": 0.9 * LOST_S}), 1.1).recall.passed is contest
     after = decision(following(1.0, contest, lost={"a": 1.1 * LOST_S}), 1.1).recall
     assert after.passed is None and after.turns is None and after.try_at > 30
+    never = following(1.0, contest)
+    starved = replace(never, account=replace(never.account, answered={}))
+    assert decision(starved, 1.1).recall.passed is None, "an original has an answer, or is at one, and it has none"
     slower = Won(1.0, two(run_s=0.1))
     again = decision(following(1.0, slower), 1.1).recall
     assert again.passed is None and again.try_at == 1.1
+
+
+def test_who_lost_has_another_contest_once_that_is_made_up_and_one_that_is_lost_is_waited_for() -> None:
+    owing = replace(following(1.0, Won(1.0, two())), passed=None, owes=True, try_at=90.0, lost={"a": 0.05})
+    assert decision(owing, 1.1).recall.contest is None
+    begun = decision(replace(owing, lost={"a": -0.01}), 1.1).recall
+    assert isinstance(begun.contest, Contest)
+    failed = decision(replace(begun, contest=Won(1.0, two(), won=False)), 1.2).recall
+    assert failed.contest is None and not failed.owes and failed.try_at > 20
+    assert decision(failed, 1.3).recall.contest is None
 
 
 def test_what_is_lost_is_what_the_original_knows_better_in_accuracy_times_seconds() -> None:
