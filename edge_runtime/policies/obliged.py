@@ -58,7 +58,7 @@ class Obliged:
             cost, absent = self._costs.queries[query], self._absent(query)
             runs = self._in_time(query)
             if runs or (absent.names and cost.run_s <= cost.sla_s):
-                # Ahead of its frame nothing is loaded for which another must go that waits likewise, or both would for ever.
+                # Ahead of a frame nothing drives out what another waits with: both would go on for ever.
                 evict = self._room(query, frozenset() if runs else earlier)
                 earlier |= cost.needed
                 if evict is None:
