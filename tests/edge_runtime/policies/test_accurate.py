@@ -11,8 +11,8 @@ import pytest
 
 from edge_runtime.frames.ledger import MEMORY, REPLACED
 from edge_runtime.policies import POLICIES
-from edge_runtime.policies.account import Account
-from edge_runtime.policies.accurate import Course
+from edge_runtime.policies.accuracy.account import Account
+from edge_runtime.policies.accuracy.accurate import Course
 from edge_runtime.policies.against.originals import Originals
 from edge_runtime.policies.against.virtual import Answer, VirtualBox
 from edge_runtime.policies.paper import Turns
@@ -50,7 +50,7 @@ def answers(played: Simulation) -> list[tuple[float, str, float]]:
 
 @pytest.mark.parametrize("setting", ["min", "50%", "75%"])
 def test_no_query_ever_knows_less_than_its_original_under_time_sharing(setting, monkeypatch):
-    monkeypatch.setattr("edge_runtime.policies.accurate.first_trial", lambda *_: math.inf)
+    monkeypatch.setattr("edge_runtime.policies.accuracy.accurate.first_trial", lambda *_: math.inf)
     newer = 0
     # In 7006 a free run once drove out what the originals' box still had, and what was owed next came late.
     for seed in (*range(20), 7006):

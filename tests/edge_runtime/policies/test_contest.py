@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from edge_runtime.policies import POLICIES
-from edge_runtime.policies.accurate import LOST_S, Course
-from edge_runtime.policies.contest import Contest
+from edge_runtime.policies.accuracy.accurate import LOST_S, Course
+from edge_runtime.policies.accuracy.contest import Contest
 from edge_runtime.policies.paper import Turns
 from edge_runtime.policies.trying import HORIZON_S, LEAD_S
 from edge_runtime.rehearsal.simulator import simulate
@@ -18,7 +18,7 @@ from edge_runtime.schedule.settings import memory_settings
 from edge_runtime.schedule.staleness import over_time
 from tests.edge_runtime.policies.test_accurate import DEMANDS, KB, OURS, answers, drawn, two
 
-FIRST_TRIAL = "edge_runtime.policies.accurate.first_trial"
+FIRST_TRIAL = "edge_runtime.policies.accuracy.accurate.first_trial"
 SECONDS = 40
 
 

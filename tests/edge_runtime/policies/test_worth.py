@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.policies.worth import LEAST_GAIN, wanted
+from edge_runtime.policies.accuracy.worth import LEAST_GAIN, wanted
 from edge_runtime.schedule import Demand
 
 QUICK = (1.0, 0.4, 0.2, 0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.policies.account import Account, by_turns
+from edge_runtime.policies.accuracy.account import Account, by_turns
 from edge_runtime.policies.against.expected import expected
 from edge_runtime.policies.against.virtual import Answer, Decide, VirtualBox
 from edge_runtime.policies.trying import HORIZON_S, LEAD_S

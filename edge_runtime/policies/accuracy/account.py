@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edge_runtime.policies.accuracy.obliged import Obliged
 from edge_runtime.policies.against.originals import Originals, Pace
-from edge_runtime.policies.obliged import Obliged
 from edge_runtime.policies.paper import Paper
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation

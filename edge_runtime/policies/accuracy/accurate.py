@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge_runtime.policies.account import PAPER, Account, Pledge, by_turns
+from edge_runtime.policies.accuracy.account import PAPER, Account, Pledge, by_turns
+from edge_runtime.policies.accuracy.contest import Contest
 from edge_runtime.policies.against.originals import Originals, Pace
 from edge_runtime.policies.against.virtual import VirtualBox
-from edge_runtime.policies.contest import Contest
 from edge_runtime.policies.trying import AGAIN_S, BROKEN_TIMES, STEPS, changed, first_trial, longer
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from edge_runtime.frames.ledger import REPLACED
+from edge_runtime.policies.accuracy.worth import wanted
 from edge_runtime.policies.against.originals import Originals
 from edge_runtime.policies.free import Dropped, hopeless
-from edge_runtime.policies.worth import wanted
 from edge_runtime.schedule.batches import too_late
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation

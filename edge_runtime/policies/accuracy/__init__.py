@@ -1,0 +1,1 @@
+"""`ours` where accuracy over time is the objective."""
