@@ -31,7 +31,7 @@ SHARED_CODE = (
 POLICY_CODE = {
     "time-sharing": ("policies/paper.py", "policies/time_sharing.py"),
     "gemel": ("policies/paper.py",),
-    "ours": ("policies", "policies/against"),
+    "ours": ("policies", "policies/accuracy", "policies/against"),
 }
 WORST_SHOWN = 12
 SUM_HEADS = (
