@@ -18,12 +18,12 @@ from edge_runtime.policies.following import followed, rejoined, unseen
 from edge_runtime.policies.free import freely
 from edge_runtime.policies.paper import Paper
 from edge_runtime.policies.trial import Trial
-from edge_runtime.policies.trying import AGAIN_S, BROKEN_TIMES, LEAD_S, STEPS, changed, first_trial, longer
+from edge_runtime.policies.trying import AGAIN_S, BROKEN_TIMES, LEAD_S, STEPS, changed, first_trial, longer, verdict
 from edge_runtime.schedule.batches import largest_batches
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
 from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
+from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 
 PAPER = Paper()
 # How long the way back to the shadow may take before the reference is followed from wherever the box is.
@@ -130,11 +130,11 @@ def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Co
         lead_s = LEAD_S if course.passed is None else 0.0
         return replace(course, trial=Trial(situation, course.book, costs, plan, lead_s), steps=0) if due else course
     steps = course.steps + STEPS
-    passed = course.trial.passed(steps)
-    if passed is False:
-        return course.barred(now)
-    if passed is None or now < course.trial.begins - CLOCK_SLACK_S:
+    passed = verdict(course.trial, steps, now)
+    if passed is None:
         return replace(course, steps=steps)
+    if not passed:
+        return course.barred(now)
     opened = course.book.opened()
     return replace(course, book=opened, passed=course.trial, trial=None, rejoin_by=None, try_at=now + AGAIN_S)
 

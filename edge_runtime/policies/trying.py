@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Demand
+from edge_runtime.schedule.values import CLOCK_SLACK_S, Demand
 
 # The first trial waits until every query should have been heard of once, between these.
 SETTLE_S, SETTLE_MOST_S = 1.0, 10.0
@@ -26,6 +27,22 @@ def first_trial(now: float, demands: Mapping[str, Demand]) -> float:
     """When the first trial is due on a box that begins now."""
     longest_s = max(1 / demand.fps for demand in demands.values())
     return now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s))
+
+
+class Rehearsed(Protocol):
+    """What is played a few decisions at a time, from the moment on, `begins`, at which it would begin."""
+
+    begins: float
+
+    def passed(self, steps: int) -> bool | None:
+        """Whether it passed, once that is known."""
+        ...
+
+
+def verdict(trial: Rehearsed, steps: int, now: float) -> bool | None:
+    """Whether what is tried begins now, or has failed; None where that is not known yet, or its time has not come."""
+    passed = trial.passed(steps)
+    return None if passed and now < trial.begins - CLOCK_SLACK_S else passed
 
 
 def longer(wait_s: float) -> float:

@@ -11,11 +11,11 @@ from edge_runtime.policies.accuracy.account import PAPER, Account, Pledge, by_tu
 from edge_runtime.policies.accuracy.contest import Contest
 from edge_runtime.policies.against.originals import Originals, Pace
 from edge_runtime.policies.against.virtual import VirtualBox
-from edge_runtime.policies.trying import AGAIN_S, BROKEN_TIMES, STEPS, changed, first_trial, longer
+from edge_runtime.policies.trying import AGAIN_S, BROKEN_TIMES, STEPS, changed, first_trial, longer, verdict
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.order import least_moving_order
 from edge_runtime.schedule.staleness import accuracy_at
-from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
+from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 
 # Where the paper's turns are taken, what a query may have lost against its original since: accuracy times seconds, and
 # as a part of the time.
@@ -118,11 +118,11 @@ def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Co
         due = now >= course.try_at or (course.owes and most_lost <= 0)
         return replace(course, contest=Contest(situation, course.account, costs, plan), steps=0) if due else course
     steps = course.steps + STEPS
-    passed = course.contest.passed(steps)
-    if passed is False:
-        return course.barred(now)
-    if passed is None or now < course.contest.begins - CLOCK_SLACK_S:
+    passed = verdict(course.contest, steps, now)
+    if passed is None:
         return replace(course, steps=steps)
+    if not passed:
+        return course.barred(now)
     return replace(
         course, passed=course.contest, contest=None, owes=False, turns=None, seen_at=now, lost={}, there={}
     )  # fmt: skip
