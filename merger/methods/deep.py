@@ -30,6 +30,9 @@ NORMS = 8
 """Norms and biases move so many times as fast as in a joint training, the layers of its own as fast."""
 LONGER = 2
 """So many times the epochs of a joint training, and at most twice as many times the frames in one."""
+SLOWER = 1 / 16
+"""Where the fewest layers are not borne when trained, they are tried once more at this part of the rate, and what
+follows keeps to it: a rate that all bear together ruins some model that trains by itself."""
 PART = 1 / 4
 """A training takes at most this part of the work that is there for its query."""
 RANKING = 1 / 32
@@ -81,12 +84,13 @@ class Deep(Parts):
         for path, (giver, theirs) in pairs.items():
             shared[weight_key(own, path)] = before.states[giver][weight_key(before.states[giver], theirs)]
         kept = self._kept(query, own, shared, list(pairs))
-        held, failed = len(kept), -1
+        held, failed, pace = len(kept), -1, 1.0
         reached, why, state = Merged(before.plan, {**before.states, query: own}), (NO_TIME, None), own
         while held - failed > 1:
-            place = (failed + held) // 2 if held < len(kept) else len(kept) - 1
-            fits = partial(self._fits, query, now["turns"])
-            if (recipe := self.checkpoint.step(f"recipe {place}", fits)) is None:
+            fewest = held == len(kept)
+            place = len(kept) - 1 if fewest else (failed + held) // 2
+            fits = partial(self._fits, query, now["turns"], pace)
+            if (recipe := self.checkpoint.step(f"recipe {place}, {pace:g}", fits)) is None:
                 break
             taken = [path for path in pairs if path not in kept[place]]
             plan = before.plan.with_pairs([pairs[path], (query, path)] for path in taken)
@@ -95,17 +99,18 @@ class Deep(Parts):
                 {**one, **{key: shared[key] for key in keys}} for one in ([own] if state is own else [own, state])
             ]
             train = partial(self._judged, query, plan, begins, recipe)
-            found = self.checkpoint.step(f"keeping {place}", train)
+            found = self.checkpoint.step(f"keeping {place}, {pace:g}", train)
             after = (f"taking {len(taken)} of {len(pairs)} layers", found["ratio"])
             if found["ratio"] >= self.required[query]:
                 held, state = place, found["state"]
                 reached = Merged(plan, {**before.states, query: state})
             else:
-                failed, why = place, after
+                why = after
+                failed, pace = (failed, SLOWER) if fewest and recipe and pace > SLOWER else (place, pace)
             givers = [pairs[path][0] for path in taken]
-            rows.append(
-                self.row(query, max(givers, key=givers.count), taken, found["ratio"], found["trained"], reached.plan)
-            )
+            giver = max(givers, key=givers.count)
+            row = self.row(query, giver, taken, found["ratio"], found["trained"], reached.plan)
+            rows.append({**row, "rate": GENTLE * recipe["rate"]} if recipe else row)
             self.bench.progress("takes", **{**rows[-1], "layers": len(taken)})
         private = list(kept[held]) if held < len(kept) else list(pairs)
         if private:
@@ -159,8 +164,10 @@ class Deep(Parts):
         required = self.required[query]
         return train_private(self.bench, begins, plan, query, Recipe(**recipe), required, self.checkpoint)
 
-    def _fits(self, query: str, turns: Sequence[str]) -> dict[str, Any] | None:
-        """How a query is trained next, empty where it is not; None where too little work is left."""
+    def _fits(self, query: str, turns: Sequence[str], pace: float = 1.0) -> dict[str, Any] | None:
+        """How a query is trained next, at this part of the rate, empty where it is not; None where too little work is
+        left.
+        """
         bench, cost = self.bench, {one: self.bench.work.of(self.bench.queries[one]) for one in turns}
         if self.recipe is None:
             return None if self.bounds.over else {}
@@ -169,7 +176,8 @@ class Deep(Parts):
         frames = (mine / (cost[query] * epochs) - len(bench.val[query])) / self.recipe.passes()
         least, most = self.recipe.frames_per_epoch, 2 * LONGER * self.recipe.frames_per_epoch
         recipe = replace(
-            self.recipe, epochs=epochs, judged_from=epochs, rate=self.recipe.rate / GENTLE, norms=NORMS, private=1.0,
+            self.recipe, epochs=epochs, judged_from=epochs, rate=pace * self.recipe.rate / GENTLE,
+            norms=NORMS, private=1.0,
             frames_per_epoch=int(min(len(bench.train[query]), most, max(least, frames))),
         )  # fmt: skip
         fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left

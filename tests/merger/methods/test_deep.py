@@ -18,7 +18,8 @@ from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.journal.steps import Journal
-from merger.methods.deep import RANKING, TAKES, Deep
+from merger.mending.private import GENTLE
+from merger.methods.deep import RANKING, SLOWER, TAKES, Deep
 from merger.methods.harm import PASSES, harms
 from merger.methods.sprints import Sprints, Trained
 from merger.training.recipe import Recipe
@@ -95,7 +96,7 @@ def test_where_little_work_is_left_the_first_layers_count_as_the_most_harmful(
         assert bounded._worst("q1", own, own, paths)[0] == first
 
 
-@pytest.mark.parametrize(("bears", "tries"), [(3, [1, 3]), (2, [1, 3, 2]), (1, [1, 3, 2]), (0, [1])])
+@pytest.mark.parametrize(("bears", "tries"), [(3, [1, 3]), (2, [1, 3, 2]), (1, [1, 3, 2]), (0, [1, 1])])
 def test_a_query_keeps_as_little_as_it_needs(
     deep: Deep, monkeypatch: pytest.MonkeyPatch, bears: int, tries: list[int]
 ) -> None:
@@ -115,6 +116,28 @@ def test_a_query_keeps_as_little_as_it_needs(
     if said:
         assert len(said[0]["private"]) == 3 - bears and said[0]["ratio"] == 0.5, "why no more was taken"
         assert said[0]["after"] == f"taking {bears + 1} of 3 layers", "the least that was too much"
+
+
+@pytest.mark.parametrize("slow_bears", [0, 1, 2])
+def test_whom_the_rate_ruins_is_tried_once_more_at_a_far_lower_one_and_keeps_to_it(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch, slow_bears: int
+) -> None:
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [("stem.0",), ("stem.0", "body.0")])
+    rates = []
+
+    def train(_b: Workbench, begins: Any, plan: SharingPlan, query: str, recipe: Recipe, *_: Any) -> dict[str, Any]:
+        count = sum(owner == query for members in plan.shared for owner, _path in members)
+        rates.append(recipe.rate)
+        slow = recipe.rate < deep.recipe.rate  # type: ignore[union-attr]
+        ratio = 0.99 if slow and count <= slow_bears else 0.5
+        return {"ratio": ratio, "state": begins[-1], "trained": 8 if slow else 0}
+
+    monkeypatch.setattr(deep_module, "train_private", train)
+    merged, _, rows = took(deep, "q1")
+    usual = rates[0]
+    assert rates == [usual, SLOWER * usual] + [SLOWER * usual] * (slow_bears > 0)
+    assert sum(len(members) == 2 for members in merged.plan.shared) == slow_bears
+    assert [row["rate"] for row in rows if "takes" in row] == [pytest.approx(GENTLE * rate) for rate in rates]
 
 
 def test_what_it_learnt_with_more_of_its_own_is_a_beginning_too(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
