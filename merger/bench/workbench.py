@@ -41,7 +41,8 @@ T = TypeVar("T")
 _Settings = tuple[Mapping[str, Any], Mapping[str, str]]
 READING, JUDGING = "reading the models and frames", "judging the originals"
 """The stages of `open`."""
-CALIBRATION_FRAMES = 256
+CALIBRATION_FRAMES = 512
+"""With half as many the statistics of an original itself answer differently from one draw of frames to the other."""
 CALIBRATION_BATCH = 32
 LEAST_CALIBRATED = 4
 """Frames at once below which statistics would say little, however full the memory is."""
@@ -201,20 +202,24 @@ class Workbench(Stock):
         return models
 
     def calibrate(self, query: str, model: nn.Module, frames: int = CALIBRATION_FRAMES) -> bool:
-        """Measure the running statistics of the norms that are not at rest again, on so many train frames.
+        """Measure the running statistics of the norms that are not at rest again, on so many train frames, augmented
+        as in training: that is what the original's are an average of.
 
-        These go through the model in even chunks. One frame alone tells nothing of a spread: the norms stay. Returns
+        These go through the model in even chunks, mixed: frames that follow each other show one clip or one class, and
+        the mean of what such chunks spread is less than they spread together. One frame alone tells nothing of a spread: the norms stay. Returns
         whether there was anything to measure.
         """
         data = self.train[query]
         count = min(len(data), frames)
         if all(map(at_rest, norms_of(model))) or count < 2:
             return False
-        indices = torch.linspace(0, len(data) - 1, count).long()
+        mixed = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        indices = torch.linspace(0, len(data) - 1, count).long()[mixed]
 
         def measured(most: int) -> None:
+            draws = torch.Generator().manual_seed(0)
             chunks = indices.tensor_split(math.ceil(count / most))
-            calibrate_norms(model, (data.frames(chunk.tolist(), self.device) for chunk in chunks))
+            calibrate_norms(model, (data.fed(data.batch(one.tolist(), draws)[0], self.device) for one in chunks))
 
         halving(min(CALIBRATION_BATCH, count), measured, LEAST_CALIBRATED)
         self.work.add(self.queries[query], count)

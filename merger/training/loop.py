@@ -28,13 +28,15 @@ from merger.training.work import Work
 from models.frames.prepared import Prepared
 from models.measuring.allocator import keep_freed_memory
 from models.measuring.room import is_out_of_memory, make_room
-from models.parts.norms import at_rest
+from models.parts.norms import at_rest, norms_of
 from models.tasks import task_of
 from models.workload import Query
 from models.zoo import preprocess_of
 
 MAX_GRADIENT_NORM = 10.0
 WARM_UP = 0.1
+LEAST_MOMENTUM = 0.1
+"""The part of their momentum that norms have at the end: of ten batches alone their averages wander (lab notes)."""
 EPSILON = 1e-6
 """AdamW's; at its usual 1e-8 a gradient that is nothing but rounding becomes a step of full size, and which way it
 points would depend on the machine."""
@@ -102,7 +104,8 @@ class Training:
     Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice. They can
     become others between two epochs. What originals answer to frames that come as they are is kept
     (`merger.training.taught`). With `fitting` a step for which memory is not enough is taken again, laid out for less.
-    Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher.
+    Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher. There the
+    momentum of norms falls with the rate, too: the slower weights move, the more batches their averages are of.
 
     `merger.training.spread` trains models that lie in several processes: `everyone` are the queries of all of these.
     """
@@ -139,6 +142,8 @@ class Training:
         self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
         rooms = rooms_of(every, recipe) if self._taught() else {}
         self._answers = {query: Answers(room) for query, room in rooms.items()}
+        taught = [model for query, model in models.items() if query in self.teachers]
+        self._momenta = {norm: norm.momentum for model in taught for norm in norms_of(model) if norm.momentum}
 
     @property
     def epochs(self) -> int:
@@ -168,6 +173,7 @@ class Training:
         while self.step < end:
             self._take_step()
             self.after_step()
+        self._keep_momenta(1.0)
         return self.loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,14 +245,20 @@ class Training:
     def _take_step(self) -> None:
         if self.step % self.steps == 0:
             self._losses, self._summed = 0.0, 0
+        annealed = _annealed(self.step, self.steps * self.recipe.epochs)
         for group in self.optimiser.param_groups:
-            group["lr"] = group["part"] * self.recipe.rate * _annealed(self.step, self.steps * self.recipe.epochs)
+            group["lr"] = group["part"] * self.recipe.rate * annealed
+        self._keep_momenta(max(annealed, LEAST_MOMENTUM))
         while not self._learnt():
             layout = self._next_layout()
             layout.place((self.sets[query].prepared for query in self.models), self.device)
             self._lay_out(layout.recipe(self.recipe).node, layout.recompute)
         self.optimiser.step()
         self.step += 1
+
+    def _keep_momenta(self, part: float) -> None:
+        for norm, momentum in self._momenta.items():
+            norm.momentum = part * momentum
 
     def _learnt(self) -> bool:
         """Leave a step's gradients in the parameters; False, and all as it was before, where memory was not enough."""
