@@ -203,11 +203,11 @@ class Workbench(Stock):
 
     def calibrate(self, query: str, model: nn.Module, frames: int = CALIBRATION_FRAMES) -> bool:
         """Measure the running statistics of the norms that are not at rest again, on so many train frames, augmented
-        as in training: that is what the original's are an average of.
+        as in training: that is what an original's are an average of.
 
         These go through the model in even chunks, mixed: frames that follow each other show one clip or one class, and
-        the mean of what such chunks spread is less than they spread together. One frame alone tells nothing of a spread: the norms stay. Returns
-        whether there was anything to measure.
+        the mean of what such chunks spread is less than they spread together. One frame alone tells nothing of a
+        spread: the norms stay. Returns whether there was anything to measure.
         """
         data = self.train[query]
         count = min(len(data), frames)

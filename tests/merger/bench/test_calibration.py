@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.workbench import CALIBRATION_BATCH, Workbench
+from merger.training.loop import TrainingSet
 
 
 class _Frames:
@@ -20,9 +21,12 @@ class _Frames:
     def __len__(self) -> int:
         return len(self.all)
 
-    def frames(self, indices: list[int], device: Any) -> Tensor:
+    def batch(self, indices: list[int], generator: torch.Generator) -> tuple[Tensor, None]:
         self.asked.append(len(indices))
-        return self.all[indices]
+        return self.all[indices], None
+
+    def fed(self, images: Tensor, device: Any) -> Tensor:
+        return images
 
 
 def _model() -> nn.Sequential:
@@ -37,6 +41,34 @@ def test_every_frame_counts_alike_and_none_is_left_over(bench: Workbench, count:
     bench.calibrate("q0", model)
     assert sum(data.asked) == count and max(data.asked) - min(data.asked) <= 1 and max(data.asked) <= CALIBRATION_BATCH
     torch.testing.assert_close(model[1].running_mean, data.all.mean((0, 2, 3)), atol=1e-6, rtol=1e-5)
+
+
+def test_frames_that_follow_each_other_are_alike_and_spread_no_less_for_that(bench: Workbench) -> None:
+    data = _Frames(256)
+    data.all += torch.arange(256)[:, None, None, None] // 32  # eight clips, one after the other
+    bench.train = {**bench.train, "q0": data}  # type: ignore[dict-item]
+    model = _model()
+    bench.calibrate("q0", model)
+    spread = data.all.mean((2, 3)).var(0)
+    torch.testing.assert_close(model[1].running_var, spread, atol=0, rtol=0.1)
+
+
+def test_norms_are_measured_on_frames_as_they_are_trained_on(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+    batch = TrainingSet.batch
+
+    def seen(self: TrainingSet, indices: list[int], generator: torch.Generator) -> tuple[Tensor, list | None]:
+        images, targets = batch(self, indices, generator)
+        drawn.append(images)
+        return images, targets
+
+    monkeypatch.setattr(TrainingSet, "batch", seen)
+    once, again = (bench.models(["q0"])["q0"] for _ in range(2))
+    assert bench.calibrate("q0", once) and bench.calibrate("q0", again), "the same draws"
+    for name, buffer in once.named_buffers():
+        assert torch.equal(buffer, again.get_buffer(name))
+    plain = bench.train["q0"].prepared.batch(range(len(bench.train["q0"])))
+    assert not torch.equal(torch.cat(drawn[: len(drawn) // 2]).sum((1, 2, 3)).sort()[0], plain.sum((1, 2, 3)).sort()[0])
 
 
 def test_one_frame_tells_of_no_spread(bench: Workbench) -> None:

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import merger.training.loop as loop
 from merger.bench.workbench import Workbench
-from merger.training.loop import Diverged, Training
+from merger.training.loop import LEAST_MOMENTUM, Diverged, Training
 from merger.training.recipe import Recipe
 from merger.training.work import Work, forward_flops
+from models.parts.norms import norms_of
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
 
@@ -57,6 +58,24 @@ def test_dropout_rests_under_a_teacher_and_not_in_the_training_of_an_original(be
         training = Training({"q0": model}, bench.train, Recipe(epochs=1, frames_per_epoch=16), Work(), teachers)
         training.epoch()
         assert model.training and model.head[0].training != rests
+
+
+def test_averages_of_norms_are_of_more_batches_as_the_rate_falls_and_nobody_is_left_with_that(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = bench.models(["q0"])["q0"], list[float]()
+    norm = norms_of(model)[0]
+    usual = norm.momentum
+    monkeypatch.setattr(Training, "_learn_all", lambda _self: seen.append(norm.momentum))  # type: ignore[arg-type]
+    for teachers in ({"q0": bench.originals["q0"]}, {}):
+        training = Training({"q0": model}, bench.train, Recipe(epochs=2, frames_per_epoch=320), Work(), teachers)
+        training.epoch()
+        training.epoch()
+        assert norm.momentum == usual
+    taught, original = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert max(taught) == usual and taught[-1] == LEAST_MOMENTUM * usual
+    assert taught[-len(taught) // 2 :] == sorted(taught[-len(taught) // 2 :], reverse=True)
+    assert set(original) == {usual}, "an original's are measured when it is trained"
 
 
 def test_originals_are_left_as_they_are(bench: Workbench) -> None:
