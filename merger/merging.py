@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -267,7 +267,8 @@ def _stored_as(
             found, chosen = _Found(alone, [*found.log, *rows], found.work), instead
     for row in chosen["rows"]:
         checkpoint.note(row)
-    return found, Storage(**chosen["storage"])
+    merged = Merged(found.merged.plan, {**found.merged.states, **chosen["states"]})
+    return replace(found, merged=merged), Storage(**chosen["storage"])
 
 
 def _alone(bench: Workbench, options: MergeOptions) -> Merged:

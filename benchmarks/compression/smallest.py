@@ -92,6 +92,7 @@ def smallest(bench: Workbench, merged: Merged, weights: Any) -> dict[str, Any]:
     started = time.monotonic()
     required = MergeOptions().required(bench)
     found = fit_widths(bench, merged, weights, required, Journal(), Bounds(bench.work))
+    merged = Merged(merged.plan, {**merged.states, **found["states"]})
     models = tied_models(bench, merged, bench.queries)
     stored = store(models, Storage(**found["storage"]))
     evidence = {query: bench.evidence(query, model) for query, model in models.items()}

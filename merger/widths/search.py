@@ -25,6 +25,7 @@ from merger.training.features import feature_loss, watched_layers, watching
 from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes
 from merger.widths.learning import most_work as work_of_learning
 from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
+from merger.widths.training import ForBits
 from models.parts.terms import BITS, FP32, Width
 from models.parts.widths import packed
 
@@ -42,7 +43,7 @@ TRAININGS = 2
 def fit_widths(
     bench: Workbench, merged: Merged, width: Width, required: Mapping[str, float], journal: Journal, bounds: Bounds
 ) -> dict[str, Any]:
-    """The `storage` (plain) of what is merged for the `width` asked for, and log `rows`.
+    """The `storage` (plain) of what is merged for the `width` asked for, log `rows`, and `states` of those who trained.
 
     Once the bounds are over, all weights of a query that falls short are widened at once.
     """
@@ -66,6 +67,11 @@ def needed(target: float, required: float, reached: float) -> float:
         return required
     kept = KEPT * reached
     return max(kept, target) if reached >= target else kept
+
+
+def _as_it_is(ratio: float) -> dict[str, Any]:
+    """What was found of a query that is stored as it was trained."""
+    return {"ratio": ratio, "norms": None, "learnt": False}
 
 
 @dataclass
@@ -96,8 +102,28 @@ class _Search:
             touched = {query for weight in widened for query, _ in weight.places}
             found |= self._judge(weights, sorted(touched - set(again)), need)
             rows.append(self._row(asked_for, weights, found, need, widened))
+        states, weights = self._trained(asked_for, weights, found, need, rows)
         norms = {query: one["norms"] for query, one in found.items() if one["norms"]}
-        return {"storage": Storage(widths_of(weights), norms).to_plain(), "rows": rows}
+        return {"storage": Storage(widths_of(weights), norms).to_plain(), "rows": rows, "states": states}
+
+    def _trained(
+        self, asked_for: Width, weights: list[Weight], found: dict[str, Any], need: Mapping[str, float], rows: list[Any]
+    ) -> tuple[dict[str, State], list[Weight]]:
+        """The states of those whom training for their bits brought to less, and how all weights are stored then.
+
+        `found` and `rows` hear of it.
+        """
+        for_bits = ForBits(self.bench, self.merged, weights, need, self.journal, self.bounds)
+        states, tried = for_bits.run()
+        for one in tried:
+            now = {query: _as_it_is(ratio) for query, ratio in one["ratios"].items()}
+            rows.append({**self._row(asked_for, for_bits.at(one), now, need, []), "trained": one["queries"]})
+            if one["queries"][0] in states:
+                found |= now
+        if states:
+            weights = for_bits.stored(tried)
+            rows.append(self._row(asked_for, weights, found, need, []))
+        return states, weights
 
     def _widened(
         self, weights: Sequence[Weight], short: set[str], need: Mapping[str, float]
@@ -185,7 +211,7 @@ class _Search:
         """
         bench, own = self.bench, widths_of(weights).get(query, {})
         model, packed = self._stored(own, query)
-        best = {"ratio": bench.ratio(query, model), "norms": None, "learnt": False}
+        best = _as_it_is(bench.ratio(query, model))
         learnt = [(self.learnt[query], False)] if query in self.learnt else []
         begins: list[tuple[State | None, bool]] = [(None, False), *learnt, (None, True)]
         for norms, again in begins:

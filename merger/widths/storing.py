@@ -64,7 +64,11 @@ class Weight:
     @property
     def wider(self) -> Weight:
         """The same one step wider."""
-        return replace(self, level=self.level + 1)
+        return self.at(self.level + 1)
+
+    def at(self, level: int) -> Weight:
+        """The same in another width."""
+        return replace(self, level=level)
 
     def used_by(self, queries: set[str]) -> bool:
         """Whether it stands in any of these models."""

@@ -55,7 +55,7 @@ def packed(weight: Tensor, width: Width) -> Packed:
         sound = stored
     else:
         rows, most = weight.reshape(len(weight), -1), most_code(width)
-        sound = scale = _scales(rows, most, clipped=BITS[width] < BYTE)
+        sound = scale = scales_of(weight, width)
         codes = (rows / scale[:, None]).round_().clamp_(-most, most)
         if BITS[width] < BYTE:
             stored = packed_bits(codes.add_(most).to(torch.uint8), BITS[width])
@@ -66,8 +66,9 @@ def packed(weight: Tensor, width: Width) -> Packed:
     return Packed(stored.contiguous(), scale, width, tuple(weight.shape))
 
 
-def _scales(rows: Tensor, most: int, clipped: bool) -> Tensor:
-    """The scale of each row's codes (out,): above zero, also for a channel of zeros."""
+def scales_of(weight: Tensor, width: Width) -> Tensor:
+    """The scales (out,) of a weight (out, ...) in codes of this width: above zero, also for a channel of zeros."""
+    rows, most, clipped = weight.detach().reshape(len(weight), -1), most_code(width), BITS[width] < BYTE
     tiny = torch.finfo(WIDE).tiny
     largest = rows.abs().amax(1).clamp(min=tiny)
     unclipped = (largest / most).clamp(min=tiny)

@@ -47,6 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_module, "FIRST", QUICKLY)
     monkeypatch.setattr(search_module, "AGAIN", QUICKLY)
     monkeypatch.setattr("merger.widths.learning.HOPELESS", 0.0)
+    monkeypatch.setattr(search_module.ForBits, "run", lambda _self: ({}, []))
     monkeypatch.setattr(widths_module, "CLIPS", [0.03])
     monkeypatch.setattr(Workbench, "calibrate", lambda *given: len(given) > 3 and calibrate(*given))
 

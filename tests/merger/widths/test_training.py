@@ -1,0 +1,187 @@
+"""Training for the bits that weights are stored in: what steps see, what they move, how far it goes, what is kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import merger.widths.search as search_module
+import merger.widths.training as training_module
+from merger.bench.bounds import Bounds
+from merger.bench.merged import Merged, snapshot
+from merger.bench.workbench import Workbench
+from merger.journal.steps import Journal
+from merger.training.loop import Diverged, Training
+from merger.training.recipe import Recipe
+from merger.widths.rounding import Rounded
+from merger.widths.search import fit_widths
+from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
+from merger.widths.training import ForBits
+from models.parts.widths import packed
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan
+
+SHORT = Recipe(rate=1e-3, epochs=2, frames_per_epoch=64, features=1.0)
+LAST = "last.0.weight"
+
+
+@pytest.fixture
+def tied(bench: Workbench) -> Merged:
+    """Every group tied, nothing trained."""
+    plan = SharingPlan.of(groups(bench.layers))
+    return Merged(plan, {query: snapshot(model) for query, model in bench.tied(plan, bench.queries).items()})
+
+
+def rounded(bench: Workbench, tied: Merged, width: Any = "int3") -> Rounded:
+    models = tied_models(bench, tied, bench.queries)
+    return Rounded(bench.training(models, SHORT, (), tied.plan), widths_of(weights_of(bench, tied, width)))
+
+
+def test_steps_see_rounded_weights_and_move_what_is_not(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = rounded(bench, tied)
+    model = one.training.models["q1"]
+    before, seen = one.wide()["q1"][LAST], list[int]()
+    learn = Training._learn_all
+
+    def learning(self: Training) -> None:
+        rows = model.get_parameter(LAST).detach().flatten(1)
+        seen.append(max(len(row.unique()) for row in rows))
+        learn(self)
+
+    monkeypatch.setattr(Training, "_learn_all", learning)
+    one.training.epoch()
+    assert seen and max(seen) <= 7, "codes -3 to 3"
+    after = one.wide()["q1"][LAST]
+    assert not torch.equal(before, after) and len(after.flatten(1)[0].unique()) > 7
+    assert torch.equal(after, one.wide()["q0"][LAST]), "tied"
+    assert model.get_parameter("head.weight").detach().equal(model.get_parameter("head.weight").half().float())
+
+
+@pytest.mark.parametrize("width", ["int2", "int3", "int4", "int6", "int8"])
+def test_what_is_judged_is_what_packing_stores(bench: Workbench, tied: Merged, width: Any) -> None:
+    one = rounded(bench, tied, width)
+    one.training.epoch()
+    for query, model in one.training.models.items():
+        for key, stored in widths_of(weights_of(bench, tied, width))[query].items():
+            weight = model.get_parameter(key).detach()
+            torch.testing.assert_close(packed(weight, stored).wide(), weight, atol=0, rtol=1e-6)
+            if stored != "fp16":
+                wide = one.wide()[query][key]
+                torch.testing.assert_close(packed(wide, stored).wide(), weight, atol=0, rtol=1e-6)
+
+
+def test_an_interrupted_one_goes_on_where_it_stood(bench: Workbench, tied: Merged) -> None:
+    whole, stopped, again = (rounded(bench, tied) for _ in range(3))
+    stops = []
+
+    def note() -> None:
+        if stopped.training.step == 5:
+            stops.append(copy.deepcopy(stopped.state_dict()))
+
+    stopped.after_step = note
+    for one in (whole, stopped):
+        one.training.epoch()
+        one.training.epoch()
+    assert stops, "in the midst of an epoch"
+    again.load_state_dict(stops[0])
+    while again.training.epochs < 2:
+        again.training.epoch()
+    for query, model in whole.training.models.items():
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, again.training.models[query].state_dict()[name]), f"{query} {name}"
+        assert all(torch.equal(value, again.wide()[query][name]) for name, value in whole.wide()[query].items())
+
+
+class _Taught:
+    """Stands in for training: every query bears what a function of its weights says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ratios: Any) -> None:
+        self.tried: list[dict[str, str | None]] = []
+
+        def trained(_self: ForBits, queries: list[str], states: Any, weights: Sequence[Weight]) -> dict[str, Any]:
+            own = {query: next(w.width for w in weights if (query, LAST) in w.places) for query in queries}
+            self.tried.append(own)
+            after = {query: {**states[query], "head.bias": torch.full((2,), float(len(self.tried)))} for query in own}
+            return {"ratios": ratios(own), "states": after, "wide": {query: {} for query in own}}
+
+        monkeypatch.setattr(ForBits, "_trained", trained)
+
+
+def climbed(bench: Workbench, merged: Merged, level: int, bounds: Bounds | None = None) -> Any:
+    """What comes of it where rounding alone came to this level of int2, int3, int4, int6, int8 and float16."""
+    fitted = [weight.at(min(level, len(weight.widths) - 1)) for weight in weights_of(bench, merged, "int2")]
+    need = dict.fromkeys(bench.queries, 0.95)
+    for_bits = ForBits(bench, merged, fitted, need, Journal(), bounds or Bounds(bench.work))
+    states, tried = for_bits.run()
+    return states, tried, {place: one.width for one in for_bits.stored(tried) for place in one.places}
+
+
+def test_whoever_falls_short_gets_its_next_width_and_so_do_those_who_share_it(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" and w == "int2" else 1.0 for q, w in own.items()})
+    states, tried, stored = climbed(bench, tied, 4)
+    assert taught.tried == [dict.fromkeys(bench.queries, "int2"), dict.fromkeys(bench.queries, "int3")]
+    assert set(states) == set(bench.queries) and all(float(state["head.bias"][0]) == 2 for state in states.values())
+    assert [one["ratios"]["q1"] for one in tried] == [0.9, 1.0]
+    assert {stored[query, LAST] for query in bench.queries} == {"int3"}
+
+
+def test_who_shares_nothing_trains_by_itself_and_keeps_what_it_bears(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
+    apart = Merged(SharingPlan(), tied.states)
+    states, _, stored = climbed(bench, apart, 2)
+    assert taught.tried == [{"q0": "int2"}, {"q1": "int2"}, {"q1": "int3"}, {"q2": "int2"}]
+    assert set(states) == {"q0", "q2"}, "q1 as rounding alone left it: what would be next takes as much"
+    assert (stored["q0", LAST], stored["q1", LAST], stored["q2", LAST]) == ("int2", "int4", "int2")
+
+
+def test_nothing_trains_where_it_could_not_take_less_or_no_work_is_left(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = _Taught(monkeypatch, lambda own: dict.fromkeys(own, 1.0))
+    assert climbed(bench, tied, 0)[:2] == ({}, [])
+    assert climbed(bench, tied, 4, Bounds(bench.work, bench.work.total + 1))[:2] == ({}, [])
+    assert not taught.tried
+
+
+def test_a_training_that_diverges_is_no_help(bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(_self: Training) -> float:
+        raise Diverged("q0")
+
+    monkeypatch.setattr(Training, "epoch", diverges)
+    states, tried, stored = climbed(bench, tied, 2)
+    assert not states and len(tried) == 2 and stored["q0", LAST] == "int4"
+
+
+def test_what_bears_no_rounding_bears_training_and_ships_as_it_was_judged(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+        few = any(weight.width in ("int2", "int3") and weight.used_by({query}) for weight in weights)
+        return {"ratio": 0.0 if few else 1.0, "norms": None, "learnt": False}
+
+    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(training_module, "FOR_BITS", replace(SHORT, rate=3e-3, epochs=6, frames_per_epoch=320))
+    originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+    found = fit_widths(bench, originals, "int2", dict.fromkeys(bench.queries, 0.9), Journal(), Bounds(bench.work))
+    assert found["states"] and any("trained" in row for row in found["rows"])
+    rounded = next(row for row in reversed(found["rows"]) if "trained" not in row and row["widened"])
+    last, widths = found["rows"][-1], found["storage"]["widths"]
+    assert sum(last["stored_bytes"].values()) < sum(rounded["stored_bytes"].values())
+    models = tied_models(bench, Merged(originals.plan, {**originals.states, **found["states"]}), bench.queries)
+    store(models, Storage(**found["storage"]))
+    for query in found["states"]:
+        assert widths[query][LAST] in ("int2", "int3")
+        assert (
+            bench.ratio(query, models[query]) == pytest.approx(last["ratios"][query]) and last["ratios"][query] >= 0.9
+        )
