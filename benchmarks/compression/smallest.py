@@ -103,8 +103,9 @@ def smallest(bench: Workbench, merged: Merged, weights: Any) -> dict[str, Any]:
     return {
         "before_bytes": counts.before,
         "bytes": counts.after,
-        "stored_bytes": found["rows"][-1]["stored_bytes"],
+        "stored_bytes": found["stored_bytes"],
         "rounds": len(found["rows"]),
+        "trained": sorted(found["states"]),
         "seconds": round(time.monotonic() - started, 1),
         "queries": [{"id": query, **one.to_json()} for query, one in evidence.items()],
     }

@@ -1,8 +1,8 @@
 """The width of every weight of a merge: the fewest bits that all the queries that use it can bear, on val.
 
 At first everything is stored in the fewest bits that were asked for. A query that falls short has its norms measured
-again, then trained alone (merger.widths.learning). While it still does, some of its weights become wider, step by step
-up to float32: those first whose rounding moves the inputs of its heads most per byte that is given back, and as few as
+again, then trained alone (merger.widths.learning). Where one still does, all that share with it train for their bits
+(merger.widths.training); and some of its weights become wider, as long as that takes less, step by step up to float32: those first whose rounding moves the inputs of its heads most per byte that is given back, and as few as
 do (by bisection). A weight that is shared widens for all who share it. What was met with wide weights is met in the
 end: wide weights are the last step.
 """
@@ -10,7 +10,7 @@ end: wide weights are the last step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,8 @@ TRAININGS = 2
 def fit_widths(
     bench: Workbench, merged: Merged, width: Width, required: Mapping[str, float], journal: Journal, bounds: Bounds
 ) -> dict[str, Any]:
-    """The `storage` (plain) of what is merged for the `width` asked for, log `rows`, and `states` of those who trained.
+    """The `storage` (plain) of what is merged for the `width` asked for, the `states` of those who trained for it, the
+    `stored_bytes` by width, and log `rows`.
 
     Once the bounds are over, all weights of a query that falls short are widened at once.
     """
@@ -52,7 +53,7 @@ def fit_widths(
 
 def packed_bytes(found: Mapping[str, Any]) -> int:
     """The bytes of all weights that may be stored in fewer bits, as a search `found` them, each once."""
-    return sum(found["rows"][-1]["stored_bytes"].values())
+    return sum(found["stored_bytes"].values())
 
 
 def most_work(bench: Workbench) -> float:
@@ -74,6 +75,28 @@ def _as_it_is(ratio: float) -> dict[str, Any]:
     return {"ratio": ratio, "norms": None, "learnt": False}
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """How the weights of a party are stored, norms that changed, the states of who trained for it, and log rows."""
+
+    weights: list[Weight]
+    norms: dict[str, State]
+    states: dict[str, State]
+    rows: list[dict[str, Any]]
+
+
+def _nbytes(weights: Sequence[Weight]) -> int:
+    return sum(weight.nbytes for weight in weights)
+
+
+def _by_width(weights: Sequence[Weight]) -> dict[str, int]:
+    sizes = dict[str, int]()
+    for weight in weights:
+        stored = weight.width or FP32
+        sizes[stored] = sizes.get(stored, 0) + weight.nbytes
+    return sizes
+
+
 @dataclass
 class _Search:
     bench: Workbench
@@ -86,44 +109,55 @@ class _Search:
     """The norms that each query learnt last."""
 
     def run(self, asked_for: Width) -> dict[str, Any]:
-        """Widen until every query keeps what it needs."""
-        bench = self.bench
-        wide = {query: self.journal.step(f"wide {query}", partial(self._wide, query)) for query in bench.queries}
+        """Fit the weights of those who share with each other, one such party after the other."""
+        weights, done = weights_of(self.bench, self.merged, asked_for), set[str]()
+        fitted, norms, states, rows = list[Weight](), dict[str, State](), dict[str, State](), list[dict[str, Any]]()
+        for query in self.bench.queries:
+            if query in done:
+                continue
+            party = sorted(self.merged.plan.tied_to([query]))
+            done |= set(party)
+            found = self._fitted(asked_for, [one for one in weights if one.used_by(set(party))], party)
+            fitted += found.weights
+            states |= found.states
+            rows += found.rows
+            norms |= found.norms
+        storage = Storage(widths_of(fitted), norms).to_plain()
+        return {"storage": storage, "rows": rows, "states": states, "stored_bytes": _by_width(fitted)}
+
+    def _fitted(self, asked_for: Width, weights: list[Weight], party: list[str]) -> _Fitted:
+        """The weights of a party in as few bits as all bear: rounded, or trained where that takes less."""
+        wide = {query: self.journal.step(f"wide {query}", partial(self._wide, query)) for query in party}
         need = {
-            query: needed(bench.queries[query].accuracy_target, self.required[query], ratio)
+            query: needed(self.bench.queries[query].accuracy_target, self.required[query], ratio)
             for query, ratio in wide.items()
         }
-        weights = weights_of(bench, self.merged, asked_for)
-        found = self._judge(weights, list(bench.queries), need)
-        rows = [self._row(asked_for, weights, found, need, [])]
+        found = self._judge(weights, party, need)
+        rows, trained = [self._row(asked_for, weights, found, need)], None
+        if any(one["ratio"] < need[query] for query, one in found.items()):
+            trained = self._trained(asked_for, weights, need, rows)
         while short := {query for query, one in found.items() if one["ratio"] < need[query]}:
+            if trained is not None and _nbytes(weights) >= _nbytes(trained.weights):
+                return replace(trained, rows=[*rows, trained.rows[-1]])
             weights, widened, again = self._widened(weights, short, need)
             found |= again
             touched = {query for weight in widened for query, _ in weight.places}
             found |= self._judge(weights, sorted(touched - set(again)), need)
             rows.append(self._row(asked_for, weights, found, need, widened))
-        states, weights = self._trained(asked_for, weights, found, need, rows)
-        norms = {query: one["norms"] for query, one in found.items() if one["norms"]}
-        return {"storage": Storage(widths_of(weights), norms).to_plain(), "rows": rows, "states": states}
+        return _Fitted(weights, {query: one["norms"] for query, one in found.items() if one["norms"]}, {}, rows)
 
     def _trained(
-        self, asked_for: Width, weights: list[Weight], found: dict[str, Any], need: Mapping[str, float], rows: list[Any]
-    ) -> tuple[dict[str, State], list[Weight]]:
-        """The states of those whom training for their bits brought to less, and how all weights are stored then.
-
-        `found` and `rows` hear of it.
-        """
-        for_bits = ForBits(self.bench, self.merged, weights, need, self.journal, self.bounds)
-        states, tried = for_bits.run()
-        for one in tried:
+        self, asked_for: Width, weights: Sequence[Weight], need: Mapping[str, float], rows: list[dict[str, Any]]
+    ) -> _Fitted | None:
+        """What training a party for its bits came to, None where that was not enough; `rows` hear of each try."""
+        party = sorted(need)
+        training = ForBits(self.bench, self.merged, party, need, self.journal, self.bounds)
+        found = self.journal.step(f"bits of {party[0]}", partial(training.run, weights))
+        for one in found["tried"]:
+            weights = [weight.at(level) for weight, level in zip(weights, one["levels"], strict=True)]
             now = {query: _as_it_is(ratio) for query, ratio in one["ratios"].items()}
-            rows.append({**self._row(asked_for, for_bits.at(one), now, need, []), "trained": one["queries"]})
-            if one["queries"][0] in states:
-                found |= now
-        if states:
-            weights = for_bits.stored(tried)
-            rows.append(self._row(asked_for, weights, found, need, []))
-        return states, weights
+            rows.append({**self._row(asked_for, weights, now, need), "trained": party})
+        return _Fitted(list(weights), {}, found["states"], list(rows)) if found["states"] else None
 
     def _widened(
         self, weights: Sequence[Weight], short: set[str], need: Mapping[str, float]
@@ -250,16 +284,12 @@ class _Search:
         weights: Sequence[Weight],
         found: Mapping[str, Any],
         need: Mapping[str, float],
-        widened: Sequence[Weight],
+        widened: Sequence[Weight] = (),
     ) -> dict[str, Any]:
         """A row of the log: how everything is stored now and how the queries do."""
         ratios = {query: one["ratio"] for query, one in found.items()}
-        sizes = dict[str, int]()
-        for weight in weights:
-            stored = weight.width or FP32
-            sizes[stored] = sizes.get(stored, 0) + weight.nbytes
         row = {
-            "width": asked_for, "stored_bytes": sizes, "ratios": ratios,
+            "width": asked_for, "stored_bytes": _by_width(weights), "ratios": ratios,
             "widened": [f"{weight.places[0][0]}: {weight.places[0][1]}" for weight in widened],
             "in_the_way": [query for query, ratio in ratios.items() if ratio < need[query]],
             "norms_again": [query for query, one in found.items() if one["norms"] and not one["learnt"]],

@@ -160,7 +160,7 @@ class _Fake:
 @pytest.fixture
 def search(bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict, list[dict]]]:
     """Store the tied models, none of them trained for that; returns how they are stored and the log."""
-    monkeypatch.setattr(search_module.ForBits, "run", lambda _self: ({}, []))
+    monkeypatch.setattr(search_module.ForBits, "run", lambda *_: {"states": {}, "tried": []})
 
     def run(bounds: Bounds | None = None, asked_for: Width = "int8") -> tuple[dict, list[dict]]:
         required = dict.fromkeys(bench.queries, 0.975)

@@ -22,6 +22,7 @@ from merger.widths.rounding import Rounded
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
 from merger.widths.training import ForBits
+from models.parts.terms import BITS
 from models.parts.widths import packed
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -105,8 +106,8 @@ class _Taught:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ratios: Any) -> None:
         self.tried: list[dict[str, str | None]] = []
 
-        def trained(_self: ForBits, queries: list[str], states: Any, weights: Sequence[Weight]) -> dict[str, Any]:
-            own = {query: next(w.width for w in weights if (query, LAST) in w.places) for query in queries}
+        def trained(self_: ForBits, states: Any, weights: Sequence[Weight]) -> dict[str, Any]:
+            own = {query: next(w.width for w in weights if (query, LAST) in w.places) for query in self_.queries}
             self.tried.append(own)
             after = {query: {**states[query], "head.bias": torch.full((2,), float(len(self.tried)))} for query in own}
             return {"ratios": ratios(own), "states": after, "wide": {query: {} for query in own}}
@@ -114,43 +115,37 @@ class _Taught:
         monkeypatch.setattr(ForBits, "_trained", trained)
 
 
-def climbed(bench: Workbench, merged: Merged, level: int, bounds: Bounds | None = None) -> Any:
-    """What comes of it where rounding alone came to this level of int2, int3, int4, int6, int8 and float16."""
-    fitted = [weight.at(min(level, len(weight.widths) - 1)) for weight in weights_of(bench, merged, "int2")]
-    need = dict.fromkeys(bench.queries, 0.95)
-    for_bits = ForBits(bench, merged, fitted, need, Journal(), bounds or Bounds(bench.work))
-    states, tried = for_bits.run()
-    return states, tried, {place: one.width for one in for_bits.stored(tried) for place in one.places}
+def trained(bench: Workbench, merged: Merged, bounds: Bounds | None = None) -> dict[str, Any]:
+    for_bits = ForBits(
+        bench, merged, list(bench.queries), dict.fromkeys(bench.queries, 0.95), Journal(), bounds or Bounds(bench.work)
+    )
+    return for_bits.run(weights_of(bench, merged, "int2"))
 
 
 def test_whoever_falls_short_gets_its_next_width_and_so_do_those_who_share_it(
     bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" and w == "int2" else 1.0 for q, w in own.items()})
-    states, tried, stored = climbed(bench, tied, 4)
+    found = trained(bench, tied)
     assert taught.tried == [dict.fromkeys(bench.queries, "int2"), dict.fromkeys(bench.queries, "int3")]
-    assert set(states) == set(bench.queries) and all(float(state["head.bias"][0]) == 2 for state in states.values())
-    assert [one["ratios"]["q1"] for one in tried] == [0.9, 1.0]
-    assert {stored[query, LAST] for query in bench.queries} == {"int3"}
+    assert set(found["states"]) == set(bench.queries)
+    assert all(float(state["head.bias"][0]) == 2 for state in found["states"].values())
+    assert [one["ratios"]["q1"] for one in found["tried"]] == [0.9, 1.0]
 
 
-def test_who_shares_nothing_trains_by_itself_and_keeps_what_it_bears(
+def test_what_does_not_bear_four_bits_is_left_to_rounding(
     bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
-    apart = Merged(SharingPlan(), tied.states)
-    states, _, stored = climbed(bench, apart, 2)
-    assert taught.tried == [{"q0": "int2"}, {"q1": "int2"}, {"q1": "int3"}, {"q2": "int2"}]
-    assert set(states) == {"q0", "q2"}, "q1 as rounding alone left it: what would be next takes as much"
-    assert (stored["q0", LAST], stored["q1", LAST], stored["q2", LAST]) == ("int2", "int4", "int2")
+    assert trained(bench, tied)["states"] == {}
+    assert [own["q1"] for own in taught.tried] == ["int2", "int3", "int4"]
 
 
-def test_nothing_trains_where_it_could_not_take_less_or_no_work_is_left(
+def test_nothing_trains_that_there_is_no_work_for(
     bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught = _Taught(monkeypatch, lambda own: dict.fromkeys(own, 1.0))
-    assert climbed(bench, tied, 0)[:2] == ({}, [])
-    assert climbed(bench, tied, 4, Bounds(bench.work, bench.work.total + 1))[:2] == ({}, [])
+    assert trained(bench, tied, Bounds(bench.work, bench.work.total + 1)) == {"states": {}, "tried": []}
     assert not taught.tried
 
 
@@ -159,8 +154,31 @@ def test_a_training_that_diverges_is_no_help(bench: Workbench, tied: Merged, mon
         raise Diverged("q0")
 
     monkeypatch.setattr(Training, "epoch", diverges)
-    states, tried, stored = climbed(bench, tied, 2)
-    assert not states and len(tried) == 2 and stored["q0", LAST] == "int4"
+    found = trained(bench, tied)
+    assert not found["states"] and len(found["tried"]) == 3
+
+
+@pytest.mark.parametrize(("bears", "stored"), [("int2", "int2"), ("int3", "int3"), ("int6", "int4")])
+def test_what_takes_less_is_stored_rounded_or_trained(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, bears: str, stored: str
+) -> None:
+    """Rounded, these bear four bits."""
+
+    def judged(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+        few = any(weight.width in ("int2", "int3") and weight.used_by({query}) for weight in weights)
+        return {"ratio": 0.0 if few else 1.0, "norms": None, "learnt": False}
+
+    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
+    _Taught(monkeypatch, lambda own: {q: 1.0 if list(BITS).index(w) >= list(BITS).index(bears) else 0.5
+                                      for q, w in own.items()})  # fmt: skip
+    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), Journal(), Bounds(bench.work))
+    assert {own[LAST] for own in found["storage"]["widths"].values()} == {stored}
+    assert (set(found["states"]) == set(bench.queries)) == (stored != "int4")
+    assert found["rows"][-1]["stored_bytes"] == found["stored_bytes"] and not found["rows"][-1]["in_the_way"]
+    assert [row["width"] for row in found["rows"]] == ["int2"] * len(found["rows"])
+    tries = sum("trained" in row for row in found["rows"])
+    assert tries == {"int2": 2, "int3": 3, "int4": 3}[stored] or tries == {"int2": 1}.get(stored)
 
 
 def test_what_bears_no_rounding_bears_training_and_ships_as_it_was_judged(
@@ -175,13 +193,10 @@ def test_what_bears_no_rounding_bears_training_and_ships_as_it_was_judged(
     originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
     found = fit_widths(bench, originals, "int2", dict.fromkeys(bench.queries, 0.9), Journal(), Bounds(bench.work))
     assert found["states"] and any("trained" in row for row in found["rows"])
-    rounded = next(row for row in reversed(found["rows"]) if "trained" not in row and row["widened"])
-    last, widths = found["rows"][-1], found["storage"]["widths"]
-    assert sum(last["stored_bytes"].values()) < sum(rounded["stored_bytes"].values())
+    widths = found["storage"]["widths"]
+    last = {query: ratio for row in found["rows"] for query, ratio in row["ratios"].items()}
     models = tied_models(bench, Merged(originals.plan, {**originals.states, **found["states"]}), bench.queries)
     store(models, Storage(**found["storage"]))
     for query in found["states"]:
         assert widths[query][LAST] in ("int2", "int3")
-        assert (
-            bench.ratio(query, models[query]) == pytest.approx(last["ratios"][query]) and last["ratios"][query] >= 0.9
-        )
+        assert 0.9 <= last[query] == pytest.approx(bench.ratio(query, models[query]))
