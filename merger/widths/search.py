@@ -1,10 +1,11 @@
 """The width of every weight of a merge: the fewest bits that all the queries that use it can bear, on val.
 
-At first everything is stored in the fewest bits that were asked for. A query that falls short has its norms measured
-again, then trained alone (merger.widths.learning). Where one still does, all that share with it train for their bits
-(merger.widths.training); and some of its weights become wider, as long as that takes less, step by step up to float32: those first whose rounding moves the inputs of its heads most per byte that is given back, and as few as
-do (by bisection). A weight that is shared widens for all who share it. What was met with wide weights is met in the
-end: wide weights are the last step.
+Queries that share are fitted together, one such party after the other. At first everything is stored in the fewest bits
+that were asked for. A query that falls short has its norms measured again, then trained alone (merger.widths.learning).
+Where one still does, the party trains for its bits (merger.widths.training), and some weights become wider as long as
+that takes less, step by step up to float32: those first whose rounding moves the inputs of its heads most per byte that
+is given back, and as few as do (by bisection). A weight that is shared widens for all who share it. What was met with
+wide weights is met in the end: wide weights are the last step.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from torch import Tensor, nn
 
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, State
+from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching
 from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes
 from merger.widths.learning import most_work as work_of_learning
 from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
-from merger.widths.training import ForBits
+from merger.widths.training import FOR_BITS, ForBits
 from models.parts.terms import BITS, FP32, Width
 from models.parts.widths import packed
 
@@ -37,7 +39,7 @@ FRAMES = 16
 ROUNDS = 12
 """Every query is judged about so often at most: with wide weights, in each width, and in a bisection."""
 TRAININGS = 2
-"""And trained about as long as this many times at first: in each width, and in a bisection."""
+"""And trained about as long as this many times at first, its norms alone and all for their bits: in each width."""
 
 
 def fit_widths(
@@ -59,7 +61,8 @@ def packed_bytes(found: Mapping[str, Any]) -> int:
 def most_work(bench: Workbench) -> float:
     """About what the search takes at most."""
     judged = sum(bench.work.of(query) * len(bench.val[query.id]) for query in bench.queries.values())
-    return ROUNDS * judged + TRAININGS * sum(work_of_learning(bench, query) for query in bench.queries)
+    alone = sum(work_of_learning(bench, query) for query in bench.queries)
+    return ROUNDS * judged + TRAININGS * (alone + training_flops(bench, list(bench.queries), FOR_BITS))
 
 
 def needed(target: float, required: float, reached: float) -> float:
