@@ -32,17 +32,10 @@ class Rounded:
         self._wide = [parameter.detach().clone() for parameter in self._widths]
         self._scales = list[Tensor | None]()
         self._round()
+        self.after_step: Callable[[], None] = lambda: None
+        training.after_step = self._told
         training.optimiser.register_step_pre_hook(lambda *_: self._widen())
         training.optimiser.register_step_post_hook(lambda *_: self._stepped())
-
-    @property
-    def after_step(self) -> Callable[[], None]:
-        """Called after each step."""
-        return self.training.after_step
-
-    @after_step.setter
-    def after_step(self, called: Callable[[], None]) -> None:
-        self.training.after_step = called
 
     def wide(self) -> dict[str, dict[str, Tensor]]:
         """Query -> name -> a copy of the weight that a step would move, of those that are rounded."""
@@ -66,6 +59,9 @@ class Rounded:
     def _widen(self) -> None:
         for parameter, wide in zip(self._widths, self._wide, strict=True):
             parameter.copy_(wide)
+
+    def _told(self) -> None:
+        self.after_step()
 
     def _stepped(self) -> None:
         """A step was taken; the training counts it only after that."""
