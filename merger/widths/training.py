@@ -22,7 +22,7 @@ from merger.training.recipe import Recipe
 from merger.widths.rounding import Rounded
 from merger.widths.storing import Weight, tied_models, widths_of
 
-FOR_BITS = Recipe(rate=2e-4, epochs=8, frames_per_epoch=512, features=1.0)
+FOR_BITS = Recipe(rate=2e-4, epochs=8, frames_per_epoch=512, features=1.0, private=1.0)
 """How models are trained for their bits: as long as a hard merge's first sprint, at the gentler of its rates."""
 WIDTHS = 3
 """So many are tried at most: what does not bear four bits trained takes more as it is."""
