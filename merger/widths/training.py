@@ -63,18 +63,21 @@ class ForBits:
     def _trained(self, states: Mapping[str, State], weights: Sequence[Weight]) -> dict[str, Any]:
         """The ratios on val after a training with these weights rounded, the states, and the weights not rounded."""
         bench, plan, queries = self.bench, self.merged.plan, list(self.queries)
-        begun = {query: dict(states[query]) for query in queries}
+        nothing = {"ratios": dict.fromkeys(queries, 0.0), "states": {query: dict(states[query]) for query in queries},
+                   "wide": {query: {} for query in queries}}  # fmt: skip
         models = tied_models(bench, Merged(plan, states), queries)
         training = bench.training(models, FOR_BITS, (), plan)
         rounded = Rounded(training, widths_of(weights))
         self.journal.training("training", rounded)
         try:
-            while training.epochs < training.recipe.epochs:
+            while training.epochs < FOR_BITS.epochs:
+                if self.bounds.over:
+                    return nothing
                 training.epoch()
                 loss = training.loss
                 bench.progress("epoch", queries=queries, epoch=training.epochs, epochs=FOR_BITS.epochs, loss=loss)
         except Diverged:
-            return {"ratios": dict.fromkeys(queries, 0.0), "states": begun, "wide": {query: {} for query in queries}}
+            return nothing
         settling = SETTLING_FRAMES if training.step < SETTLED else 0
         ratios = judge_all(bench, self.journal, "judged", models, plan, settling)
         return {"ratios": ratios, "states": snapshots(models), "wide": rounded.wide()}

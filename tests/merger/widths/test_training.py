@@ -149,6 +149,21 @@ def test_nothing_trains_that_there_is_no_work_for(
     assert not taught.tried
 
 
+def test_a_training_whose_time_is_over_ends_with_an_epoch_and_is_no_help(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, epochs = [0.0], []
+
+    def passes(training: Training) -> None:
+        epochs.append(training.step)
+        training.step += training.steps
+        now[0] += 10
+
+    monkeypatch.setattr(Training, "epoch", passes)
+    found = trained(bench, tied, Bounds(bench.work, ends=15.0, clock=lambda: now[0]))
+    assert len(epochs) == 2 and not found["states"] and len(found["tried"]) == 1
+
+
 def test_a_training_that_diverges_is_no_help(bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverges(_self: Training) -> float:
         raise Diverged("q0")
