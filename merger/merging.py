@@ -257,18 +257,27 @@ def _stored_as(
         instead = fitted(f"{name} alone", alone)
         if packed_bytes(instead) < packed_bytes(chosen):
             bench.progress("warning", text="the originals in their fewest bits take less: nothing else is shared")
-            rows = [
-                {"query": query, "repair": LEAVES, "after": ALONE_IS_LESS, "ratio": None,
-                 "required": required[query], "work": bench.work.total}
-                for query in sorted(found.merged.plan.queries() - alone.plan.queries())
-            ]  # fmt: skip
+            rows = _left(bench, sorted(found.merged.plan.queries() - alone.plan.queries()), required)
             for row in rows:
                 checkpoint.note(row)
             found, chosen = _Found(alone, [*found.log, *rows], found.work), instead
     for row in chosen["rows"]:
         checkpoint.note(row)
-    merged = Merged(found.merged.plan, {**found.merged.states, **chosen["states"]})
-    return replace(found, merged=merged), Storage(**chosen["storage"])
+    rows = _left(bench, chosen["left"], required)
+    for row in rows:
+        checkpoint.note(row)
+    plan = found.merged.plan.without(*chosen["left"])
+    merged = Merged(plan, {**found.merged.states, **chosen["states"]})
+    return replace(found, merged=merged, log=[*found.log, *rows]), Storage(**chosen["storage"])
+
+
+def _left(bench: Workbench, queries: Iterable[str], required: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The log's rows of queries that share nothing, for the sake of fewer bits."""
+    return [
+        {"query": query, "repair": LEAVES, "after": ALONE_IS_LESS, "ratio": None, "required": required[query],
+         "work": bench.work.total}
+        for query in queries
+    ]  # fmt: skip
 
 
 def _alone(bench: Workbench, options: MergeOptions) -> Merged:

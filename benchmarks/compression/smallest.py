@@ -92,7 +92,7 @@ def smallest(bench: Workbench, merged: Merged, weights: Any) -> dict[str, Any]:
     started = time.monotonic()
     required = MergeOptions().required(bench)
     found = fit_widths(bench, merged, weights, required, Journal(), Bounds(bench.work))
-    merged = Merged(merged.plan, {**merged.states, **found["states"]})
+    merged = Merged(merged.plan.without(*found["left"]), {**merged.states, **found["states"]})
     models = tied_models(bench, merged, bench.queries)
     stored = store(models, Storage(**found["storage"]))
     evidence = {query: bench.evidence(query, model) for query, model in models.items()}
@@ -105,7 +105,8 @@ def smallest(bench: Workbench, merged: Merged, weights: Any) -> dict[str, Any]:
         "bytes": counts.after,
         "stored_bytes": found["stored_bytes"],
         "rounds": len(found["rows"]),
-        "trained": sorted(found["states"]),
+        "trained": sorted(found["states"].keys() - found["left"]),
+        "left": found["left"],
         "seconds": round(time.monotonic() - started, 1),
         "queries": [{"id": query, **one.to_json()} for query, one in evidence.items()],
     }

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State
+from merger.bench.merged import Merged, State, snapshot
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
@@ -30,6 +30,7 @@ from merger.widths.storing import Storage, Weight, store, tied_models, weights_o
 from merger.widths.training import FOR_BITS, ForBits
 from models.parts.terms import BITS, FP32, Width
 from models.parts.widths import packed
+from models.sharing.plan import SharingPlan
 
 KEPT = 0.99
 """A query that misses what is required with wide weights may lose no more than to this part of what it reaches."""
@@ -86,6 +87,7 @@ class _Fitted:
     norms: dict[str, State]
     states: dict[str, State]
     rows: list[dict[str, Any]]
+    left: list[str] = field(default_factory=list)
 
 
 def _nbytes(weights: Sequence[Weight]) -> int:
@@ -115,6 +117,7 @@ class _Search:
         """Fit the weights of those who share with each other, one such party after the other."""
         weights, done = weights_of(self.bench, self.merged, asked_for), set[str]()
         fitted, norms, states, rows = list[Weight](), dict[str, State](), dict[str, State](), list[dict[str, Any]]()
+        left = list[str]()
         for query in self.bench.queries:
             if query in done:
                 continue
@@ -125,8 +128,11 @@ class _Search:
             states |= found.states
             rows += found.rows
             norms |= found.norms
+            left += found.left
         storage = Storage(widths_of(fitted), norms).to_plain()
-        return {"storage": storage, "rows": rows, "states": states, "stored_bytes": _by_width(fitted)}
+        return {
+            "storage": storage, "rows": rows, "states": states, "left": left, "stored_bytes": _by_width(fitted),
+        }  # fmt: skip
 
     def _fitted(self, asked_for: Width, weights: list[Weight], party: list[str]) -> _Fitted:
         """The weights of a party in as few bits as all bear: rounded, or trained where that takes less."""
@@ -153,14 +159,39 @@ class _Search:
         self, asked_for: Width, weights: Sequence[Weight], need: Mapping[str, float], rows: list[dict[str, Any]]
     ) -> _Fitted | None:
         """What training a party for its bits came to, None where that was not enough; `rows` hear of each try."""
-        party = sorted(need)
-        training = ForBits(self.bench, self.merged, party, need, self.journal, self.bounds)
+        party, alone = sorted(need), partial(self._alone, asked_for)
+        cost = (lambda query: _nbytes(alone(query).weights)) if len(party) > 1 else None
+        training = ForBits(self.bench, self.merged, party, need, self.journal, self.bounds, cost)
         found = self.journal.step(f"bits of {party[0]}", partial(training.run, weights))
         for one in found["tried"]:
-            weights = [weight.at(level) for weight, level in zip(weights, one["levels"], strict=True)]
+            tried = [weight.at(level) for weight, level in zip(weights, one["levels"], strict=True)]
             now = {query: _as_it_is(ratio) for query, ratio in one["ratios"].items()}
-            rows.append({**self._row(asked_for, weights, now, need), "trained": party})
-        return _Fitted(list(weights), {}, found["states"], list(rows)) if found["states"] else None
+            rows.append({**self._row(asked_for, tried, now, need), "trained": party})
+        if not found["states"]:
+            return None
+        left = {query: alone(query) for query in found["left"]}
+        at = [weight.at(level).without(left) for weight, level in zip(weights, found["levels"], strict=True)]
+        stored = [weight for weight in at if weight.places] + [
+            weight for one in left.values() for weight in one.weights
+        ]
+        norms = {query: norms for one in left.values() for query, norms in one.norms.items()}
+        states = {query: one.states.get(query, snapshot(self.bench.originals[query])) for query, one in left.items()}
+        told = [*rows, *(row for one in left.values() for row in one.rows)]
+        return _Fitted(stored, norms, {**found["states"], **states}, told, sorted(left))
+
+    def _alone(self, asked_for: Width, query: str) -> _Fitted:
+        """The weights of a query's original, which shares nothing."""
+        merged = Merged(SharingPlan(), {query: snapshot(self.bench.originals[query])})
+        weights = [one for one in weights_of(self.bench, merged, asked_for) if one.used_by({query})]
+        search = _Search(self.bench, merged, self.required, self.journal, self.bounds)
+
+        def plain() -> dict[str, Any]:
+            found = search._fitted(asked_for, weights, [query])
+            return {**found.__dict__, "weights": [one.level for one in found.weights]}
+
+        found = self.journal.step(f"{query} alone", plain)
+        at = [one.at(level) for one, level in zip(weights, found["weights"], strict=True)]
+        return _Fitted(**{**found, "weights": at})
 
     def _widened(
         self, weights: Sequence[Weight], short: set[str], need: Mapping[str, float]

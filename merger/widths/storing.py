@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,10 @@ class Weight:
     def at(self, level: int) -> Weight:
         """The same in another width."""
         return replace(self, level=level)
+
+    def without(self, queries: Collection[str]) -> Weight:
+        """The same where none of these queries has it."""
+        return replace(self, places=tuple(place for place in self.places if place[0] not in queries))
 
     def used_by(self, queries: set[str]) -> bool:
         """Whether it stands in any of these models."""

@@ -1,12 +1,13 @@
 """Fewer bits than rounding bears: models that share train together, with every weight as it will be stored.
 
-Training begins in the fewest bits that are asked for. Who falls short then gets its weights, shared ones for all, one
-step wider, and all train again from where they stood.
+Training begins in the fewest bits that are asked for. Who falls short then may leave, if its original takes little; or
+it gets its weights, shared ones for all, one step wider, and all train again from where they stood.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +31,10 @@ WIDTHS = 3
 
 @dataclass(frozen=True)
 class ForBits:
-    """The training of queries that share for as few bits as all bear; `need` as ratios on val."""
+    """The training of queries that share for as few bits as all bear; `need` as ratios on val.
+
+    Whoever falls short may leave the others: `alone` says what its original takes then, None that nobody may.
+    """
 
     bench: Workbench
     merged: Merged
@@ -38,27 +42,43 @@ class ForBits:
     need: Mapping[str, float]
     journal: Journal
     bounds: Bounds
+    alone: Callable[[str], int] | None = None
 
     def run(self, weights: Sequence[Weight]) -> dict[str, Any]:
-        """The `states` once all have what they need, empty where they do not come to it, and what was `tried`: each the
-        `levels` of the weights and the `ratios`. Plain values and tensors.
+        """What takes least of what was `tried`, the `levels` and `ratios` of each training: the `states` of those who
+        have what they need then, none where nobody has, the `levels` of their weights, and who `left`.
+
+        Plain values and tensors.
         """
         levels, tried = [0] * len(weights), list[dict[str, Any]]()
         states: Mapping[str, State] = self.merged.states
+        best: dict[str, Any] = {"states": {}, "levels": levels, "left": [], "nbytes": math.inf}
         while len(tried) < WIDTHS:
+            now = [one.at(level) for one, level in zip(weights, levels, strict=True)]
+            if sum(one.nbytes for one in now) >= best["nbytes"]:
+                break
             if self.bounds.over or training_flops(self.bench, self.queries, FOR_BITS) > self.bounds.work_left:
                 break
-            train = partial(self._trained, states, [one.at(at) for one, at in zip(weights, levels, strict=True)])
-            found = self.journal.step(f"bits {len(tried)}", train)
+            found = self.journal.step(f"bits {len(tried)}", partial(self._trained, states, now))
             tried.append({"levels": levels, "ratios": found["ratios"]})
             short = {query for query, ratio in found["ratios"].items() if ratio < self.need[query]}
+            stay = set(self.queries) - short
+            if (nbytes := self._nbytes(now, stay, short)) < best["nbytes"]:
+                kept = {query: found["states"][query] for query in sorted(stay)}
+                best = {"states": kept, "levels": levels, "left": sorted(short), "nbytes": nbytes}
             if not short:
-                return {"states": found["states"], "tried": tried}
+                break
             states = {query: {**state, **found["wide"][query]} for query, state in found["states"].items()}
             levels = [
                 min(at + one.used_by(short), len(one.widths) - 1) for one, at in zip(weights, levels, strict=True)
             ]
-        return {"states": {}, "tried": tried}
+        return {**best, "tried": tried}
+
+    def _nbytes(self, weights: Sequence[Weight], stay: set[str], short: set[str]) -> float:
+        """What those who stay take together, and those who leave alone."""
+        if not stay or (short and self.alone is None):
+            return math.inf
+        return sum(one.nbytes for one in weights if one.used_by(stay)) + sum(map(self.alone or len, sorted(short)))
 
     def _trained(self, states: Mapping[str, State], weights: Sequence[Weight]) -> dict[str, Any]:
         """The ratios on val after a training with these weights rounded, the states, and the weights not rounded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -115,10 +115,11 @@ class _Taught:
         monkeypatch.setattr(ForBits, "_trained", trained)
 
 
-def trained(bench: Workbench, merged: Merged, bounds: Bounds | None = None) -> dict[str, Any]:
-    for_bits = ForBits(
-        bench, merged, list(bench.queries), dict.fromkeys(bench.queries, 0.95), Journal(), bounds or Bounds(bench.work)
-    )
+def trained(
+    bench: Workbench, merged: Merged, bounds: Bounds | None = None, alone: Callable[[str], int] | None = None
+) -> dict[str, Any]:
+    need = dict.fromkeys(bench.queries, 0.95)
+    for_bits = ForBits(bench, merged, list(need), need, Journal(), bounds or Bounds(bench.work), alone)
     return for_bits.run(weights_of(bench, merged, "int2"))
 
 
@@ -141,11 +142,43 @@ def test_what_does_not_bear_four_bits_is_left_to_rounding(
     assert [own["q1"] for own in taught.tried] == ["int2", "int3", "int4"]
 
 
+@pytest.mark.parametrize(("takes", "tries"), [(0, 1), (5000, 2), (10**9, 3)])
+def test_who_takes_less_alone_leaves_the_others(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, takes: int, tries: int
+) -> None:
+    taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
+    found = trained(bench, tied, alone=lambda _query: takes)
+    assert len(taught.tried) == tries, "as long as the others' weights and that are more than the next width"
+    assert found["left"] == ["q1"] and set(found["states"]) == {"q0", "q2"} and not any(found["levels"])
+
+
+def test_who_leaves_is_stored_as_its_original_bears_it(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+        shared = any(len(weight.places) > 1 for weight in weights)
+        return {"ratio": 0.0 if shared else 1.0, "norms": None, "learnt": False}
+
+    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
+    _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
+    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), Journal(), Bounds(bench.work))
+    assert found["left"] == ["q1"] and set(found["states"]) == {"q0", "q1", "q2"}
+    original = bench.originals["q1"].state_dict()
+    assert all(torch.equal(original[name], tensor) for name, tensor in found["states"]["q1"].items())
+    assert {own[LAST] for own in found["storage"]["widths"].values()} == {"int2"}
+    stored = sum(found["stored_bytes"].values())
+    weights = weights_of(bench, tied, "int2")
+    rest = sum(one.nbytes for one in weights if one.used_by({"q0", "q2"}))
+    alone = sum(one.nbytes for one in weights if one.used_by({"q1"}))
+    assert stored == rest + alone
+
+
 def test_nothing_trains_that_there_is_no_work_for(
     bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught = _Taught(monkeypatch, lambda own: dict.fromkeys(own, 1.0))
-    assert trained(bench, tied, Bounds(bench.work, bench.work.total + 1)) == {"states": {}, "tried": []}
+    assert trained(bench, tied, Bounds(bench.work, bench.work.total + 1))["tried"] == []
     assert not taught.tried
 
 
