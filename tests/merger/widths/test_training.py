@@ -142,13 +142,18 @@ def test_what_does_not_bear_four_bits_is_left_to_rounding(
     assert [own["q1"] for own in taught.tried] == ["int2", "int3", "int4"]
 
 
-@pytest.mark.parametrize(("takes", "tries"), [(0, 1), (5000, 2), (10**9, 3)])
+@pytest.mark.parametrize(("tries", "width"), [(1, "int2"), (2, "int3"), (3, "int4")])
 def test_who_takes_less_alone_leaves_the_others(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, takes: int, tries: int
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tries: int, width: str
 ) -> None:
+    """Others are tried as long as the next width of all takes less than the others do and the one that leaves."""
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
+    weights = weights_of(bench, tied, "int2")
+    rest = sum(one.nbytes for one in weights if one.used_by({"q0", "q2"}))
+    level = list(BITS).index(width)
+    takes = 1 + sum(one.at(min(level, len(one.widths) - 1)).nbytes for one in weights) - rest
     found = trained(bench, tied, alone=lambda _query: takes)
-    assert len(taught.tried) == tries, "as long as the others' weights and that are more than the next width"
+    assert len(taught.tried) == tries
     assert found["left"] == ["q1"] and set(found["states"]) == {"q0", "q2"} and not any(found["levels"])
 
 
