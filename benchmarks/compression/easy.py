@@ -5,7 +5,7 @@ Usage: python -m benchmarks.compression.easy WORKLOAD.yaml --json FILE
 All the weights that `gemel merge --weights int2` packs (no heads, no depthwise layers) are rounded to 1, 2, 3 or 4
 bits, and nothing is trained. In one bit a weight is its sign times the mean magnitude of its channel (Rastegari et al.,
 XNOR-Net, ECCV 2016); more bits are those of models.parts.widths. Norms keep their statistics or have them measured
-again on 256 train frames, whichever 512 frames of val prefer. The probe of a classifier is a linear layer on what its
+again on 512 train frames, whichever 512 frames of val prefer. The probe of a classifier is a linear layer on what its
 first norm puts out (after a ReLU, in 4 x 4 places), trained on train, its weight decay chosen on val. All is judged on
 test. FILE keeps a query as soon as it is there, and what is there is not done again.
 """

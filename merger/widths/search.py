@@ -112,6 +112,8 @@ class _Search:
     judged: int = 0
     learnt: dict[str, State] = field(default_factory=dict)
     """The norms that each query learnt last."""
+    originals: dict[str, _Fitted] = field(default_factory=dict)
+    """Those whose bits are known, alone."""
 
     def run(self, asked_for: Width) -> dict[str, Any]:
         """Fit the weights of those who share with each other, one such party after the other."""
@@ -181,6 +183,8 @@ class _Search:
 
     def _alone(self, asked_for: Width, query: str) -> _Fitted:
         """The weights of a query's original, which shares nothing."""
+        if query in self.originals:
+            return self.originals[query]
         merged = Merged(SharingPlan(), {query: snapshot(self.bench.originals[query])})
         weights = [one for one in weights_of(self.bench, merged, asked_for) if one.used_by({query})]
         search = _Search(self.bench, merged, self.required, self.journal, self.bounds)
@@ -191,7 +195,8 @@ class _Search:
 
         found = self.journal.step(f"{query} alone", plain)
         at = [one.at(level) for one, level in zip(weights, found["weights"], strict=True)]
-        return _Fitted(**{**found, "weights": at})
+        self.originals[query] = _Fitted(**{**found, "weights": at})
+        return self.originals[query]
 
     def _widened(
         self, weights: Sequence[Weight], short: set[str], need: Mapping[str, float]

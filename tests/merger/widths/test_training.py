@@ -164,10 +164,18 @@ def test_who_leaves_is_stored_as_its_original_bears_it(
         shared = any(len(weight.places) > 1 for weight in weights)
         return {"ratio": 0.0 if shared else 1.0, "norms": None, "learnt": False}
 
+    fitted, asked = search_module._Search._fitted, list[list[str]]()
+
+    def told(self: Any, width: Any, weights: list[Weight], party: list[str]) -> Any:
+        asked.append(party)
+        return fitted(self, width, weights, party)
+
     monkeypatch.setattr(search_module._Search, "_judged", judged)
     monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
+    monkeypatch.setattr(search_module._Search, "_fitted", told)
     _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
     found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), Journal(), Bounds(bench.work))
+    assert asked == [["q0", "q1", "q2"], ["q1"]], "what it takes alone is found out once"
     assert found["left"] == ["q1"] and set(found["states"]) == {"q0", "q1", "q2"}
     original = bench.originals["q1"].state_dict()
     assert all(torch.equal(original[name], tensor) for name, tensor in found["states"]["q1"].items())
