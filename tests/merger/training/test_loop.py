@@ -66,6 +66,7 @@ def test_averages_of_norms_are_of_more_batches_as_the_rate_falls_and_nobody_is_l
     model, seen = bench.models(["q0"])["q0"], list[float]()
     norm = norms_of(model)[0]
     usual = norm.momentum
+    assert usual is not None
     monkeypatch.setattr(Training, "_learn_all", lambda _self: seen.append(norm.momentum))  # type: ignore[arg-type]
     for teachers in ({"q0": bench.originals["q0"]}, {}):
         training = Training({"q0": model}, bench.train, Recipe(epochs=2, frames_per_epoch=320), Work(), teachers)

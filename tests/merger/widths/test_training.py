@@ -22,7 +22,7 @@ from merger.widths.rounding import Rounded
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
 from merger.widths.training import ForBits
-from models.parts.terms import BITS
+from models.parts.terms import BITS, Width
 from models.parts.widths import packed
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -144,7 +144,7 @@ def test_what_does_not_bear_four_bits_is_left_to_rounding(
 
 @pytest.mark.parametrize(("tries", "width"), [(1, "int2"), (2, "int3"), (3, "int4")])
 def test_who_takes_less_alone_leaves_the_others(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tries: int, width: str
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tries: int, width: Width
 ) -> None:
     """Others are tried as long as the next width of all takes less than the others do and the one that leaves."""
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
@@ -221,7 +221,7 @@ def test_a_training_that_diverges_is_no_help(bench: Workbench, tied: Merged, mon
 
 @pytest.mark.parametrize(("bears", "stored"), [("int2", "int2"), ("int3", "int3"), ("int6", "int4")])
 def test_what_takes_less_is_stored_rounded_or_trained(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, bears: str, stored: str
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, bears: Width, stored: str
 ) -> None:
     """Rounded, these bear four bits."""
 
