@@ -147,9 +147,10 @@ class _Search:
         rows, trained = [self._row(asked_for, weights, found, need)], None
         if any(one["ratio"] < need[query] for query, one in found.items()):
             trained = self._trained(asked_for, weights, need, rows)
+        tried = len(rows)
         while short := {query for query, one in found.items() if one["ratio"] < need[query]}:
             if trained is not None and _nbytes(weights) >= _nbytes(trained.weights):
-                return replace(trained, rows=[*rows, trained.rows[-1]])
+                return replace(trained, rows=[rows[0], *rows[tried:], *trained.rows[1:]])  # what is stored comes last
             weights, widened, again = self._widened(weights, short, need)
             found |= again
             touched = {query for weight in widened for query, _ in weight.places}
