@@ -33,7 +33,7 @@ from merger.report import MergeReport, QueryResult
 from merger.training.fitting import REMEDY, Fitting
 from merger.training.precision import Precisions
 from merger.widths.search import fit_widths, most_work, packed_bytes
-from merger.widths.storing import Storage, residual_bytes, store, tied_models, weights_of
+from merger.widths.storing import Storage, nbytes_of, residual_bytes, store, tied_models, weights_of
 from merger.workers.jobs import using
 from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.errors import InputError
@@ -252,7 +252,7 @@ def _stored_as(
 
     chosen = fitted(name, found.merged)
     alone = _alone(bench, options) if method == "wide" else found.merged
-    least = sum(weight.nbytes for weight in weights_of(bench, alone, width))
+    least = nbytes_of(weights_of(bench, alone, width))
     if found.merged.plan != alone.plan and least < packed_bytes(chosen):
         instead = fitted(f"{name} alone", alone)
         if packed_bytes(instead) < packed_bytes(chosen):

@@ -26,7 +26,7 @@ from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching
 from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes
 from merger.widths.learning import most_work as work_of_learning
-from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
+from merger.widths.storing import Storage, Weight, nbytes_of, store, tied_models, weights_of, widths_of
 from merger.widths.training import FOR_BITS, ForBits
 from models.parts.terms import BITS, FP32, Width
 from models.parts.widths import packed
@@ -90,10 +90,6 @@ class _Fitted:
     left: list[str] = field(default_factory=list)
 
 
-def _nbytes(weights: Sequence[Weight]) -> int:
-    return sum(weight.nbytes for weight in weights)
-
-
 def _by_width(weights: Sequence[Weight]) -> dict[str, int]:
     sizes = dict[str, int]()
     for weight in weights:
@@ -149,7 +145,7 @@ class _Search:
             trained = self._trained(asked_for, weights, need, rows)
         tried = len(rows)
         while short := {query for query, one in found.items() if one["ratio"] < need[query]}:
-            if trained is not None and _nbytes(weights) >= _nbytes(trained.weights):
+            if trained is not None and nbytes_of(weights) >= nbytes_of(trained.weights):
                 return replace(trained, rows=[rows[0], *rows[tried:], *trained.rows[1:]])  # what is stored comes last
             weights, widened, again = self._widened(weights, short, need)
             found |= again
@@ -163,7 +159,7 @@ class _Search:
     ) -> _Fitted | None:
         """What training a party for its bits came to, None where that was not enough; `rows` hear of each try."""
         party, alone = sorted(need), partial(self._alone, asked_for)
-        cost = (lambda query: _nbytes(alone(query).weights)) if len(party) > 1 else None
+        cost = (lambda query: nbytes_of(alone(query).weights)) if len(party) > 1 else None
         training = ForBits(self.bench, self.merged, party, need, self.journal, self.bounds, cost)
         found = self.journal.step(f"bits of {party[0]}", partial(training.run, weights))
         for one in found["tried"]:

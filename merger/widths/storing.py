@@ -79,6 +79,11 @@ class Weight:
         return any(query in queries for query, _ in self.places)
 
 
+def nbytes_of(weights: Iterable[Weight]) -> int:
+    """Bytes of these weights as they are stored."""
+    return sum(weight.nbytes for weight in weights)
+
+
 def store(models: Mapping[str, nn.Module], storage: Storage) -> dict[str, dict[str, Packed]]:
     """Give these models, tied, the weights that their packed tensors widen to, in place; returns those tensors."""
     made: dict[int, Packed] = {}

@@ -21,7 +21,7 @@ from merger.journal.steps import Journal
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from merger.widths.rounding import Rounded
-from merger.widths.storing import Weight, tied_models, widths_of
+from merger.widths.storing import Weight, nbytes_of, tied_models, widths_of
 
 FOR_BITS = Recipe(rate=2e-4, epochs=8, frames_per_epoch=512, features=1.0, private=1.0)
 """How models are trained for their bits: as long as a hard merge's first sprint, at the gentler of its rates."""
@@ -55,7 +55,7 @@ class ForBits:
         best: dict[str, Any] = {"states": {}, "levels": levels, "left": [], "nbytes": math.inf}
         while len(tried) < WIDTHS:
             now = [one.at(level) for one, level in zip(weights, levels, strict=True)]
-            if sum(one.nbytes for one in now) >= best["nbytes"]:
+            if nbytes_of(now) >= best["nbytes"]:
                 break
             if self.bounds.over or training_flops(self.bench, self.queries, FOR_BITS) > self.bounds.work_left:
                 break
@@ -76,9 +76,10 @@ class ForBits:
 
     def _nbytes(self, weights: Sequence[Weight], stay: set[str], short: set[str]) -> float:
         """What those who stay take together, and those who leave alone."""
-        if not stay or (short and self.alone is None):
-            return math.inf
-        return sum(one.nbytes for one in weights if one.used_by(stay)) + sum(map(self.alone or len, sorted(short)))
+        together = nbytes_of(one for one in weights if one.used_by(stay))
+        if not short:
+            return together
+        return together + sum(map(self.alone, sorted(short))) if stay and self.alone is not None else math.inf
 
     def _trained(self, states: Mapping[str, State], weights: Sequence[Weight]) -> dict[str, Any]:
         """The ratios on val after a training with these weights rounded, the states, and the weights not rounded."""
