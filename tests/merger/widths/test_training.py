@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import merger.widths.training as training_module
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
@@ -261,3 +263,33 @@ def test_what_bears_no_rounding_bears_training_and_ships_as_it_was_judged(
     for query in found["states"]:
         assert widths[query][LAST] in ("int2", "int3")
         assert 0.9 <= last[query] == pytest.approx(bench.ratio(query, models[query]))
+
+
+def test_a_search_that_is_killed_in_the_midst_of_a_training_goes_on_there(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(training_module, "FOR_BITS", SHORT)
+    need = dict.fromkeys(bench.queries, 0.0)
+
+    def run(journal: Journal) -> dict[str, Any]:
+        for_bits = ForBits(bench, tied, list(need), need, journal, Bounds(bench.work))
+        return journal.step("bits", lambda: for_bits.run(weights_of(bench, tied, "int3")))
+
+    wanted, step, stopped = run(Journal()), Training._take_step, Checkpoint(tmp_path / "work", {}, False)
+
+    def stops(self: Training) -> None:
+        if self.step == 5:
+            stopped.write()
+            raise KeyboardInterrupt
+        step(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "_take_step", stops)
+        with pytest.raises(KeyboardInterrupt):
+            run(stopped)
+    taken = []
+    monkeypatch.setattr(Training, "_take_step", lambda self: taken.append(self.step) or step(self))
+    again = run(Checkpoint(tmp_path / "work", {}, True))
+    assert taken[0] == 5, "where it stood"
+    for query, state in wanted["states"].items():
+        assert all(torch.equal(tensor, again["states"][query][name]) for name, tensor in state.items())
