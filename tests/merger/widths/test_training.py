@@ -67,6 +67,17 @@ def test_steps_see_rounded_weights_and_move_what_is_not(
     assert model.get_parameter("head.weight").detach().equal(model.get_parameter("head.weight").half().float())
 
 
+def test_small_steps_add_up_and_are_not_rounded_away(
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.SHORT", replace(SHORT, rate=1e-9))
+    one = rounded(bench, tied)
+    before = one.wide()["q1"]
+    one.training.epoch()
+    for name, after in one.wide()["q1"].items():
+        torch.testing.assert_close(after, before[name], atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("width", ["int2", "int3", "int4", "int6", "int8"])
 def test_what_is_judged_is_what_packing_stores(bench: Workbench, tied: Merged, width: Any) -> None:
     one = rounded(bench, tied, width)
