@@ -25,8 +25,8 @@ from models.sharing.plan import SharingPlan, tie
 SPRINTS = (0.75, 2, 4)
 """The epochs of sprints, as parts of those a search gives an attempt."""
 HARD = 0.9
-"""Where a query begins below this part of what is required, or others wait, the first sprint is as long as the second:
-most of what is won comes while the rate falls, and a hard merge wants a long fall."""
+"""Where a query begins below this part of what is required, or others wait, there is one sprint, as long as the second:
+most of what is won comes while the rate falls, a hard merge wants a long fall, and a second one undoes it."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 DEEP = 0.8
@@ -82,11 +82,12 @@ class Sprints:
     def run(self, found: Mapping[str, Any], before: int = 0) -> Trained:
         """Go on from the states and ratios `found`, after so many sprints of those who were merged before all joined.
 
-        Each sprint is half as fast as the one before it. What was `won` before is kept until more is.
+        Each sprint is half as fast as the one before it; a hard merge has one. What was `won` before is kept until more
+        is.
         """
         now, number = self, before
         hard = self.others_wait or self._near(found) < HARD
-        for fallen, part in enumerate((SPRINTS[1], *SPRINTS[1:]) if hard else SPRINTS):
+        for fallen, part in enumerate(SPRINTS[1:2] if hard else SPRINTS):
             if all_met(found["ratios"], self.required):
                 break
             eased = met(found["ratios"], self.required) if number else []
@@ -147,7 +148,7 @@ class Sprints:
 
     def most_work(self) -> float:
         """About what all sprints take at most, and the trials of rates before them."""
-        epochs = sum((*SPRINTS, *SPRINTS[1:2])) * self.recipe.epochs
+        epochs = sum(SPRINTS) * self.recipe.epochs
         flops = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=max(1, round(epochs))))
         return min(flops, self.bounds.work_left)
 
@@ -237,17 +238,15 @@ class Sprints:
     def _epochs(self, wanted: float, eased: Collection[str], joined: bool = False) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun.
 
-        Where others have `joined`, who begin with next to nothing and want a long fall, all that there is work for, if
-        that is not enough for two sprints.
+        Where others have `joined`, who begin with next to nothing and want a long fall, up to twice as many, planned as
+        though nobody was eased.
         """
         queries, one_epoch = self._queries(), replace(self.recipe, epochs=1)
         left = 0.0 if self.bounds.over else self.bounds.work_left
         if not queries:
             return 0
-        most = left / training_flops(self.bench, queries, one_epoch, eased)
-        if joined and (of_all := left / training_flops(self.bench, queries, one_epoch)) < 2 * wanted:
-            return max(int(of_all), int(min(wanted, most)))
-        return int(min(max(1, round(wanted)), most))
+        most = left / training_flops(self.bench, queries, one_epoch, () if joined else eased)
+        return int(min(max(1, round(2 * wanted if joined else wanted)), most))
 
     def _won(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """What holds of the states `found`, as plain values, or what was `won` before where that saves no less."""
