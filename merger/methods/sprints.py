@@ -91,7 +91,7 @@ class Sprints:
             if all_met(found["ratios"], self.required):
                 break
             eased = met(found["ratios"], self.required) if number else []
-            plan = partial(now._epochs, part * self.recipe.epochs, eased, joined=bool(before) and not fallen)
+            plan = partial(now._epochs, part * self.recipe.epochs, eased, joined=bool(before) and hard)
             name = f"epochs of sprint {number + 1} of {len(now._queries())}"  # a merge that goes on keeps to its plan
             epochs = self.checkpoint.step(name, plan)
             if not epochs:

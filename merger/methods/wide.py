@@ -32,6 +32,7 @@ from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
 from merger.methods.early import early_layers, plan_without, tell_early
+from merger.methods.heavy import heavy_first
 from merger.methods.parts import Parts
 from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
@@ -218,19 +219,32 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
     start = checkpoint.step("start", partial(_start, sprints))
-    if later != sprints.plan and start["far"] and "shattered" not in start:
-        sprints = replace(sprints, plan=later, whole=sprints.plan)
-        start = checkpoint.step("start without early layers", partial(_start, sprints, start["apart"]))
-    start = {**start, "won": Merged(SharingPlan(), {}).to_plain()}
     bench.begin(TRAINING, work=sprints.most_work())
+    nothing = Merged(SharingPlan(), {}).to_plain()
     if "shattered" in start:
-        return _adopted(sprints, start, 0)
-    start = {**start, "won": _as_they_are(sprints, start["apart"]).to_plain()}
+        return _adopted(sprints, {**start, "won": nothing}, 0)
+    if later != sprints.plan and start["far"]:
+        sprints = replace(sprints, plan=later, whole=sprints.plan)
+        start = _start_far_off(sprints, start)
+    else:
+        start = {**start, "won": _as_they_are(sprints, start["apart"]).to_plain()}
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
+
+
+def _start_far_off(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
+    """The start without early layers, once deep layers as they are and the heaviest sets are what is won."""
+    checkpoint, own = sprints.checkpoint, start["apart"]
+    won = _as_they_are(sprints, own).to_plain()
+    others = replace(sprints, plan=sprints.plan.without(*start["waits"]))
+    heavy = checkpoint.step("heaviest sets", partial(heavy_first, others, own, won))
+    for row in heavy["rows"]:
+        checkpoint.note({"sprint": 0, **row})
+    found = checkpoint.step("start without early layers", partial(_start, sprints, {**own, **heavy["states"]}))
+    return {**found, "own": own, "won": heavy["won"]}
 
 
 def _as_they_are(sprints: Sprints, own: Mapping[str, State]) -> Merged:
@@ -250,8 +264,8 @@ def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
         sprints.bench.progress("waits", **row)
         sprints.checkpoint.note(row)
     bounds = sprints.bounds.part(FIRST)
-    plan, own = sprints.plan.without(*waits), start["apart"]
-    others = replace(sprints, plan=plan, bounds=bounds, others_wait=True, lost_wait=True, own=own)
+    plan = sprints.plan.without(*waits)
+    others = replace(sprints, plan=plan, bounds=bounds, others_wait=True, lost_wait=True, own=start["own"])
     found = sprints.checkpoint.step("start of the others", partial(_begun, others, start["apart"]))
     return others.run({**found, "won": start["won"]})
 
@@ -281,8 +295,7 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
-    own = start["apart"]
-    all_of_them = replace(sprints, own=own).run({**found, "won": first.won.to_plain()}, first.sprints)
+    all_of_them = replace(sprints, own=start["own"]).run({**found, "won": first.won.to_plain()}, first.sprints)
     return replace(all_of_them, first=first)
 
 
