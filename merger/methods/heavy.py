@@ -33,11 +33,11 @@ def heavy_first(sprints: Sprints, own: Mapping[str, State], won: dict[str, Any])
     """
     bench, plan = sprints.bench, heaviest(sprints)
     recipe = replace(sprints.recipe, epochs=EPOCHS, seed=bench.seed)
-    queries = by_shared_bytes(bench, plan)
+    queries = sorted(plan.queries())
     if sprints.bounds.over or training_flops(bench, queries, recipe) > PART * sprints.bounds.work_left:
         return {"states": {}, "won": won, "rows": []}
-    begins = donated(plan, own, queries[0])
-    models, ratios = tied_and_judged(bench, sprints.checkpoint, plan, sorted(queries), begins)
+    begins = donated(plan, own, by_shared_bytes(bench, sprints.plan)[0])
+    models, ratios = tied_and_judged(bench, sprints.checkpoint, plan, queries, begins)
     begun = {"states": bench.states(models, plan), "ratios": ratios, "won": won}
     found = replace(sprints, plan=plan).sprint(begun, recipe)
     return {key: found[key] for key in ("states", "won", "rows")}

@@ -35,7 +35,7 @@ from merger.methods.early import early_layers, plan_without, tell_early
 from merger.methods.heavy import heavy_first
 from merger.methods.parts import Parts
 from merger.methods.rate import tell
-from merger.methods.sprints import Sprints, Trained
+from merger.methods.sprints import LOST, Sprints, Trained
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
@@ -236,10 +236,15 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
 
 
 def _start_far_off(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
-    """The start without early layers, once deep layers as they are and the heaviest sets are what is won."""
+    """The start without early layers, once deep layers as they are and the heaviest sets are what is won.
+
+    Who is far below with the fewest deep layers of another's has no part in the heaviest sets.
+    """
     checkpoint, own = sprints.checkpoint, start["apart"]
     won = _as_they_are(sprints, own).to_plain()
-    others = replace(sprints, plan=sprints.plan.without(*start["waits"]))
+    took = [(row["takes"], row["ratio"]) for row in checkpoint.log if "takes" in row]
+    near = {query for query, ratio in took if ratio >= LOST * sprints.required[query]}
+    others = replace(sprints, plan=sprints.plan.without(*({query for query, _ in took} - near)))
     heavy = checkpoint.step("heaviest sets", partial(heavy_first, others, own, won))
     for row in heavy["rows"]:
         checkpoint.note({"sprint": 0, **row})

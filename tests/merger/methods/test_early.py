@@ -78,6 +78,7 @@ def test_early_layers_are_apart_where_it_begins_far_off(
 
     monkeypatch.setattr(wide_module, "_start", start)
     monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: Merged(SharingPlan(), {}))
+    monkeypatch.setattr(wide_module, "heavy_first", lambda *_: {"states": {}, "won": None, "rows": []})
     monkeypatch.setattr(Sprints, "run", lambda self, found: _reached(self, self.plan, found["ratios"]))
     trained = wide_module._trained(sprints, later, False)
     assert begun == [(sprints.plan, None), (later, own)][: 2 if far else 1]

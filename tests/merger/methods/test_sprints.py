@@ -20,9 +20,7 @@ from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
 
 
-@pytest.mark.parametrize(
-    ("begins", "ends", "epochs"), [(0.94, 0.85, [3, 8, 16]), (0.8, 0.85, [8]), (0.8, 0.945, [8])]
-)
+@pytest.mark.parametrize(("begins", "ends", "epochs"), [(0.94, 0.85, [3, 8, 16]), (0.8, 0.85, [8]), (0.8, 0.945, [8])])
 def test_a_merge_that_begins_far_off_has_one_long_sprint(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, ends: float, epochs: list[int]
 ) -> None:
