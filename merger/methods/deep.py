@@ -44,10 +44,11 @@ TAKES = "takes deep layers"
 @dataclass(frozen=True)
 class Deep(Parts):
     """Models that take deep layers from those that stand, one after the other, each training as by a `recipe` for all,
-    where there is one.
+    where there is one. Of the `fewest` layers that they could take only, or else of as many as they bear.
     """
 
     recipe: Recipe | None
+    fewest: bool = False
 
     def run(self, standing: Merged, own: Mapping[str, State], takers: Sequence[str]) -> dict[str, Any]:
         """What is `merged` (plain) once each of the takers, beginning from its `own` state, took from those that stand,
@@ -86,7 +87,7 @@ class Deep(Parts):
         kept = self._kept(query, own, shared, list(pairs))
         held, failed, pace = len(kept), -1, 1.0
         reached, why, state = Merged(before.plan, {**before.states, query: own}), (NO_TIME, None), own
-        while held - failed > 1:
+        while held - failed > 1 and not (self.fewest and rows):
             fewest = held == len(kept)
             place = len(kept) - 1 if fewest else (failed + held) // 2
             fits = partial(self._fits, query, now["turns"], pace)

@@ -111,17 +111,18 @@ class Sprints:
         won, alone_last = Merged.from_plain(now._won(found)), found.get("alone", ())
         return Trained(now.plan, found["states"], found["ratios"], self.recipe, alone_last, number, won, own=self.own)
 
-    def took(self, name: str, standing: Merged, takers: Sequence[str], bounds: Bounds, training: bool = True) -> Merged:
+    def took(self, name: str, standing: Merged, takers: Sequence[str], deep: Deep) -> Merged:
         """What is merged once these took deep layers from those that stand; the log has rows of it."""
-        run = partial(self._deep(bounds, training).run, standing, self.own, takers)
+        run = partial(deep.run, standing, self.own, takers)
         found = self.checkpoint.step(name, lambda: self.bench.once(run))
         for row in found["rows"]:
             self.checkpoint.note(row)
         return Merged.from_plain(found["merged"])
 
-    def _deep(self, bounds: Bounds, training: bool) -> Deep:
+    def deep(self, bounds: Bounds, training: bool = True, fewest: bool = False) -> Deep:
+        """How who shares takes deep layers within these bounds."""
         recipe = self.recipe if training else None
-        return Deep(self.bench, self.plan, self.required, self.checkpoint, bounds, recipe)
+        return Deep(self.bench, self.plan, self.required, self.checkpoint, bounds, recipe, fewest)
 
     def _with_deep_layers(self, found: Mapping[str, Any], sprint: int) -> dict[str, Any]:
         """What is won (plain) once those who are below took deep layers from those who have what is required.
@@ -136,13 +137,13 @@ class Sprints:
         states = {query: found["states"][query] for query in standing}
         if not standing:
             nearest = max(takers, key=lambda query: found["ratios"][query] / self.required[query])
-            stand = partial(self._deep(bounds, True).stand, nearest, takers, found["states"][nearest])
+            stand = partial(self.deep(bounds).stand, nearest, takers, found["states"][nearest])
             alone = self.checkpoint.step(f"who gives {name}", lambda: self.bench.once(stand))
             self.checkpoint.note(alone["row"])
             if alone["state"] is None:
                 return self._won(found)
             states, takers = {nearest: alone["state"]}, [query for query in takers if query != nearest]
-        merged = self.took(name, Merged(self.plan.without(*takers), states), takers, bounds)
+        merged = self.took(name, Merged(self.plan.without(*takers), states), takers, self.deep(bounds))
         sharing = {query: merged.states[query] for query in sorted(merged.plan.queries())}
         return self._more(Merged(merged.plan, sharing), found.get("won"))
 

@@ -32,10 +32,10 @@ from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
 from merger.methods.early import early_layers, plan_without, tell_early
-from merger.methods.heavy import heavy_first
 from merger.methods.parts import Parts
+from merger.methods.prelude import prelude
 from merger.methods.rate import tell
-from merger.methods.sprints import LOST, Sprints, Trained
+from merger.methods.sprints import Sprints, Trained
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
@@ -169,7 +169,7 @@ def _joined(sprints: Sprints, merged: Merged, trained: Trained) -> Merged:
     if not left or not sharing or sprints.checkpoint.step("too late to join", lambda: sprints.end.over):
         return merged
     standing = Merged(merged.plan, {query: merged.states[query] for query in sorted(sharing)})
-    joined = replace(sprints, own=trained.own).took("joining", standing, left, sprints.end)
+    joined = replace(sprints, own=trained.own).took("joining", standing, left, sprints.deep(sprints.end))
     return Merged(joined.plan, {**merged.states, **joined.states})
 
 
@@ -218,46 +218,24 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     trials: half an epoch makes nothing better that was solved, whatever the rate.
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
-    start = checkpoint.step("start", partial(_start, sprints))
+    start = checkpoint.step("start", partial(_start, sprints, again=later != sprints.plan))
     bench.begin(TRAINING, work=sprints.most_work())
     nothing = Merged(SharingPlan(), {}).to_plain()
     if "shattered" in start:
         return _adopted(sprints, {**start, "won": nothing}, 0)
-    if later != sprints.plan and start["far"]:
+    far, own = start["far"] and later != sprints.plan, start["apart"]
+    if far:
         sprints = replace(sprints, plan=later, whole=sprints.plan)
-        start = _start_far_off(sprints, start)
-    else:
-        start = {**start, "won": _as_they_are(sprints, start["apart"]).to_plain()}
+    before = prelude(sprints, own, training=far)
+    if far:
+        again = partial(_start, sprints, {**own, **before["states"]})
+        start = {**checkpoint.step("start without early layers", again), "own": own}
+    start = {**start, "won": before["won"]}
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
-
-
-def _start_far_off(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
-    """The start without early layers, once deep layers as they are and the heaviest sets are what is won.
-
-    Who is far below with the fewest deep layers of another's has no part in the heaviest sets.
-    """
-    checkpoint, own = sprints.checkpoint, start["apart"]
-    won = _as_they_are(sprints, own).to_plain()
-    took = [(row["takes"], row["ratio"]) for row in checkpoint.log if "takes" in row]
-    near = {query for query, ratio in took if ratio >= LOST * sprints.required[query]}
-    others = replace(sprints, plan=sprints.plan.without(*({query for query, _ in took} - near)))
-    heavy = checkpoint.step("heaviest sets", partial(heavy_first, others, own, won))
-    for row in heavy["rows"]:
-        checkpoint.note({"sprint": 0, **row})
-    found = checkpoint.step("start without early layers", partial(_start, sprints, {**own, **heavy["states"]}))
-    return {**found, "own": own, "won": heavy["won"]}
-
-
-def _as_they_are(sprints: Sprints, own: Mapping[str, State]) -> Merged:
-    """What is merged where models take deep layers of the one that shares most, and nothing is trained."""
-    giver, *takers = by_shared_bytes(sprints.bench, sprints.plan)
-    standing = Merged(SharingPlan(), {giver: own[giver]})
-    found = replace(sprints, own=own).took("as they are", standing, takers, sprints.bounds, training=False)
-    return Merged(found.plan, {query: found.states[query] for query in sorted(found.plan.queries())})
 
 
 def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
@@ -315,16 +293,21 @@ def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, won, own=own)
 
 
-def _start(sprints: Sprints, apart: Mapping[str, State] | None = None) -> dict[str, Any]:
+def _start(sprints: Sprints, apart: Mapping[str, State] | None = None, again: bool = False) -> dict[str, Any]:
     """What is found before anything is trained: the best start, and who waits, with what they lose.
 
     It is made of models `apart` that have their channels in one order, where these are known. Nobody waits where
-    nothing would be left to share, or where next to nothing is left of any query.
+    nothing would be left to share, or where next to nothing is left of any query. Where a start that is far off is
+    chosen `again`, it is solved only to see whether next to nothing is left.
     """
-    start = _chosen(sprints, apart)
+    start = _chosen(sprints, apart, solving=not again)
+    if again and start.shattered:
+        start = _chosen(sprints, apart)
     found = {"waits": {}, "apart": start.apart, "own": start.own, "far": start.far}
     if start.shattered and apart is None:
         return {**found, "shattered": True}
+    if again and start.far:
+        return found
     if start.far_behind and sprints.plan.without(*start.far_behind).shared:
         return {**found, "waits": start.far_behind}
     return {**found, **_tied(sprints, start)}
@@ -335,9 +318,9 @@ def _begun(sprints: Sprints, apart: Mapping[str, State]) -> dict[str, Any]:
     return _tied(sprints, _chosen(sprints, apart))
 
 
-def _chosen(sprints: Sprints, apart: Mapping[str, State] | None = None) -> Start:
+def _chosen(sprints: Sprints, apart: Mapping[str, State] | None = None, solving: bool = True) -> Start:
     most_work = sprints.checkpoint.step("most work", lambda: CHOICE * sprints.bounds.work_left)
-    return choose_start(sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work)
+    return choose_start(sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work, solving)
 
 
 def _tied(sprints: Sprints, start: Start) -> dict[str, Any]:

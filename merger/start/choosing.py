@@ -76,18 +76,19 @@ def choose_start(
     journal: Journal,
     apart: Mapping[str, State] | None = None,
     most_work: float = math.inf,
+    solving: bool = True,
 ) -> Start:
     """The best start: every set with its members' mean, or with one donor's weight wherever it has one.
 
     It is made of the originals, or of models `apart` that have their channels in one order.
     Each start is tied, and one pass of a few train frames decides, norms as they are or measured again: how much of
-    what goes into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all of
-    its own, and that must not hide that the others begin with nothing. Where they have no common ancestor, the mean of
-    models whose channels were brought into one order is tried too. Where the best is far off, the best mean is tried
-    once more with every tied layer solved by least squares (a donor's weights, which one model knows already, lose by
-    that), and the least is taken. What `most_work` is not enough for is left out, but for the mean. Progress hears of
-    the ancestry and of the error of every start. Several processes judge starts together, each its own queries; the
-    first alone brings channels into one order and solves.
+    what goes into the originals' heads is lost, on the geometric mean of what the queries keep. A donor keeps all
+    of its own, and that must not hide that the others begin with nothing. Where they have no common ancestor, the
+    mean of models whose channels were brought into one order is tried too. Where the best is far off, the best mean
+    is tried once more with every tied layer solved by least squares (a donor's weights, which one model knows
+    already, lose by that), where `solving` is asked for, and the least is taken. What `most_work` is not enough for
+    is left out, but for the mean. Progress hears of the ancestry and of the error of every start. Several processes
+    judge starts together, each its own queries; the first alone brings channels into one order and solves.
     """
     found = snapshots(bench.originals) if apart is None else dict(apart)
     kin = apart is None and bench.once(partial(_have_common_ancestor, bench, plan, found))
@@ -106,7 +107,7 @@ def choose_start(
     errors = {name: judge.errors(name, plan, states) for name, (_, states) in starts.items()}
     best = min(errors, key=lambda name: together(errors[name].values()))
     start = Start(starts[best][1], errors[best], ordered, together(errors[best].values()) > FAR, kin, starts[best][0])
-    if start.far and left >= cost[SOLVED]:
+    if solving and start.far and left >= cost[SOLVED]:
         mean = min(
             (name for name in (MEAN, ALIGNED) if name in starts), key=lambda name: together(errors[name].values())
         )

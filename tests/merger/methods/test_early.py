@@ -71,13 +71,14 @@ def test_early_layers_are_apart_where_it_begins_far_off(
     own = snapshots(sprints.bench.originals)
     begun: list[tuple[SharingPlan, object]] = []
 
-    def start(now: Sprints, given: object = None) -> dict:
+    def start(now: Sprints, given: object = None, again: bool = False) -> dict:
+        assert again == (given is None), "it is solved where nothing else is chosen"
         begun.append((now.plan, given))
         found = {"waits": waits if given is None else {}, "apart": own, "own": own, "far": far}
         return {**found, "states": own, "ratios": dict.fromkeys(now.required, 0.9)}
 
     monkeypatch.setattr(wide_module, "_start", start)
-    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: Merged(SharingPlan(), {}))
+    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_, **__: Merged(SharingPlan(), {}))
     monkeypatch.setattr(wide_module, "heavy_first", lambda *_: {"states": {}, "won": None, "rows": []})
     monkeypatch.setattr(Sprints, "run", lambda self, found: _reached(self, self.plan, found["ratios"]))
     trained = wide_module._trained(sprints, later, False)
@@ -88,6 +89,6 @@ def test_early_layers_are_apart_where_it_begins_far_off(
 def test_where_all_is_shattered_models_become_parts_of_each_other_early_layers_and_all(
     sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wide_module, "_start", lambda *_: {"far": True, "shattered": True})
+    monkeypatch.setattr(wide_module, "_start", lambda *_, **__: {"far": True, "shattered": True})
     monkeypatch.setattr(wide_module, "_adopted", lambda now, *_: _reached(now, now.plan, {}))
     assert wide_module._trained(sprints, later, False).plan == sprints.plan

@@ -73,22 +73,28 @@ def test_it_takes_no_more_than_a_part_of_the_work(
     assert bool(found["states"]) == enough and found["won"] == NOTHING
 
 
-@pytest.mark.parametrize(("best", "behind"), [(0.82, set()), (0.8, {"q1"})])
+@pytest.mark.parametrize(("best", "behind", "holds"), [(0.82, set(), True), (0.8, {"q1"}, True), (0.82, set(), False)])
 def test_the_start_is_made_of_what_the_heaviest_came_to_without_who_takes_nothing(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, best: float, behind: set[str]
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, best: float, behind: set[str], holds: bool
 ) -> None:
-    def as_they_are(*_: object) -> Merged:
+    own = snapshots(sprints.bench.originals)
+    nothing, as_it_is = Merged(SharingPlan(), {}), Merged(sprints.plan, own)
+
+    def as_they_are(_now: Sprints, begins: object, fewest: bool = False) -> Merged:
+        assert begins is own
+        if not fewest:
+            return as_it_is
         for query, ratio in (("q1", 0.5), ("q1", best), ("q2", 0.96), ("q2", 0.3)):
             sprints.checkpoint.note({"takes": query, "ratio": ratio})
-        return Merged(SharingPlan(), {})
+        return nothing
 
-    own = snapshots(sprints.bench.originals)
+    heavy = Merged(SharingPlan(sprints.plan.shared[:1]), own)
     trained = {"q0": {**own["q0"], "mark": torch.ones(1)}}
     asked: list[Any] = []
 
     def first(now: Sprints, given: object, won: object) -> dict[str, Any]:
         asked.extend([now.plan, given, won])
-        return {"states": trained, "won": {"more": 1}, "rows": [{"epoch": 1}]}
+        return {"states": trained, "won": heavy.to_plain() if holds else won, "rows": [{"epoch": 1}]}
 
     def start(_now: Sprints, given: object) -> dict[str, Any]:
         asked.append(given)
@@ -100,5 +106,6 @@ def test_the_start_is_made_of_what_the_heaviest_came_to_without_who_takes_nothin
     found = wide_module._start_far_off(sprints, {"apart": own})
     assert asked[0] == sprints.plan.without(*behind) and asked[1] is own and asked[2] == NOTHING
     assert "mark" in asked[3]["q0"] and asked[3]["q1"] is own["q1"]
-    assert found["won"] == {"more": 1} and found["own"] is own, "who takes deep layers begins as its original"
+    won = heavy if holds else as_it_is
+    assert found["won"] == won.to_plain() and found["own"] is own, "who takes deep layers begins as its original"
     assert sprints.checkpoint.log[-1] == {"sprint": 0, "epoch": 1}

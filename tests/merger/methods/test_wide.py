@@ -39,7 +39,7 @@ OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision
 def nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody bear any deep layer of another."""
     nothing = Merged(SharingPlan(), {})
-    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_: nothing)
+    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_, **__: nothing)
     monkeypatch.setattr(Sprints, "took", lambda *_, **__: nothing)
 
 
@@ -162,12 +162,12 @@ def _waits(bench: Workbench, monkeypatch: pytest.MonkeyPatch, after: Mapping[str
         marked = {query: {**found["states"][query], "head.bias": torch.full((2,), len(trained))} for query in ratios}
         return {**found, "rows": [], "ratios": ratios, "states": marked}
 
-    def start(_bench: object, _plan: object, _journal: object, apart: Mapping[str, State], _most: float) -> Start:
+    def start(_bench: object, _plan: object, _journal: object, apart: Mapping[str, State], *_: object) -> Start:
         marked.append([query for query, state in apart.items() if set(state["head.bias"].tolist()) == {1.0}])
         return Start(dict(apart), half, dict(apart))
 
     begins = {"waits": {"q1": 0.95}, "apart": states, "own": states}
-    monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
+    monkeypatch.setattr(wide_module, "_start", lambda *_, **__: begins)
     monkeypatch.setattr(Sprints, "sprint", sprint)
     monkeypatch.setattr(wide_module, "choose_start", start)
     return SimpleNamespace(trained=trained, bounds=bounds, marked=marked)
@@ -234,8 +234,8 @@ def test_who_is_lost_after_a_sprint_is_tried_again_once_the_others_are_accepted(
     apart = {query: {**state, "head.bias": torch.full((2,), 7.0)} for query, state in states.items()}
     begins = {"waits": {}, "apart": apart, "own": apart, "states": states, "ratios": dict.fromkeys(bench.queries, 0.94)}
     given: list[dict] = []
-    start = lambda _b, _p, _j, apart, _m: given.append(apart) or Start(apart, {}, apart)  # noqa: E731
-    monkeypatch.setattr(wide_module, "_start", lambda *_: begins)
+    start = lambda _b, _p, _j, apart, *_: given.append(apart) or Start(apart, {}, apart)  # noqa: E731
+    monkeypatch.setattr(wide_module, "_start", lambda *_, **__: begins)
     monkeypatch.setattr(wide_module, "choose_start", start)
     monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
     monkeypatch.setattr(Sprints, "sprint", sprint)
@@ -273,7 +273,7 @@ def test_a_start_may_take_a_part_of_the_work_that_is_left(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []
-    monkeypatch.setattr(wide_module, "choose_start", lambda _b, _p, _j, _a, most: given.append(most))
+    monkeypatch.setattr(wide_module, "choose_start", lambda _b, _p, _j, _a, most, _solving: given.append(most))
     wide_module._chosen(replace(sprints, bounds=Bounds(bench.work, bench.work.total + 4e12)))
     assert given == [pytest.approx(1e12)]
 
@@ -382,7 +382,7 @@ def test_sprints_have_the_rate_of_the_trials(
     found = {"states": {}, "ratios": dict.fromkeys(bench.queries, 0.94), "waits": {}, "apart": apart, "own": apart}
     trained = Trained(sprints.plan, {}, {}, Recipe(), (), 1, Merged(SharingPlan(), {}))
     ran: list[tuple[float, dict]] = []
-    monkeypatch.setattr(wide_module, "_start", lambda *_: found)
+    monkeypatch.setattr(wide_module, "_start", lambda *_, **__: found)
     monkeypatch.setattr(wide_module, "_trials", lambda *_: {**found, "rate": 3e-3})
     monkeypatch.setattr(Sprints, "run", lambda self, found: ran.append((self.recipe.rate, found["ratios"])) or trained)
     for choose_rate in (True, False):

@@ -1,0 +1,103 @@
+"""What holds before all train together: deep layers as they are, then the heaviest sets after a short training.
+
+GEMEL adds the heaviest layers first, too (section 5.3), one after the other and for good. Here it is a step on the way:
+what the merge comes to at the least, and what all start from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from merger.bench.merged import Merged, State
+from merger.bench.standing import tied_and_judged, training_flops
+from merger.methods.sprints import LOST, Sprints
+from merger.start.alignment import by_shared_bytes
+from merger.start.choosing import donated
+from models.sharing.plan import SharingPlan
+
+HEAVY = 0.75
+"""The part of the bytes that sharing saves which the heaviest sets save together, at least."""
+EPOCHS = 2
+PART = 1 / 6
+"""The training takes at most this part of the work that is left."""
+
+
+def as_they_are(sprints: Sprints, own: Mapping[str, State]) -> tuple[Merged, list[str]]:
+    """What is merged where models take deep layers of one that stands, all beginning as their `own` states say and
+    nothing being trained; and who can share so, the one that stands first.
+
+    That is the one that shares most bytes, or whoever bears least of these.
+    """
+    giver, *takers = by_shared_bytes(sprints.bench, sprints.plan)
+    _, ratios = _took(sprints, own, giver, takers, fewest=True)
+    hardest = min(ratios, key=lambda query: ratios[query], default=giver)
+    if ratios.get(hardest, 1.0) < sprints.required.get(hardest, 0.0):
+        giver, takers = hardest, [giver, *(query for query in takers if query != hardest)]
+    merged, ratios = _took(sprints, own, giver, takers)
+    return merged, [giver, *(query for query, ratio in ratios.items() if ratio >= LOST * sprints.required[query])]
+
+
+def _took(
+    sprints: Sprints, own: Mapping[str, State], giver: str, takers: list[str], fewest: bool = False
+) -> tuple[Merged, dict[str, float]]:
+    """What is merged when these took, or only the fewest that they could take; and the best ratio of each."""
+    before, standing = len(sprints.checkpoint.log), Merged(SharingPlan(), {giver: own[giver]})
+    name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
+    deep = sprints.deep(sprints.bounds, training=False, fewest=fewest)
+    found = replace(sprints, own=own).took(name, standing, takers, deep)
+    ratios = dict[str, float]()
+    for row in sprints.checkpoint.log[before:]:
+        if "takes" in row:
+            ratios[row["takes"]] = max(row["ratio"], ratios.get(row["takes"], 0.0))
+    return Merged(found.plan, {query: found.states[query] for query in sorted(found.plan.queries())}), ratios
+
+
+def heavy_first(sprints: Sprints, own: Mapping[str, State], giver: str, won: dict[str, Any]) -> dict[str, Any]:
+    """The `states` of those who share after a short training in which the heaviest sets alone are tied; what is `won`,
+    as plain values, the same as before unless more is; and `rows` for the log.
+
+    All begin as their `own` states say, the heaviest sets with the weights of the `giver`. Where there is too little
+    work for it, or no more to win, nothing is trained, and there are no states.
+    """
+    bench, plan = sprints.bench, heaviest(sprints)
+    recipe = replace(sprints.recipe, epochs=EPOCHS, seed=bench.seed)
+    queries = sorted(plan.queries())
+    little = sprints.bounds.over or training_flops(bench, queries, recipe) > PART * sprints.bounds.work_left
+    held = Merged.from_plain(won).plan.saved_bytes(bench.layers)
+    if little or plan.saved_bytes(bench.layers) <= held:
+        return {"states": {}, "won": won, "rows": []}
+    models, ratios = tied_and_judged(bench, sprints.checkpoint, plan, queries, donated(plan, own, giver))
+    begun = {"states": bench.states(models, plan), "ratios": ratios, "won": won}
+    found = replace(sprints, plan=plan).sprint(begun, recipe)
+    return {key: found[key] for key in ("states", "won", "rows")}
+
+
+def heaviest(sprints: Sprints) -> SharingPlan:
+    """The fewest sets that save so large a part of what the plan saves."""
+    plan, layers = sprints.plan, sprints.bench.layers
+    saves = {members: SharingPlan((members,)).saved_bytes(layers) for members in plan.shared}
+    left, chosen = HEAVY * sum(saves.values()), list[tuple[tuple[str, str], ...]]()
+    for members in sorted(saves, key=lambda members: -saves[members]):
+        if left > 0:
+            chosen.append(members)
+            left -= saves[members]
+    return replace(plan, shared=tuple(chosen))
+
+
+def prelude(sprints: Sprints, own: Mapping[str, State], training: bool) -> dict[str, Any]:
+    """What is `won` before all train together, as plain values, and the `states` of whoever trained for it.
+
+    Where there is no `training` that is deep layers as they are.
+    """
+    merged, near = as_they_are(sprints, own)
+    found = {"won": merged.to_plain(), "states": dict[str, State]()}
+    if not training:
+        return found
+    others = replace(sprints, plan=sprints.plan.without(*(sprints.plan.queries() - set(near))))
+    heavy = sprints.checkpoint.step("heaviest sets", partial(heavy_first, others, own, near[0], found["won"]))
+    for row in heavy["rows"]:
+        sprints.checkpoint.note({"sprint": 0, **row})
+    return {key: heavy[key] for key in found}
