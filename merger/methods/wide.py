@@ -223,7 +223,7 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     nothing = Merged(SharingPlan(), {}).to_plain()
     if "shattered" in start:
         return _adopted(sprints, {**start, "won": nothing}, 0)
-    far, own = start["far"] and later != sprints.plan, start["apart"]
+    far, own = later != sprints.plan and start["far"], start["apart"]
     if far:
         sprints = replace(sprints, plan=later, whole=sprints.plan)
     before = prelude(sprints, own, training=far)

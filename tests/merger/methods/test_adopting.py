@@ -222,7 +222,9 @@ def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
     ratios = dict.fromkeys(bench.queries, 0.5)
     begins = {"waits": {}, "apart": apart, "own": apart, "states": apart, "ratios": ratios}
     monkeypatch.setattr(wide_module, "_start", lambda *_, **__: begins)
-    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_, **__: Merged(SharingPlan(), {}))
+    monkeypatch.setattr(
+        wide_module, "prelude", lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}}
+    )
     monkeypatch.setattr(Sprints, "sprint", lambda _self, found, *_: {**found, "rows": []})
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     monkeypatch.setattr(Sprints, "_with_deep_layers", lambda self, found, _sprint: self._won(found))

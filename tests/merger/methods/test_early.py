@@ -78,8 +78,9 @@ def test_early_layers_are_apart_where_it_begins_far_off(
         return {**found, "states": own, "ratios": dict.fromkeys(now.required, 0.9)}
 
     monkeypatch.setattr(wide_module, "_start", start)
-    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_, **__: Merged(SharingPlan(), {}))
-    monkeypatch.setattr(wide_module, "heavy_first", lambda *_: {"states": {}, "won": None, "rows": []})
+    monkeypatch.setattr(
+        wide_module, "prelude", lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}}
+    )
     monkeypatch.setattr(Sprints, "run", lambda self, found: _reached(self, self.plan, found["ratios"]))
     trained = wide_module._trained(sprints, later, False)
     assert begun == [(sprints.plan, None), (later, own)][: 2 if far else 1]

@@ -39,7 +39,7 @@ OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision
 def nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody bear any deep layer of another."""
     nothing = Merged(SharingPlan(), {})
-    monkeypatch.setattr(wide_module, "_as_they_are", lambda *_, **__: nothing)
+    monkeypatch.setattr(wide_module, "prelude", lambda *_, **__: {"won": nothing.to_plain(), "states": {}})
     monkeypatch.setattr(Sprints, "took", lambda *_, **__: nothing)
 
 
@@ -135,7 +135,7 @@ def test_who_ends_with_nothing_shared_gets_its_original_back_and_shares_what_is_
 
 
 def _start_of_q0(
-    bench: Workbench, plan: SharingPlan, _journal: Journal, apart: Mapping[str, State] | None, _most_work: float
+    bench: Workbench, plan: SharingPlan, _journal: Journal, apart: Mapping[str, State] | None, *_: object
 ) -> Start:
     models = dict(apart or snapshots(bench.originals))
     return Start(donated(plan, models, "q0"), dict.fromkeys(plan.queries(), 0.5), models)
