@@ -25,33 +25,50 @@ PART = 1 / 6
 """The training takes at most this part of the work that is left."""
 
 
-def as_they_are(sprints: Sprints, own: Mapping[str, State]) -> tuple[Merged, list[str]]:
-    """What is merged where models take deep layers of one that stands, all beginning as their `own` states say and
-    nothing being trained; and who can share so, the one that stands first.
+def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, Any]:
+    """What is `won` before all train together, as plain values, and the `states` of whoever trained for it.
 
-    That is the one that shares most bytes, or whoever bears least of these.
+    That is deep layers as they are, and where all begin `far` off the heaviest sets.
     """
-    giver, *takers = by_shared_bytes(sprints.bench, sprints.plan)
-    _, ratios = _took(sprints, own, giver, takers, fewest=True)
-    hardest = min(ratios, key=lambda query: ratios[query], default=giver)
-    if ratios.get(hardest, 1.0) < sprints.required.get(hardest, 0.0):
-        giver, takers = hardest, [giver, *(query for query in takers if query != hardest)]
-    merged, ratios = _took(sprints, own, giver, takers)
-    return merged, [giver, *(query for query, ratio in ratios.items() if ratio >= LOST * sprints.required[query])]
+    giver = giver_of(sprints, own) if far else by_shared_bytes(sprints.bench, sprints.plan)[0]
+    merged, ratios = _took(sprints, own, giver)
+    found = {"won": merged.to_plain(), "states": dict[str, State]()}
+    if not far:
+        return found
+    below = [query for query, ratio in ratios.items() if ratio < LOST * sprints.required[query]]
+    others = replace(sprints, plan=sprints.plan.without(*below))
+    heavy = sprints.checkpoint.step("heaviest sets", partial(heavy_first, others, own, giver, found["won"]))
+    for row in heavy["rows"]:
+        sprints.checkpoint.note({"sprint": 0, **row})
+    return {key: heavy[key] for key in found}
+
+
+def giver_of(sprints: Sprints, own: Mapping[str, State]) -> str:
+    """Who stands for the others: the one that shares most bytes, or whoever bears not even a few layers of that one.
+
+    A model that bears no other's layers has layers that others bear (measured: docs/lab-notes.md).
+    """
+    most = by_shared_bytes(sprints.bench, sprints.plan)[0]
+    _, ratios = _took(sprints, own, most, fewest=True)
+    short = {query: ratio for query, ratio in ratios.items() if ratio < sprints.required[query]}
+    return min(short, key=lambda query: short[query], default=most)
 
 
 def _took(
-    sprints: Sprints, own: Mapping[str, State], giver: str, takers: list[str], fewest: bool = False
+    sprints: Sprints, own: Mapping[str, State], giver: str, fewest: bool = False
 ) -> tuple[Merged, dict[str, float]]:
-    """What is merged when these took, or only the fewest that they could take; and the best ratio of each."""
+    """What is merged where the others took deep layers of this one, or only the fewest that they could take, beginning
+    as their `own` states say and with nothing trained; and the best ratio of each.
+    """
+    takers = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query != giver]
     before, standing = len(sprints.checkpoint.log), Merged(SharingPlan(), {giver: own[giver]})
     name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
     deep = sprints.deep(sprints.bounds, training=False, fewest=fewest)
     found = replace(sprints, own=own).took(name, standing, takers, deep)
-    ratios = dict[str, float]()
+    ratios = dict.fromkeys(takers, 0.0)
     for row in sprints.checkpoint.log[before:]:
         if "takes" in row:
-            ratios[row["takes"]] = max(row["ratio"], ratios.get(row["takes"], 0.0))
+            ratios[row["takes"]] = max(row["ratio"], ratios[row["takes"]])
     return Merged(found.plan, {query: found.states[query] for query in sorted(found.plan.queries())}), ratios
 
 
@@ -85,19 +102,3 @@ def heaviest(sprints: Sprints) -> SharingPlan:
             chosen.append(members)
             left -= saves[members]
     return replace(plan, shared=tuple(chosen))
-
-
-def prelude(sprints: Sprints, own: Mapping[str, State], training: bool) -> dict[str, Any]:
-    """What is `won` before all train together, as plain values, and the `states` of whoever trained for it.
-
-    Where there is no `training` that is deep layers as they are.
-    """
-    merged, near = as_they_are(sprints, own)
-    found = {"won": merged.to_plain(), "states": dict[str, State]()}
-    if not training:
-        return found
-    others = replace(sprints, plan=sprints.plan.without(*(sprints.plan.queries() - set(near))))
-    heavy = sprints.checkpoint.step("heaviest sets", partial(heavy_first, others, own, near[0], found["won"]))
-    for row in heavy["rows"]:
-        sprints.checkpoint.note({"sprint": 0, **row})
-    return {key: heavy[key] for key in found}

@@ -214,8 +214,8 @@ def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
 def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained:
     """What the training of all came to, in the end with those who waited for the others.
 
-    Where it begins far off, early layers are apart, as in the plan `later`. Where some wait from the start there are no
-    trials: half an epoch makes nothing better that was solved, whatever the rate.
+    Where it begins far off, early layers are apart, as in the plan `later`. There are no trials there, and none where
+    some wait from the start: half an epoch makes nothing better that was solved, whatever the rate.
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
     start = checkpoint.step("start", partial(_start, sprints, again=later != sprints.plan))
@@ -226,14 +226,14 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     far, own = later != sprints.plan and start["far"], start["apart"]
     if far:
         sprints = replace(sprints, plan=later, whole=sprints.plan)
-    before = prelude(sprints, own, training=far)
+    before = prelude(sprints, own, far)
     if far:
         again = partial(_start, sprints, {**own, **before["states"]})
         start = {**checkpoint.step("start without early layers", again), "own": own}
     start = {**start, "won": before["won"]}
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
-    found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate else start
+    found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate and not far else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ import merger.methods.prelude as prelude_module
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.standing import training_flops
-from merger.journal.checkpoint import Checkpoint
 from merger.methods.deep import Deep
-from merger.methods.prelude import EPOCHS, PART, as_they_are, heaviest, heavy_first, prelude
+from merger.methods.prelude import EPOCHS, PART, heaviest, heavy_first, prelude
 from merger.methods.sprints import Sprints
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
@@ -76,49 +74,48 @@ def test_it_takes_no_more_than_a_part_of_the_work(
     assert not heavy_first(sprints, snapshots(bench.originals), "q0", won)["states"], "there is no more to win"
 
 
-@pytest.mark.parametrize(("q1", "giver"), [(0.94, "q1"), (0.96, "q0")])
+@pytest.mark.parametrize(("q1", "far", "giver"), [(0.94, True, "q1"), (0.96, True, "q0"), (0.94, False, "q0")])
 def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, q1: float, giver: str
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, q1: float, far: bool, giver: str
 ) -> None:
     own, asked = snapshots(sprints.bench.originals), list[tuple[str, list[str], bool]]()
     ratios = {"q0": [0.5, 0.82], "q1": [0.3, q1], "q2": [0.98, 0.2]}
+    heavy: list[Any] = []
 
     def run(deep: Deep, standing: Merged, begins: object, takers: list[str]) -> dict[str, Any]:
         assert begins is own and deep.recipe is None
-        asked.append((*standing.states, takers, deep.fewest))
+        asked.append((next(iter(standing.states)), takers, deep.fewest))
         rows = [{"takes": query, "ratio": ratio} for query in takers for ratio in ratios[query]]
         pairs = [((giver, "last.0"), (takers[-1], "last.0"))]
         merged = standing if deep.fewest else Merged(SharingPlan().with_pairs(pairs), own)
         return {"merged": merged.to_plain(), "rows": [*rows, {"query": takers[0], "repair": "takes deep layers"}]}
 
-    monkeypatch.setattr(Deep, "run", run)
-    merged, near = as_they_are(sprints, own)
-    takers = [query for query in ("q0", "q1", "q2") if query != giver]
-    assert asked == [("q0", ["q1", "q2"], True), (giver, takers, False)]
-    assert near == [giver, *takers], "0.82 is no less than 0.85 of what is required"
-    assert set(merged.states) == {giver, "q2"}
-    ratios["q0"] = ratios["q1"] = [0.8]
-    assert as_they_are(replace(sprints, checkpoint=Checkpoint(tmp_path / "again", {}, False)), own)[1] == ["q1", "q2"]
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_heaviest_train_on_what_is_won_without_who_is_far_below(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, training: bool
-) -> None:
-    own = snapshots(sprints.bench.originals)
-    taken, trained = Merged(SharingPlan(sprints.plan.shared[:1]), own), {"q2": {"mark": torch.ones(1)}}
-    asked: list[Any] = []
-
     def first(*given: Any) -> dict[str, Any]:
-        asked.extend(given)
-        return {"states": trained, "won": NOTHING, "rows": [{"epoch": 1}]}
+        heavy.extend(given)
+        return {"states": {"q2": {}}, "won": NOTHING, "rows": [{"epoch": 1}]}
 
-    monkeypatch.setattr(prelude_module, "as_they_are", lambda *_: (taken, ["q2", "q0"]))
+    monkeypatch.setattr(Deep, "run", run)
     monkeypatch.setattr(prelude_module, "heavy_first", first)
-    found = prelude(sprints, own, training)
-    if not training:
-        assert found == {"won": taken.to_plain(), "states": {}} and not asked and not sprints.checkpoint.log
+    found = prelude(sprints, own, far)
+    takers = [query for query in ("q0", "q1", "q2") if query != giver]
+    assert asked == [("q0", ["q1", "q2"], True), (giver, takers, False)][0 if far else 1 :]
+    if not far:
+        assert set(Merged.from_plain(found["won"]).states) == {giver, "q2"} and not found["states"] and not heavy
         return
-    assert (asked[0].plan, *asked[2:]) == (sprints.plan.without("q1"), "q2", taken.to_plain()) and asked[1] is own
-    assert found == {"won": NOTHING, "states": trained}
-    assert sprints.checkpoint.log == [{"sprint": 0, "epoch": 1}]
+    assert heavy[0].plan == sprints.plan and heavy[1] is own, "0.82 is no less than 0.85 of what is required"
+    assert heavy[2] == giver and set(Merged.from_plain(heavy[3]).states) == {giver, "q2"}
+    assert found == {"states": {"q2": {}}, "won": NOTHING}
+    assert sprints.checkpoint.log[-1] == {"sprint": 0, "epoch": 1}
+
+
+def test_who_is_far_below_with_few_layers_has_no_part_in_the_heaviest(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, plans = snapshots(sprints.bench.originals), list[SharingPlan]()
+    taken = Merged(SharingPlan(sprints.plan.shared[:1]), own)
+    monkeypatch.setattr(prelude_module, "giver_of", lambda *_: "q2")
+    monkeypatch.setattr(prelude_module, "_took", lambda *_: (taken, {"q0": 0.8, "q1": 0.81}))
+    first = lambda others, *_: plans.append(others.plan) or {"states": {}, "won": taken.to_plain(), "rows": []}  # noqa: E731
+    monkeypatch.setattr(prelude_module, "heavy_first", first)
+    assert prelude(sprints, own, far=True) == {"won": taken.to_plain(), "states": {}}
+    assert plans == [sprints.plan.without("q0")]
