@@ -25,8 +25,9 @@ from models.sharing.plan import SharingPlan, tie
 SPRINTS = (0.75, 2, 4)
 """The epochs of sprints, as parts of those a search gives an attempt."""
 HARD = 0.9
-"""Where a query begins below this part of what is required, or others wait, there is one sprint, as long as the second:
-most of what is won comes while the rate falls, a hard merge wants a long fall, and a second one undoes it."""
+"""Where a query begins below this part of what is required, others wait or early layers are apart, there is one sprint,
+as long as the second: most of what is won comes while the rate falls, a hard merge wants a long fall, and a second one
+undoes it."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 DEEP = 0.8
@@ -86,7 +87,7 @@ class Sprints:
         is.
         """
         now, number = self, before
-        hard = self.others_wait or self._near(found) < HARD
+        hard = self.others_wait or self.whole is not None or self._near(found) < HARD
         for fallen, part in enumerate(SPRINTS[1:2] if hard else SPRINTS):
             if all_met(found["ratios"], self.required):
                 break

@@ -82,7 +82,10 @@ def test_early_layers_are_apart_where_it_begins_far_off(
         wide_module, "prelude", lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}}
     )
     monkeypatch.setattr(Sprints, "run", lambda self, found: _reached(self, self.plan, found["ratios"]))
-    trained = wide_module._trained(sprints, later, False)
+    tried: list[dict] = []
+    monkeypatch.setattr(wide_module, "_trials", lambda _sprints, found: tried.append(found) or found)
+    trained = wide_module._trained(sprints, later, True)
+    assert bool(tried) == (not far), "half an epoch makes nothing better that was solved"
     assert begun == [(sprints.plan, None), (later, own)][: 2 if far else 1]
     assert trained.plan == (later if far else sprints.plan)
 
