@@ -20,9 +20,11 @@ from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
 
 
-@pytest.mark.parametrize(("begins", "ends", "epochs"), [(0.94, 0.85, [3, 8, 16]), (0.8, 0.85, [8]), (0.8, 0.945, [8])])
+@pytest.mark.parametrize(("begins", "ends", "apart", "epochs"), [
+    (0.94, 0.85, False, [3, 8, 16]), (0.8, 0.85, False, [8]), (0.8, 0.945, False, [8]), (0.94, 0.945, True, [8]),
+])  # fmt: skip
 def test_a_merge_that_begins_far_off_has_one_long_sprint(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, ends: float, epochs: list[int]
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, ends: float, apart: bool, epochs: list[int]
 ) -> None:
     recipes: list[Recipe] = []
 
@@ -32,7 +34,7 @@ def test_a_merge_that_begins_far_off_has_one_long_sprint(
 
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     monkeypatch.setattr(Sprints, "sprint", sprint)
-    sprints.run(_begun(sprints, begins))
+    replace(sprints, whole=sprints.plan if apart else None).run(_begun(sprints, begins))
     assert [recipe.epochs for recipe in recipes] == epochs
     assert [recipe.rate for recipe in recipes] == [sprints.recipe.rate / 2**index for index in range(len(epochs))]
 
