@@ -58,17 +58,17 @@ def _took(
     sprints: Sprints, own: Mapping[str, State], giver: str, fewest: bool = False
 ) -> tuple[Merged, dict[str, float]]:
     """What is merged where the others took deep layers of this one, or only the fewest that they could take, beginning
-    as their `own` states say and with nothing trained; and the best ratio of each.
+    as their `own` states say and with nothing trained; and the best ratio of each that could take any.
     """
     takers = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query != giver]
     before, standing = len(sprints.checkpoint.log), Merged(SharingPlan(), {giver: own[giver]})
     name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
     deep = sprints.deep(sprints.bounds, training=False, fewest=fewest)
     found = replace(sprints, own=own).took(name, standing, takers, deep)
-    ratios = dict.fromkeys(takers, 0.0)
+    ratios = dict[str, float]()
     for row in sprints.checkpoint.log[before:]:
         if "takes" in row:
-            ratios[row["takes"]] = max(row["ratio"], ratios[row["takes"]])
+            ratios[row["takes"]] = max(row["ratio"], ratios.get(row["takes"], 0.0))
     return Merged(found.plan, {query: found.states[query] for query in sorted(found.plan.queries())}), ratios
 
 

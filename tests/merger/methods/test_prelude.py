@@ -119,3 +119,18 @@ def test_who_is_far_below_with_few_layers_has_no_part_in_the_heaviest(
     monkeypatch.setattr(prelude_module, "heavy_first", first)
     assert prelude(sprints, own, far=True) == {"won": taken.to_plain(), "states": {}}
     assert plans == [sprints.plan.without("q0")]
+
+
+def test_who_has_no_layer_in_common_with_the_one_that_stands_trains_with_the_heaviest(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def first(*given: Any) -> dict[str, Any]:
+        asked.extend(given)
+        return {"states": {}, "won": NOTHING, "rows": []}
+
+    monkeypatch.setattr(Deep, "run", lambda _deep, standing, *_: {"merged": standing.to_plain(), "rows": []})
+    monkeypatch.setattr(prelude_module, "heavy_first", first)
+    prelude(sprints, snapshots(sprints.bench.originals), far=True)
+    assert (asked[0].plan, asked[2]) == (sprints.plan, "q0"), "nobody could take, so that nobody is behind"
