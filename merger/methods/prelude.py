@@ -12,35 +12,43 @@ from functools import partial
 from typing import Any
 
 from merger.bench.merged import Merged, State
+from merger.bench.merit import all_met
 from merger.bench.standing import tied_and_judged, training_flops
 from merger.methods.sprints import LOST, Sprints
 from merger.start.alignment import by_shared_bytes
-from merger.start.choosing import donated
+from merger.start.choosing import choose_start, donated
 from models.sharing.plan import SharingPlan
 
-HEAVY = 0.75
-"""The part of the bytes that sharing saves which the heaviest sets save together, at least."""
+RUNGS = (3 / 4, 15 / 16)
+"""The parts of the bytes that sharing saves which the heaviest sets save together, at least, one training after the
+other."""
 EPOCHS = 2
+SLOWER = 1 / 2
+"""What follows the first of them trains at this part of the rate: all are near."""
 PART = 1 / 6
-"""The training takes at most this part of the work that is left."""
+"""A training takes at most this part of the work that is left."""
 
 
 def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, Any]:
-    """What is `won` before all train together, as plain values, and the `states` of whoever trained for it.
+    """What is `won` before all train together, as plain values, the `states` of whoever trained for it, and the sets
+    that are `tied` in these (a plan, as JSON).
 
     That is deep layers as they are, and where all begin `far` off the heaviest sets.
     """
     giver = giver_of(sprints, own) if far else by_shared_bytes(sprints.bench, sprints.plan)[0]
     merged, ratios = _took(sprints, own, giver)
-    found = {"won": merged.to_plain(), "states": dict[str, State]()}
-    if not far:
-        return found
+    found = {"won": merged.to_plain(), "states": dict[str, State](), "tied": SharingPlan().to_json()}
     below = [query for query, ratio in ratios.items() if ratio < LOST * sprints.required[query]]
     others = replace(sprints, plan=sprints.plan.without(*below))
-    heavy = sprints.checkpoint.step("heaviest sets", partial(heavy_first, others, own, giver, found["won"]))
-    for row in heavy["rows"]:
-        sprints.checkpoint.note({"sprint": 0, **row})
-    return {key: heavy[key] for key in found}
+    for part in RUNGS if far else ():
+        train = partial(heavy_first, others, own, giver, found, part)
+        trained = sprints.checkpoint.step(f"heaviest sets, {part:g}", train)
+        for row in trained["rows"]:
+            sprints.checkpoint.note({"sprint": 0, **row})
+        found = {key: trained[key] for key in found}
+        if not trained["rows"] or not all_met(trained["ratios"], sprints.required):
+            break
+    return found
 
 
 def giver_of(sprints: Sprints, own: Mapping[str, State]) -> str:
@@ -72,33 +80,48 @@ def _took(
     return Merged(found.plan, {query: found.states[query] for query in sorted(found.plan.queries())}), ratios
 
 
-def heavy_first(sprints: Sprints, own: Mapping[str, State], giver: str, won: dict[str, Any]) -> dict[str, Any]:
-    """The `states` of those who share after a short training in which the heaviest sets alone are tied; what is `won`,
-    as plain values, the same as before unless more is; and `rows` for the log.
+def heavy_first(
+    sprints: Sprints, own: Mapping[str, State], giver: str, before: Mapping[str, Any], part: float
+) -> dict[str, Any]:
+    """What was found `before` after a short training in which only the heaviest sets are tied, those that save such a
+    `part`; the best `ratios` and `rows` for the log.
 
-    All begin as their `own` states say, the heaviest sets with the weights of the `giver`. Where there is too little
-    work for it, or no more to win, nothing is trained, and there are no states.
+    At first all begin as their `own` states say, the heaviest sets with the weights of the `giver`; then as they are,
+    and of what more is tied the best start is chosen. Where there is too little work for it, or no more to win, nothing
+    is trained, and there are no rows.
     """
-    bench, plan = sprints.bench, heaviest(sprints)
+    bench, plan = sprints.bench, heaviest(sprints, part)
+    tied = SharingPlan.from_json(before["tied"])
     recipe = replace(sprints.recipe, epochs=EPOCHS, seed=bench.seed)
-    queries = sorted(plan.queries())
-    little = sprints.bounds.over or training_flops(bench, queries, recipe) > PART * sprints.bounds.work_left
-    held = Merged.from_plain(won).plan.saved_bytes(bench.layers)
+    queries, bounds = sorted(plan.queries()), sprints.bounds
+    little = bounds.over or training_flops(bench, queries, recipe) > PART * bounds.work_left
+    held = Merged.from_plain(before["won"]).plan.saved_bytes(bench.layers)
     if little or plan.saved_bytes(bench.layers) <= held:
-        return {"states": {}, "won": won, "rows": []}
-    models, ratios = tied_and_judged(bench, sprints.checkpoint, plan, queries, donated(plan, own, giver))
-    begun = {"states": bench.states(models, plan), "ratios": ratios, "won": won}
+        return {**before, "ratios": {}, "rows": []}
+    if tied.shared:
+        recipe = replace(recipe, rate=SLOWER * recipe.rate)
+        now = {**own, **before["states"]}
+        begins = choose_start(bench, besides(plan, tied), sprints.checkpoint, now, PART * bounds.work_left).states
+    else:
+        begins = donated(plan, own, giver)
+    models, ratios = tied_and_judged(bench, sprints.checkpoint, plan, queries, begins)
+    begun = {"states": bench.states(models, plan), "ratios": ratios, "won": before["won"]}
     found = replace(sprints, plan=plan).sprint(begun, recipe)
-    return {key: found[key] for key in ("states", "won", "rows")}
+    return {**{key: found[key] for key in ("states", "won", "ratios", "rows")}, "tied": plan.to_json()}
 
 
-def heaviest(sprints: Sprints) -> SharingPlan:
-    """The fewest sets that save so large a part of what the plan saves."""
+def heaviest(sprints: Sprints, part: float) -> SharingPlan:
+    """The fewest sets that save such a part of what the plan saves."""
     plan, layers = sprints.plan, sprints.bench.layers
     saves = {members: SharingPlan((members,)).saved_bytes(layers) for members in plan.shared}
-    left, chosen = HEAVY * sum(saves.values()), list[tuple[tuple[str, str], ...]]()
+    left, chosen = part * sum(saves.values()), list[tuple[tuple[str, str], ...]]()
     for members in sorted(saves, key=lambda members: -saves[members]):
         if left > 0:
             chosen.append(members)
             left -= saves[members]
     return replace(plan, shared=tuple(chosen))
+
+
+def besides(plan: SharingPlan, tied: SharingPlan) -> SharingPlan:
+    """The sets of a plan that are not tied yet."""
+    return replace(plan, shared=tuple(members for members in plan.shared if members not in tied.shared))

@@ -24,6 +24,8 @@ from models.sharing.plan import SharingPlan, tie
 
 SPRINTS = (0.75, 2, 4)
 """The epochs of sprints, as parts of those a search gives an attempt."""
+NEARER = (1, 2)
+"""The same where the heaviest sets have trained before, and all are near."""
 HARD = 0.9
 """Where a query begins below this part of what is required, others wait or early layers are apart, there is one sprint,
 as long as the second: most of what is won comes while the rate falls, a hard merge wants a long fall, and a second one
@@ -65,7 +67,8 @@ class Sprints:
     merged; `others_wait` says that some do from the start. Whoever is below after the first sprint takes deep layers of
     those that are not, beginning as in `own`: that may be what is won. Sprints are planned within `bounds`. No epoch
     begins past the `end`, but the first: the work of a sprint in which eased queries had to come back may be more than
-    was planned. The `whole` plan has early layers, too, where that of the training has none.
+    was planned. The `whole` plan has early layers, too, where that of the training has none. The `pace` is the part of
+    the rate at which sprints begin.
     """
 
     bench: Workbench
@@ -79,6 +82,7 @@ class Sprints:
     lost_wait: bool = False
     own: Mapping[str, State] = field(default_factory=dict)
     whole: SharingPlan | None = None
+    pace: float = 1.0
 
     def run(self, found: Mapping[str, Any], before: int = 0) -> Trained:
         """Go on from the states and ratios `found`, after so many sprints of those who were merged before all joined.
@@ -88,7 +92,8 @@ class Sprints:
         """
         now, number = self, before
         hard = self.others_wait or self.whole is not None or self._near(found) < HARD
-        for fallen, part in enumerate(SPRINTS[1:2] if hard else SPRINTS):
+        parts = NEARER if self.pace < 1 else SPRINTS[1:2] if hard else SPRINTS
+        for fallen, part in enumerate(parts):
             if all_met(found["ratios"], self.required):
                 break
             eased = met(found["ratios"], self.required) if number else []
@@ -99,7 +104,7 @@ class Sprints:
                 break
             number += 1
             seed = self.bench.seed * len(SPRINTS) + number
-            recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.recipe.rate / 2**fallen)
+            recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.pace * self.recipe.rate / 2**fallen)
             found = self.checkpoint.step(f"sprint {number}", partial(now.sprint, found, recipe, number > 1))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})

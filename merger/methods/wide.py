@@ -33,7 +33,7 @@ from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
 from merger.methods.early import early_layers, plan_without, tell_early
 from merger.methods.parts import Parts
-from merger.methods.prelude import prelude
+from merger.methods.prelude import SLOWER, besides, prelude
 from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
 from merger.start.alignment import by_shared_bytes
@@ -228,8 +228,10 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
         sprints = replace(sprints, plan=later, whole=sprints.plan)
     before = prelude(sprints, own, far)
     if far:
-        again = partial(_start, sprints, {**own, **before["states"]})
+        tied = SharingPlan.from_json(before["tied"])
+        again = partial(_start, sprints, {**own, **before["states"]}, tied=tied)
         start = {**checkpoint.step("start without early layers", again), "own": own}
+        sprints = replace(sprints, pace=SLOWER if tied.shared else 1.0)
     start = {**start, "won": before["won"]}
     if start["waits"]:
         return _all_joined(sprints, _of_the_others(sprints, start), start)
@@ -293,14 +295,20 @@ def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, won, own=own)
 
 
-def _start(sprints: Sprints, apart: Mapping[str, State] | None = None, again: bool = False) -> dict[str, Any]:
+def _start(
+    sprints: Sprints,
+    apart: Mapping[str, State] | None = None,
+    again: bool = False,
+    tied: SharingPlan = SharingPlan(),  # noqa: B008 (frozen)
+) -> dict[str, Any]:
     """What is found before anything is trained: the best start, and who waits, with what they lose.
 
     It is made of models `apart` that have their channels in one order, where these are known. Nobody waits where
     nothing would be left to share, or where next to nothing is left of any query. Where a start that is far off is
-    chosen `again`, it is solved only to see whether next to nothing is left.
+    chosen `again`, it is solved only to see whether next to nothing is left. Sets that are `tied` already stay as they
+    are.
     """
-    start = _chosen(sprints, apart, solving=not again)
+    start = _chosen(replace(sprints, plan=besides(sprints.plan, tied)), apart, solving=not again)
     if again and start.shattered:
         start = _chosen(sprints, apart)
     found = {"waits": {}, "apart": start.apart, "own": start.own, "far": start.far}
