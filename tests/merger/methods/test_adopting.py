@@ -223,7 +223,9 @@ def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
     begins = {"waits": {}, "apart": apart, "own": apart, "states": apart, "ratios": ratios}
     monkeypatch.setattr(wide_module, "_start", lambda *_, **__: begins)
     monkeypatch.setattr(
-        wide_module, "prelude", lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}}
+        wide_module,
+        "prelude",
+        lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}, "tied": SharingPlan().to_json()},
     )
     monkeypatch.setattr(Sprints, "sprint", lambda _self, found, *_: {**found, "rows": []})
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)

@@ -71,7 +71,7 @@ def test_early_layers_are_apart_where_it_begins_far_off(
     own = snapshots(sprints.bench.originals)
     begun: list[tuple[SharingPlan, object]] = []
 
-    def start(now: Sprints, given: object = None, again: bool = False) -> dict:
+    def start(now: Sprints, given: object = None, again: bool = False, tied: SharingPlan | None = None) -> dict:
         assert again == (given is None), "it is solved where nothing else is chosen"
         begun.append((now.plan, given))
         found = {"waits": waits if given is None else {}, "apart": own, "own": own, "far": far}
@@ -79,7 +79,9 @@ def test_early_layers_are_apart_where_it_begins_far_off(
 
     monkeypatch.setattr(wide_module, "_start", start)
     monkeypatch.setattr(
-        wide_module, "prelude", lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}}
+        wide_module,
+        "prelude",
+        lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}, "tied": SharingPlan().to_json()},
     )
     monkeypatch.setattr(Sprints, "run", lambda self, found: _reached(self, self.plan, found["ratios"]))
     tried: list[dict] = []

@@ -13,20 +13,19 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.standing import training_flops
 from merger.methods.deep import Deep
-from merger.methods.prelude import EPOCHS, PART, heaviest, heavy_first, prelude
+from merger.methods.prelude import EPOCHS, PART, RUNGS, heaviest, heavy_first, prelude
 from merger.methods.sprints import Sprints
+from merger.start.choosing import Start
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
 NOTHING = Merged(SharingPlan(), {}).to_plain()
+BEFORE: dict[str, Any] = {"won": NOTHING, "states": {}, "tied": SharingPlan().to_json()}
 
 
 @pytest.mark.parametrize(("part", "paths"), [(0.01, ["last.0"]), (0.7, ["last.0"]), (0.9, ["body.0", "last.0"])])
-def test_the_heaviest_are_the_fewest_sets_that_save_so_much(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, part: float, paths: list[str]
-) -> None:
-    monkeypatch.setattr(prelude_module, "HEAVY", part)
-    chosen = heaviest(sprints).shared
+def test_the_heaviest_are_the_fewest_sets_that_save_so_much(sprints: Sprints, part: float, paths: list[str]) -> None:
+    chosen = heaviest(sprints, part).shared
     assert sorted({path for members in chosen for _, path in members}) == paths
     assert set(chosen) <= set(sprints.plan.shared), "sets are whole"
 
@@ -34,29 +33,47 @@ def test_the_heaviest_are_the_fewest_sets_that_save_so_much(
 def test_all_begin_with_the_weights_of_who_gives_and_keep_the_rest(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Any] = []
-
-    def sprint(now: Sprints, found: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-        begun.extend([now, found, recipe])
-        return {**found, "rows": ["told"], "rate": recipe.rate}
-
-    monkeypatch.setattr(Sprints, "sprint", sprint)
+    begun = _sprints_of(monkeypatch)
     own = snapshots(sprints.bench.originals)
-    found = heavy_first(sprints, own, "q1", NOTHING)
-    now, given, recipe = begun
-    assert now.plan == heaviest(sprints) and recipe == replace(sprints.recipe, epochs=EPOCHS, seed=sprints.bench.seed)
-    assert found == {"states": given["states"], "won": NOTHING, "rows": ["told"]}
-    gives = own["q1"]
+    found = heavy_first(sprints, own, "q1", BEFORE, 0.7)
+    (now, given, recipe), plan = begun[0], heaviest(sprints, 0.7)
+    assert now.plan == plan and recipe == replace(sprints.recipe, epochs=EPOCHS, seed=sprints.bench.seed)
+    assert found == {"states": given["states"], "won": NOTHING, "ratios": given["ratios"], "rows": ["told"],
+                     "tied": plan.to_json()}  # fmt: skip
     for query, state in given["states"].items():
-        assert torch.equal(state["last.0.weight"], gives["last.0.weight"])
+        assert torch.equal(state["last.0.weight"], own["q1"]["last.0.weight"])
         assert torch.equal(state["stem.0.weight"], own[query]["stem.0.weight"])
+
+
+def test_what_is_tied_next_begins_with_the_best_start_and_trains_more_slowly(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, asked = _sprints_of(monkeypatch), list[Any]()
+    own, first = snapshots(sprints.bench.originals), heaviest(sprints, 0.7)
+    trained = {
+        query: {**state, "last.0.weight": torch.ones_like(state["last.0.weight"])} for query, state in own.items()
+    }
+
+    def choose(_bench: object, plan: SharingPlan, _journal: object, apart: Any, *_: object) -> Start:
+        asked.append(plan)
+        assert all(torch.equal(apart[query]["last.0.weight"], trained["q0"]["last.0.weight"]) for query in own)
+        states = {query: {**state, "body.0.weight": own["q2"]["body.0.weight"]} for query, state in apart.items()}
+        return Start(states, {}, apart)
+
+    monkeypatch.setattr(prelude_module, "choose_start", choose)
+    found = heavy_first(sprints, own, "q0", {**BEFORE, "states": trained, "tied": first.to_json()}, 0.9)
+    now, given, recipe = begun[0]
+    assert recipe.rate == sprints.recipe.rate / 2 and now.plan == heaviest(sprints, 0.9)
+    assert {path for members in asked[0].shared for _, path in members} == {"body.0"}, "the others stay as they are"
+    assert torch.equal(given["states"]["q0"]["last.0.weight"], trained["q0"]["last.0.weight"])
+    assert found["tied"] == now.plan.to_json()
 
 
 def test_what_holds_of_the_heaviest_is_won(sprints: Sprints) -> None:
     quick = replace(sprints, recipe=Recipe(rate=1e-3), required=dict.fromkeys(sprints.required, 0.1))
-    found = heavy_first(quick, snapshots(sprints.bench.originals), "q0", NOTHING)
+    found = heavy_first(quick, snapshots(sprints.bench.originals), "q0", BEFORE, 0.7)
     won = Merged.from_plain(found["won"])
-    assert won.plan == heaviest(sprints) and found["rows"][0]["epoch"] == 0
+    assert won.plan == heaviest(sprints, 0.7) and found["rows"][0]["epoch"] == 0
     assert len({float(state["last.0.weight"].sum()) for state in won.states.values()}) == 1, "one weight for all"
 
 
@@ -64,14 +81,15 @@ def test_what_holds_of_the_heaviest_is_won(sprints: Sprints) -> None:
 def test_it_takes_no_more_than_a_part_of_the_work(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, enough: bool
 ) -> None:
-    monkeypatch.setattr(Sprints, "sprint", lambda _self, found, _recipe: {**found, "rows": []})
-    bench, recipe = sprints.bench, replace(sprints.recipe, epochs=EPOCHS)
-    takes = training_flops(bench, sorted(heaviest(sprints).queries()), recipe)
+    _sprints_of(monkeypatch)
+    bench, recipe, plan = sprints.bench, replace(sprints.recipe, epochs=EPOCHS), heaviest(sprints, 0.7)
+    takes = training_flops(bench, sorted(plan.queries()), recipe)
     bounds = Bounds(bench.work, bench.work.total + takes / PART * (1.01 if enough else 0.99))
-    found = heavy_first(replace(sprints, bounds=bounds), snapshots(bench.originals), "q0", NOTHING)
-    assert bool(found["states"]) == enough and found["won"] == NOTHING
-    won = Merged(heaviest(sprints), {}).to_plain()
-    assert not heavy_first(sprints, snapshots(bench.originals), "q0", won)["states"], "there is no more to win"
+    own = snapshots(bench.originals)
+    found = heavy_first(replace(sprints, bounds=bounds), own, "q0", BEFORE, 0.7)
+    assert bool(found["rows"]) == bool(found["states"]) == enough and found["won"] == NOTHING
+    before = {**BEFORE, "won": Merged(plan, {}).to_plain()}
+    assert heavy_first(sprints, own, "q0", before, 0.7) == {**before, "ratios": {}, "rows": []}, "no more to win"
 
 
 @pytest.mark.parametrize(("q1", "far", "giver"), [(0.94, True, "q1"), (0.96, True, "q0"), (0.94, False, "q0")])
@@ -80,7 +98,6 @@ def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
 ) -> None:
     own, asked = snapshots(sprints.bench.originals), list[tuple[str, list[str], bool]]()
     ratios = {"q0": [0.5, 0.82], "q1": [0.3, q1], "q2": [0.98, 0.2]}
-    heavy: list[Any] = []
 
     def run(deep: Deep, standing: Merged, begins: object, takers: list[str]) -> dict[str, Any]:
         assert begins is own and deep.recipe is None
@@ -90,47 +107,67 @@ def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
         merged = standing if deep.fewest else Merged(SharingPlan().with_pairs(pairs), own)
         return {"merged": merged.to_plain(), "rows": [*rows, {"query": takers[0], "repair": "takes deep layers"}]}
 
-    def first(*given: Any) -> dict[str, Any]:
-        heavy.extend(given)
-        return {"states": {"q2": {}}, "won": NOTHING, "rows": [{"epoch": 1}]}
-
     monkeypatch.setattr(Deep, "run", run)
-    monkeypatch.setattr(prelude_module, "heavy_first", first)
+    heavy = _heavy_first(monkeypatch, [])
     found = prelude(sprints, own, far)
     takers = [query for query in ("q0", "q1", "q2") if query != giver]
     assert asked == [("q0", ["q1", "q2"], True), (giver, takers, False)][0 if far else 1 :]
-    if not far:
-        assert set(Merged.from_plain(found["won"]).states) == {giver, "q2"} and not found["states"] and not heavy
-        return
-    assert heavy[0].plan == sprints.plan and heavy[1] is own, "0.82 is no less than 0.85 of what is required"
-    assert heavy[2] == giver and set(Merged.from_plain(heavy[3]).states) == {giver, "q2"}
-    assert found == {"states": {"q2": {}}, "won": NOTHING}
-    assert sprints.checkpoint.log[-1] == {"sprint": 0, "epoch": 1}
+    assert set(Merged.from_plain(found["won"]).states) == {giver, "q2"} and not found["states"]
+    assert len(heavy) == far
+    for others, begins, stands, before, part in heavy:
+        assert others.plan == sprints.plan and begins is own, "0.82 is no less than 0.85 of what is required"
+        assert (stands, part) == (giver, RUNGS[0]) and before["won"] == found["won"]
 
 
-def test_who_is_far_below_with_few_layers_has_no_part_in_the_heaviest(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("reached", "steps"), [([0.95, 0.95], 2), ([0.95, 0.94], 2), ([0.94], 1)])
+def test_more_is_tied_once_the_heaviest_hold(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, reached: list[float], steps: int
 ) -> None:
-    own, plans = snapshots(sprints.bench.originals), list[SharingPlan]()
-    taken = Merged(SharingPlan(sprints.plan.shared[:1]), own)
+    own = snapshots(sprints.bench.originals)
     monkeypatch.setattr(prelude_module, "giver_of", lambda *_: "q2")
-    monkeypatch.setattr(prelude_module, "_took", lambda *_: (taken, {"q0": 0.8, "q1": 0.81}))
-    first = lambda others, *_: plans.append(others.plan) or {"states": {}, "won": taken.to_plain(), "rows": []}  # noqa: E731
-    monkeypatch.setattr(prelude_module, "heavy_first", first)
-    assert prelude(sprints, own, far=True) == {"won": taken.to_plain(), "states": {}}
-    assert plans == [sprints.plan.without("q0")]
+    monkeypatch.setattr(prelude_module, "_took", lambda *_: (Merged.from_plain(NOTHING), {"q0": 0.8, "q1": 0.81}))
+    heavy = _heavy_first(monkeypatch, reached)
+    found = prelude(sprints, own, far=True)
+    assert [given[-1] for given in heavy] == list(RUNGS[:steps])
+    assert all(given[0].plan == sprints.plan.without("q0") for given in heavy), "it is far below with few layers"
+    assert [given[3]["states"] for given in heavy] == [{}, {"q0": {"trained": 1}}][:steps]
+    assert found["states"] == {"q0": {"trained": steps}}
+    assert sprints.checkpoint.log == [{"sprint": 0, "epoch": step + 1} for step in range(steps)]
 
 
 def test_who_has_no_layer_in_common_with_the_one_that_stands_trains_with_the_heaviest(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-
-    def first(*given: Any) -> dict[str, Any]:
-        asked.extend(given)
-        return {"states": {}, "won": NOTHING, "rows": []}
-
     monkeypatch.setattr(Deep, "run", lambda _deep, standing, *_: {"merged": standing.to_plain(), "rows": []})
-    monkeypatch.setattr(prelude_module, "heavy_first", first)
+    heavy = _heavy_first(monkeypatch, [])
     prelude(sprints, snapshots(sprints.bench.originals), far=True)
-    assert (asked[0].plan, asked[2]) == (sprints.plan, "q0"), "nobody could take, so that nobody is behind"
+    (given,) = heavy
+    assert (given[0].plan, given[2]) == (sprints.plan, "q0"), "nobody could take, so that nobody is behind"
+
+
+def _sprints_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sprints, dict[str, Any], Recipe]]:
+    """What sprints were begun with, which end as they begin."""
+    begun: list[tuple[Sprints, dict[str, Any], Recipe]] = []
+
+    def sprint(now: Sprints, found: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+        begun.append((now, found, recipe))
+        return {**found, "rows": ["told"], "rate": recipe.rate}
+
+    monkeypatch.setattr(Sprints, "sprint", sprint)
+    return begun
+
+
+def _heavy_first(monkeypatch: pytest.MonkeyPatch, reached: list[float]) -> list[tuple[Any, ...]]:
+    """What was asked of the heaviest sets, which come to these ratios, one after the other, or do not train."""
+    asked: list[tuple[Any, ...]] = []
+
+    def first(others: Sprints, *given: Any) -> dict[str, Any]:
+        asked.append((others, *given))
+        if len(asked) > len(reached):
+            return {**given[2], "ratios": {}, "rows": []}
+        ratios, step = dict.fromkeys(others.required, reached[len(asked) - 1]), len(asked)
+        return {**given[2], "states": {"q0": {"trained": step}}, "ratios": ratios,
+                "rows": [{"epoch": step}]}  # fmt: skip
+
+    monkeypatch.setattr(prelude_module, "heavy_first", first)
+    return asked

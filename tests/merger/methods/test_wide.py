@@ -39,7 +39,11 @@ OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision
 def nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody bear any deep layer of another."""
     nothing = Merged(SharingPlan(), {})
-    monkeypatch.setattr(wide_module, "prelude", lambda *_, **__: {"won": nothing.to_plain(), "states": {}})
+    monkeypatch.setattr(
+        wide_module,
+        "prelude",
+        lambda *_, **__: {"won": nothing.to_plain(), "states": {}, "tied": SharingPlan().to_json()},
+    )
     monkeypatch.setattr(Sprints, "took", lambda *_, **__: nothing)
 
 
