@@ -20,23 +20,25 @@ from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
 
 
-@pytest.mark.parametrize(("begins", "ends", "apart", "epochs"), [
-    (0.94, 0.85, False, [3, 8, 16]), (0.8, 0.85, False, [8]), (0.8, 0.945, False, [8]), (0.94, 0.945, True, [8]),
+@pytest.mark.parametrize(("begins", "apart", "pace", "epochs"), [
+    (0.94, False, 1.0, [3, 8, 16]), (0.8, False, 1.0, [8]), (0.94, True, 1.0, [8]), (0.94, True, 0.5, [4, 8]),
 ])  # fmt: skip
-def test_a_merge_that_begins_far_off_has_one_long_sprint(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, ends: float, apart: bool, epochs: list[int]
+def test_a_merge_that_begins_far_off_has_one_long_sprint_and_slower_ones_where_the_heaviest_have_trained(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, apart: bool, pace: float, epochs: list[int]
 ) -> None:
     recipes: list[Recipe] = []
 
     def sprint(_self: object, found: dict[str, Any], recipe: Recipe, _eased: object) -> dict[str, Any]:
         recipes.append(recipe)
-        return {**found, "rows": [], "ratios": dict.fromkeys(found["ratios"], ends)}
+        return {**found, "rows": [], "ratios": dict.fromkeys(found["ratios"], 0.945)}
 
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
     monkeypatch.setattr(Sprints, "sprint", sprint)
-    replace(sprints, whole=sprints.plan if apart else None).run(_begun(sprints, begins))
+    replace(sprints, whole=sprints.plan if apart else None, pace=pace).run(_begun(sprints, begins))
     assert [recipe.epochs for recipe in recipes] == epochs
-    assert [recipe.rate for recipe in recipes] == [sprints.recipe.rate / 2**index for index in range(len(epochs))]
+    assert [recipe.rate for recipe in recipes] == [
+        pace * sprints.recipe.rate / 2**index for index in range(len(epochs))
+    ]
 
 
 @pytest.mark.parametrize(("met", "left", "takes"), [
