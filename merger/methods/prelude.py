@@ -96,7 +96,7 @@ def heavy_first(
     queries, bounds = sorted(plan.queries()), sprints.bounds
     little = bounds.over or training_flops(bench, queries, recipe) > PART * bounds.work_left
     held = Merged.from_plain(before["won"]).plan.saved_bytes(bench.layers)
-    if little or plan.saved_bytes(bench.layers) <= held:
+    if little or plan.saved_bytes(bench.layers) <= held or not besides(plan, tied).shared:
         return {**before, "ratios": {}, "rows": []}
     if tied.shared:
         recipe = replace(recipe, rate=SLOWER * recipe.rate)

@@ -308,7 +308,11 @@ def _start(
     chosen `again`, it is solved only to see whether next to nothing is left. Sets that are `tied` already stay as they
     are.
     """
-    start = _chosen(replace(sprints, plan=besides(sprints.plan, tied)), apart, solving=not again)
+    rest = besides(sprints.plan, tied)
+    if apart is not None and not rest.shared:
+        begins = Start(dict(apart), {}, dict(apart))
+        return {"waits": {}, "apart": apart, "own": apart, "far": True, **_tied(sprints, begins)}
+    start = _chosen(replace(sprints, plan=rest), apart, solving=not again)
     if again and start.shattered:
         start = _chosen(sprints, apart)
     found = {"waits": {}, "apart": start.apart, "own": start.own, "far": start.far}

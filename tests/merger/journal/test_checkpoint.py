@@ -17,10 +17,13 @@ import torch
 import merger.journal.checkpoint as checkpoint_module
 import merger.merging as merging_module
 from merger import MergeOptions, merge
+from merger.bench.merged import Merged
+from merger.bench.standing import tied_and_judged
 from merger.journal.checkpoint import MARK, STATE, Checkpoint
 from merger.start.choosing import Start
 from models.bundle import open_bundle
 from models.errors import InputError
+from models.sharing.plan import SharingPlan
 from models.workload import Workload
 from tests.exhaustive import one_in
 from tests.merger.options import QUICK
@@ -85,9 +88,11 @@ def _run(arguments: list[str]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "share", "waits"),
-    one_in(2, [("wide", 0.6, []), ("wide", 0.4, ["q1"]), ("wide", 0.8, ["q1"]), ("joint", 0.7, []),
-               ("gemel", 0.4, []), ("mainstream", 0.5, []), ("one-model", 0.6, [])]),
+    ("method", "share", "waits", "far"),
+    [("wide", 0.3, [], 0.0), *one_in(2, [
+        ("wide", 0.6, [], 1.0), ("wide", 0.4, ["q1"], 1.0), ("wide", 0.8, ["q1"], 1.0), ("wide", 0.5, [], 0.0),
+        ("joint", 0.7, [], 1.0), ("gemel", 0.4, [], 1.0), ("mainstream", 0.5, [], 1.0), ("one-model", 0.6, [], 1.0),
+    ])],
 )  # fmt: skip
 def test_what_was_done_before_is_not_done_again(
     workload: Workload,
@@ -97,7 +102,12 @@ def test_what_was_done_before_is_not_done_again(
     method: str,
     share: float,
     waits: list[str],
+    far: float,
 ) -> None:
+    monkeypatch.setattr("merger.start.choosing.FAR", far)
+    monkeypatch.setattr("merger.methods.early.EARLY", 1 / 8)
+    if not far:
+        _let_the_heaviest_train(monkeypatch)
     monkeypatch.setattr(Start, "far_behind", property(lambda _: dict.fromkeys(waits, 1.0)))
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2, frames_per_epoch=32), margin=0.9)
     with monkeypatch.context() as patch:
@@ -113,6 +123,18 @@ def test_what_was_done_before_is_not_done_again(
     assert _content(out) == _content(Path(straight.bundle))
     assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
     assert rest[0] <= writes[0] - moment
+    assert ('"sprint": 0' in _log(out)) == (not far), "where it begins far off the heaviest sets train first"
+
+
+def _let_the_heaviest_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing holds as it is, so that the heaviest sets train (merger.methods.prelude)."""
+
+    def halved(*given: Any) -> tuple[Any, dict[str, float]]:
+        models, ratios = tied_and_judged(*given)
+        return models, {query: ratio / 2 for query, ratio in ratios.items()}
+
+    monkeypatch.setattr("merger.methods.prelude._took", lambda *_, **__: (Merged(SharingPlan(), {}), {}))
+    monkeypatch.setattr("merger.methods.prelude.tied_and_judged", halved)
 
 
 def test_an_interrupted_merge_can_be_ended_with_what_holds_by_then(

@@ -90,6 +90,8 @@ def test_it_takes_no_more_than_a_part_of_the_work(
     assert bool(found["rows"]) == bool(found["states"]) == enough and found["won"] == NOTHING
     before = {**BEFORE, "won": Merged(plan, {}).to_plain()}
     assert heavy_first(sprints, own, "q0", before, 0.7) == {**before, "ratios": {}, "rows": []}, "no more to win"
+    before = {**BEFORE, "tied": plan.to_json()}
+    assert heavy_first(sprints, own, "q0", before, 0.7) == {**before, "ratios": {}, "rows": []}, "no more to tie"
 
 
 @pytest.mark.parametrize(("q1", "far", "giver"), [(0.94, True, "q1"), (0.96, True, "q0"), (0.94, False, "q0")])
