@@ -280,8 +280,8 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
-    all_of_them = replace(sprints, own=start["own"], pace=1.0).run({**found, "won": first.won.to_plain()}, first.sprints)
-    return replace(all_of_them, first=first)
+    joined = replace(sprints, own=start["own"], pace=1.0)
+    return replace(joined.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
 
 
 def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained:
