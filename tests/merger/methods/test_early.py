@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import merger.methods.early as early_module
 import merger.methods.wide as wide_module
@@ -17,6 +18,7 @@ from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
 from merger.methods.early import EARLY, EARLY_APART, early_layers, plan_without
 from merger.methods.sprints import Sprints, Trained
+from merger.start.choosing import donated
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
@@ -98,3 +100,12 @@ def test_where_all_is_shattered_models_become_parts_of_each_other_early_layers_a
     monkeypatch.setattr(wide_module, "_start", lambda *_, **__: {"far": True, "shattered": True})
     monkeypatch.setattr(wide_module, "_adopted", lambda now, *_: _reached(now, now.plan, {}))
     assert wide_module._trained(sprints, later, False).plan == sprints.plan
+
+
+def test_where_all_is_tied_already_no_start_is_chosen(sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_module, "choose_start", lambda *_: pytest.fail("there is nothing to choose"))
+    own = donated(sprints.plan, snapshots(sprints.bench.originals), "q0")
+    found = wide_module._start(sprints, own, tied=sprints.plan)
+    assert not found["waits"] and set(found["ratios"]) == set(found["states"]) == set(own)
+    key = "last.0.weight"
+    assert all(torch.equal(state[key], own["q0"][key]) for state in found["states"].values())

@@ -393,12 +393,3 @@ def test_sprints_have_the_rate_of_the_trials(
         checkpoint = Checkpoint(tmp_path / str(choose_rate), {}, False)
         wide_module._trained(replace(sprints, checkpoint=checkpoint), sprints.plan, choose_rate)
     assert ran == [(3e-3, found["ratios"]), (sprints.recipe.rate, found["ratios"])]
-
-
-def test_where_all_is_tied_already_no_start_is_chosen(sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_module, "choose_start", lambda *_: pytest.fail("there is nothing to choose"))
-    own = donated(sprints.plan, snapshots(sprints.bench.originals), "q0")
-    found = wide_module._start(sprints, own, tied=sprints.plan)
-    assert not found["waits"] and set(found["ratios"]) == set(found["states"]) == set(own)
-    key = "last.0.weight"
-    assert all(torch.equal(state[key], own["q0"][key]) for state in found["states"].values())
