@@ -5,28 +5,40 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import merger.journal.checkpoint as checkpoint_module
+import merger.methods.early as early_module
+import merger.methods.prelude as prelude_module
 import merger.methods.wide as wide_module
 from merger import Resources, merge
-from merger.bench.merged import snapshots
+from merger.bench.merged import Merged, snapshots
 from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew, CrewError
 from merger.start.choosing import Start, donated
 from models.bundle import open_bundle
+from models.sharing.plan import SharingPlan
 from models.workload import Workload, load_workload
 from tests.exhaustive import every
 from tests.merger.crew.hands import Hands, together
 from tests.merger.options import QUICK
 
 
-def merged(crew: Crew, workload: Path, out: Path, resume: bool = False, dies: tuple[int, int] = (-1, 0)) -> Any:
-    """Merge as one of a crew; who is told to kills itself at the so-manieth chance to store."""
-    wide_module.choose_start = _start_of_q0
+def merged(
+    crew: Crew, workload: Path, out: Path, resume: bool = False, dies: tuple[int, int] = (-1, 0), far: bool = False
+) -> Any:
+    """Merge as one of a crew; who is told to kills itself at the so-manieth chance to store.
+
+    Where it begins `far` off, and nothing holds as it is, the heaviest sets train first.
+    """
+    wide_module.choose_start = partial(_start_of_q0, far)
+    if far:
+        early_module.EARLY = 1 / 8
+        prelude_module._took = lambda *_, **__: (Merged(SharingPlan(), {}), {})
     checkpoint_module.INTERVAL_S, checkpoint_module.WRITING_SHARE = 0.0, float("inf")
     rank, chances = dies
     if crew.rank == rank:
@@ -42,10 +54,10 @@ def merged(crew: Crew, workload: Path, out: Path, resume: bool = False, dies: tu
     return {"report": report.to_json(), "events": events, "tested": tested, "given": crew.given, "steps": crew.steps}
 
 
-def _start_of_q0(bench: Any, plan: Any, journal: Any, apart: Any = None, most_work: float = 0.0) -> Start:
+def _start_of_q0(far: bool, bench: Any, plan: Any, journal: Any, apart: Any = None, *_: Any) -> Start:
     """A better one would need no training."""
-    states = donated(plan, snapshots(bench.originals), "q0")
-    return Start(states, dict.fromkeys(plan.queries(), 0.0), states)
+    states = donated(plan, apart or snapshots(bench.originals), "q0")
+    return Start(states, dict.fromkeys(plan.queries(), 0.0), states, far)
 
 
 def _kill_at(chances: int) -> None:
@@ -61,15 +73,17 @@ def _kill_at(chances: int) -> None:
     checkpoint_module.Checkpoint.write = dying
 
 
-def test_two_processes_merge_as_one_does_and_note_what_they_sent(workload: Workload, tmp_path: Path) -> None:
-    together(1, merged, workload.path, tmp_path / "one.gemel")
-    first, second = together(2, merged, workload.path, tmp_path / "two.gemel")
+@pytest.mark.parametrize("far", [False, True])
+def test_two_processes_merge_as_one_does_and_note_what_they_sent(workload: Workload, tmp_path: Path, far: bool) -> None:
+    together(1, merged, workload.path, tmp_path / "one.gemel", False, (-1, 0), far)
+    first, second = together(2, merged, workload.path, tmp_path / "two.gemel", False, (-1, 0), far)
     one, two = open_bundle(tmp_path / "one.gemel"), open_bundle(tmp_path / "two.gemel")
     assert second["events"] == [] and "crew" in first["events"] and "sums" in first["events"]
     assert two.manifest.bytes == one.manifest.bytes
     assert first["tested"] and second["tested"] and sorted(first["tested"] + second["tested"]) == ["q0", "q1", "q2"]
     log = (tmp_path / "two.gemel.log.jsonl").read_text()
     assert f'"steps": {first["steps"]}' in log and f'"given_bytes": {first["given"]}' in log and first["given"] > 0
+    assert ('"sprint": 0' in log) == far
 
 
 @pytest.mark.parametrize(("dies", "afterwards"), every([((1, 12), 1), ((0, 20), 2)], [((1, 12), 1)]))
