@@ -114,7 +114,7 @@ class Deep(Parts):
             rows.append({**row, "rate": GENTLE * recipe["rate"]} if recipe else row)
             self.bench.progress("takes", **{**rows[-1], "layers": len(taken)})
         private = list(kept[held]) if held < len(kept) else list(pairs)
-        if private:
+        if private and not self.fewest:
             rows.append({"query": query, "repair": TAKES, "private": private, "after": why[0], "ratio": why[1],
                          "required": self.required[query], "work": self.bench.work.total})  # fmt: skip
         return {"merged": reached.to_plain(), "rows": rows}

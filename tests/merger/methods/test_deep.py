@@ -96,6 +96,18 @@ def test_where_little_work_is_left_the_first_layers_count_as_the_most_harmful(
         assert bounded._worst("q1", own, own, paths)[0] == first
 
 
+@pytest.mark.parametrize("bears", [3, 1, 0])
+def test_where_only_the_fewest_layers_are_asked_for_no_more_are_tried_and_no_row_says_what_is_kept(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch, bears: int
+) -> None:
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [(), ("stem.0",), ("stem.0", "body.0")])
+    tried = taught(monkeypatch, {"q1": bears})
+    merged, _, rows = took(replace(deep, fewest=True), "q1")
+    assert [count for _, count, _ in tried] == [1]
+    assert [("takes" in row, row.get("accepted")) for row in rows] == [(True, bears > 0)]
+    assert len(merged.plan.shared) == min(bears, 1)
+
+
 @pytest.mark.parametrize(("bears", "tries"), [(3, [1, 3]), (2, [1, 3, 2]), (1, [1, 3, 2]), (0, [1, 1])])
 def test_a_query_keeps_as_little_as_it_needs(
     deep: Deep, monkeypatch: pytest.MonkeyPatch, bears: int, tries: list[int]
