@@ -35,9 +35,11 @@ def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, 
 
     That is deep layers as they are, and where all begin `far` off the heaviest sets.
     """
-    giver = giver_of(sprints, own) if far else by_shared_bytes(sprints.bench, sprints.plan)[0]
+    most = by_shared_bytes(sprints.bench, sprints.plan)[0]
+    giver, fewest = giver_of(sprints, own, most) if far else (most, Merged(SharingPlan(), {}))
     merged, ratios = _took(sprints, own, giver)
-    found = {"won": merged.to_plain(), "states": dict[str, State](), "tied": SharingPlan().to_json()}
+    won = max(merged, fewest, key=lambda found: found.plan.saved_bytes(sprints.bench.layers))
+    found = {"won": won.to_plain(), "states": dict[str, State](), "tied": SharingPlan().to_json()}
     below = [query for query, ratio in ratios.items() if ratio < LOST * sprints.required[query]]
     others = replace(sprints, plan=sprints.plan.without(*below))
     for part in RUNGS if far else ():
@@ -51,24 +53,26 @@ def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, 
     return found
 
 
-def giver_of(sprints: Sprints, own: Mapping[str, State]) -> str:
-    """Who stands for the others: the one that shares most bytes, or whoever bears not even a few layers of that one.
+def giver_of(sprints: Sprints, own: Mapping[str, State], most: str) -> tuple[str, Merged]:
+    """Who stands for the others: the one that shares `most` bytes, or whoever bears not even a few layers of that one;
+    and what holds of those that the others took to find out.
 
     A model that bears no other's layers has layers that others bear (measured: docs/lab-notes.md).
     """
-    most = by_shared_bytes(sprints.bench, sprints.plan)[0]
-    _, ratios = _took(sprints, own, most, fewest=True)
+    merged, ratios = _took(sprints, own, most, fewest=True)
     short = {query: ratio for query, ratio in ratios.items() if ratio < sprints.required[query]}
-    return min(short, key=lambda query: short[query], default=most)
+    return min(short, key=lambda query: short[query], default=most), merged
 
 
 def _took(
     sprints: Sprints, own: Mapping[str, State], giver: str, fewest: bool = False
 ) -> tuple[Merged, dict[str, float]]:
     """What is merged where the others took deep layers of this one, or only the fewest that they could take, beginning
-    as their `own` states say and with nothing trained; and the best ratio of each that could take any.
+    as their `own` states say and with nothing trained, whoever costs least first; and the best ratio of each that could
+    take any.
     """
     takers = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query != giver]
+    takers.sort(key=lambda query: sprints.bench.work.of(sprints.bench.queries[query]))
     before, standing = len(sprints.checkpoint.log), Merged(SharingPlan(), {giver: own[giver]})
     name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
     deep = sprints.deep(sprints.bounds, training=False, fewest=fewest)

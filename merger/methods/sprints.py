@@ -24,12 +24,12 @@ from models.sharing.plan import SharingPlan, tie
 
 SPRINTS = (0.75, 2, 4)
 """The epochs of sprints, as parts of those a search gives an attempt."""
-NEARER = (1, 2)
-"""The same where the heaviest sets have trained before, and all are near."""
 HARD = 0.9
 """Where a query begins below this part of what is required, others wait or early layers are apart, there is one sprint,
 as long as the second: most of what is won comes while the rate falls, a hard merge wants a long fall, and a second one
 undoes it."""
+NEARER = 1
+"""It is only so long where the heaviest sets have trained before."""
 LOST = 0.85
 """A query that is below this part of what is required after a sprint leaves before the next one."""
 DEEP = 0.8
@@ -92,7 +92,7 @@ class Sprints:
         """
         now, number = self, before
         hard = self.others_wait or self.whole is not None or self._near(found) < HARD
-        parts = NEARER if self.pace < 1 else SPRINTS[1:2] if hard else SPRINTS
+        parts = (NEARER,) if self.pace < 1 else SPRINTS[1:2] if hard else SPRINTS
         for fallen, part in enumerate(parts):
             if all_met(found["ratios"], self.required):
                 break
@@ -102,13 +102,13 @@ class Sprints:
             epochs = self.checkpoint.step(name, plan)
             if not epochs:
                 break
-            number += 1
+            number, last = number + 1, part == parts[-1]
             seed = self.bench.seed * len(SPRINTS) + number
             recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.pace * self.recipe.rate / 2**fallen)
             found = self.checkpoint.step(f"sprint {number}", partial(now.sprint, found, recipe, number > 1))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
-            found = self.checkpoint.step(f"alone {number}", partial(now._alone, found))
+            found = self.checkpoint.step(f"alone {number}", partial(now._alone, found, last))
             for row in found["rows"]:
                 self.checkpoint.note({"sprint": number, **row})
             if fallen == 0:
@@ -188,10 +188,11 @@ class Sprints:
             self.bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
         return dict(best)
 
-    def _alone(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _alone(self, found: Mapping[str, Any], last: bool) -> dict[str, Any]:
         """Before all models train again for the sake of a few: what the private parts of those few can do alone.
 
-        The nearest goes first: the others can take deep layers of it once it has what is required.
+        The nearest goes first: the others can take deep layers of it once it has what is required. Where it fails all
+        have to train again, unless this was the `last` sprint.
         """
         states, ratios, rows = dict(found["states"]), dict(found["ratios"]), []
         recipe = alone(self.recipe)
@@ -208,7 +209,7 @@ class Sprints:
             row = {"alone": query, "ratio": tried["ratio"], "required": required, "epochs": tried["epochs"]}
             self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)
             rows.append({**row, "work": self.bench.work.total})
-            if tried["ratio"] < required:
+            if tried["ratio"] < required and not last:
                 break
         tried = [row["alone"] for row in rows]
         found = {**found, "states": states, "ratios": ratios, "rows": rows, "alone": tried}

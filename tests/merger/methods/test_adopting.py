@@ -228,7 +228,7 @@ def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
         lambda *_, **__: {"won": Merged(SharingPlan(), {}).to_plain(), "states": {}, "tied": SharingPlan().to_json()},
     )
     monkeypatch.setattr(Sprints, "sprint", lambda _self, found, *_: {**found, "rows": []})
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(Sprints, "_with_deep_layers", lambda self, found, _sprint: self._won(found))
     found = wide_module._trained(sprints, sprints.plan, choose_rate=False)
     assert tried and found.plan.queries() == set(bench.queries) and found.sprints == 1

@@ -112,13 +112,30 @@ def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
     monkeypatch.setattr(Deep, "run", run)
     heavy = _heavy_first(monkeypatch, [])
     found = prelude(sprints, own, far)
-    takers = [query for query in ("q0", "q1", "q2") if query != giver]
-    assert asked == [("q0", ["q1", "q2"], True), (giver, takers, False)][0 if far else 1 :]
-    assert set(Merged.from_plain(found["won"]).states) == {giver, "q2"} and not found["states"]
+    cheap_first = ["q0", "q2", "q1"]
+    costs = [sprints.bench.work.of(sprints.bench.queries[query]) for query in cheap_first]
+    assert costs == sorted(costs) and costs[1] < costs[2]
+    takers = [query for query in cheap_first if query != giver]
+    assert asked == [("q0", ["q2", "q1"], True), (giver, takers, False)][0 if far else 1 :]
+    assert set(Merged.from_plain(found["won"]).states) == {giver, takers[-1]} and not found["states"]
     assert len(heavy) == far
     for others, begins, stands, before, part in heavy:
         assert others.plan == sprints.plan and begins is own, "0.82 is no less than 0.85 of what is required"
         assert (stands, part) == (giver, RUNGS[0]) and before["won"] == found["won"]
+
+
+def test_what_was_taken_to_find_the_giver_is_kept_where_it_saves_most(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = snapshots(sprints.bench.originals)
+    more, less = (Merged(heaviest(sprints, part), own) for part in (0.9, 0.7))
+    assert more.plan != less.plan
+    monkeypatch.setattr(
+        prelude_module, "_took", lambda *_, fewest=False: (more if fewest else less, {"q1": 0.5, "q2": 1.0})
+    )
+    _heavy_first(monkeypatch, [])
+    assert Merged.from_plain(prelude(sprints, own, far=True)["won"]).plan == more.plan
+    assert Merged.from_plain(prelude(sprints, own, far=False)["won"]).plan == less.plan
 
 
 @pytest.mark.parametrize(("reached", "steps"), [([0.95, 0.95], 2), ([0.95, 0.94], 2), ([0.94], 1)])
@@ -126,7 +143,7 @@ def test_more_is_tied_once_the_heaviest_hold(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, reached: list[float], steps: int
 ) -> None:
     own = snapshots(sprints.bench.originals)
-    monkeypatch.setattr(prelude_module, "giver_of", lambda *_: "q2")
+    monkeypatch.setattr(prelude_module, "giver_of", lambda *_: ("q2", Merged.from_plain(NOTHING)))
     monkeypatch.setattr(prelude_module, "_took", lambda *_: (Merged.from_plain(NOTHING), {"q0": 0.8, "q1": 0.81}))
     heavy = _heavy_first(monkeypatch, reached)
     found = prelude(sprints, own, far=True)

@@ -21,7 +21,7 @@ from merger.training.recipe import Recipe
 
 
 @pytest.mark.parametrize(("begins", "apart", "pace", "epochs"), [
-    (0.94, False, 1.0, [3, 8, 16]), (0.8, False, 1.0, [8]), (0.94, True, 1.0, [8]), (0.94, True, 0.5, [4, 8]),
+    (0.94, False, 1.0, [3, 8, 16]), (0.8, False, 1.0, [8]), (0.94, True, 1.0, [8]), (0.94, True, 0.5, [4]),
 ])  # fmt: skip
 def test_a_merge_that_begins_far_off_has_one_long_sprint_and_slower_ones_where_the_heaviest_have_trained(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, begins: float, apart: bool, pace: float, epochs: list[int]
@@ -32,7 +32,7 @@ def test_a_merge_that_begins_far_off_has_one_long_sprint_and_slower_ones_where_t
         recipes.append(recipe)
         return {**found, "rows": [], "ratios": dict.fromkeys(found["ratios"], 0.945)}
 
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(Sprints, "sprint", sprint)
     replace(sprints, whole=sprints.plan if apart else None, pace=pace).run(_begun(sprints, begins))
     assert [recipe.epochs for recipe in recipes] == epochs
@@ -66,7 +66,7 @@ def test_who_is_below_after_the_first_sprint_takes_deep_layers_of_those_who_are_
     monkeypatch.setattr(Deep, "run", run)
     monkeypatch.setattr(Deep, "stand", lambda _deep, query, *_: {"state": own[query], "row": {"takes": "told"}})
     monkeypatch.setattr(Sprints, "sprint", sprint)
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(Sprints, "_epochs", lambda *_, **__: 1)
     bounds = Bounds(sprints.bench.work, sprints.bench.work.total + left)
     trained = replace(sprints, own=own, bounds=bounds).run(begun)
@@ -90,7 +90,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 
     alone: list[set[str]] = []
     monkeypatch.setattr(Sprints, "sprint", sprint)
-    monkeypatch.setattr(Sprints, "_alone", lambda self, found: alone.append(self.plan.queries()) or found)
+    monkeypatch.setattr(Sprints, "_alone", lambda self, found, _last: alone.append(self.plan.queries()) or found)
     left = sprints.run(_begun(sprints, 0.94))
     assert alone == [{"q0", "q1", "q2"}, {"q0", "q2"}, {"q0", "q2"}]
     assert trained == [["q0", "q1", "q2"], ["q0", "q2"], ["q0", "q2"]] and set(left.states) == {"q0", "q2"}
@@ -110,7 +110,7 @@ def test_a_sprint_that_was_begun_goes_on_as_it_was_planned_though_time_is_over(
             raise KeyboardInterrupt
         return {**found, "rows": []}
 
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(Sprints, "sprint", sprint)
     one = training_flops(bench, list(bench.queries), Recipe(epochs=1))
     with pytest.raises(KeyboardInterrupt):
@@ -162,7 +162,7 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 
     monkeypatch.setattr(Sprints, "_epochs", plan)
     monkeypatch.setattr(bench, "training", training)
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     sprints.run({**_tied(sprints), "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}})
     assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
     assert planned == seen

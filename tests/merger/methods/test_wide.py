@@ -71,7 +71,8 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     in_vain = {"ratio": 0.9, "epochs": 2}
     for module in ("merger.methods.sprints", "merger.mending.search"):
         monkeypatch.setattr(f"{module}.train_private", lambda _b, begins, *_: {"state": begins[0], **in_vain})
-    alone = sprints._alone(found)["alone"]
+    assert sprints._alone(found, last=True)["alone"] == ["q1", "q2"]
+    alone = sprints._alone(found, last=False)["alone"]
     assert alone == ["q1"], "the nearest; where it fails all train again"
     bounds = Bounds(bench.work)
     cases = [Case(q, ratio, sprints.required[q], Recipe(), q in alone) for q, ratio in found["ratios"].items()]
@@ -243,7 +244,7 @@ def test_who_is_lost_after_a_sprint_is_tried_again_once_the_others_are_accepted(
     monkeypatch.setattr(wide_module, "choose_start", start)
     monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
     monkeypatch.setattr(Sprints, "sprint", sprint)
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(Sprints, "may_begin", property(lambda self: self.bounds.work_left > 0))
     monkeypatch.setattr(sprints_module, "SPRINTS", (0.75,))
     monkeypatch.setattr(Sprints, "_epochs", lambda *_, **__: 1)
@@ -288,7 +289,7 @@ def test_what_is_below_is_not_accepted_before_the_others_join(
 ) -> None:
     _waits(bench, monkeypatch, {"q0": 0.97, "q2": 0.94})
     monkeypatch.setattr(sprints_module, "SPRINTS", (0.75, 2))
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found: found)
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: dict.fromkeys(queries, 0.94)))
     won = wide_module._trained(sprints, sprints.plan, False).won
     assert not won.plan.shared and not won.states
