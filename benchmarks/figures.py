@@ -63,29 +63,25 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 """What it was measured by and on, its heads, its rows."""
 
 
-def merges(chosen: Sequence[Cell], averaged: Sequence[Cell], recorded: Mapping[str, Table]) -> dict[str, Table]:
+def merges(today: Sequence[Cell], chosen: Sequence[Cell], recorded: Mapping[str, Table]) -> dict[str, Table]:
     """The tables about merging.
 
-    `chosen` and `averaged`: cells whose originals val chose (the best of several epochs), and whose originals are the
-    mean of the last two cycles, as `gemel train` makes them now.
+    `chosen`: cells whose originals val chose (the best of several epochs); those of `today` are the mean of the last
+    two cycles, as `gemel train` makes them now.
     """
     plain = [cell for cell in chosen if cell.label == cell.arm]
     searched = [cell for cell in plain if cell.arm not in ACCEPT_NOTHING]
-    own = [cell for cell in plain if cell.target == 0.95]
-    others = [cell for cell in own if cell.arm != OURS]
-    both = [cell for cell in own if cell.arm in (OURS, THEIRS)] + [
-        cell for cell in averaged if cell.workload == "cifar"
-    ]
+    others = [cell for cell in plain if cell.target == 0.95 and cell.arm != OURS]
     others_of_ours = [cell for cell in chosen if cell.label != cell.arm]
     said, heads, rows = recorded["junction"]
     if tuple(heads) != ARMS:
         raise ValueError("junction.json: other heads than the table it stands in")
     at = sorted({cell.target for cell in plain})
     return {
-        "merge": (f"{_said(averaged)}; junction: {said}", ARMS, [*_by_name(averaged, arm_rows), *rows]),
+        "merge": (f"{_said(today)}; junction: {said}", ARMS, [*_by_name(today, arm_rows), *rows]),
         "merge-others": (_said(others), ARMS, _by_name(others, arm_rows)),
         "merge-beyond": (_said(others_of_ours), ARMS, _by_name(others_of_ours, arm_rows)),
-        "merge-work": (_said(both), WORKS, _by_name(both, work_rows)),
+        "merge-work": ("From the same cells", WORKS, _by_name(today, work_rows)),
         "merge-targets": (_said(searched), ("arm", *(f"{target:g}" for target in at)), target_rows(searched, at)),
     }
 
@@ -117,14 +113,13 @@ def compressed(folder: Path) -> dict[str, Table]:
     return tables
 
 
-def pictures(chosen: Sequence[Cell], averaged: Sequence[Cell], deep: Sequence[Cell]) -> dict[str, str | None]:
+def pictures(today: Sequence[Cell], chosen: Sequence[Cell]) -> dict[str, str | None]:
     """File name -> SVG: bytes saved over work for gti and cifar, and over targets for gti."""
-    gti = [cell for cell in chosen if cell.workload == "gti" and cell.label == cell.arm]
+    at_95 = [cell for cell in today if cell.target == 0.95]
     return {
-        "merge-gti.svg": picture([cell for cell in gti if cell.target == 0.95]),
-        "merge-gti-targets.svg": curves(gti),
-        "merge-cifar.svg": picture([cell for cell in averaged if cell.workload == "cifar"]),
-        "merge-cifar-deep.svg": picture([cell for cell in deep if cell.workload == "cifar"]),
+        "merge-gti.svg": picture([cell for cell in at_95 if cell.workload == "gti"]),
+        "merge-gti-targets.svg": curves([cell for cell in chosen if cell.label == cell.arm]),
+        "merge-cifar.svg": picture([cell for cell in at_95 if cell.workload == "cifar"]),
     }
 
 
@@ -195,9 +190,12 @@ def of_the_paper(measured: Path, cells: Sequence[Cell]) -> dict[str, Table]:
     weights = _read(measured / "paper" / "catalogue.json")
     played = {name: _units(_read(measured / "schedule" / f"{name}.json")) for name in ("objective", "grid")}
     said = f"`python -m benchmarks.paper --json FILE`; {weights['date']}"
-    from_both = "From the records of [figures.md](figures.md), and of the table below"
+    from_both = "From the records of [figures.md](figures.md), and of the tables below"
+    orders = sorted(read_cells(measured / "orders"), key=lambda cell: (cell.workload, [*paper.ORDERS].index(cell.arm)))
+    claims = paper.claim_rows(weights["catalogue"], played["objective"], cells, orders)
     return {
-        "paper-claims": (from_both, paper.HEADS, paper.claim_rows(weights["catalogue"], played["objective"], cells)),
+        "paper-claims": (from_both, paper.HEADS, claims),
+        "paper-orders": (_said(orders), paper.ORDER_HEADS, paper.order_rows(orders)),
         "paper-catalogue": (said, paper.CATALOGUE_HEADS, paper.catalogue_rows(weights["catalogue"])),
         "paper-sensitivity": (
             "From the record of [the grid](figures.md#the-grid)",
@@ -266,7 +264,7 @@ def filled(page: str, tables: Mapping[str, Table]) -> str:
 
 def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     """Every file that this script writes, as it should read."""
-    chosen, averaged = _cells(measured / "merge"), _cells(measured / "merge-averaged")
+    today, chosen = _cells(measured / "merge"), _cells(measured / "merge-chosen")
     recorded = dict(transcribed(measured / "transcribed"))
     sights = (("first", "at first sight"), ("later", "later"))
     unseen = [
@@ -274,16 +272,12 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
         for when, said in sights
         for cell in read_cells(measured / "unseen" / when)
     ]
-    deep = _cells(measured / "merge-deep")
-    drawn = {docs / name: svg for name, svg in pictures(chosen, averaged, deep).items() if svg is not None}
+    drawn = {docs / name: svg for name, svg in pictures(today, chosen).items() if svg is not None}
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
     worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
-    worked_out["merge-deep"] = (_said(deep), ARMS, _by_name(deep, arm_rows))
-    worked_out["merge-deep-work"] = ("From the same cells", WORKS, _by_name(deep, work_rows))
-    at_95 = [*averaged, *(cell for cell in chosen if cell.workload == "gti" and cell.arm == THEIRS), *unseen]
-    worked_out |= of_the_paper(measured, [cell for cell in at_95 if cell.target == 0.95])
-    tables = {**recorded, **merges(chosen, averaged, recorded), **worked_out}
+    worked_out |= of_the_paper(measured, [cell for cell in (*today, *unseen) if cell.target == 0.95])
+    tables = {**recorded, **merges(today, chosen, recorded), **worked_out}
     pages = {docs / name: filled((docs / name).read_text(encoding="utf-8"), tables) for name in PAGES}
     return {**pages, **drawn}
 
@@ -318,6 +312,8 @@ def _command(cells: Sequence[Cell]) -> str:
         "--seeds": dict.fromkeys(str(cell.seed) for cell in cells),
     }
     words = [MERGE, "--workloads", cells[0].workload, *(" ".join((key, *values)) for key, values in several.items())]
+    if not options["choose_rate"]:
+        words += [f"--rate {options['recipe']['rate']:g} --work {options['max_work']:g}"]
     words += ["--beyond"] * options["beyond"] + [f"--weights {options['weights']}"] * (options["weights"] != FP32)
     return " ".join(words)
 

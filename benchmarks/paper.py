@@ -19,7 +19,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.merging.cells import Cell
-from benchmarks.merging.tables import OURS, THEIRS
+from benchmarks.merging.tables import OURS, THEIRS, grouped, spread
 from benchmarks.schedule.cases import catalogue
 from benchmarks.schedule.objective import ACCURACY, APART, PAPER
 from gemel.looking.inspect import inspect_workload
@@ -30,6 +30,12 @@ from models.workload import load_workload
 HEADS = ("the paper says", "here, simulated on the catalogue", "here, measured on real workloads", "agrees")
 CATALOGUE_HEADS = ("workload", "queries", "MB", "ceiling", "layers", "layers with half of the bytes")
 SENSITIVITY_HEADS = ("over all else", "time-sharing", "`gemel`", "`ours`", "`gemel` over time-sharing")
+ORDER_HEADS = (
+    "workload", "groups in order of", "work", "saved / ceiling after a quarter", "after half", "in the end", "met",
+)  # fmt: skip
+ORDERS = {THEIRS: "memory", "earliest": "place, first", "latest": "place, last", "random": "chance",
+          "one-model": "memory, one model at a time"}  # fmt: skip
+PARTS = (1 / 4, 1 / 2)
 SAVED, GAINED = 0.607, (8.0, 39.0)
 """The paper's abstract: memory saved up to this share; points of accuracy over time and space sharing."""
 
@@ -59,10 +65,30 @@ def catalogue_rows(weights: Sequence[Row]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-def claim_rows(weights: Sequence[Row], played: Sequence[Row], cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+def order_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
+    """A row of ORDER_HEADS for each workload and order that the search took its groups in, all with the same work."""
+    rows = []
+    for (workload, order), own in grouped(cells, lambda cell: (cell.workload, ORDERS[cell.arm])).items():
+        work = own[0].asked["options"]["max_work"]
+        shares = [spread([_share_after(cell, part * work) for cell in own]) for part in PARTS]
+        met = min(cell.met for cell in own)
+        shares.append(spread([cell.share for cell in own]))  # a group that was begun is tried to its end
+        rows.append((workload, order, f"{work:.3g}", *shares, f"{met} of {len(own[0].queries)}"))
+    return rows
+
+
+def _share_after(cell: Cell, work: float) -> float:
+    """The part of the ceiling that was saved after so much work."""
+    return max(saved for spent, saved in cell.accepted() if spent <= work) / cell.ceiling_bytes
+
+
+def claim_rows(
+    weights: Sequence[Row], played: Sequence[Row], cells: Sequence[Cell], orders: Sequence[Cell]
+) -> list[tuple[Any, ...]]:
     """A row of HEADS for each claim.
 
-    `weights` are those of the catalogue, `played` the rows of `benchmarks.schedule.objective`, `cells` merges at 95 %.
+    `weights` are those of the catalogue, `played` the rows of `benchmarks.schedule.objective`, `cells` merges at 95 %,
+    `orders` those of the search in each of its orders, all with the same work.
     """
     ceilings = [one["ceiling_fraction"] for one in weights]
     few = [one["half_in"] / one["layers"] for one in weights]
@@ -87,8 +113,9 @@ def claim_rows(weights: Sequence[Row], played: Sequence[Row], cells: Sequence[Ce
          "not where models are small and unlike"),
         ("adding one group after the other beats all at once", "-",
          "work (image passes x FLOPs): " + _told(work, "{:.2e}"), "no"),
-        ("groups in order of memory beat earliest, latest, random, one model at a time", "-", "-",
-         "not measured: the methods exist"),
+        ("groups in order of memory beat earliest, latest, random, one model at a time", "-",
+         "of the ceiling with the same work: " + _told(_by_workload(orders, lambda cell: cell.share), "{:.3f}"),
+         _first(orders)),
     ]  # fmt: skip
 
 
@@ -110,11 +137,18 @@ def _points(played: Sequence[Row], arm: str) -> list[float]:
     return [100 * (merged - apart) for merged, apart in means]
 
 
+def _first(orders: Sequence[Cell]) -> str:
+    """Where the order of memory saves most, of all orders of the search."""
+    found = _by_workload(orders, lambda cell: cell.share)
+    won = [workload for workload, shares in found.items() if shares[THEIRS] >= max(shares.values())]
+    return _agrees(len(won) == len(found)) if len(won) in (0, len(found)) else "on " + ", ".join(won)
+
+
 def _by_workload(cells: Sequence[Cell], value: Callable[[Cell], float]) -> dict[str, dict[str, float]]:
-    """Workload -> arm -> the mean over its seeds, of the two methods that share."""
+    """Workload -> arm -> the mean over its seeds, of the methods that share part by part or all."""
     found: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
-        if cell.label in (OURS, THEIRS):
+        if cell.label in (OURS, *ORDERS):
             found.setdefault(cell.workload, {}).setdefault(cell.label, []).append(value(cell))
     return {workload: {arm: fmean(each) for arm, each in sorted(own.items())} for workload, own in found.items()}
 

@@ -42,7 +42,8 @@ def test_claims_are_judged_by_what_was_reached():
         {"ceiling_fraction": 0.8, "half_in": 2, "layers": 10},
     ]
     cells = [cell("gti", "wide", 0.4), cell("gti", "wide", 0.5), cell("gti", "gemel", 0.3), cell("gti", "joint", 0.9)]
-    less, points, few, near, *_ = paper.claim_rows(weights, [played(0.5, 0.55, 0.6), played(0.5, 0.5, 0.5)], cells)
+    twice = [played(0.5, 0.55, 0.6), played(0.5, 0.5, 0.5)]
+    less, points, few, near, *_ = paper.claim_rows(weights, twice, cells, [])
     assert less[1:] == (
         "20.0% to 80.0% if all that can is shared, median 50.0%",
         "gti `gemel` 30.0%, `wide` 45.0%",
@@ -51,5 +52,27 @@ def test_claims_are_judged_by_what_was_reached():
     assert "+0.0 to +10.0 points, +5.0 on average (2 cases" in points[1] and points[3] == "in few cases"
     assert few[1].endswith("median 15%") and few[3] == "yes"
     assert near[2] == "of the ceiling: gti `gemel` 0.600, `wide` 0.900"
-    more = paper.claim_rows(weights, [played(0.5, 0.6, 0.6)], [cell("gti", "wide", 0.61)])
+    more = paper.claim_rows(weights, [played(0.5, 0.6, 0.6)], [cell("gti", "wide", 0.61)], [])
     assert (more[0][3], more[1][3]) == ("yes", "yes")
+
+
+def ordered(workload: str, arm: str, *saved: float) -> Cell:
+    steps = [(0.0, 0.0), *((10.0 * (number + 1), share) for number, share in enumerate(saved))]
+    options = {"options": {"max_work": 40.0}}
+    return cast("Cell", SimpleNamespace(
+        workload=workload, label=arm, arm=arm, share=saved[-1], asked=options, accepted=lambda: steps,
+        ceiling_bytes=1.0, met=len(saved), queries=[0] * 4,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize(("latest", "agrees"), [(0.5, "yes"), (0.7, "on cifar"), (0.9, "on cifar")])
+def test_orders_of_the_search_are_compared_after_the_same_work(latest, agrees):
+    cells = [ordered("cifar", "gemel", 0.2, 0.4, 0.6), ordered("cifar", "latest", 0.1, 0.3)]
+    cells += [ordered("gti", "gemel", 0.6), ordered("gti", "latest", 0.0, 0.1, latest)]
+    cells += [ordered("gti", "latest", 0.2, 0.3, latest)]
+    assert paper.order_rows(cells)[0] == ("cifar", "memory", "40", "0.200", "0.400", "0.600", "3 of 4")
+    assert paper.order_rows(cells)[3][3:5] == ("0.100 (0.000..0.200)", "0.200 (0.100..0.300)")
+    weights = [{"ceiling_fraction": 0.2, "half_in": 1, "layers": 10}]
+    *_, row = paper.claim_rows(weights, [played(0.5, 0.6, 0.6)], [], cells)
+    told = f"cifar `gemel` 0.600, `latest` 0.300; gti `gemel` 0.600, `latest` {latest:.3f}"
+    assert row[2:] == (f"of the ceiling with the same work: {told}", agrees)
