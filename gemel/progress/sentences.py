@@ -171,7 +171,7 @@ def _adopting(f: Fields) -> str:
 def _takes(f: Fields) -> str:
     layers = f"{f['takes']} takes over {about(f['layers'], 'layer', 'layers')} of {f['from']}"
     kept = "kept" if f["accepted"] else f"{number(f['required'])} is required"
-    return f"{layers}: {number(f['ratio'])} of its original ({kept}); {size(f['accepted_bytes'])} saved so far"
+    return f"{layers}: {number(f['ratio'])} of its original ({kept}); {size(f['accepted_bytes'])} saved this way"
 
 
 def _alone(f: Fields) -> str:
