@@ -27,7 +27,7 @@ from merger.bench.standing import tied_and_judged
 from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import BACK, LEAVES, Rows, Trial, all_at_once
+from merger.journal.outcomes import BACK, LEAVES, NO_TIME, Rows, Trial, all_at_once
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
@@ -228,6 +228,8 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
         sprints = replace(sprints, plan=later, whole=sprints.plan)
     before = prelude(sprints, own, far)
     if far:
+        if not checkpoint.step("an epoch may follow", lambda: sprints.may_begin):
+            return _held(sprints, Merged.from_plain(before["won"]), own)
         tied = SharingPlan.from_json(before["tied"])
         again = partial(_start, sprints, {**own, **before["states"]}, tied=tied)
         start = {**checkpoint.step("start without early layers", again), "own": own}
@@ -238,6 +240,22 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     found = checkpoint.step("trials", partial(_trials, sprints, start)) if choose_rate and not far else start
     sprints = replace(sprints, recipe=replace(sprints.recipe, rate=found.get("rate", sprints.recipe.rate)))
     return _all_joined(sprints, replace(sprints, lost_wait=True, own=start["own"]).run(found), start)
+
+
+def _held(sprints: Sprints, won: Merged, own: Mapping[str, State]) -> Trained:
+    """What the training came to where no work was left for it: what was `won` before."""
+    ratios = {query: sprints.required[query] for query in sorted(won.plan.queries())}
+    for query in sorted(sprints.plan.queries() - ratios.keys()):
+        _leaves(sprints, query, NO_TIME, None)
+    return Trained(won.plan, won.states, ratios, sprints.recipe, (), 0, won, own=own)
+
+
+def _leaves(sprints: Sprints, query: str, after: str, ratio: float | None) -> None:
+    """Say that a query gets its original back."""
+    row = {"query": query, "repair": LEAVES, "after": after, "ratio": ratio, "required": sprints.required[query],
+           "work": sprints.bench.work.total}  # fmt: skip
+    sprints.bench.progress("repair", **row)
+    sprints.checkpoint.note(row)
 
 
 def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
@@ -271,11 +289,7 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
     if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
         lost = {row["waits"]: row for row in checkpoint.log if "waits" in row}
         for query in sorted(waiting - first.plan.queries()):
-            row = lost[query]
-            left = {"query": query, "repair": LEAVES, "after": row["after"], "ratio": row.get("ratio"),
-                    "required": row["required"], "work": bench.work.total}  # fmt: skip
-            bench.progress("repair", **left)
-            checkpoint.note(left)
+            _leaves(sprints, query, lost[query]["after"], lost[query].get("ratio"))
         return first
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
     checkpoint.note({"accepted_bytes": won, "work": bench.work.total})

@@ -13,9 +13,11 @@ import torch
 import merger.methods.early as early_module
 import merger.methods.wide as wide_module
 from merger import merge
+from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
+from merger.journal.outcomes import LEAVES, NO_TIME
 from merger.methods.early import EARLY, EARLY_APART, early_layers, plan_without
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import donated
@@ -92,6 +94,31 @@ def test_early_layers_are_apart_where_it_begins_far_off(
     assert bool(tried) == (not far), "half an epoch makes nothing better that was solved"
     assert begun == [(sprints.plan, None), (later, own)][: 2 if far else 1]
     assert trained.plan == (later if far else sprints.plan)
+
+
+@pytest.mark.parametrize("shares", [("q0", "q2"), ()])
+def test_where_no_work_is_left_after_the_prelude_what_it_holds_is_the_merge(
+    sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, shares: tuple[str, ...]
+) -> None:
+    own = snapshots(sprints.bench.originals)
+    plan = sprints.plan.without(*(own.keys() - shares))
+    won = Merged(plan, {query: own[query] for query in shares})
+    begun: list[object] = []
+
+    def start(_now: object, given: object = None, **_: object) -> dict:
+        begun.append(given)
+        return {"waits": {}, "apart": own, "own": own, "far": True}
+
+    monkeypatch.setattr(wide_module, "_start", start)
+    found = {"won": won.to_plain(), "states": {}, "tied": SharingPlan().to_json()}
+    monkeypatch.setattr(wide_module, "prelude", lambda *_: found)
+    over = replace(sprints, bounds=Bounds(sprints.bench.work, sprints.bench.work.total))
+    trained = wide_module._trained(over, later, True)
+    assert begun == [None], "no other start is looked for"
+    assert trained.plan == plan and set(trained.ratios) == set(trained.states) == set(shares)
+    assert trained.won.plan == plan and trained.own is own and trained.sprints == 0
+    left = [(row["query"], row["repair"], row["after"]) for row in sprints.checkpoint.log]
+    assert left == [(query, LEAVES, NO_TIME) for query in sorted(own.keys() - shares)]
 
 
 def test_where_all_is_shattered_models_become_parts_of_each_other_early_layers_and_all(
