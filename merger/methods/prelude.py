@@ -26,7 +26,7 @@ EPOCHS = 2
 SLOWER = 1 / 2
 """What follows the first of them trains at this part of the rate: all are near."""
 PART = 1 / 6
-"""A training takes at most this part of the work that is left."""
+"""What follows the first of them takes at most this part of the work that is left."""
 
 
 def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, Any]:
@@ -98,7 +98,8 @@ def heavy_first(
     tied = SharingPlan.from_json(before["tied"])
     recipe = replace(sprints.recipe, epochs=EPOCHS, seed=bench.seed)
     queries, bounds = sorted(plan.queries()), sprints.bounds
-    little = bounds.over or training_flops(bench, queries, recipe) > PART * bounds.work_left
+    most = (PART if tied.shared else 1.0) * bounds.work_left
+    little = bounds.over or training_flops(bench, queries, recipe) > most
     held = Merged.from_plain(before["won"]).plan.saved_bytes(bench.layers)
     if little or plan.saved_bytes(bench.layers) <= held or not besides(plan, tied).shared:
         return {**before, "ratios": {}, "rows": []}

@@ -78,20 +78,25 @@ def test_what_holds_of_the_heaviest_is_won(sprints: Sprints) -> None:
 
 
 @pytest.mark.parametrize("enough", [True, False])
-def test_it_takes_no_more_than_a_part_of_the_work(
-    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, enough: bool
+@pytest.mark.parametrize(("tied", "part", "takes"), [(0.0, 0.7, 1.0), (0.7, 0.9, PART)])
+def test_the_first_takes_no_more_than_the_work_that_is_left_what_follows_no_more_than_a_part(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch, tied: float, part: float, takes: float, enough: bool
 ) -> None:
     _sprints_of(monkeypatch)
-    bench, recipe, plan = sprints.bench, replace(sprints.recipe, epochs=EPOCHS), heaviest(sprints, 0.7)
-    takes = training_flops(bench, sorted(plan.queries()), recipe)
-    bounds = Bounds(bench.work, bench.work.total + takes / PART * (1.01 if enough else 0.99))
-    own = snapshots(bench.originals)
-    found = heavy_first(replace(sprints, bounds=bounds), own, "q0", BEFORE, 0.7)
+    own = snapshots(sprints.bench.originals)
+    monkeypatch.setattr(prelude_module, "choose_start", lambda *_: Start(own, {}, own))
+    bench, recipe, plan = sprints.bench, replace(sprints.recipe, epochs=EPOCHS), heaviest(sprints, part)
+    needed = training_flops(bench, sorted(plan.queries()), recipe) / takes
+    bounds = Bounds(bench.work, bench.work.total + needed * (1.01 if enough else 0.99))
+    before = {**BEFORE, "tied": (heaviest(sprints, tied) if tied else SharingPlan()).to_json()}
+    found = heavy_first(replace(sprints, bounds=bounds), own, "q0", before, part)
     assert bool(found["rows"]) == bool(found["states"]) == enough and found["won"] == NOTHING
-    before = {**BEFORE, "won": Merged(plan, {}).to_plain()}
-    assert heavy_first(sprints, own, "q0", before, 0.7) == {**before, "ratios": {}, "rows": []}, "no more to win"
-    before = {**BEFORE, "tied": plan.to_json()}
-    assert heavy_first(sprints, own, "q0", before, 0.7) == {**before, "ratios": {}, "rows": []}, "no more to tie"
+
+
+def test_nothing_is_trained_where_no_more_can_be_won_or_tied(sprints: Sprints) -> None:
+    own, plan = snapshots(sprints.bench.originals), heaviest(sprints, 0.7)
+    for before in ({**BEFORE, "won": Merged(plan, {}).to_plain()}, {**BEFORE, "tied": plan.to_json()}):
+        assert heavy_first(sprints, own, "q0", before, 0.7) == {**before, "ratios": {}, "rows": []}
 
 
 @pytest.mark.parametrize(("q1", "far", "giver"), [(0.94, True, "q1"), (0.96, True, "q0"), (0.94, False, "q0")])
