@@ -327,7 +327,7 @@ def _start(
         begins = Start(dict(apart), {}, dict(apart))
         return {"waits": {}, "apart": apart, "own": apart, "far": True, **_tied(sprints, begins)}
     start = _chosen(replace(sprints, plan=rest), apart, solving=not again)
-    if again and start.shattered:
+    if again and start.near_shattered:
         start = _chosen(sprints, apart)
     found = {"waits": {}, "apart": start.apart, "own": start.own, "far": start.far}
     if start.shattered and apart is None:

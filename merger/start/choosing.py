@@ -64,6 +64,11 @@ class Start:
         return self.far and not self.related and min(self.errors.values()) > SHATTERED
 
     @property
+    def near_shattered(self) -> bool:
+        """Whether next to nothing is left of all queries together: whose weights were taken may still have much."""
+        return self.far and not self.related and together(self.errors.values()) > SHATTERED
+
+    @property
     def far_behind(self) -> dict[str, float]:
         """Query -> error of those that have next to nothing left, beside the others, in a hard merge."""
         least = BEHIND * median(1 - error for error in self.errors.values()) if self.far else 0.0

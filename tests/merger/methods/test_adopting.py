@@ -215,6 +215,26 @@ def test_where_nothing_is_left_of_any_query_no_joint_training_begins(
     assert set(found.ratios) == found.plan.queries()
 
 
+@pytest.mark.parametrize(
+    ("theirs", "solved", "shattered"), [(0.97, 0.92, True), (0.97, 0.5, False), (0.7, None, False)]
+)
+def test_whether_anything_is_left_is_seen_once_it_is_solved(
+    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch,
+    theirs: float, solved: float | None, shattered: bool,
+) -> None:  # fmt: skip
+    apart, solving = snapshots(bench.originals), list[bool]()
+
+    def choose(_bench: object, _plan: object, _journal: object, _apart: object, _most: float, solves: bool) -> Start:
+        solving.append(solves)
+        errors = {query: 0.5 if query == "q0" else theirs for query in bench.queries}
+        return Start(apart, dict.fromkeys(errors, solved or 0.0) if solves else errors, apart, far=True)
+
+    monkeypatch.setattr(wide_module, "choose_start", choose)
+    found = wide_module._start(sprints, again=True)
+    assert solving == [False, True][: 2 if solved else 1], "who gave its weights keeps much of its own"
+    assert ("shattered" in found) == shattered and "states" not in found
+
+
 def test_where_a_sprint_loses_all_queries_they_take_from_each_other(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
