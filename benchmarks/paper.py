@@ -138,10 +138,10 @@ def _points(played: Sequence[Row], arm: str) -> list[float]:
 
 
 def _first(orders: Sequence[Cell]) -> str:
-    """Where the order of memory saves most, of all orders of the search."""
-    found = _by_workload(orders, lambda cell: cell.share)
-    won = [workload for workload, shares in found.items() if shares[THEIRS] >= max(shares.values())]
-    return _agrees(len(won) == len(found)) if len(won) in (0, len(found)) else "on " + ", ".join(won)
+    """Whether the order of memory saves more than all other orders of the search do, on every workload."""
+    found = _by_workload(orders, lambda cell: cell.share).values()
+    level = sorted({arm for shares in found for arm in shares if arm != THEIRS and shares[arm] >= shares[THEIRS]})
+    return "all but " + ", ".join(f"`{arm}`" for arm in level) if level else "yes"
 
 
 def _by_workload(cells: Sequence[Cell], value: Callable[[Cell], float]) -> dict[str, dict[str, float]]:

@@ -65,7 +65,7 @@ def ordered(workload: str, arm: str, *saved: float) -> Cell:
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize(("latest", "agrees"), [(0.5, "yes"), (0.7, "on cifar"), (0.9, "on cifar")])
+@pytest.mark.parametrize(("latest", "agrees"), [(0.5, "yes"), (0.6, "all but `latest`"), (0.9, "all but `latest`")])
 def test_orders_of_the_search_are_compared_after_the_same_work(latest, agrees):
     cells = [ordered("cifar", "gemel", 0.2, 0.4, 0.6), ordered("cifar", "latest", 0.1, 0.3)]
     cells += [ordered("gti", "gemel", 0.6), ordered("gti", "latest", 0.0, 0.1, latest)]
