@@ -68,11 +68,9 @@ def _took(
     sprints: Sprints, own: Mapping[str, State], giver: str, fewest: bool = False
 ) -> tuple[Merged, dict[str, float]]:
     """What is merged where the others took deep layers of this one, or only the fewest that they could take, beginning
-    as their `own` states say and with nothing trained, whoever costs least first; and the best ratio of each that could
-    take any.
+    as their `own` states say and with nothing trained; and the best ratio of each that could take any.
     """
     takers = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query != giver]
-    takers.sort(key=lambda query: sprints.bench.work.of(sprints.bench.queries[query]))
     before, standing = len(sprints.checkpoint.log), Merged(SharingPlan(), {giver: own[giver]})
     name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
     deep = sprints.deep(sprints.bounds, training=False, fewest=fewest)
