@@ -61,7 +61,7 @@ class Start:
     @property
     def shattered(self) -> bool:
         """Whether next to nothing is left of any query, and none is related to another, which training brings back."""
-        return self.far and not self.related and min(self.errors.values()) > SHATTERED
+        return self.near_shattered and min(self.errors.values()) > SHATTERED
 
     @property
     def near_shattered(self) -> bool:

@@ -32,10 +32,12 @@ def test_a_merge_that_begins_far_off_has_one_long_sprint_and_slower_ones_where_t
         recipes.append(recipe)
         return {**found, "rows": [], "ratios": dict.fromkeys(found["ratios"], 0.945)}
 
-    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
+    lasts: list[bool] = []
+    monkeypatch.setattr(Sprints, "_alone", lambda _self, found, last: lasts.append(last) or found)
     monkeypatch.setattr(Sprints, "sprint", sprint)
     replace(sprints, whole=sprints.plan if apart else None, pace=pace).run(_begun(sprints, begins))
     assert [recipe.epochs for recipe in recipes] == epochs
+    assert lasts == [False] * (len(epochs) - 1) + [True], "all that are near try alone when no sprint follows"
     assert [recipe.rate for recipe in recipes] == [
         pace * sprints.recipe.rate / 2**index for index in range(len(epochs))
     ]
