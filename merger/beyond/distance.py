@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,33 +16,47 @@ BATCH = 16
 LEAST_VARIANCE = 1e-12
 
 
-@torch.no_grad()
+Outputs = Mapping[str, Sequence[Tensor]]
+"""Path -> what the layer gave on a batch, each time it was called."""
+
+
 def distances(
     bench: Workbench, query: str, model: nn.Module, paths: Iterable[str], frames_used: int = FRAMES
 ) -> dict[str, float]:
-    """Path -> mean squared difference of the layer's outputs over the variance of the original's, on train frames.
+    """Path -> how far the layer's outputs lie from the original's (`apart`), on train frames.
 
     Channel by channel, so for layers whose channels have kept their order, as those before the heads have; for others
     there is `merger.mending.similarity.parted`. Paths that are no module (packed projections) are left out.
     """
-    original, data = bench.originals[query], bench.train[query]
+    original = bench.originals[query]
     paths = modules_among(original, paths)
-    wrong, whole = dict.fromkeys(paths, 0.0), dict.fromkeys(paths, 0.0)
+    return apart(*(outputs(bench, query, one, paths, frames_used) for one in (model, original)))
+
+
+def outputs(
+    bench: Workbench, query: str, model: nn.Module, paths: Sequence[str], frames_used: int
+) -> Iterator[Outputs]:
+    """What these layers of a model give on train frames, spread evenly, batch by batch."""
+    data = bench.train[query]
     indices = torch.linspace(0, len(data) - 1, min(frames_used, len(data))).long().tolist()
-    was_training = model.training
-    model.eval()
     for start in range(0, len(indices), BATCH):
-        frames = data.frames(indices[start : start + BATCH], bench.device)
-        with _outputs(original, paths) as theirs, _outputs(model, paths) as mine:
-            original(frames)
-            model(frames)
-        for path in paths:
-            for one, other in zip(mine[path], theirs[path]):
-                wrong[path] += float((one - other).square().sum())
-                whole[path] += float((other - other.mean()).square().sum())
-    model.train(was_training)
-    bench.work.add(bench.queries[query], 2 * len(indices))
-    return {path: wrong[path] / max(whole[path], LEAST_VARIANCE) for path in paths}
+        batch, was_training = indices[start : start + BATCH], model.training
+        model.eval()
+        with torch.no_grad(), _outputs(model, paths) as found:
+            model(data.frames(batch, bench.device))
+        model.train(was_training)
+        bench.work.add(bench.queries[query], len(batch))
+        yield found
+
+
+def apart(mine: Iterable[Outputs], theirs: Iterable[Outputs]) -> dict[str, float]:
+    """Path -> mean squared difference of two layers' outputs, batch by batch, over the variance of the second's."""
+    wrong, whole = dict[str, float](), dict[str, float]()
+    for ours, others in zip(mine, theirs, strict=True):
+        for path, calls in others.items():
+            wrong[path] = wrong.get(path, 0.0) + sum(float((a - b).square().sum()) for a, b in zip(ours[path], calls))
+            whole[path] = whole.get(path, 0.0) + sum(float((b - b.mean()).square().sum()) for b in calls)
+    return {path: wrong[path] / max(whole[path], LEAST_VARIANCE) for path in wrong}
 
 
 @contextmanager

@@ -35,7 +35,7 @@ STATE = "state.pt"
 MARK = "gemel-merge"
 """The file that says that a folder is a merge's own: nobody else's is written to, or removed."""
 SAID = b"gemel: the work of an interrupted merge; `gemel merge --resume` goes on with it\n"
-FORMAT = 17
+FORMAT = 18
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 

@@ -43,8 +43,10 @@ TAKES = "takes deep layers"
 
 @dataclass(frozen=True)
 class Deep(Parts):
-    """Models that take deep layers from those that stand, one after the other, each training as by a `recipe` for all,
-    where there is one. Of the `fewest` layers that they could take only, or else of as many as they bear.
+    """Models that take deep layers from those that stand, training as by a `recipe` for all, where there is one: one
+    after the other, each to its end. Where nothing is trained all take the `fewest` layers that they could take, and
+    unless that is all that is asked for, then each in its turn as many as it bears, step by step: the first steps save
+    most for their work.
     """
 
     recipe: Recipe | None
@@ -54,15 +56,19 @@ class Deep(Parts):
         """What is `merged` (plain) once each of the takers, beginning from its `own` state, took from those that stand,
         and `rows` for the log: one for each training, one for what each kept, and why.
 
-        Who took, and who could not take anything, may give to those that follow.
+        Who took, and who could not take anything, may give to those that come after.
         """
         now = self.checkpoint.part("deep")
         if not now:
-            now.update(merged=standing.to_plain(), rows=[], turns=list(takers))
+            now.update(merged=standing.to_plain(), rows=[], turns=list(takers), taking={})
         while now["turns"]:
             query, *others = now["turns"]
-            found = self.checkpoint.step(f"{query} takes", partial(self._taking, query, now, own[query]))
-            now.update(merged=found["merged"], rows=[*now["rows"], *found["rows"]], turns=others)
+            found = self.checkpoint.step(f"{query} takes", partial(self._turn, query, now, own[query]))
+            now.update(
+                merged=found["merged"], rows=[*now["rows"], *found["rows"]],
+                turns=[*others, query] if found["goes_on"] else others,
+                taking={**now["taking"], query: found["taking"]},
+            )  # fmt: skip
             self.checkpoint.forget(f"{query} takes")
         return {"merged": now["merged"], "rows": now["rows"]}
 
@@ -77,47 +83,63 @@ class Deep(Parts):
                "work": self.bench.work.total}  # fmt: skip
         return {"state": found["state"] if (found["ratio"] or 0.0) >= self.required[query] else None, "row": row}
 
-    def _taking(self, query: str, now: Mapping[str, Any], own: State) -> dict[str, Any]:
-        """The plan and the states once a query took what it bears, and rows for the log."""
-        before = Merged.from_plain(now["merged"])
-        pairs, rows = self._pairs(before, query), list[dict[str, Any]]()
-        shared = dict(own)
-        for path, (giver, theirs) in pairs.items():
-            shared[weight_key(own, path)] = before.states[giver][weight_key(before.states[giver], theirs)]
-        kept = self._kept(query, own, shared, list(pairs))
-        held, failed, pace = len(kept), -1, 1.0
-        reached, why, state = Merged(before.plan, {**before.states, query: own}), (NO_TIME, None), own
-        while held - failed > 1 and not (self.fewest and rows):
-            fewest = held == len(kept)
-            place = len(kept) - 1 if fewest else (failed + held) // 2
+    def _turn(self, query: str, now: Mapping[str, Any], own: State) -> dict[str, Any]:
+        """The plan and the states once a query took one step further, or all that it bears where it trains; how far it
+        is in `taking`, whether it `goes_on`, and rows for the log.
+        """
+        merged, rows = Merged.from_plain(now["merged"]), list[dict[str, Any]]()
+        taking = now["taking"].get(query) or self._beginning(query, merged, own)
+        pairs, kept, one_step = taking["pairs"], taking["kept"], self.fewest or self.recipe is None
+        while (place := _next(taking)) is not None and not (one_step and rows):
+            pace = taking["pace"]
             fits = partial(self._fits, query, now["turns"], pace)
             if (recipe := self.checkpoint.step(f"recipe {place}, {pace:g}", fits)) is None:
+                place = None
                 break
+            before = merged.plan.with_private(query, taking["taken"])
             taken = [path for path in pairs if path not in kept[place]]
-            plan = before.plan.with_pairs([pairs[path], (query, path)] for path in taken)
-            keys = {weight_key(own, path) for path in taken}
-            begins = [
-                {**one, **{key: shared[key] for key in keys}} for one in ([own] if state is own else [own, state])
-            ]
+            plan = before.with_pairs([pairs[path], (query, path)] for path in taken)
+            begins = self._begins(merged, query, own, {path: pairs[path] for path in taken})
             train = partial(self._judged, query, plan, begins, recipe)
             found = self.checkpoint.step(f"keeping {place}, {pace:g}", train)
-            after = (f"taking {len(taken)} of {len(pairs)} layers", found["ratio"])
             if found["ratio"] >= self.required[query]:
-                held, state = place, found["state"]
-                reached = Merged(plan, {**before.states, query: state})
+                taking = {**taking, "held": place, "taken": taken}
+                merged = Merged(plan, {**merged.states, query: found["state"]})
             else:
-                why = after
-                failed, pace = (failed, SLOWER) if fewest and recipe and pace > SLOWER else (place, pace)
+                slower = place == len(kept) - 1 and recipe and pace > SLOWER
+                bound = {"pace": SLOWER} if slower else {"failed": place}
+                taking = {**taking, **bound, "why": (f"taking {len(taken)} of {len(pairs)} layers", found["ratio"])}
             givers = [pairs[path][0] for path in taken]
             giver = max(givers, key=givers.count)
-            row = self.row(query, giver, taken, found["ratio"], found["trained"], reached.plan)
+            row = self.row(query, giver, taken, found["ratio"], found["trained"], merged.plan)
             rows.append({**row, "rate": GENTLE * recipe["rate"]} if recipe else row)
             self.bench.progress("takes", **{**rows[-1], "layers": len(taken)})
-        private = list(kept[held]) if held < len(kept) else list(pairs)
-        if private and not self.fewest:
-            rows.append({"query": query, "repair": TAKES, "private": private, "after": why[0], "ratio": why[1],
+        goes_on = place is not None and not self.fewest
+        private = [path for path in pairs if path not in taking["taken"]]
+        if private and not goes_on and not self.fewest:
+            why, ratio = taking["why"]
+            rows.append({"query": query, "repair": TAKES, "private": private, "after": why, "ratio": ratio,
                          "required": self.required[query], "work": self.bench.work.total})  # fmt: skip
-        return {"merged": reached.to_plain(), "rows": rows}
+        merged = Merged(merged.plan, {**merged.states, query: merged.states.get(query, own)})
+        return {"merged": merged.to_plain(), "taking": taking, "goes_on": goes_on, "rows": rows}
+
+    def _beginning(self, query: str, before: Merged, own: State) -> dict[str, Any]:
+        """How far a query is that has taken nothing yet: whose layers it could take, which of them it may keep, the
+        places among these between which the fewest that it needs lie, and why it takes no more.
+        """
+        pairs = self._pairs(before, query)
+        shared = self._begins(before, query, own, pairs)[0]
+        kept = self._kept(query, own, shared, list(pairs))
+        return {"pairs": pairs, "kept": kept, "held": len(kept), "failed": -1, "pace": 1.0, "taken": [],
+                "why": (NO_TIME, None)}  # fmt: skip
+
+    def _begins(self, before: Merged, query: str, own: State, taken: Mapping[str, Member]) -> list[State]:
+        """Its own state with these layers as others have them, and the state it has come to by now."""
+        theirs = {
+            weight_key(own, path): before.states[giver][weight_key(before.states[giver], its)]
+            for path, (giver, its) in taken.items()
+        }
+        return [{**state, **theirs} for state in (own, before.states.get(query)) if state is not None]
 
     def _pairs(self, before: Merged, query: str) -> dict[str, Member]:
         """Path -> whose layer it could share, of those that stand: that which most share, else that of the first."""
@@ -183,3 +205,11 @@ class Deep(Parts):
         )  # fmt: skip
         fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left
         return asdict(recipe) if fits else None
+
+
+def _next(taking: Mapping[str, Any]) -> int | None:
+    """The place among what a query may keep that is tried next, None where that which it needs is found."""
+    held, failed = taking["held"], taking["failed"]
+    if held - failed <= 1:
+        return None
+    return held - 1 if held == len(taking["kept"]) else (failed + held) // 2

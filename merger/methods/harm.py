@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from merger.bench.merged import State
 from merger.bench.workbench import Workbench
-from merger.beyond.distance import distances
+from merger.beyond.distance import apart, outputs
 from merger.training.features import watched_layers
 from models.sharing.layers import weight_key
 
@@ -14,10 +14,8 @@ FRAMES = 16
 """Train frames that a layer is judged by."""
 SETTLING = 16
 """Train frames on which the norms are measured again; it is judged with them as they were, too."""
-
-
-PASSES = 4 * FRAMES + SETTLING
-"""Forward passes that each layer takes."""
+PASSES = 2 * FRAMES + SETTLING
+"""Forward passes that each layer takes; the original has `FRAMES` more, once."""
 
 
 def harms(bench: Workbench, query: str, own: State, shared: State, paths: Sequence[str]) -> dict[str, float]:
@@ -28,11 +26,12 @@ def harms(bench: Workbench, query: str, own: State, shared: State, paths: Sequen
     found = dict[str, float]()
     model = bench.models([query], {query: own})[query]
     heads = watched_layers(bench.queries[query], model)
+    theirs = list(outputs(bench, query, model, heads, FRAMES))
     for path in paths:
         key = weight_key(own, path)
         model.load_state_dict({**own, key: shared[key]})
-        as_is = distances(bench, query, model, heads, FRAMES)
+        as_is = apart(outputs(bench, query, model, heads, FRAMES), theirs)
         bench.calibrate(query, model, SETTLING)
-        again = distances(bench, query, model, heads, FRAMES)
+        again = apart(outputs(bench, query, model, heads, FRAMES), theirs)
         found[path] = min(sum(one.values()) / max(1, len(one)) for one in (as_is, again))
     return found

@@ -20,7 +20,7 @@ from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.journal.steps import Journal
 from merger.mending.private import GENTLE
 from merger.methods.deep import RANKING, SLOWER, TAKES, Deep
-from merger.methods.harm import PASSES, harms
+from merger.methods.harm import FRAMES, PASSES, SETTLING, harms
 from merger.methods.sprints import Sprints, Trained
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
@@ -68,6 +68,11 @@ def test_a_shared_weight_harms_where_it_is_another(bench: Workbench, merged: Mer
     assert harms(bench, "q1", own, own, paths) == dict.fromkeys(paths, 0.0)
     found = harms(bench, "q1", own, {**own, "body.0.weight": merged.states["q1"]["body.0.weight"]}, paths)
     assert found["body.0"] > 0 and found["stem.0"] == found["last.0"] == 0
+    before = bench.work.total
+    harms(bench, "q1", own, own, paths)
+    frames, one = len(bench.train["q1"]), bench.work.of(bench.queries["q1"])
+    passes = 3 * (2 * min(frames, FRAMES) + min(frames, SETTLING)) + min(frames, FRAMES)
+    assert bench.work.total - before == pytest.approx(passes * one), "the original answers once"
 
 
 def test_what_harms_most_for_its_bytes_is_kept_and_no_more_than_the_part(
@@ -184,6 +189,53 @@ def test_without_a_recipe_nothing_is_trained_and_it_takes_what_it_bears_as_it_is
     assert all(row["epochs"] == 0 for row in rows if "takes" in row)
     unable = replace(as_it_is, bounds=Bounds(deep.bench.work, 0.0), checkpoint=Journal())
     assert not took(unable, "q1")[1], "no work is left to judge anything"
+
+
+def test_without_a_recipe_all_take_the_fewest_first_and_then_more_in_their_turns(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = [(), ("stem.0",), ("stem.0", "body.0")]
+    tried, bears = list[tuple[str, int, int]](), {"q1": 2, "q2": 3}
+
+    def judged(now: Deep, query: str, plan: SharingPlan, begins: Any, recipe: Any) -> dict[str, Any]:
+        count = sum(owner == query for members in plan.shared for owner, _path in members)
+        tried.append((query, count, plan.saved_bytes(now.bench.layers)))
+        if len(tried) == stop:
+            raise KeyboardInterrupt
+        return {"ratio": 0.99 if count <= bears[query] else 0.5, "state": begins[-1], "trained": 0}
+
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: kept)
+    monkeypatch.setattr(deep_module.Deep, "_judged", judged)
+    stop = 0
+    as_it_is = replace(deep, recipe=None, checkpoint=Checkpoint(tmp_path / "kept", {}, False))
+    merged, _, rows = took(as_it_is, "q1", "q2")
+    assert [(query, count) for query, count, _ in tried] == [("q1", 1), ("q2", 1), ("q1", 3), ("q2", 3), ("q1", 2)]
+    assert {len(members) for members in merged.plan.shared} == {2, 3} and len(merged.plan.shared) == 3
+    assert [row["query"] for row in rows if "repair" in row] == ["q1"], "q2 keeps nothing to itself"
+    stop, calls = len(tried) + 4, tried[:]
+    as_it_is.checkpoint.forget("deep")
+    stopped = replace(as_it_is, checkpoint=Checkpoint(tmp_path / "stopped", {}, False))
+    with pytest.raises(KeyboardInterrupt):
+        took(stopped, "q1", "q2")
+    stopped.checkpoint.write()
+    again, _, after = took(replace(stopped, checkpoint=Checkpoint(tmp_path / "stopped", {}, True)), "q1", "q2")
+    assert tried[len(calls) :] == [*calls[:4], *calls[3:]] and again.plan == merged.plan
+    assert [row.get("takes") for row in after] == [row.get("takes") for row in rows]
+
+
+def test_what_others_took_of_it_a_query_keeps_when_it_takes_more(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(deep.plan, shared=tuple(
+        tuple(member for member in members if member != ("q0", "stem.0")) for members in deep.plan.shared
+    ))  # fmt: skip
+    as_it_is = replace(deep, recipe=None, plan=plan)
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [(), ("body.0",)])
+    monkeypatch.setattr(deep_module.Deep, "_judged", lambda _deep, _query, _plan, begins, _recipe: {
+        "ratio": 0.99, "state": begins[-1], "trained": 0})  # fmt: skip
+    merged, ratios, _ = took(as_it_is, "q1", "q2")
+    assert set(merged.plan.shared) == set(plan.shared) and set(ratios) == {"q1", "q2"}
+    for members in merged.plan.shared:
+        values = [merged.states[query][f"{path}.weight"] for query, path in members]
+        assert all(torch.equal(values[0], value) for value in values)
 
 
 def _shares(deep: Deep, model: torch.nn.Module) -> int:
