@@ -89,39 +89,52 @@ class Deep(Parts):
         """
         merged, rows = Merged.from_plain(now["merged"]), list[dict[str, Any]]()
         taking = now["taking"].get(query) or self._beginning(query, merged, own)
-        pairs, kept, one_step = taking["pairs"], taking["kept"], self.fewest or self.recipe is None
-        while (place := _next(taking)) is not None and not (one_step and rows):
+        place, one_step = _next(taking), self.fewest or self.recipe is None
+        while place is not None and not (one_step and rows):
             pace = taking["pace"]
             fits = partial(self._fits, query, now["turns"], pace)
             if (recipe := self.checkpoint.step(f"recipe {place}, {pace:g}", fits)) is None:
                 place = None
                 break
-            before = merged.plan.with_private(query, taking["taken"])
-            taken = [path for path in pairs if path not in kept[place]]
-            plan = before.with_pairs([pairs[path], (query, path)] for path in taken)
-            begins = self._begins(merged, query, own, {path: pairs[path] for path in taken})
-            train = partial(self._judged, query, plan, begins, recipe)
-            found = self.checkpoint.step(f"keeping {place}, {pace:g}", train)
-            if found["ratio"] >= self.required[query]:
-                taking = {**taking, "held": place, "taken": taken}
-                merged = Merged(plan, {**merged.states, query: found["state"]})
-            else:
-                slower = place == len(kept) - 1 and recipe and pace > SLOWER
-                bound = {"pace": SLOWER} if slower else {"failed": place}
-                taking = {**taking, **bound, "why": (f"taking {len(taken)} of {len(pairs)} layers", found["ratio"])}
-            givers = [pairs[path][0] for path in taken]
-            giver = max(givers, key=givers.count)
-            row = self.row(query, giver, taken, found["ratio"], found["trained"], merged.plan)
-            rows.append({**row, "rate": GENTLE * recipe["rate"]} if recipe else row)
-            self.bench.progress("takes", **{**rows[-1], "layers": len(taken)})
+            merged, taking, row = self._stepped(query, merged, own, taking, recipe)
+            place = _next(taking)
+            rows.append(row)
         goes_on = place is not None and not self.fewest
-        private = [path for path in pairs if path not in taking["taken"]]
+        private = [path for path in taking["pairs"] if path not in taking["taken"]]
         if private and not goes_on and not self.fewest:
             why, ratio = taking["why"]
             rows.append({"query": query, "repair": TAKES, "private": private, "after": why, "ratio": ratio,
                          "required": self.required[query], "work": self.bench.work.total})  # fmt: skip
         merged = Merged(merged.plan, {**merged.states, query: merged.states.get(query, own)})
         return {"merged": merged.to_plain(), "taking": taking, "goes_on": goes_on, "rows": rows}
+
+    def _stepped(
+        self, query: str, merged: Merged, own: State, taking: Mapping[str, Any], recipe: Mapping[str, Any]
+    ) -> tuple[Merged, Mapping[str, Any], dict[str, Any]]:
+        """What is merged and how far a query is once it was tried with the next of what it may keep, and the log's
+        row.
+        """
+        place, pairs, kept, pace = _next(taking), taking["pairs"], taking["kept"], taking["pace"]
+        taken = [path for path in pairs if path not in kept[place]]
+        before = merged.plan.with_private(query, taking["taken"])
+        plan = before.with_pairs([pairs[path], (query, path)] for path in taken)
+        begins = self._begins(merged, query, own, {path: pairs[path] for path in taken})
+        train = partial(self._judged, query, plan, begins, recipe)
+        found = self.checkpoint.step(f"keeping {place}, {pace:g}", train)
+        if found["ratio"] >= self.required[query]:
+            taking = {**taking, "held": place, "taken": taken}
+            merged = Merged(plan, {**merged.states, query: found["state"]})
+        else:
+            slower = place == len(kept) - 1 and recipe and pace > SLOWER
+            bound = {"pace": SLOWER} if slower else {"failed": place}
+            taking = {**taking, **bound, "why": (f"taking {len(taken)} of {len(pairs)} layers", found["ratio"])}
+        givers = [pairs[path][0] for path in taken]
+        giver = max(givers, key=givers.count)
+        row = self.row(query, giver, taken, found["ratio"], found["trained"], merged.plan)
+        if recipe:
+            row["rate"] = GENTLE * recipe["rate"]
+        self.bench.progress("takes", **{**row, "layers": len(taken)})
+        return merged, taking, row
 
     def _beginning(self, query: str, before: Merged, own: State) -> dict[str, Any]:
         """How far a query is that has taken nothing yet: whose layers it could take, which of them it may keep, the
