@@ -52,15 +52,18 @@ class Deep(Parts):
     recipe: Recipe | None
     fewest: bool = False
 
-    def run(self, standing: Merged, own: Mapping[str, State], takers: Sequence[str]) -> dict[str, Any]:
+    def run(
+        self, standing: Merged, own: Mapping[str, State], takers: Sequence[str], taking: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """What is `merged` (plain) once each of the takers, beginning from its `own` state, took from those that stand,
-        and `rows` for the log: one for each training, one for what each kept, and why.
+        and `rows` for the log: one for each training, one for what each kept, and why. And how far each is in `taking`;
+        with that of an earlier run, and what it merged as standing, all go on from there.
 
         Who took, and who could not take anything, may give to those that come after.
         """
         now = self.checkpoint.part("deep")
         if not now:
-            now.update(merged=standing.to_plain(), rows=[], turns=list(takers), taking={})
+            now.update(merged=standing.to_plain(), rows=[], turns=list(takers), taking=dict(taking or {}))
         while now["turns"]:
             query, *others = now["turns"]
             found = self.checkpoint.step(f"{query} takes", partial(self._turn, query, now, own[query]))
@@ -70,7 +73,7 @@ class Deep(Parts):
                 taking={**now["taking"], query: found["taking"]},
             )  # fmt: skip
             self.checkpoint.forget(f"{query} takes")
-        return {"merged": now["merged"], "rows": now["rows"]}
+        return {key: now[key] for key in ("merged", "rows", "taking")}
 
     def stand(self, query: str, turns: Sequence[str], state: State) -> dict[str, Any]:
         """The `state` of a query that trained all it has, for itself, so that it can give; None where it does not come

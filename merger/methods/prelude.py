@@ -7,7 +7,7 @@ what the merge comes to at the least, and what all start from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,18 +29,32 @@ PART = 1 / 6
 """What follows the first of them takes at most this part of the work that is left."""
 
 
+@dataclass(frozen=True)
+class _Took:
+    """What is `merged` of deep layers, the best ratio of each that could take any, and how far each is in `taking`."""
+
+    merged: Merged
+    ratios: Mapping[str, float]
+    taking: Mapping[str, Any]
+
+
+NOTHING = _Took(Merged(SharingPlan(), {}), {}, {})
+
+
 def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, Any]:
     """What is `won` before all train together, as plain values, the `states` of whoever trained for it, and the sets
     that are `tied` in these (a plan, as JSON).
 
     That is deep layers as they are, and where all begin `far` off the heaviest sets.
     """
-    most = by_shared_bytes(sprints.bench, sprints.plan)[0]
-    giver, fewest = giver_of(sprints, own, most) if far else (most, Merged(SharingPlan(), {}))
-    merged, ratios = _took(sprints, own, giver)
-    won = max(merged, fewest, key=lambda found: found.plan.saved_bytes(sprints.bench.layers))
+    giver = by_shared_bytes(sprints.bench, sprints.plan)[0]
+    fewest = _took(sprints, own, giver, NOTHING, fewest=True) if far else NOTHING
+    least = bears_least(fewest.ratios, sprints.required)
+    took = _took(sprints, own, giver, fewest) if least is None else _took(sprints, own, least, NOTHING)
+    giver = least or giver
+    won = max(took.merged, fewest.merged, key=lambda found: found.plan.saved_bytes(sprints.bench.layers))
     found = {"won": won.to_plain(), "states": dict[str, State](), "tied": SharingPlan().to_json()}
-    below = [query for query, ratio in ratios.items() if ratio < LOST * sprints.required[query]]
+    below = [query for query, ratio in took.ratios.items() if ratio < LOST * sprints.required[query]]
     others = replace(sprints, plan=sprints.plan.without(*below))
     for part in RUNGS if far else ():
         train = partial(heavy_first, others, own, giver, found, part)
@@ -53,33 +67,31 @@ def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, 
     return found
 
 
-def giver_of(sprints: Sprints, own: Mapping[str, State], most: str) -> tuple[str, Merged]:
-    """Who stands for the others: the one that shares `most` bytes, or whoever bears not even a few layers of that one;
-    and what holds of those that the others took to find out.
+def bears_least(ratios: Mapping[str, float], required: Mapping[str, float]) -> str | None:
+    """Who bears not even a few layers of the one that shares most bytes, the furthest below what is required; it stands
+    for the others then. None where all bear some.
 
     A model that bears no other's layers has layers that others bear (measured: docs/lab-notes.md).
     """
-    merged, ratios = _took(sprints, own, most, fewest=True)
-    short = {query: ratio for query, ratio in ratios.items() if ratio < sprints.required[query]}
-    return min(short, key=lambda query: short[query], default=most), merged
+    below = [query for query, ratio in ratios.items() if ratio < required[query]]
+    return min(below, key=lambda query: ratios[query], default=None)
 
 
-def _took(
-    sprints: Sprints, own: Mapping[str, State], giver: str, fewest: bool = False
-) -> tuple[Merged, dict[str, float]]:
-    """What is merged where the others took deep layers of this one, or only the fewest that they could take, beginning
-    as their `own` states say and with nothing trained; and the best ratio of each that could take any.
+def _took(sprints: Sprints, own: Mapping[str, State], giver: str, begun: _Took, fewest: bool = False) -> _Took:
+    """What comes of it where the others take deep layers of this one, or only the fewest that they could take, going on
+    from where they have `begun`, else as their `own` states say, with nothing trained.
     """
     takers = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query != giver]
-    before, standing = len(sprints.checkpoint.log), Merged(SharingPlan(), {giver: own[giver]})
-    name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
+    standing = Merged(begun.merged.plan, {giver: own[giver], **begun.merged.states})
     deep = sprints.deep(sprints.bounds, training=False, fewest=fewest)
-    found = replace(sprints, own=own).took(name, standing, takers, deep)
-    ratios = dict[str, float]()
-    for row in sprints.checkpoint.log[before:]:
+    name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
+    found = sprints.took(name, partial(deep.run, standing, own, takers, begun.taking))
+    merged, ratios = Merged.from_plain(found["merged"]), dict(begun.ratios)
+    for row in found["rows"]:
         if "takes" in row:
             ratios[row["takes"]] = max(row["ratio"], ratios.get(row["takes"], 0.0))
-    return Merged(found.plan, {query: found.states[query] for query in sorted(found.plan.queries())}), ratios
+    sharing = {query: merged.states[query] for query in sorted(merged.plan.queries())}
+    return _Took(Merged(merged.plan, sharing), ratios, found["taking"])
 
 
 def heavy_first(

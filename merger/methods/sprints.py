@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -117,13 +117,12 @@ class Sprints:
         won, alone_last = Merged.from_plain(now._won(found)), found.get("alone", ())
         return Trained(now.plan, found["states"], found["ratios"], self.recipe, alone_last, number, won, own=self.own)
 
-    def took(self, name: str, standing: Merged, takers: Sequence[str], deep: Deep) -> Merged:
-        """What is merged once these took deep layers from those that stand; the log has rows of it."""
-        run = partial(deep.run, standing, self.own, takers)
+    def took(self, name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What comes of a run in which some take deep layers from those that stand; the log has rows of it."""
         found = self.checkpoint.step(name, lambda: self.bench.once(run))
         for row in found["rows"]:
             self.checkpoint.note(row)
-        return Merged.from_plain(found["merged"])
+        return found
 
     def deep(self, bounds: Bounds, training: bool = True, fewest: bool = False) -> Deep:
         """How who shares takes deep layers within these bounds."""
@@ -149,7 +148,8 @@ class Sprints:
             if alone["state"] is None:
                 return self._won(found)
             states, takers = {nearest: alone["state"]}, [query for query in takers if query != nearest]
-        merged = self.took(name, Merged(self.plan.without(*takers), states), takers, self.deep(bounds))
+        run = partial(self.deep(bounds).run, Merged(self.plan.without(*takers), states), self.own, takers)
+        merged = Merged.from_plain(self.took(name, run)["merged"])
         sharing = {query: merged.states[query] for query in sorted(merged.plan.queries())}
         return self._more(Merged(merged.plan, sharing), found.get("won"))
 

@@ -169,7 +169,8 @@ def _joined(sprints: Sprints, merged: Merged, trained: Trained) -> Merged:
     if not left or not sharing or sprints.checkpoint.step("too late to join", lambda: sprints.end.over):
         return merged
     standing = Merged(merged.plan, {query: merged.states[query] for query in sorted(sharing)})
-    joined = replace(sprints, own=trained.own).took("joining", standing, left, sprints.deep(sprints.end))
+    run = partial(sprints.deep(sprints.end).run, standing, trained.own, left)
+    joined = Merged.from_plain(sprints.took("joining", run)["merged"])
     return Merged(joined.plan, {**merged.states, **joined.states})
 
 

@@ -191,36 +191,54 @@ def test_without_a_recipe_nothing_is_trained_and_it_takes_what_it_bears_as_it_is
     assert not took(unable, "q1")[1], "no work is left to judge anything"
 
 
+def bearing(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int], stop: int = 0) -> list[tuple[str, int]]:
+    """Let every query bear so many layers at most as they are; returns whom was judged with how many. Interrupted when
+    so many were.
+    """
+    tried = list[tuple[str, int]]()
+
+    def judged(_deep: Deep, query: str, plan: SharingPlan, begins: Any, recipe: Any) -> dict[str, Any]:
+        count = sum(owner == query for members in plan.shared for owner, _path in members)
+        tried.append((query, count))
+        if len(tried) == stop:
+            raise KeyboardInterrupt
+        return {"ratio": 0.99 if count <= bearable[query] else 0.5, "state": begins[-1], "trained": 0}
+
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [(), ("stem.0",), ("stem.0", "body.0")])
+    monkeypatch.setattr(deep_module.Deep, "_judged", judged)
+    return tried
+
+
 def test_without_a_recipe_all_take_the_fewest_first_and_then_more_in_their_turns(
     deep: Deep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kept = [(), ("stem.0",), ("stem.0", "body.0")]
-    tried, bears = list[tuple[str, int, int]](), {"q1": 2, "q2": 3}
-
-    def judged(now: Deep, query: str, plan: SharingPlan, begins: Any, recipe: Any) -> dict[str, Any]:
-        count = sum(owner == query for members in plan.shared for owner, _path in members)
-        tried.append((query, count, plan.saved_bytes(now.bench.layers)))
-        if len(tried) == stop:
-            raise KeyboardInterrupt
-        return {"ratio": 0.99 if count <= bears[query] else 0.5, "state": begins[-1], "trained": 0}
-
-    monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: kept)
-    monkeypatch.setattr(deep_module.Deep, "_judged", judged)
-    stop = 0
-    as_it_is = replace(deep, recipe=None, checkpoint=Checkpoint(tmp_path / "kept", {}, False))
+    bears = {"q1": 2, "q2": 3}
+    tried = bearing(monkeypatch, bears)
+    as_it_is = replace(deep, recipe=None, checkpoint=Journal())
     merged, _, rows = took(as_it_is, "q1", "q2")
-    assert [(query, count) for query, count, _ in tried] == [("q1", 1), ("q2", 1), ("q1", 3), ("q2", 3), ("q1", 2)]
-    assert {len(members) for members in merged.plan.shared} == {2, 3} and len(merged.plan.shared) == 3
+    assert tried == [("q1", 1), ("q2", 1), ("q1", 3), ("q2", 3), ("q1", 2)]
+    assert sorted(len(members) for members in merged.plan.shared) == [2, 3, 3]
     assert [row["query"] for row in rows if "repair" in row] == ["q1"], "q2 keeps nothing to itself"
-    stop, calls = len(tried) + 4, tried[:]
-    as_it_is.checkpoint.forget("deep")
-    stopped = replace(as_it_is, checkpoint=Checkpoint(tmp_path / "stopped", {}, False))
+    bearing(monkeypatch, bears, stop=4)
+    stopped = Checkpoint(tmp_path / "stopped", {}, False)
     with pytest.raises(KeyboardInterrupt):
-        took(stopped, "q1", "q2")
-    stopped.checkpoint.write()
-    again, _, after = took(replace(stopped, checkpoint=Checkpoint(tmp_path / "stopped", {}, True)), "q1", "q2")
-    assert tried[len(calls) :] == [*calls[:4], *calls[3:]] and again.plan == merged.plan
-    assert [row.get("takes") for row in after] == [row.get("takes") for row in rows]
+        took(replace(as_it_is, checkpoint=stopped), "q1", "q2")
+    stopped.write()
+    after = bearing(monkeypatch, bears)
+    again, _, same = took(replace(as_it_is, checkpoint=Checkpoint(stopped.folder, {}, True)), "q1", "q2")
+    assert after == tried[3:] and again.plan == merged.plan
+    assert [row.get("takes") for row in same] == [row.get("takes") for row in rows]
+
+
+def test_who_took_the_fewest_goes_on_from_there(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, own = bearing(monkeypatch, {"q1": 2, "q2": 3}), snapshots(deep.bench.originals)
+    standing, takers = Merged(SharingPlan(), {"q0": own["q0"]}), ["q1", "q2"]
+    found = replace(deep, recipe=None, checkpoint=Journal(), fewest=True).run(standing, own, takers)
+    assert tried == [("q1", 1), ("q2", 1)]
+    deep = replace(deep, recipe=None, checkpoint=Journal())
+    more = deep.run(Merged.from_plain(found["merged"]), own, takers, found["taking"])
+    assert tried[2:] == [("q1", 3), ("q2", 3), ("q1", 2)]
+    assert sorted(len(members) for members in Merged.from_plain(more["merged"]).plan.shared) == [2, 3, 3]
 
 
 def test_what_others_took_of_it_a_query_keeps_when_it_takes_more(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:

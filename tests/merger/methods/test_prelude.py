@@ -106,13 +106,15 @@ def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
     own, asked = snapshots(sprints.bench.originals), list[tuple[str, list[str], bool]]()
     ratios = {"q0": [0.5, 0.82], "q1": [0.3, q1], "q2": [0.98, 0.2]}
 
-    def run(deep: Deep, standing: Merged, begins: object, takers: list[str]) -> dict[str, Any]:
+    def run(deep: Deep, standing: Merged, begins: object, takers: list[str], taking: Any) -> dict[str, Any]:
         assert begins is own and deep.recipe is None
+        assert taking == ({"q2": "begun"} if asked and giver == "q0" else {}), "who stands on goes on from there"
         asked.append((next(iter(standing.states)), takers, deep.fewest))
         rows = [{"takes": query, "ratio": ratio} for query in takers for ratio in ratios[query]]
         pairs = [((giver, "last.0"), (takers[-1], "last.0"))]
         merged = standing if deep.fewest else Merged(SharingPlan().with_pairs(pairs), own)
-        return {"merged": merged.to_plain(), "rows": [*rows, {"query": takers[0], "repair": "takes deep layers"}]}
+        rows = [*rows, {"query": takers[0], "repair": "takes deep layers"}]
+        return {"merged": merged.to_plain(), "rows": rows, "taking": {"q2": "begun"}}
 
     monkeypatch.setattr(Deep, "run", run)
     heavy = _heavy_first(monkeypatch, [])
@@ -133,7 +135,7 @@ def test_what_was_taken_to_find_the_giver_is_kept_where_it_saves_most(
     more, less = (Merged(heaviest(sprints, part), own) for part in (0.9, 0.7))
     assert more.plan != less.plan
     monkeypatch.setattr(
-        prelude_module, "_took", lambda *_, fewest=False: (more if fewest else less, {"q1": 0.5, "q2": 1.0})
+        prelude_module, "_took", lambda *_, fewest=False: _took(more if fewest else less, q1=0.5, q2=1.0)
     )
     _heavy_first(monkeypatch, [])
     assert Merged.from_plain(prelude(sprints, own, far=True)["won"]).plan == more.plan
@@ -145,8 +147,7 @@ def test_more_is_tied_once_the_heaviest_hold(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, reached: list[float], steps: int
 ) -> None:
     own = snapshots(sprints.bench.originals)
-    monkeypatch.setattr(prelude_module, "giver_of", lambda *_: ("q2", Merged.from_plain(NOTHING)))
-    monkeypatch.setattr(prelude_module, "_took", lambda *_: (Merged.from_plain(NOTHING), {"q0": 0.8, "q1": 0.81}))
+    monkeypatch.setattr(prelude_module, "_took", lambda *_, **__: _took(Merged.from_plain(NOTHING), q0=0.8, q1=0.81))
     heavy = _heavy_first(monkeypatch, reached)
     found = prelude(sprints, own, far=True)
     assert [given[-1] for given in heavy] == list(RUNGS[:steps])
@@ -159,11 +160,16 @@ def test_more_is_tied_once_the_heaviest_hold(
 def test_who_has_no_layer_in_common_with_the_one_that_stands_trains_with_the_heaviest(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Deep, "run", lambda _deep, standing, *_: {"merged": standing.to_plain(), "rows": []})
+    monkeypatch.setattr(Deep, "run", lambda _deep, standing, *_: {
+        "merged": standing.to_plain(), "rows": [], "taking": {}})  # fmt: skip
     heavy = _heavy_first(monkeypatch, [])
     prelude(sprints, snapshots(sprints.bench.originals), far=True)
     (given,) = heavy
     assert (given[0].plan, given[2]) == (sprints.plan, "q0"), "nobody could take, so that nobody is behind"
+
+
+def _took(merged: Merged, **ratios: float) -> Any:
+    return prelude_module._Took(merged, ratios, {})
 
 
 def _sprints_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sprints, dict[str, Any], Recipe]]:

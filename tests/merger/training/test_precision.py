@@ -95,7 +95,23 @@ def test_a_precision_that_is_asked_for_is_not_measured(workload: Workload) -> No
     assert Precisions("bf16", {}).of(workload.queries[0], nn.Identity(), never) == "bf16"
 
 
-def test_measuring_runs_the_model_both_ways_and_leaves_it_as_it_was() -> None:
+def _bf16_kernels(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: there)
+
+
+def test_nothing_is_timed_where_a_processor_has_no_kernels_of_bf16(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _bf16_kernels(monkeypatch, False)
+    monkeypatch.setattr(precision_module, "_timed", lambda *_: pytest.fail("timed"))
+    told: list[dict[str, object]] = []
+    precisions = Precisions("auto", {}, lambda _what, **fields: told.append(fields))
+    assert precisions.of(workload.queries[0], nn.Linear(4, 2), lambda: torch.rand(4, 4)) == "fp32"
+    assert [(row["chosen"], "fp32" in row, "bf16" in row) for row in told] == [("fp32", False, False)]
+
+
+def test_measuring_runs_the_model_both_ways_and_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    _bf16_kernels(monkeypatch, True)
     seen = []
 
     class Watched(nn.Linear):
