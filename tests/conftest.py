@@ -1,10 +1,11 @@
-"""What all tests share: one thread, their order, hypothesis without a stopwatch, and the folder of real footage."""
+"""What all tests share: one thread, order and time, hypothesis without a stopwatch, and the folder of real footage."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,20 @@ settings.load_profile("gemel")
 REPOSITORY = Path(__file__).resolve().parent.parent
 HEAVY = ("exhaustive", "slow")
 """Markers, the heaviest first."""
+BEGAN = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--within SECONDS`, for a machine of which nobody knows how fast it is."""
+    parser.addoption("--within", type=float, metavar="SECONDS", help="skip what would begin after so many seconds")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what begins too late, fixtures and all."""
+    within = item.config.getoption("within")
+    if within is not None and time.monotonic() - BEGAN > within:
+        pytest.skip(f"{within:g} seconds are over: `make test-all` runs it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

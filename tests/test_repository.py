@@ -49,8 +49,8 @@ def test_every_local_link_of_the_readme_leads_somewhere(repository: Path):
 def test_ci_calls_lint_and_every_test(repository: Path):
     script = repository / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR
-    called = re.findall(r"^make ([a-z-]+)\b", script.read_text(), re.MULTILINE)
-    assert called == ["lint", "test-all"]
+    called = re.findall(r"^ *(?:make|tests) ([a-z-]+)\b", script.read_text(), re.MULTILINE)
+    assert called == ["lint", "test", "test-all"]
 
 
 def test_the_short_and_the_full_run_of_the_tests_differ_by_the_marker_and_how_many_run_at_once(repository: Path):
@@ -76,27 +76,42 @@ def test_a_package_that_a_system_lacks_keeps_no_other_from_being_installed(repos
     assert asked >= {"chromium", "openssh-client", "systemd", "g++"}
 
 
+PASSED, FAILED = "echo '===== 3 passed in 0.1s ====='", "echo '===== 1 failed, 2 passed in 0.1s ====='; exit 1"
+
+
 @pytest.mark.parametrize(
-    ("linted", "made", "code", "said"),
+    ("linted", "made", "exhaustive", "code", "said"),
     [
-        ("true", "echo '===== 3 passed in 0.1s ====='", 0, "3 passed"),
-        ("true", "echo '===== 1 failed, 2 passed in 0.1s ====='; exit 1", 2, "1 failed"),
-        ("true", "echo 'could not install'; exit 1", 2, "before pytest could sum up"),
-        ("true", "echo 'nothing ran'", 1, "before pytest could sum up"),
-        ("false", "echo '===== 3 passed in 0.1s ====='", 2, "3 passed"),
+        ("true", PASSED, "echo '===== 9 passed in 0.1s ====='", 0, "9 passed"),
+        ("true", PASSED, FAILED, 2, "1 failed"),
+        ("true", FAILED, "echo 'is not run'", 2, "1 failed"),
+        ("true", PASSED, "echo 'nothing ran'", 1, "before pytest could sum up"),
+        ("true", "echo 'could not install'; exit 1", PASSED, 2, "before pytest could sum up"),
+        ("true", "echo 'nothing ran'", PASSED, 1, "before pytest could sum up"),
+        ("false", PASSED, PASSED, 2, "3 passed"),
     ],
 )
 def test_ci_passes_on_what_lint_and_pytest_say(
-    repository: Path, tmp_path: Path, linted: str, made: str, code: int, said: str
+    repository: Path, tmp_path: Path, linted: str, made: str, exhaustive: str, code: int, said: str
 ):
     (tmp_path / ".ci").mkdir()
     script = tmp_path / ".ci" / "run"
     script.write_text((repository / ".ci" / "run").read_text())
     executable(tmp_path / ".ci" / "system-packages", "")
-    (tmp_path / "Makefile").write_text(f"lint:\n\t@{linted}\ntest-all:\n\t@{made}\n")
+    (tmp_path / "Makefile").write_text(f"lint:\n\t@{linted}\ntest:\n\t@{made}\ntest-all:\n\t@{exhaustive}\n")
     ended = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
     assert ended.returncode == code
     assert said in ended.stdout.strip().splitlines()[-1] or said in ended.stderr.strip().splitlines()[-1]
+
+
+def test_what_would_begin_too_late_is_skipped_and_says_so(repository: Path, tmp_path: Path):
+    (tmp_path / "test_two.py").write_text(
+        "import time\n\ndef test_slow():\n    time.sleep(2)\n\ndef test_late():\n    assert False\n"
+    )
+    words = [sys.executable, "-m", "pytest", "-rs", "-p", "tests.conftest", "-p", "no:cacheprovider", tmp_path]
+    ended = subprocess.run([*words, "--within", "1.5"], cwd=repository, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "1 passed, 1 skipped" in ended.stdout
+    assert "1.5 seconds are over: `make test-all` runs it" in ended.stdout
 
 
 def test_every_package_of_the_house_is_built(repository: Path, project: dict[str, Any]):

@@ -38,13 +38,10 @@ OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision
 @pytest.fixture
 def nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody bear any deep layer of another."""
-    nothing = Merged(SharingPlan(), {})
-    monkeypatch.setattr(
-        wide_module,
-        "prelude",
-        lambda *_, **__: {"won": nothing.to_plain(), "states": {}, "tied": SharingPlan().to_json()},
-    )
-    monkeypatch.setattr(Sprints, "took", lambda *_, **__: nothing)
+    nothing = Merged(SharingPlan(), {}).to_plain()
+    found = {"won": nothing, "states": {}, "tied": SharingPlan().to_json()}
+    monkeypatch.setattr(wide_module, "prelude", lambda *_, **__: found)
+    monkeypatch.setattr(Sprints, "took", lambda *_, **__: {"merged": nothing, "rows": [], "taking": {}})
 
 
 def test_the_whole_plan_saves_the_ceiling(bench: Workbench) -> None:
