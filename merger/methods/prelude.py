@@ -30,7 +30,7 @@ PART = 1 / 6
 
 
 @dataclass(frozen=True)
-class _Took:
+class Taken:
     """What is `merged` of deep layers, the best ratio of each that could take any, and how far each is in `taking`."""
 
     merged: Merged
@@ -38,7 +38,7 @@ class _Took:
     taking: Mapping[str, Any]
 
 
-NOTHING = _Took(Merged(SharingPlan(), {}), {}, {})
+NOTHING = Taken(Merged(SharingPlan(), {}), {}, {})
 
 
 def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def bears_least(ratios: Mapping[str, float], required: Mapping[str, float]) -> s
     return min(below, key=lambda query: ratios[query], default=None)
 
 
-def _took(sprints: Sprints, own: Mapping[str, State], giver: str, begun: _Took, fewest: bool = False) -> _Took:
+def _took(sprints: Sprints, own: Mapping[str, State], giver: str, begun: Taken, fewest: bool = False) -> Taken:
     """What comes of it where the others take deep layers of this one, or only the fewest that they could take, going on
     from where they have `begun`, else as their `own` states say, with nothing trained.
     """
@@ -91,7 +91,7 @@ def _took(sprints: Sprints, own: Mapping[str, State], giver: str, begun: _Took, 
         if "takes" in row:
             ratios[row["takes"]] = max(row["ratio"], ratios.get(row["takes"], 0.0))
     sharing = {query: merged.states[query] for query in sorted(merged.plan.queries())}
-    return _Took(Merged(merged.plan, sharing), ratios, found["taking"])
+    return Taken(Merged(merged.plan, sharing), ratios, found["taking"])
 
 
 def heavy_first(

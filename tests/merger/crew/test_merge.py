@@ -16,12 +16,11 @@ import merger.methods.early as early_module
 import merger.methods.prelude as prelude_module
 import merger.methods.wide as wide_module
 from merger import Resources, merge
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import snapshots
 from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew, CrewError
 from merger.start.choosing import Start, donated
 from models.bundle import open_bundle
-from models.sharing.plan import SharingPlan
 from models.workload import Workload, load_workload
 from tests.exhaustive import every
 from tests.merger.crew.hands import Hands, together
@@ -38,7 +37,7 @@ def merged(
     wide_module.choose_start = partial(_start_of_q0, far)
     if far:
         early_module.EARLY = 1 / 8
-        prelude_module._took = lambda *_, **__: (Merged(SharingPlan(), {}), {})
+        prelude_module._took = lambda *_, **__: prelude_module.NOTHING
     checkpoint_module.INTERVAL_S, checkpoint_module.WRITING_SHARE = 0.0, float("inf")
     rank, chances = dies
     if crew.rank == rank:

@@ -17,13 +17,12 @@ import torch
 import merger.journal.checkpoint as checkpoint_module
 import merger.merging as merging_module
 from merger import MergeOptions, merge
-from merger.bench.merged import Merged
 from merger.bench.standing import tied_and_judged
 from merger.journal.checkpoint import MARK, STATE, Checkpoint
+from merger.methods.prelude import NOTHING
 from merger.start.choosing import Start
 from models.bundle import open_bundle
 from models.errors import InputError
-from models.sharing.plan import SharingPlan
 from models.workload import Workload
 from tests.exhaustive import one_in
 from tests.merger.options import QUICK
@@ -133,7 +132,7 @@ def _let_the_heaviest_train(monkeypatch: pytest.MonkeyPatch) -> None:
         models, ratios = tied_and_judged(*given)
         return models, {query: ratio / 2 for query, ratio in ratios.items()}
 
-    monkeypatch.setattr("merger.methods.prelude._took", lambda *_, **__: (Merged(SharingPlan(), {}), {}))
+    monkeypatch.setattr("merger.methods.prelude._took", lambda *_, **__: NOTHING)
     monkeypatch.setattr("merger.methods.prelude.tied_and_judged", halved)
 
 

@@ -169,7 +169,7 @@ def test_who_has_no_layer_in_common_with_the_one_that_stands_trains_with_the_hea
 
 
 def _took(merged: Merged, **ratios: float) -> Any:
-    return prelude_module._Took(merged, ratios, {})
+    return prelude_module.Taken(merged, ratios, {})
 
 
 def _sprints_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Sprints, dict[str, Any], Recipe]]:
