@@ -15,7 +15,7 @@ demo: $(STAMP)  ## the whole road on rendered clips, within 4 CPU-minutes; ends 
 	$(BIN)/gemel demo --out $(OUT)/demo
 
 # Three at a time, since many wait for cameras and servers; of the exhaustive ones few do.
-test: $(STAMP)  ## the tests, within 8 minutes on 2 cores; PYTEST_ARGS="tests/models -k fold" for some of them
+test: $(STAMP)  ## the tests, 8 to 16 minutes on 2 cores; PYTEST_ARGS="tests/models -k fold" for some of them
 	$(PYTEST) --numprocesses 3 -m 'not exhaustive' $(PYTEST_ARGS)
 
 test-all: $(STAMP)  ## those and the exhaustive ones: every model of the zoo, large detectors, fewer instructions

@@ -106,7 +106,7 @@ def test_ci_passes_on_what_lint_and_pytest_say(
 
 def test_what_would_begin_too_late_is_skipped_and_says_so(repository: Path, tmp_path: Path):
     (tmp_path / "test_two.py").write_text(
-        "import tests.conftest\n\ndef test_long():\n    tests.conftest.BEGAN -= 1000\n\ndef test_late():\n    assert 0\n"
+        "import tests.conftest as own\n\ndef test_long():\n    own.BEGAN -= 1000\n\ndef test_late():\n    assert 0\n"
     )
     words = [sys.executable, "-m", "pytest", "-rs", "-p", "tests.conftest", "-p", "no:cacheprovider", tmp_path]
     ended = subprocess.run([*words, "--within", "900"], cwd=repository, capture_output=True, text=True, check=False)
