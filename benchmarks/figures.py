@@ -276,6 +276,8 @@ def written(measured: Path = MEASURED, docs: Path = DOCS) -> dict[Path, str]:
     drawn[docs / "soak.svg"] = serving.soak_picture(_read(measured / "serving" / "soak.json"))
     worked_out = {**schedules(measured / "schedule"), **played(measured / "schedule"), **services(measured)}
     worked_out |= {**compressed(measured / "compression"), **first_sight(measured / "unseen")}
+    elsewhere = read_cells(measured / "merge-avx2")
+    worked_out["merge-avx2"] = (_said(elsewhere), ARMS, _by_name(elsewhere, arm_rows))
     worked_out |= of_the_paper(measured, [cell for cell in (*today, *unseen) if cell.target == 0.95])
     tables = {**recorded, **merges(today, chosen, recorded), **worked_out}
     pages = {docs / name: filled((docs / name).read_text(encoding="utf-8"), tables) for name in PAGES}
