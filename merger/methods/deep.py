@@ -56,8 +56,9 @@ class Deep(Parts):
         self, standing: Merged, own: Mapping[str, State], takers: Sequence[str], taking: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """What is `merged` (plain) once each of the takers, beginning from its `own` state, took from those that stand,
-        and `rows` for the log: one for each training, one for what each kept, and why. And how far each is in `taking`;
-        with that of an earlier run, and what it merged as standing, all go on from there.
+        and `rows` for the log: one for each training, one for what each kept, and why. And how far each is in `taking`:
+        with that of an earlier run, those that stand go on from there, and the others know what was found of layers
+        that they are offered again.
 
         Who took, and who could not take anything, may give to those that come after.
         """
@@ -91,7 +92,9 @@ class Deep(Parts):
         is in `taking`, whether it `goes_on`, and rows for the log.
         """
         merged, rows = Merged.from_plain(now["merged"]), list[dict[str, Any]]()
-        taking = now["taking"].get(query) or self._beginning(query, merged, own)
+        taking = now["taking"].get(query)
+        if taking is None or query not in merged.states:
+            taking = self._beginning(query, merged, own, taking)
         place, one_step = _next(taking), self.fewest or self.recipe is None
         while place is not None and not (one_step and rows):
             pace = taking["pace"]
@@ -139,13 +142,18 @@ class Deep(Parts):
         self.bench.progress("takes", **{**row, "layers": len(taken)})
         return merged, taking, row
 
-    def _beginning(self, query: str, before: Merged, own: State) -> dict[str, Any]:
+    def _beginning(self, query: str, before: Merged, own: State, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """How far a query is that has taken nothing yet: whose layers it could take, which of them it may keep, the
         places among these between which the fewest that it needs lie, and why it takes no more.
+
+        Of the same layers it is `known` which harm most, and whether even the fewest were too many.
         """
         pairs = self._pairs(before, query)
+        again = known if known and known["pairs"] == pairs else None
+        if again and not again["taken"]:
+            return again
         shared = self._begins(before, query, own, pairs)[0]
-        kept = self._kept(query, own, shared, list(pairs))
+        kept = again["kept"] if again else self._kept(query, own, shared, list(pairs))
         return {"pairs": pairs, "kept": kept, "held": len(kept), "failed": -1, "pace": 1.0, "taken": [],
                 "why": (NO_TIME, None)}  # fmt: skip
 

@@ -49,9 +49,12 @@ def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, 
     """
     giver = by_shared_bytes(sprints.bench, sprints.plan)[0]
     fewest = _took(sprints, own, giver, NOTHING, fewest=True) if far else NOTHING
-    least = bears_least(fewest.ratios, sprints.required)
-    took = _took(sprints, own, giver, fewest) if least is None else _took(sprints, own, least, NOTHING)
-    giver = least or giver
+    begun = fewest
+    if (least := bears_least(fewest.ratios, sprints.required)) is not None:
+        giver = least
+        ratios = {query: ratio for query, ratio in fewest.ratios.items() if query != giver}
+        begun = Taken(NOTHING.merged, ratios, fewest.taking)
+    took = _took(sprints, own, giver, begun)
     won = max(took.merged, fewest.merged, key=lambda found: found.plan.saved_bytes(sprints.bench.layers))
     found = {"won": won.to_plain(), "states": dict[str, State](), "tied": SharingPlan().to_json()}
     below = [query for query, ratio in took.ratios.items() if ratio < LOST * sprints.required[query]]
@@ -79,7 +82,7 @@ def bears_least(ratios: Mapping[str, float], required: Mapping[str, float]) -> s
 
 def _took(sprints: Sprints, own: Mapping[str, State], giver: str, begun: Taken, fewest: bool = False) -> Taken:
     """What comes of it where the others take deep layers of this one, or only the fewest that they could take, going on
-    from where they have `begun`, else as their `own` states say, with nothing trained.
+    from what has `begun`, else as their `own` states say, with nothing trained.
     """
     takers = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query != giver]
     standing = Merged(begun.merged.plan, {giver: own[giver], **begun.merged.states})

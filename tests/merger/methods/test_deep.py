@@ -241,6 +241,21 @@ def test_who_took_the_fewest_goes_on_from_there(deep: Deep, monkeypatch: pytest.
     assert sorted(len(members) for members in Merged.from_plain(more["merged"]).plan.shared) == [2, 3, 3]
 
 
+def test_what_is_known_of_the_same_layers_is_not_found_out_again(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, own = bearing(monkeypatch, {"q1": 0, "q2": 3}), snapshots(deep.bench.originals)
+    standing, takers = Merged(SharingPlan(), {"q0": own["q0"]}), ["q1", "q2"]
+    known = replace(deep, recipe=None, checkpoint=Journal(), fewest=True).run(standing, own, takers)["taking"]
+    ranked = list[str]()
+    monkeypatch.setattr(deep_module.Deep, "_kept", lambda _deep, query, *_: ranked.append(query))
+    found = replace(deep, recipe=None, checkpoint=Journal()).run(standing, own, takers, known)
+    assert not ranked and tried == [("q1", 1), ("q2", 1), ("q2", 1), ("q2", 3)]
+    assert Merged.from_plain(found["merged"]).plan.queries() == {"q0", "q2"}
+    other = Merged(SharingPlan(), {"q2": own["q2"]})
+    bearing(monkeypatch, {"q1": 3}).clear()
+    again = replace(deep, recipe=None, checkpoint=Journal()).run(other, own, ["q1"], known)
+    assert Merged.from_plain(again["merged"]).plan.queries() == {"q1", "q2"}, "of another giver nothing is known"
+
+
 def test_what_others_took_of_it_a_query_keeps_when_it_takes_more(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(deep.plan, shared=tuple(
         tuple(member for member in members if member != ("q0", "stem.0")) for members in deep.plan.shared

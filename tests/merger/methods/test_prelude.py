@@ -108,7 +108,8 @@ def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
 
     def run(deep: Deep, standing: Merged, begins: object, takers: list[str], taking: Any) -> dict[str, Any]:
         assert begins is own and deep.recipe is None
-        assert taking == ({"q2": "begun"} if asked and giver == "q0" else {}), "who stands on goes on from there"
+        assert taking == ({"q2": "begun"} if asked else {}), "what was found is known"
+        assert set(standing.states) == {next(iter(standing.states))}, "nothing was merged yet"
         asked.append((next(iter(standing.states)), takers, deep.fewest))
         rows = [{"takes": query, "ratio": ratio} for query in takers for ratio in ratios[query]]
         pairs = [((giver, "last.0"), (takers[-1], "last.0"))]
@@ -140,6 +141,20 @@ def test_what_was_taken_to_find_the_giver_is_kept_where_it_saves_most(
     _heavy_first(monkeypatch, [])
     assert Merged.from_plain(prelude(sprints, own, far=True)["won"]).plan == more.plan
     assert Merged.from_plain(prelude(sprints, own, far=False)["won"]).plan == less.plan
+
+
+def test_who_was_far_below_and_is_not_asked_again_is_left_out_of_the_heaviest(
+    sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = Merged.from_plain(NOTHING)
+
+    def took(_sprints: object, _own: object, giver: str, begun: Any, fewest: bool = False) -> Any:
+        return _took(nothing, q1=0.5, q2=0.4) if fewest else _took(nothing, q0=0.9, **begun.ratios)
+
+    monkeypatch.setattr(prelude_module, "_took", took)
+    heavy = _heavy_first(monkeypatch, [])
+    prelude(sprints, snapshots(sprints.bench.originals), far=True)
+    assert heavy[0][0].plan == sprints.plan.without("q1") and heavy[0][2] == "q2", "not who gives"
 
 
 @pytest.mark.parametrize(("reached", "steps"), [([0.95, 0.95], 2), ([0.95, 0.94], 2), ([0.94], 1)])
