@@ -105,7 +105,7 @@ def test_nothing_is_timed_where_a_processor_has_no_kernels_of_bf16(
     _bf16_kernels(monkeypatch, False)
     monkeypatch.setattr(precision_module, "_timed", lambda *_: pytest.fail("timed"))
     told: list[dict[str, object]] = []
-    precisions = Precisions("auto", {}, lambda _what, **fields: told.append(fields))
+    precisions = Precisions("auto", {}, lambda event, **fields: told.append({"event": event, **fields}))
     assert precisions.of(workload.queries[0], nn.Linear(4, 2), lambda: torch.rand(4, 4)) == "fp32"
     assert [(row["chosen"], "fp32" in row, "bf16" in row) for row in told] == [("fp32", False, False)]
 
