@@ -11,7 +11,6 @@ import torch
 
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.bench.workbench import Workbench
-from merger.training.precision import Precisions
 from models.bundle import verify_bundle
 from models.workload import load_workload
 from tests.card import a_card
@@ -65,7 +64,6 @@ def test_a_detector_is_trained_and_judged(
     workload = write(tmp_path, [detector("a", model, size)])
     with a_card(monkeypatch) as mixed:
         bench = Workbench(workload)
-        bench.precisions = Precisions("fp32", {})  # whole merges time the others
         models = bench.models(["a"])
         assert bench.train["a"].prepared.keep_on(bench.device) and next(models["a"].parameters()).is_cuda
         recipe = replace(RECIPE, rate=1e-4, epochs=1, batch=2, node=2, frames_per_epoch=2, features=1.0)

@@ -35,8 +35,6 @@ FEW = (
     *("fastestdet", "yolov3_tiny"),
 )
 """The lightest of most kinds; all 55 take nine minutes."""
-LIGHTEST_TWO_STAGE = "fasterrcnn_mobilenet_v3_large_320_fpn"
-"""Each batch is a file of its own there: the others are made for one only."""
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +193,7 @@ def test_every_model_of_the_zoo_answers_in_onnx_runtime_as_in_torch(name, tmp_pa
     assert_telling(whole)
     fixed = isinstance(module, TwoStage)
     compare = assert_detections_alike if fixed else assert_alike
-    for batch in (4,) if fixed and name != LIGHTEST_TWO_STAGE else (1, 4):
+    for batch in (1, 4):
         path = tmp_path / f"{name}-{batch if fixed else 'any'}.onnx"
         if not path.exists():
             export_onnx(module, path, side, batch if fixed else None)

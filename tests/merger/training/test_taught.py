@@ -78,9 +78,9 @@ def test_only_the_first_visit_to_a_frame_without_labels_costs_its_original(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, room: int, passes: int | None
 ) -> None:
     plain, kept = _trained(bench, monkeypatch, 0), _trained(bench, monkeypatch, room)
-    assert kept["losses"] == pytest.approx(plain["losses"])
-    for name, tensor in plain["states"].items():
-        torch.testing.assert_close(kept["states"][name], tensor)  # fewer frames in a pass may be summed otherwise
+    assert kept["losses"] == plain["losses"]
+    same = torch.equal if passes is not None else torch.allclose  # a pass of a part of a batch may be summed otherwise
+    assert all(same(kept["states"][name], tensor) for name, tensor in plain["states"].items())
     visits = RECIPE.epochs * RECIPE.frames_per_epoch
     assert plain["seen"] == {"q0": visits, "q1": visits} and kept["seen"]["q0"] == visits, "labelled frames differ"
     assert kept["seen"]["q1"] == passes or (passes is None and FRAMES < kept["seen"]["q1"] < visits)
