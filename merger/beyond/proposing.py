@@ -11,7 +11,7 @@ from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate, inside, low_rank
 from merger.beyond.queue import Queue, worth
-from merger.beyond.risk import errors, inputs_of, with_risk
+from merger.beyond.risk import errors, inputs_of, originals_answers, with_risk
 from merger.journal.steps import Journal
 from models.sharing.layers import model_bytes
 
@@ -36,12 +36,13 @@ def queue_of(bench: Workbench, kind: str, merged: Merged, journal: Journal) -> Q
     else:
         ladders = low_rank(bench.layers, bench.originals, merged.plan, least)
     queries = sorted({query for ladder in ladders for query in ladder[0].queries})
-    before = journal.step(f"{kind}: before", partial(errors, bench, merged, queries))
+    theirs = journal.step(f"{kind}: originals", partial(originals_answers, bench, queries))
+    before = journal.step(f"{kind}: before", partial(errors, bench, merged, theirs))
     largest = [ladder[-1] for ladder in ladders]
     inputs = journal.step(f"{kind}: inputs", partial(inputs_of, bench, merged, largest))
     found = []
     for number, ladder in enumerate(ladders, 1):
-        judge = partial(with_risk, bench, merged, inputs=inputs, before=before)
+        judge = partial(with_risk, bench, merged, inputs=inputs, theirs=theirs, before=before)
         rows = journal.step(f"{kind}: {number}", partial(judged, ladder, judge))
         found.append(tuple(map(Candidate.from_plain, rows)))
         bench.progress("candidates", kind=kind, judged=number, of=len(ladders))

@@ -10,18 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from merger.bench.heads import FRAMES, Answers, answers, distance
 from merger.bench.merged import Merged, State
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate
-from merger.beyond.distance import distances
-from merger.training.features import watched_layers
 from models.parts.low_rank import factors
 from models.parts.terms import FACTORS
 from models.sharing.layers import weight_key
 from models.sharing.plan import Member, tie
 
-FRAMES = 16
-"""Train frames of each query by which a start is judged: there are three for each of many candidates."""
 INPUT_FRAMES = 64
 """Train frames of each query on which the inputs of a layer to be factorised are measured."""
 LEAST_RISK = 1e-4
@@ -50,32 +47,40 @@ def applied(bench: Workbench, merged: Merged, candidate: Candidate, inputs: Inpu
 
 
 def with_risk(
-    bench: Workbench, merged: Merged, candidate: Candidate, inputs: Inputs, before: Mapping[str, float]
+    bench: Workbench,
+    merged: Merged,
+    candidate: Candidate,
+    inputs: Inputs,
+    theirs: Mapping[str, Answers],
+    before: Mapping[str, float],
 ) -> Candidate:
-    """The candidate with its best start and the risk of it: how much further the heads' outputs come to lie.
+    """The candidate with its best start and the risk of it: how much further the heads' answers come to lie.
 
     `before` are the `errors` of what is merged; the query that suffers most counts.
     """
     tried = []
     for start in ("mean", "first", "second") if candidate.kind == INSIDE else ("mean",):
         one = replace(candidate, start=start)
-        found = errors(bench, applied(bench, merged, one, inputs), sorted(candidate.queries))
+        taken = applied(bench, merged, one, inputs)
+        found = errors(bench, taken, {query: theirs[query] for query in sorted(candidate.queries)})
         worse = max(found[query] - before[query] for query in found)
         tried.append(replace(one, risk=max(LEAST_RISK, worse)))
     return min(tried, key=lambda one: one.risk)
 
 
-def errors(bench: Workbench, merged: Merged, queries: Sequence[str]) -> dict[str, float]:
-    """Query -> how far the outputs of its heads lie from its original's (merger.beyond.distance), norms measured
-    again.
-    """
-    models = bench.models(queries, merged.states, merged.plan)
+def originals_answers(bench: Workbench, queries: Sequence[str]) -> dict[str, dict[str, list[Tensor]]]:
+    """Query -> what the heads of its original give (merger.bench.heads)."""
+    return {query: answers(bench, query, bench.originals[query]) for query in queries}
+
+
+def errors(bench: Workbench, merged: Merged, theirs: Mapping[str, Answers]) -> dict[str, float]:
+    """Query -> how far the answers of its heads lie from its original's, `theirs`, norms measured again."""
+    models = bench.models(list(theirs), merged.states, merged.plan)
     tie(models, merged.plan)
     found = {}
     for query, model in models.items():
         bench.calibrate(query, model, FRAMES)
-        by_head = distances(bench, query, model, watched_layers(bench.queries[query], model), FRAMES)
-        found[query] = sum(by_head.values()) / max(1, len(by_head))
+        found[query] = distance(answers(bench, query, model), theirs[query])
     return found
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from merger.bench.heads import FRAMES, answers, distance
 from merger.bench.merged import State
 from merger.bench.workbench import Workbench
-from merger.beyond.distance import apart, outputs
-from merger.training.features import watched_layers
 from models.sharing.layers import weight_key
 
-FRAMES = 16
-"""Train frames that a layer is judged by."""
 SETTLING = 16
 """Train frames on which the norms are measured again; it is judged with them as they were, too."""
 PASSES = 2 * FRAMES + SETTLING
@@ -19,19 +16,17 @@ PASSES = 2 * FRAMES + SETTLING
 
 
 def harms(bench: Workbench, query: str, own: State, shared: State, paths: Sequence[str]) -> dict[str, float]:
-    """Path -> the distance (merger.beyond.distance) of the heads' outputs when this layer alone has its shared weight.
+    """Path -> how far (merger.bench.heads) the heads' answers move when this layer alone has its shared weight.
 
     `own` is the original, in the order of channels of the `shared` weights.
     """
     found = dict[str, float]()
     model = bench.models([query], {query: own})[query]
-    heads = watched_layers(bench.queries[query], model)
-    theirs = list(outputs(bench, query, model, heads, FRAMES))
+    theirs = answers(bench, query, model)
     for path in paths:
         key = weight_key(own, path)
         model.load_state_dict({**own, key: shared[key]})
-        as_is = apart(outputs(bench, query, model, heads, FRAMES), theirs)
+        as_is = distance(answers(bench, query, model), theirs)
         bench.calibrate(query, model, SETTLING)
-        again = apart(outputs(bench, query, model, heads, FRAMES), theirs)
-        found[path] = min(sum(one.values()) / max(1, len(one)) for one in (as_is, again))
+        found[path] = min(as_is, distance(answers(bench, query, model), theirs))
     return found

@@ -181,10 +181,12 @@ def _have_common_ancestor(bench: Workbench, plan: SharingPlan, states: Mapping[s
 def lost(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """The part of the variance of the features (N, C, ...) that each one's own counterpart no longer tells, 0 to 1.
 
-    Scale and mean of a channel don't matter: private norms and heads restore them.
+    Scale and mean of a channel don't matter: private norms and heads restore them. What is `wanted` may lie on another
+    device, as after an interruption.
     """
     parts = []
     for mine, theirs in zip(seen, wanted, strict=True):
+        theirs = theirs.to(mine.device)
         if mine.shape == theirs.shape:
             one, other = (each.transpose(0, 1).flatten(1).double() for each in (mine, theirs))
             one, other = one - one.mean(1, keepdim=True), other - other.mean(1, keepdim=True)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import merger.beyond.risk as risk_module
+from merger.bench.heads import FRAMES
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import Candidate, inside, low_rank
-from merger.beyond.risk import INPUT_FRAMES, applied, errors, inputs_of, with_risk
+from merger.beyond.risk import INPUT_FRAMES, applied, errors, inputs_of, originals_answers, with_risk
 from models.sharing.plan import SharingPlan
 from tests.merger.beyond.tries import ladder_of
 
@@ -21,18 +22,22 @@ def test_the_risk_is_that_of_the_best_start_and_falls_with_the_rank(bench: Workb
     for model in bench.originals.values():  # a trained layer of so small a task is of low rank already
         torch.nn.init.normal_(model.get_parameter("wide.weight"), std=0.05)
     alone = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
-    before = errors(bench, alone, ["q0", "q1"])
+    theirs = originals_answers(bench, ["q0", "q1"])
+    begun = bench.work.total
+    before = errors(bench, alone, theirs)
+    asked = 2 * FRAMES * sum(bench.work.of(bench.queries[query]) for query in theirs)
+    assert bench.work.total - begun == asked, "norms measured again, and what the merged models answer"
     ladder = ladder_of("wide", bench, alone)
     inputs = inputs_of(bench, alone, ladder)
-    found = [with_risk(bench, alone, one, inputs, before) for one in ladder]
+    found = [with_risk(bench, alone, one, inputs, theirs, before) for one in ladder]
     assert found[0].risk > found[-1].risk
     assert [Candidate.from_plain(one.to_plain()) for one in found] == found
     pair = inside(bench.layers, alone.plan, 0)[0]
-    by_start = {}
+    by_start, own = {}, {query: theirs[query] for query in pair.queries}
     for start in ("mean", "first", "second"):
         tried = applied(bench, alone, replace(pair, start=start), {})
-        by_start[start] = max(after - before[q] for q, after in errors(bench, tried, sorted(pair.queries)).items())
-    judged = with_risk(bench, alone, pair, {}, before)
+        by_start[start] = max(after - before[q] for q, after in errors(bench, tried, own).items())
+    judged = with_risk(bench, alone, pair, {}, theirs, before)
     assert judged.start == min(by_start, key=lambda start: by_start[start])
     assert judged.risk == pytest.approx(by_start[judged.start])
 

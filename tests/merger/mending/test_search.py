@@ -13,7 +13,6 @@ import torch
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.beyond.distance import distances
 from merger.journal.steps import Journal
 from merger.mending.search import Case, mend
 from merger.mending.several import mend_all
@@ -23,16 +22,6 @@ from models.sharing.layers import weight_key
 
 UNSHARED = (1 / 2, 9 / 10, 1)
 """Parts of the tiny network's bytes that end between its layers."""
-
-
-def test_distances_are_zero_for_the_original_and_grow_with_the_damage(bench: Workbench) -> None:
-    model = bench.models(["q0"])["q0"]
-    paths = ["stem.0", "body.0", "last.0"]
-    assert set(distances(bench, "q0", model, paths).values()) == {0.0}
-    with torch.no_grad():
-        model.get_parameter("body.0.weight").mul_(0.5)
-    found = distances(bench, "q0", model, paths)
-    assert found["stem.0"] == 0 and found["body.0"] > 0.05 and found["last.0"] > 0
 
 
 def test_a_repair_touches_no_other_query_and_ends_with_the_first_step_that_does(

@@ -22,7 +22,7 @@ from merger.crew.crew import Crew
 from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.start.ancestry import COMMON, kinship
-from merger.start.choosing import Judge, Start, affordable, averaged, choose_start, donated, together
+from merger.start.choosing import Judge, Start, affordable, averaged, choose_start, donated, lost, together
 from models.parts.norms import norms_of
 from models.sharing.groups import groups
 from models.sharing.layers import weight_key
@@ -301,3 +301,17 @@ def test_with_no_work_for_more_the_mean_is_the_start(bench: Workbench, always_so
     said = _heard(bench)
     start = choose_start(bench, _plan_of_three(), Journal(), most_work=1.0)
     assert [row["start"] for event, row in said if event == "start"] == ["mean"] and start.far
+
+
+def test_features_from_a_checkpoint_are_brought_to_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come back into the processor's memory, and what they are held against is on a card."""
+    brought, moved = list[object](), torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
+        brought.append(where[0])
+        return moved(tensor, *where, **how)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    features = torch.randn(4, 3, 2, 2)
+    assert lost([features], [features]) == pytest.approx(0.0, abs=1e-6)
+    assert features.device in brought
