@@ -42,6 +42,7 @@ def a_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Within there seems to be a card; the list is of what met that lay here and there: the function, and who asked."""
     generator, executor = torch.Generator, concurrent.futures.ThreadPoolExecutor
     own, mixed, seen = executor.__init__, list[str](), torch.zeros(1, dtype=torch.uint8)
+    save = torch.save
     stand_ins: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
         "get_device_name": lambda *_: "made up", "is_bf16_supported": lambda *_, **__: True,
@@ -52,6 +53,7 @@ def a_card(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             patch.setattr(torch.cuda, name, stand_in)
         patch.setattr(torch, "Generator", lambda device="cpu": generator("cpu"))
         patch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda _: None, raising=False)
+        patch.setattr(torch, "save", lambda content, file: save(tree_map(_taken, content), file))
         patch.setattr(executor, "__init__", lambda one, *given: own(one, *given, initializer=_Mode().__enter__))
         patch.setattr(_Mode, "mixed", mixed)
         before = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -110,6 +112,11 @@ def _meet(name: str, args: Any, tensors: list[Tensor]) -> bool:
 
 def _put(one: Any) -> Any:
     return one.as_subclass(OnCard) if isinstance(one, Tensor) and not isinstance(one, OnCard) else one
+
+
+def _taken(one: Any) -> Any:
+    """What is stored of a tensor: where it lay is asked when it is read."""
+    return one.as_subclass(Tensor) if isinstance(one, OnCard) else one
 
 
 def _moved(name: str, tensor: Any, *given: Any, **named: Any) -> Tensor:

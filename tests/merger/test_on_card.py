@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+import merger.journal.checkpoint as checkpoint_module
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.bench.workbench import Workbench
+from merger.journal.checkpoint import Checkpoint
+from merger.start.choosing import choose_start
 from models.bundle import verify_bundle
-from models.workload import load_workload
+from models.sharing.groups import groups
+from models.sharing.plan import SharingPlan
+from models.workload import Workload, load_workload
 from tests.card import a_card
 from tests.exhaustive import every
 from tests.merger.seen import detector, write
@@ -55,6 +60,64 @@ def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: 
         merge(workload, tmp_path / "b.gemel", method, options=options, progress=tell)
     assert not mixed and verify_bundle(tmp_path / "b.gemel") == []
     assert ("layout" in told) == (method != "ceiling")
+
+
+class Killed(BaseException):
+    """What stands for a kill within the process: nothing catches it."""
+
+
+@pytest.fixture
+def killed_after(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A merge stores its state at every chance and is killed whenever it has so often; nothing is said for never."""
+    often, done, write = list[int](), [0], Checkpoint.write
+
+    def counted(checkpoint: Checkpoint) -> None:
+        write(checkpoint)
+        done[0] += 1
+        if often and done[0] % often[0] == 0:
+            raise Killed
+
+    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
+    monkeypatch.setattr(Checkpoint, "write", counted)
+    return often
+
+
+def test_a_start_that_is_stopped_again_and_again(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: list[int]
+) -> None:
+    """What comes back from the disk lies in the processor's memory."""
+    monkeypatch.setattr("merger.start.choosing.FAR", 0.0)
+    killed_after.append(1)
+    with a_card(monkeypatch) as mixed:
+        bench = Workbench(workload)
+        plan, kills = SharingPlan.of(groups(bench.layers)), 0
+        while True:
+            try:
+                choose_start(bench, plan, Checkpoint(tmp_path / "work", {}, resume=bool(kills)))
+                break
+            except Killed:
+                kills += 1
+    assert not mixed and kills > 5
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("far", "beyond"), [(1.0, False), (0.0, True)])
+def test_a_whole_merge_that_is_killed_again_and_again(
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: list[int], far: float,
+    beyond: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("merger.start.choosing.FAR", far)
+    killed_after.append(5)
+    options, kills = MergeOptions(RECIPE, beyond=beyond, weights="int2"), 0
+    with a_card(monkeypatch) as mixed:
+        while True:
+            try:
+                merge(workload, tmp_path / "b.gemel", "wide", options=options, resume=bool(kills))
+                break
+            except Killed:
+                kills += 1
+    assert not mixed and verify_bundle(tmp_path / "b.gemel") == [] and kills > 10
 
 
 @pytest.mark.parametrize(("model", "size"), every(DETECTORS, few=(("yolov3_tiny", 96),)))
