@@ -138,7 +138,7 @@ def _walked(out: Path, device: str, seed: int, progress: Progress, started: floa
         waiting = [q.id for q in workload.queries if q.task == task and q.weights and not q.weights.exists()]
         stages.begin(f"{TRAIN} ({task})")
         if waiting:
-            train_originals(workload, waiting, seed, progress, options)
+            train_originals(workload, waiting, seed, progress, options, resume=True)
     stages.begin(MERGE)
     merged = _merged(workload, out, seed, progress)
     stages.begin(RUN)

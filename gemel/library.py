@@ -72,11 +72,12 @@ def train(
     seed: int = 0,
     progress: Progress | None = None,
     options: TrainOptions | None = None,
+    resume: bool = False,
 ) -> list[TrainResult]:
     """Train the originals that have no weights yet, or those named, again (merger.training.originals)."""
     from merger import train_originals
 
-    return train_originals(_loaded(workload), queries, seed, progress or _silent, options)
+    return train_originals(_loaded(workload), queries, seed, progress or _silent, options, resume)
 
 
 def merge(

@@ -155,7 +155,7 @@ def run_workload(name: str, data: Path, out: Path, methods: Sequence[str], runne
     steps.run("inspect", gemel("inspect", workload))
     for query in queries:
         bounds = TRAINING.get(query["id"], ())
-        steps.run(f"train-{query['id']}", gemel("train", workload, "--query", query["id"], *bounds))
+        steps.run(f"train-{query['id']}", gemel("train", workload, "--query", query["id"], "--resume", *bounds))
     for method in sorted(methods, key=lambda method: method not in ("none", SHIPPED)):
         merge(steps, workload, bundle_of(out, method), method, BOUNDS[name])
         if method == SHIPPED:

@@ -16,6 +16,7 @@ def register(commands: Any) -> None:
     made = grammar.command(commands, "train", "train the originals that have no weights yet", train)
     made.add_argument("workload", metavar="WORKLOAD")
     made.add_argument("--query", action="append", metavar="ID", help="only this query, trained again (may be repeated)")
+    made.add_argument("--resume", action="store_true", help="go on where a training was interrupted")
     grammar.number(made, "--passes", grammar.whole(1, 10**12), "frames shown in the first cycle (default 4000)")
     grammar.number(made, "--rate", grammar.real(0, 10, open_below=True), "AdamW's peak learning rate (default 0.001)")
     made.add_argument(
@@ -36,7 +37,7 @@ def train(args: argparse.Namespace) -> Outcome:
 
     options = TrainOptions(**grammar.given(args, "passes", "rate", "max_cycles"))
     with shown_on() as progress:
-        results = train_originals(load_workload(args.workload), args.query, args.seed, progress, options)
+        results = train_originals(load_workload(args.workload), args.query, args.seed, progress, options, args.resume)
     rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
     text = table(("query", "metric", "val", "test", "time"), rows) if rows else "every query has its weights already"
     return Outcome({"queries": [asdict(one) for one in results]}, text)

@@ -1,6 +1,7 @@
-"""The state of a merge on the disk, so that a merge that was killed at any moment goes on and ends the same.
+"""The state of a merge on the disk, so that a merge that was killed at any moment goes on and ends the same; so is
+that of an original's training.
 
-One file beside the bundle holds everything: what was accepted after the last finished round, and the journal of
+One file beside what is made holds everything: what was accepted after the last finished round, and the journal of
 what has been done since (`merger.journal.steps`): results, the state of the training at work, the best so far. It is
 replaced whole in one step, every INTERVAL_S seconds of work, so that less than 30 s are lost; where writing takes
 long it is done less often, so that it takes at most a quarter of the time. What it holds besides decides nothing:
@@ -32,26 +33,29 @@ from models.files.atomic import writing
 from models.files.bounded import read_bounded
 
 STATE = "state.pt"
-MARK = "gemel-merge"
-"""The file that says that a folder is a merge's own: nobody else's is written to, or removed."""
-SAID = b"gemel: the work of an interrupted merge; `gemel merge --resume` goes on with it\n"
+MARK = "gemel-work"
+"""The file that says that a folder is such a one: nobody else's is written to, or removed."""
+SAID = b"gemel: interrupted work; the same command with --resume goes on with it\n"
 FORMAT = 18
 INTERVAL_S = 20.0
 WRITING_SHARE = 0.25
 
 
 class Checkpoint(Journal):
-    """A folder beside the bundle with the file described above, and a mark; InputError for a folder without one.
+    """A folder beside what is made with the file described above, and a mark; InputError for a folder without one.
 
-    `identity` tells one merge from another (workload, method, seed, options); a folder of another one is refused, and
-    so is an existing one unless `resume`. `log` are the rows of the merge's log so far, `accepted` what was saved after
-    the last finished round (plain values and tensors, None before), `work` what had been done then.
+    `identity` tells one merge from another (workload, method, seed, options), or `what` else is done; a folder of
+    another one is refused, and so is an existing one unless `resume`. `log` are the rows of the merge's log so far,
+    `accepted` what was saved after the last finished round (plain values and tensors, None before), `work` what had
+    been done then.
     With a `crew` all processes make one, and call `tick` at the same moments: what they know is the same.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, Any], resume: bool, crew: Crew | None = None) -> None:
+    def __init__(
+        self, folder: Path, identity: dict[str, Any], resume: bool, crew: Crew | None = None, what: str = "merge"
+    ) -> None:
         super().__init__()
-        self._crew = crew or Crew()
+        self._crew, self._what = crew or Crew(), what
         self.folder, self.identity = folder, json.loads(json.dumps(identity))
         self.rounds, self.seconds, self.work = 0, 0.0, 0.0
         self.rate: float | None = None
@@ -133,14 +137,15 @@ class Checkpoint(Journal):
                 torn.unlink()
 
     def _find(self, resume: bool) -> dict[str, Any] | None:
-        """What an interrupted merge left; None where there is nothing."""
+        """What was left by an interruption; None where there is nothing."""
         path = self.folder / STATE
         if os.path.lexists(self.folder):
             _check_own(self.folder)
         if not os.path.lexists(path):
             return None
         if not resume:
-            raise InputError(self.folder, "holds an interrupted merge", "give --resume to go on, or remove the folder")
+            fault = f"holds an interrupted {self._what}"
+            raise InputError(self.folder, fault, "give --resume to go on, or remove the folder")
         self._remove_torn()
         return self._checked(path)
 
@@ -165,9 +170,8 @@ class Checkpoint(Journal):
             raise InputError(path, fault, "remove the folder and start again") from error
         if identity != self.identity:
             changed = [key for key in self.identity if self.identity[key] != identity.get(key)]
-            raise InputError(
-                path, f"belongs to another merge ({', '.join(changed)} differ)", "remove the folder, or merge as before"
-            )
+            fault = f"belongs to another {self._what} ({', '.join(changed)} differ)"
+            raise InputError(path, fault, f"remove the folder, or {self._what.removesuffix('ing')} as before")
         return content
 
 
@@ -182,12 +186,12 @@ def _check_head(content: Mapping[str, Any]) -> None:
 
 
 class _Foreign(InputError):
-    """A folder that no merge made."""
+    """A folder that somebody else made."""
 
 
 def _check_own(folder: Path) -> None:
     """Refuse a folder that bears no mark."""
-    fault = _Foreign(folder, "was not made by a merge", "move it away, or choose another path for the bundle")
+    fault = _Foreign(folder, "was not made by gemel", "move it away, or choose another path")
     if folder.is_symlink() or (folder / MARK).is_symlink():
         raise fault
     try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from merger.journal.checkpoint import Checkpoint
 from merger.journal.progress import Progress, Stages, silent
 from merger.training.device import default_device
 from merger.training.fitting import Fitting, Layout, first_that_fits, layouts
@@ -29,13 +31,15 @@ from models.frames.prepared import Prepared
 from models.measuring.evaluation import predict, score, worth_keeping
 from models.parts.norms import calibrate_norms, unfold_norms
 from models.tasks import task_of
-from models.weights.reading import load_matching, save_weights
+from models.weights.reading import fingerprint, load_matching, save_weights
 from models.workload import Query, Workload, inputs_of
 from models.zoo import build_query, check_input
 
 UNFOLDING_BATCHES = 4
 NORM_BATCHES = 16
 NORM_BATCH = 32
+WORK_SUFFIX = ".work"
+"""Of the folder beside the weights in which a training is kept until it ends."""
 
 
 @dataclass(frozen=True)
@@ -87,39 +91,61 @@ def train_originals(
     seed: int = 0,
     progress: Progress = silent,
     options: TrainOptions | None = None,
+    resume: bool = False,
 ) -> list[TrainResult]:
     """Train the queries whose weights do not exist yet (or those named, again) and store their weights.
 
-    Each query's weights are written as soon as it is trained, so an interruption loses at most one query. Raises
-    InputError where data or labels are missing, or no `weights:` says where to put the result.
+    Each query's weights are written as soon as it is trained. An interrupted training leaves `WEIGHTS.work`, from which
+    `resume` goes on, and comes to the same weights. Raises InputError where data or labels are missing, or no
+    `weights:` says where to put the result.
     """
+    options = options or TrainOptions()
     chosen = [workload.query(query) for query in query_ids] if query_ids else list(workload.queries)
-    waiting = [query for query in chosen if query_ids or query.weights is None or not query.weights.exists()]
+    waiting = [query for query in chosen if query_ids or _is_missing(query) or (resume and _work(query).exists())]
     for query in waiting:
         if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
             remedy = "name the .safetensors file that training shall write"
             raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
         if load_split(query, "train").truths is None:
             raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
-    outputs = [("weights", query.weights) for query in waiting if isinstance(query.weights, Path)]
+    outputs = [("weights", path) for query in waiting for path in (query.weights, _work(query))]
     check_apart(outputs, inputs_of(workload, {query.id for query in waiting}), workload.path)
-    results, stages, options = [], Stages(progress), options or TrainOptions()
-    with locked(*(path for _, path in outputs)):
+    results, stages, order = [], Stages(progress), {query.id: at for at, query in enumerate(workload.queries)}
+    seeds = {query.id: seed * len(workload.queries) + order[query.id] for query in waiting}
+    with locked(*(query.weights for query in waiting)):
+        kept = {query.id: _kept(workload, query, seeds[query.id], options, resume) for query in waiting}
         if waiting:
             stages.announce([_stage(query) for query in waiting])
         for index, query in enumerate(waiting):
-            order = workload.queries.index(query)
             progress("query", query=query.id, index=index + 1, count=len(waiting))
-            results.append(_train(query, seed * len(workload.queries) + order, progress, options, stages))
+            results.append(_train(query, seeds[query.id], progress, options, stages, kept.pop(query.id)))
     return results
+
+
+def _is_missing(query: Query) -> bool:
+    return query.weights is None or not query.weights.exists()
+
+
+def _work(query: Query) -> Path:
+    """The folder in which a query's training is kept."""
+    return Path(f"{query.weights}{WORK_SUFFIX}")
+
+
+def _kept(workload: Workload, query: Query, seed: int, options: TrainOptions, resume: bool) -> Checkpoint:
+    """What is kept of a training; InputError where one of other options was interrupted, or it is not to go on."""
+    begins = hashlib.sha256(workload.path.read_bytes() + fingerprint(query.init)).hexdigest()
+    identity = {"workload": begins, "query": query.id, "seed": seed, **asdict(options)}
+    return Checkpoint(_work(query), identity, resume, what="training")
 
 
 def _stage(query: Query) -> str:
     return f"training the model of {query.id}"
 
 
-def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, stages: Stages) -> TrainResult:
-    started = time.monotonic()
+def _train(
+    query: Query, seed: int, progress: Progress, options: TrainOptions, stages: Stages, checkpoint: Checkpoint
+) -> TrainResult:
+    started = time.monotonic() - checkpoint.seconds
     splits = {name: Prepared(query, load_split(query, name)).load() for name in ("train", "val", "test")}
     data = TrainingSet(query, splits["train"])
     torch.manual_seed(seed)
@@ -129,29 +155,36 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, s
     if query.init is not None:
         load_matching(model, query.init)
         _unfold(model, data)
-    recipes, val = [options.recipe(len(data), cycle, seed) for cycle in range(options.max_cycles)], -math.inf
-    fitting = Fitting(progress=progress)
+    recipes = [options.recipe(len(data), cycle, seed) for cycle in range(options.max_cycles)]
+    fitting = Fitting(checkpoint.part("fitting"), progress)
     recipes = _laid_out(query, model, data, recipes, fitting)
     stages.begin(_stage(query), sum(recipe.epochs for recipe in recipes))
-    for cycle, recipe in enumerate(recipes):
-        mean, before, epochs = _mean_with(model), val, sum(one.epochs for one in recipes[:cycle])
-        training = Training({query.id: model}, {query.id: data}, fitting.recipe(recipe), Work())
+    now = checkpoint.part("cycles")  # what the last one came to
+    while now.get("done", 0) < len(recipes) and not now.get("ended"):
+        cycle, before = now.get("done", 0), now.get("val", -math.inf)
+        if cycle:
+            model.load_state_dict(now["state"])
+        mean, epochs = _mean_with(model), sum(one.epochs for one in recipes[:cycle])
+        training = Training({query.id: model}, {query.id: data}, fitting.recipe(recipes[cycle]), Work())
         training.fitting = fitting
-        training.after_step = partial(_reach, stages, training, epochs)
-        _cycle(query, training, progress, cycle)
+        checkpoint.training(f"cycle {cycle + 1}", training)
+        training.after_step = partial(_reach, stages, training, epochs, checkpoint)
+        _cycle(query, training, progress, cycle, checkpoint)
         val, threshold = _judge(query, model, splits["val"])
         progress("cycle", query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
-        if val - before < options.enough:
+        if ended := val - before < options.enough:
             mean.update_parameters(model)
             model = mean.module
             calibrate_norms(model, _as_trained_on(data, seed))
             val, threshold = _judge(query, model, splits["val"])
-            break
-    test, _ = _judge(query, model, splits["test"], threshold)
+        checkpoint.forget(f"cycle {cycle + 1}")
+        now.update(done=cycle + 1, val=val, threshold=threshold, state=_copied(model), ended=ended)
+    model.load_state_dict(now["state"])
+    test, _ = _judge(query, model, splits["test"], now["threshold"])
     assert isinstance(query.weights, Path)
-    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-    save_weights(query.weights, state, classes=query.classes)
-    seconds = time.monotonic() - started
+    save_weights(query.weights, now["state"], classes=query.classes)
+    checkpoint.remove()
+    seconds, val = time.monotonic() - started, now["val"]
     metric = task_of(query.task).metric
     progress("original", query=query.id, metric=metric, val=val, test=test, seconds=seconds)
     if not worth_keeping(query, test):
@@ -160,11 +193,16 @@ def _train(query: Query, seed: int, progress: Progress, options: TrainOptions, s
     return TrainResult(query.id, metric, val, test, seconds)
 
 
+def _copied(model: nn.Module) -> dict[str, Tensor]:
+    """A model's state in the processor's memory, that nothing changes any more."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
 def _laid_out(
     query: Query, model: nn.Module, data: TrainingSet, recipes: Sequence[Recipe], fitting: Fitting
 ) -> list[Recipe]:
     """The recipes as they fit a card, where that is trained on; some steps of a copy are tried."""
-    device = default_device()
+    device, known = default_device(), fitting.layout
     if device.type == "cpu":
         return list(recipes)
 
@@ -176,7 +214,7 @@ def _laid_out(
             trial.epoch()
         return True
 
-    possible = layouts(recipes[0])
+    possible = layouts(recipes[0]) if known is None else [known]
     chosen = possible[first_that_fits(possible, attempt)]
     fitting.take(chosen)
     return [chosen.recipe(recipe) for recipe in recipes]
@@ -189,21 +227,23 @@ def _mean_with(model: nn.Module) -> AveragedModel:
     return mean
 
 
-def _reach(stages: Stages, training: Training, epochs_before: int) -> None:
-    """Tell how much is done, in epochs, of those that training takes at most."""
+def _reach(stages: Stages, training: Training, epochs_before: int, checkpoint: Checkpoint) -> None:
+    """Keep what was done, and tell how much that is, in epochs, of those that training takes at most."""
     stages.reach(epochs_before + training.step / training.steps)
+    checkpoint.tick()
 
 
-def _cycle(query: Query, training: Training, progress: Progress, cycle: int) -> None:
-    """Train the model for one annealed cycle."""
+def _cycle(query: Query, training: Training, progress: Progress, cycle: int, checkpoint: Checkpoint) -> None:
+    """Train the model for one annealed cycle, or for what is left of it."""
     recipe = training.recipe
-    for epoch in range(recipe.epochs):
+    while training.epochs < recipe.epochs:
         try:
             loss = training.epoch()
         except Diverged as error:
+            checkpoint.remove()
             remedy = f"lower the rate with --rate (now {recipe.rate})"
             raise InputError(query.id, "training diverged", remedy) from error
-        progress("epoch", queries=[query.id], epoch=epoch + 1, epochs=recipe.epochs, cycle=cycle + 1, loss=loss)
+        progress("epoch", queries=[query.id], epoch=training.epochs, epochs=recipe.epochs, cycle=cycle + 1, loss=loss)
 
 
 def _judge(query: Query, model: nn.Module, prepared: Prepared, threshold: float | None = None) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import merger.journal.checkpoint as checkpoint_module
 from merger import TrainOptions, train_originals
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
@@ -52,6 +53,13 @@ def merged(bench: Workbench) -> Merged:
     plan = whole_plan(bench, QUICK)
     models = bench.tied(plan, list(bench.queries), donated(plan, snapshots(bench.originals), "q0"))
     return Merged(plan, snapshots(models))
+
+
+@pytest.fixture
+def every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is stored at every chance."""
+    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
 
 
 @pytest.fixture

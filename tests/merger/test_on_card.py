@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import merger.journal.checkpoint as checkpoint_module
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
@@ -20,6 +19,7 @@ from models.sharing.plan import SharingPlan
 from models.workload import Workload, load_workload
 from tests.card import a_card
 from tests.exhaustive import every
+from tests.merger.kills import Killed, kill_after
 from tests.merger.seen import detector, write
 from tests.merger.tiny import write_workload
 
@@ -62,33 +62,12 @@ def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: 
     assert ("layout" in told) == (method != "ceiling")
 
 
-class Killed(BaseException):
-    """What stands for a kill within the process: nothing catches it."""
-
-
-@pytest.fixture
-def killed_after(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A merge stores its state at every chance and is killed whenever it has so often; nothing is said for never."""
-    often, done, write = list[int](), [0], Checkpoint.write
-
-    def counted(checkpoint: Checkpoint) -> None:
-        write(checkpoint)
-        done[0] += 1
-        if often and done[0] % often[0] == 0:
-            raise Killed
-
-    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
-    monkeypatch.setattr(Checkpoint, "write", counted)
-    return often
-
-
 def test_a_start_that_is_stopped_again_and_again(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: list[int]
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     """What comes back from the disk lies in the processor's memory."""
     monkeypatch.setattr("merger.start.choosing.FAR", 0.0)
-    killed_after.append(1)
+    kill_after(monkeypatch, 1, again=True)
     with a_card(monkeypatch) as mixed:
         bench = Workbench(workload)
         plan, kills = SharingPlan.of(groups(bench.layers)), 0
@@ -104,11 +83,10 @@ def test_a_start_that_is_stopped_again_and_again(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("far", "beyond"), [(1.0, False), (0.0, True)])
 def test_a_whole_merge_that_is_killed_again_and_again(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: list[int], far: float,
-    beyond: bool,
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None, far: float, beyond: bool,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("merger.start.choosing.FAR", far)
-    killed_after.append(5)
+    kill_after(monkeypatch, 5, again=True)
     options, kills = MergeOptions(RECIPE, beyond=beyond, weights="int2"), 0
     with a_card(monkeypatch) as mixed:
         while True:

@@ -68,7 +68,7 @@ def test_a_folder_that_no_merge_made_is_refused_and_stays(tmp_path: Path, make, 
     workload = tmp_path / "w.yaml"
     workload.write_text(WORKLOAD)
     make(tmp_path / "out.work")
-    said = "was not made by a merge; move it away, or choose another path for the bundle"
+    said = "was not made by gemel; move it away, or choose another path"
     line = refused(["merge", workload, "-o", tmp_path / "out", *resume], tmp_path)
     assert line == f"gemel: {tmp_path / 'out.work'}: {said}"
 
@@ -78,7 +78,7 @@ def test_a_folder_that_somebody_made_meanwhile_is_not_written_to(tmp_path: Path)
     checkpoint = Checkpoint(folder, {}, resume=False)
     _of_files(folder)
     before = snapshot(tmp_path)
-    with pytest.raises(InputError, match="was not made by a merge"):
+    with pytest.raises(InputError, match="was not made by gemel"):
         checkpoint.write()
     checkpoint.remove()
     assert snapshot(tmp_path) == before

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import merger.journal.checkpoint as checkpoint_module
 import merger.merging as merging_module
 from merger import MergeOptions, merge
 from merger.bench.standing import tied_and_judged
@@ -25,32 +24,8 @@ from models.bundle import open_bundle
 from models.errors import InputError
 from models.workload import Workload
 from tests.exhaustive import one_in
+from tests.merger.kills import Killed, kill_after
 from tests.merger.options import QUICK
-
-
-class Killed(BaseException):
-    """What stands for a kill within the process: nothing catches it."""
-
-
-@pytest.fixture
-def every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store the state at every chance."""
-    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
-
-
-def _kill_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> list[int]:
-    """Raise Killed after so many writes; the list counts the writes."""
-    write, done = Checkpoint.write, [0]
-
-    def counted(self: Checkpoint) -> None:
-        write(self)
-        done[0] += 1
-        if done[0] == writes:
-            raise Killed
-
-    monkeypatch.setattr(Checkpoint, "write", counted)
-    return done
 
 
 def _content(path: Path) -> str:
@@ -110,14 +85,14 @@ def test_what_was_done_before_is_not_done_again(
     monkeypatch.setattr(Start, "far_behind", property(lambda _: dict.fromkeys(waits, 1.0)))
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2, frames_per_epoch=32), margin=0.9)
     with monkeypatch.context() as patch:
-        writes = _kill_after(patch, -1)
+        writes = kill_after(patch, -1)
         straight = merge(workload, tmp_path / "straight.safetensors", method, options=options)
     out, moment = tmp_path / "killed.safetensors", max(1, round(share * writes[0]))
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        _kill_after(patch, moment)
+        kill_after(patch, moment)
         merge(workload, out, method, options=options)
     with monkeypatch.context() as patch:
-        rest = _kill_after(patch, -1)
+        rest = kill_after(patch, -1)
         resumed = merge(workload, out, method, resume=True, options=options)
     assert _content(out) == _content(Path(straight.bundle))
     assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
@@ -140,11 +115,11 @@ def test_an_interrupted_merge_can_be_ended_with_what_holds_by_then(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None
 ) -> None:
     with monkeypatch.context() as patch:
-        writes = _kill_after(patch, -1)
+        writes = kill_after(patch, -1)
         straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=QUICK)
     out = tmp_path / "killed.safetensors"
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        _kill_after(patch, round(0.7 * writes[0]))
+        kill_after(patch, round(0.7 * writes[0]))
         merge(workload, out, "gemel", options=QUICK)
     ended = merge(workload, out, "gemel", resume=True, options=replace(QUICK, max_minutes=0))
     assert 0 < ended.work < straight.work and ended.saved_fraction > 0 and list(tmp_path.glob("*.work")) == []
@@ -158,7 +133,7 @@ def test_the_recipe_chosen_on_val_is_chosen_once(
     straight = merge(workload, tmp_path / "straight.safetensors", "gemel", options=options)
     out = tmp_path / "killed.safetensors"
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        _kill_after(patch, 5)
+        kill_after(patch, 5)
         merge(workload, out, "gemel", options=options)
     assert merge(workload, out, "gemel", resume=True, options=options).work == straight.work
     assert _content(out) == _content(Path(straight.bundle))

@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 import merger.training.originals as originals_module
 from merger import train_originals
 from merger.bench.merged import State, snapshot
-from merger.training.loop import Training
+from merger.training.loop import Diverged, Training
 from models.errors import InputError
 from models.workload import Query, Workload, load_workload
 from tests.merger.conftest import ORIGINALS
+from tests.merger.kills import Killed, kill_after
 from tests.merger.tiny import data_of, weights_of, write_workload
 
 
@@ -46,6 +47,70 @@ def test_the_same_seed_gives_the_same_original(workload: Workload) -> None:
     once = weights_of(workload, "q0").read_bytes()
     train_originals(workload, ["q0"], options=ORIGINALS)
     assert weights_of(workload, "q0").read_bytes() == once
+
+
+@pytest.mark.parametrize(("enough", "cycles"), [(-1.0, 3), (1.1, 2)], ids=["all cycles", "the mean of two"])
+def test_an_interrupted_training_goes_on_and_comes_to_the_same(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None, enough: float, cycles: int
+) -> None:
+    path, told = weights_of(workload, "q0"), list[str]()
+    options = replace(ORIGINALS, passes=96, min_epochs=2, max_cycles=3, enough=enough)
+    (straight,) = train_originals(workload, ["q0"], options=options)
+    once, folder = path.read_bytes(), path.with_name(f"{path.name}.work")
+    path.unlink()
+    done, kills = kill_after(monkeypatch, 4, again=True), 0
+    while True:
+        try:
+            (resumed,) = train_originals(
+                workload, seed=0, options=options, resume=bool(kills), progress=lambda event, **_: told.append(event)
+            )
+            break
+        except Killed:
+            kills += 1
+            assert folder.exists() and not path.exists()
+    assert kills >= 3 and done[0] < 4 * (kills + 1) and told.count("cycle") == cycles, "none is judged twice"
+    assert path.read_bytes() == once and not folder.exists()
+    assert replace(resumed, seconds=0) == replace(straight, seconds=0)
+
+
+def test_an_interrupted_training_is_told_before_any_other_begins(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 2)
+        train_originals(workload, ["q1"], options=ORIGINALS)
+    kept = weights_of(workload, "q1").read_bytes()
+    weights_of(workload, "q0").unlink()
+    with pytest.raises(
+        InputError, match=r"q1\.safetensors\.work: holds an interrupted training; give --resume to go on"
+    ):
+        train_originals(workload, ["q0", "q1"], options=ORIGINALS)
+    with pytest.raises(
+        InputError, match=r"belongs to another training \(rate differ\); remove the folder, or train as"
+    ):
+        train_originals(workload, options=replace(ORIGINALS, rate=1e-4), resume=True)
+    assert not weights_of(workload, "q0").exists() and weights_of(workload, "q1").read_bytes() == kept
+    results = train_originals(workload, options=ORIGINALS, resume=True)
+    assert [one.id for one in results] == ["q0", "q1"], "what is missing, and what was interrupted"
+
+
+def test_nothing_is_left_of_a_training_that_diverged(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, every_chance: None
+) -> None:
+    """Another rate is asked for, which another training has."""
+    weights_of(workload, "q0").unlink()
+    epoch, trained = Training.epoch, list[Training]()
+
+    def diverging(training: Training) -> float:
+        trained.append(training)
+        if len(trained) > 1:
+            raise Diverged("q0")
+        return epoch(training)
+
+    monkeypatch.setattr(Training, "epoch", diverging)
+    with pytest.raises(InputError, match="training diverged; lower the rate with --rate"):
+        train_originals(workload, options=ORIGINALS)
+    assert not list(weights_of(workload, "q0").parent.glob("q0*"))
 
 
 @pytest.mark.parametrize("gains", [True, False])
