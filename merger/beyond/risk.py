@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merger.bench.heads import FRAMES, Answers, answers, distance
 from merger.bench.merged import Merged, State
+from merger.bench.probing import HEAD_FRAMES, Answers, answers, distance
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate
 from models.parts.low_rank import factors
@@ -69,7 +69,7 @@ def with_risk(
 
 
 def originals_answers(bench: Workbench, queries: Sequence[str]) -> dict[str, dict[str, list[Tensor]]]:
-    """Query -> what the heads of its original give (merger.bench.heads)."""
+    """Query -> what the heads of its original give (merger.bench.probing)."""
     return {query: answers(bench, query, bench.originals[query]) for query in queries}
 
 
@@ -79,7 +79,7 @@ def errors(bench: Workbench, merged: Merged, theirs: Mapping[str, Answers]) -> d
     tie(models, merged.plan)
     found = {}
     for query, model in models.items():
-        bench.calibrate(query, model, FRAMES)
+        bench.calibrate(query, model, HEAD_FRAMES)
         found[query] = distance(answers(bench, query, model), theirs[query])
     return found
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merger.bench.heads import FRAMES, answers, distance
 from merger.bench.merged import State
+from merger.bench.probing import HEAD_FRAMES, answers, distance
 from merger.bench.workbench import Workbench
 from models.sharing.layers import weight_key
 
 SETTLING = 16
 """Train frames on which the norms are measured again; it is judged with them as they were, too."""
-PASSES = 2 * FRAMES + SETTLING
-"""Forward passes that each layer takes; the original has `FRAMES` more, once."""
+PASSES = 2 * HEAD_FRAMES + SETTLING
+"""Forward passes that each layer takes; the original has `HEAD_FRAMES` more, once."""
 
 
 def harms(bench: Workbench, query: str, own: State, shared: State, paths: Sequence[str]) -> dict[str, float]:
-    """Path -> how far (merger.bench.heads) the heads' answers move when this layer alone has its shared weight.
+    """Path -> how far (merger.bench.probing) the heads' answers move when this layer alone has its shared weight.
 
     `own` is the original, in the order of channels of the `shared` weights.
     """

@@ -49,7 +49,11 @@ class Box:
             (out / "workload.yaml").write_text(yaml.safe_dump(document))
             return {}
         if words[0] == "train":
-            return {"queries": [{"id": words[words.index("--query") + 1], "metric": "f1", "val": 0.9, "test": 0.8, "seconds": 3.0}]}
+            return {
+                "queries": [
+                    {"id": words[words.index("--query") + 1], "metric": "f1", "val": 0.9, "test": 0.8, "seconds": 3.0}
+                ]
+            }
         if words[0] == "merge":
             query = {"metric": "f1", "original": 0.8, "merged": 0.79, "ratio": 0.9875, "met": True, "certain": False}
             query |= {"chance_corrected": 0.9, "worth": words[words.index("--method") + 1] == real.SHIPPED}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import merger.beyond.risk as risk_module
-from merger.bench.heads import FRAMES
 from merger.bench.merged import Merged, snapshot
+from merger.bench.probing import HEAD_FRAMES
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import Candidate, inside, low_rank
 from merger.beyond.risk import INPUT_FRAMES, applied, errors, inputs_of, originals_answers, with_risk
@@ -25,7 +25,7 @@ def test_the_risk_is_that_of_the_best_start_and_falls_with_the_rank(bench: Workb
     theirs = originals_answers(bench, ["q0", "q1"])
     begun = bench.work.total
     before = errors(bench, alone, theirs)
-    asked = 2 * FRAMES * sum(bench.work.of(bench.queries[query]) for query in theirs)
+    asked = 2 * HEAD_FRAMES * sum(bench.work.of(bench.queries[query]) for query in theirs)
     assert bench.work.total - begun == asked, "norms measured again, and what the merged models answer"
     ladder = ladder_of("wide", bench, alone)
     inputs = inputs_of(bench, alone, ladder)

@@ -14,13 +14,14 @@ import merger.methods.deep as deep_module
 import merger.methods.wide as wide_module
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
+from merger.bench.probing import HEAD_FRAMES
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.journal.steps import Journal
 from merger.mending.private import GENTLE
 from merger.methods.deep import RANKING, SLOWER, TAKES, Deep
-from merger.methods.harm import FRAMES, PASSES, SETTLING, harms
+from merger.methods.harm import PASSES, SETTLING, harms
 from merger.methods.sprints import Sprints, Trained
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
@@ -71,7 +72,7 @@ def test_a_shared_weight_harms_where_it_is_another(bench: Workbench, merged: Mer
     before = bench.work.total
     harms(bench, "q1", own, own, paths)
     frames, one = len(bench.train["q1"]), bench.work.of(bench.queries["q1"])
-    passes = 3 * (2 * min(frames, FRAMES) + min(frames, SETTLING)) + min(frames, FRAMES)
+    passes = 3 * (2 * min(frames, HEAD_FRAMES) + min(frames, SETTLING)) + min(frames, HEAD_FRAMES)
     assert bench.work.total - before == pytest.approx(passes * one), "the original answers once"
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from merger.bench.heads import FRAMES, answers, distance
+from merger.bench.probing import HEAD_FRAMES, answers, distance
 from merger.bench.workbench import Workbench
 
 
 def test_the_distance_is_zero_for_the_original_and_grows_with_the_damage(bench: Workbench) -> None:
     model, before = bench.models(["q0"])["q0"].train(), bench.work.total
     theirs = answers(bench, "q0", bench.originals["q0"])
-    assert bench.work.total - before == FRAMES * bench.work.of(bench.queries["q0"])
+    assert bench.work.total - before == HEAD_FRAMES * bench.work.of(bench.queries["q0"])
     assert distance(answers(bench, "q0", model), theirs) == 0.0, "whatever mode it was in"
     assert model.training and not any(module._forward_hooks for module in model.modules()), "it is left as it was"
     found = [0.0]
