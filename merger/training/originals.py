@@ -108,11 +108,12 @@ def train_originals(
             raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
         if load_split(query, "train").truths is None:
             raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
-    outputs = [("weights", path) for query in waiting for path in (query.weights, _work(query))]
+    weights = [query.weights for query in waiting if isinstance(query.weights, Path)]
+    outputs = [("weights", path) for path in (*weights, *map(_work, waiting))]
     check_apart(outputs, inputs_of(workload, {query.id for query in waiting}), workload.path)
     results, stages, order = [], Stages(progress), {query.id: at for at, query in enumerate(workload.queries)}
     seeds = {query.id: seed * len(workload.queries) + order[query.id] for query in waiting}
-    with locked(*(query.weights for query in waiting)):
+    with locked(*weights):
         kept = {query.id: _kept(workload, query, seeds[query.id], options, resume) for query in waiting}
         if waiting:
             stages.announce([_stage(query) for query in waiting])

@@ -32,7 +32,8 @@ from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.tasks import task_of
 from models.workload import Workload
-from tests.merger.journal.test_checkpoint import Killed, _content, _kill_after
+from tests.merger.journal.test_checkpoint import _content
+from tests.merger.kills import Killed, kill_after
 from tests.merger.options import QUICK
 
 FACTORIES = ["tests.merger.tiny:tiny_net"]
@@ -304,12 +305,12 @@ def test_an_interrupted_search_for_widths_resumes_to_the_same_bundle(
 
     monkeypatch.setattr(search_module._Search, "_judged", strict)
     with monkeypatch.context() as patch:
-        writes = _kill_after(patch, -1)
+        writes = kill_after(patch, -1)
         straight = merge(workload, tmp_path / "straight.safetensors", "ceiling", options=_with("int8"))
     out = tmp_path / "killed.safetensors"
     for moment in (writes[0] // 3, writes[0] // 3):
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            _kill_after(patch, moment)
+            kill_after(patch, moment)
             merge(workload, out, "ceiling", out.with_name(f"{out.name}.work").is_dir(), options=_with("int8"))
     resumed = merge(workload, out, "ceiling", resume=True, options=_with("int8"))
     assert _content(out) == _content(Path(straight.bundle))
