@@ -5,8 +5,9 @@ Usage: python -m benchmarks.compression.smallest WORKLOAD.yaml --json FILE [--bu
 The arm `none` are the originals, the arm of a bundle (made in float32, as `python -m benchmarks.merging.merge --keep`
 leaves it) is what was merged. Both go through the same search for widths as `gemel merge --weights` (what each query
 must keep is judged on val), are written as bundles and judged on test. FILE keeps an arm as soon as it is there, and
-what is there is not done again; a merge in which all got their originals back has the figures of `none`. The claim of
-merging: at most 1.05 x (1 - the ceiling) of the bytes of `none`, with every query at its target on test in both.
+what is there is not done again; an interrupted search goes on where it was (`FILE.ARM.work`). A merge in which all got
+their originals back has the figures of `none`. The claim of merging: at most 1.05 x (1 - the ceiling) of the bytes of
+`none`, with every query at its target on test in both.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ import torch
 
 from benchmarks.data.files import say
 from benchmarks.machine import machine
+from gemel.progress import shown_on
 from merger import MergeOptions
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
-from merger.journal.steps import Journal
+from merger.journal.checkpoint import Checkpoint
+from merger.journal.progress import Progress
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, store, tied_models
 from models.bundle import BundleQuery, Made, write_bundle
@@ -41,6 +44,7 @@ from models.parts.terms import BITS
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import model_bytes, weight_key
 from models.sharing.plan import SharingPlan
+from models.weights.reading import fingerprint
 from models.workload import load_workload
 from models.zoo import is_zoo_name
 
@@ -87,11 +91,12 @@ def _several(members: Sequence[Any]) -> bool:
     return len(members) > 1
 
 
-def smallest(bench: Workbench, merged: Merged, weights: Any) -> dict[str, Any]:
+def smallest(bench: Workbench, merged: Merged, weights: Any, checkpoint: Checkpoint) -> dict[str, Any]:
     """What is merged in the fewest bits: its bytes, the bytes by width, and every query on test."""
-    started = time.monotonic()
+    started = time.monotonic() - checkpoint.seconds
+    checkpoint.meter = bench.work
     required = MergeOptions().required(bench)
-    found = fit_widths(bench, merged, weights, required, Journal(), Bounds(bench.work))
+    found = fit_widths(bench, merged, weights, required, checkpoint, Bounds(bench.work))
     merged = Merged(merged.plan.without(*found["left"]), {**merged.states, **found["states"]})
     models = tied_models(bench, merged, bench.queries)
     stored = store(models, Storage(**found["storage"]))
@@ -160,11 +165,11 @@ def _met(arm: Mapping[str, Any]) -> str:
     return f"{sum(query['met'] for query in arm['queries'])} of {len(arm['queries'])}"
 
 
-def measured(workload: Path, bundle: Path | None, weights: str, kept: Path) -> dict[str, Any]:
+def measured(workload: Path, bundle: Path | None, weights: str, kept: Path, progress: Progress) -> dict[str, Any]:
     """What `kept` holds of this workload, with the arms that were missing measured and kept."""
-    bench = Workbench(load_workload(workload))
+    bench = Workbench(load_workload(workload), progress=progress)
     bench.interval = MergeOptions().margin is None
-    asked = {"workload": bench.workload.name, "weights": weights}
+    asked: dict[str, Any] = {"workload": bench.workload.name, "weights": weights}
     found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     if found and {key: found[key] for key in asked} != asked:
         raise InputError(kept, f"was measured of {found['workload']} in {found['weights']}", "give another --json")
@@ -176,16 +181,22 @@ def measured(workload: Path, bundle: Path | None, weights: str, kept: Path) -> d
             say(f"{name}: already done")
             continue
         say(f"{name}: {bench.workload.name} from {weights} on")
-        same = name != NONE and merged_nothing(merged, empty)
+        made_of = [fingerprint(one) for one in (bundle, *(query.weights for query in bench.queries.values()))]
+        identity = {**asked, "made_of": [digest.hex() for digest in made_of]}
+        checkpoint = Checkpoint(Path(f"{kept}.{name}.work"), identity, resume=True, what="search for widths")
+        arm = found.get("arms", {}).get(NONE) if name != NONE and merged_nothing(merged, empty) else None
+        if arm is None:
+            arm = smallest(bench, merged, weights, checkpoint)
         found = {
             **asked,
             "ceiling_fraction": ceiling_bytes(bench.layers) / sizes,
             "machine": machine(),
             "date": datetime.now(timezone.utc).date().isoformat(),
-            "arms": {**found.get("arms", {}), name: found["arms"][NONE] if same else smallest(bench, merged, weights)},
+            "arms": {**found.get("arms", {}), name: arm},
         }
         with writing(kept, overwrite=True) as file:
             file.write((json.dumps(found, indent=1) + "\n").encode())
+        checkpoint.remove()
     return found
 
 
@@ -198,7 +209,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
     given = parser.parse_args(arguments)
     try:
-        found = measured(given.workload, given.bundle, given.weights, given.json)
+        with shown_on() as progress:
+            found = measured(given.workload, given.bundle, given.weights, given.json, progress)
     except InputError as error:
         say(f"error: {error}")
         return 2

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+import merger.journal.checkpoint as checkpoint_module
 from benchmarks.compression import easy, smallest
 from benchmarks.compression.smallest import merged_of
 from merger import TrainOptions, merge, train_originals
+from merger.widths.search import _Search
 from models.workload import load_workload
+from tests.merger.kills import Killed, kill_after
 from tests.merger.tiny import write_workload
 
 
@@ -42,6 +45,33 @@ def test_both_arms_are_measured_once_and_the_merged_one_is_smaller(
     assert [query["id"] for query in alone["queries"]] == ["q0", "q1"]
     assert smallest.main([*words[:-1], "int3"]) == 2
     assert "was measured of tiny in int4" in capsys.readouterr().err
+
+
+def test_an_interrupted_search_goes_on_where_it_was(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, asked, judged = tmp_path / "kept.json", list[str](), _Search._judged
+
+    def noted(search: _Search, *given: Any) -> Any:
+        asked.append(given[1])
+        return judged(search, *given)
+
+    monkeypatch.setattr(_Search, "_judged", noted)
+    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
+    words = [str(trained), "--weights", "int4", "--json"]
+    assert smallest.main([*words, str(tmp_path / "straight.json")]) == 0
+    whole = list(asked)
+    asked.clear()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 3)
+        smallest.main([*words, str(kept)])
+    assert not kept.exists() and (tmp_path / "kept.json.none.work").is_dir()
+    assert 0 < len(asked) < len(whole) and smallest.main([*words, str(kept)]) == 0
+    assert asked == whole, "what was judged is not judged again"
+    straight, resumed = (json.loads(path.read_text())["arms"]["none"] for path in (tmp_path / "straight.json", kept))
+    assert {**resumed, "seconds": 0} == {**straight, "seconds": 0}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.json", "straight.json"]
 
 
 def test_a_merge_of_which_nothing_came_has_the_figures_of_the_originals(
