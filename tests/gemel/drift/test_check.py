@@ -21,6 +21,7 @@ from models.bundle.shipping import apply_update, write_update
 from models.errors import InputError
 from models.measuring.agreement import BELOW, FEWEST, KEPT, TOO_FEW
 from models.workload import load_workload
+from tests.card import a_card
 from tests.gemel.drift.spooled import answer, originals, write_merged, write_workload
 
 ENOUGH = FEWEST + 5
@@ -224,3 +225,10 @@ def test_nothing_exchanged_is_the_same_file(folder):
     bundle = open_bundle(folder / "good.safetensors")
     write_exchanged(folder / "same.safetensors", bundle, {})
     assert (folder / "same.safetensors").read_bytes() == bundle.path.read_bytes()
+
+
+def test_originals_answer_on_a_card_as_they_do_here(folder, monkeypatch):
+    here = check_drift(folder / "fallen", folder / "workload.yaml")
+    with a_card(monkeypatch) as mixed:
+        there = check_drift(folder / "fallen", folder / "workload.yaml")
+    assert not mixed and there["queries"] == here["queries"]

@@ -17,6 +17,7 @@ from gemel.report.page import render
 from models.bundle import open_bundle
 from models.errors import InputError
 from models.frames.preprocess import crop
+from tests.card import a_card
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,12 @@ def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(
     assert {row["memory"] for row in document["streaming"]} == {"min", "50%", "75%", "512MiB"}
     assert "judged with 512.0 MiB" in (tmp_path / "report.html").read_text()
     assert told[0] == ("stages", {"names": ["judging each query on test", "playing the streams", "writing the report"]})
+
+
+def test_both_models_answer_on_a_card_as_they_do_here(tiny, tmp_path, monkeypatch, evaluated):
+    with a_card(monkeypatch) as mixed:
+        document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked(seeds=1))
+    assert not mixed and document["offline"] == evaluated["offline"]
 
 
 def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path):
