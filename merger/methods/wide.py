@@ -319,7 +319,8 @@ def _start(
     """What is found before anything is trained: the best start, and who waits, with what they lose.
 
     It is made of models `apart` that have their channels in one order, where these are known. Nobody waits where
-    nothing would be left to share, or where next to nothing is left of any query. Where a start that is far off is
+    nothing would be left to share, where next to nothing is left of any query, or where all have trained together
+    before. Where a start that is far off is
     chosen `again`, it is solved only to see whether next to nothing is left. Sets that are `tied` already stay as they
     are.
     """
@@ -335,7 +336,7 @@ def _start(
         return {**found, "shattered": True}
     if again and start.far:
         return found
-    if start.far_behind and sprints.plan.without(*start.far_behind).shared:
+    if start.far_behind and not tied.shared and sprints.plan.without(*start.far_behind).shared:
         return {**found, "waits": start.far_behind}
     return {**found, **_tied(sprints, start)}
 

@@ -24,6 +24,7 @@ from merger.journal.outcomes import BACK, all_at_once
 from merger.journal.steps import Journal
 from merger.mending.search import Case
 from merger.mending.several import mend_all
+from merger.methods.prelude import heaviest
 from merger.methods.sprints import Sprints, Trained
 from merger.methods.wide import whole_plan, wide
 from merger.start.choosing import Start, donated
@@ -345,7 +346,7 @@ def test_where_joining_spoils_it_the_others_are_mended_as_they_were_before(
     assert [row["query"] for row in checkpoint.log if "repair" in row] == (["q1"] if spoils else [])
 
 
-def test_nobody_waits_where_the_others_would_share_nothing(
+def test_nobody_waits_where_the_others_would_share_nothing_or_all_have_trained_together(
     bench: Workbench, sprints: Sprints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     behind = {"q1": 0.95, "q2": 0.95}
@@ -356,6 +357,9 @@ def test_nobody_waits_where_the_others_would_share_nothing(
     del behind["q2"]
     again = replace(sprints, checkpoint=Checkpoint(tmp_path / "again", {}, False))
     assert wide_module._start(again)["waits"] == behind
+    third = replace(sprints, checkpoint=Checkpoint(tmp_path / "third", {}, False))
+    own, tied = snapshots(bench.originals), heaviest(sprints, 0.7)
+    assert wide_module._start(third, own, tied=tied)["waits"] == {}
 
 
 def test_the_first_rate_that_helps_is_taken_without_trying_others(
