@@ -114,12 +114,14 @@ def train_originals(
     results, stages, order = [], Stages(progress), {query.id: at for at, query in enumerate(workload.queries)}
     seeds = {query.id: seed * len(workload.queries) + order[query.id] for query in waiting}
     with locked(*weights):
-        kept = {query.id: _kept(workload, query, seeds[query.id], options, resume) for query in waiting}
+        for query in waiting:  # what is refused is refused before anything trains
+            _kept(workload, query, seeds[query.id], options, resume)
         if waiting:
             stages.announce([_stage(query) for query in waiting])
         for index, query in enumerate(waiting):
             progress("query", query=query.id, index=index + 1, count=len(waiting))
-            results.append(_train(query, seeds[query.id], progress, options, stages, kept.pop(query.id)))
+            checkpoint = _kept(workload, query, seeds[query.id], options, resume)
+            results.append(_train(query, seeds[query.id], progress, options, stages, checkpoint))
     return results
 
 
