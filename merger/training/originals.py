@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -136,7 +135,7 @@ def _work(query: Query) -> Path:
 
 def _kept(workload: Workload, query: Query, seed: int, options: TrainOptions, resume: bool) -> Checkpoint:
     """What is kept of a training; InputError where one of other options was interrupted, or it is not to go on."""
-    begins = hashlib.sha256(workload.path.read_bytes() + fingerprint(query.init)).hexdigest()
+    begins = (fingerprint(workload.path) + fingerprint(query.init)).hex()
     identity = {"workload": begins, "query": query.id, "seed": seed, **asdict(options)}
     return Checkpoint(_work(query), identity, resume, what="training")
 
