@@ -24,7 +24,7 @@ from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import JUDGING, READING, Workbench
 from merger.crew.alike import check_alike
-from merger.journal.checkpoint import Checkpoint
+from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
 from merger.journal.outcomes import LEAVES, outcomes_of
 from merger.journal.progress import Progress, silent
 from merger.journal.steps import Journal
@@ -54,7 +54,6 @@ from models.workload import Query, Workload, inputs_of
 _Stored = tuple[dict[str, nn.Module], dict[str, dict[str, Packed]]]
 _Making = Callable[[tuple[str, ...]], _Stored]
 LOG_SUFFIX = ".log.jsonl"
-WORK_SUFFIX = ".work"
 PAST_THE_CEILING = ("wide", "none")
 """The methods that `beyond` is for: the default, and the rival that compresses alone."""
 SPREAD = ("wide",)

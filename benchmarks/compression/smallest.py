@@ -32,7 +32,7 @@ from merger import MergeOptions
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshot
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
+from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
 from merger.journal.progress import Progress
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, store, tied_models
@@ -181,9 +181,10 @@ def measured(workload: Path, bundle: Path | None, weights: str, kept: Path, prog
             say(f"{name}: already done")
             continue
         say(f"{name}: {bench.workload.name} from {weights} on")
-        made_of = [fingerprint(one) for one in (bundle, *(query.weights for query in bench.queries.values()))]
-        identity = {**asked, "made_of": [digest.hex() for digest in made_of]}
-        checkpoint = Checkpoint(Path(f"{kept}.{name}.work"), identity, resume=True, what="search for widths")
+        weights_of = [query.weights for query in bench.queries.values()]
+        made_of = [fingerprint(one).hex() for one in (None if name == NONE else bundle, *weights_of)]
+        folder = Path(f"{kept}.{name}{WORK_SUFFIX}")
+        checkpoint = Checkpoint(folder, {**asked, "made_of": made_of}, resume=True, what="search for widths")
         arm = found.get("arms", {}).get(NONE) if name != NONE and merged_nothing(merged, empty) else None
         if arm is None:
             arm = smallest(bench, merged, weights, checkpoint)

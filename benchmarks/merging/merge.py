@@ -38,7 +38,8 @@ from benchmarks.merging.plot import curves, picture
 from benchmarks.merging.tables import grouped, summary
 from gemel.progress import shown_on
 from merger import METHODS, MergeOptions, Recipe, merge
-from merger.merging import LOG_SUFFIX, WORK_SUFFIX
+from merger.journal.checkpoint import WORK_SUFFIX
+from merger.merging import LOG_SUFFIX
 from models.errors import InputError
 from models.files.atomic import writing
 from models.parts.terms import FP32, WEIGHTS

@@ -32,6 +32,8 @@ from models.errors import InputError
 from models.files.atomic import writing
 from models.files.bounded import read_bounded
 
+WORK_SUFFIX = ".work"
+"""Of the folder beside what is made: its name, and this."""
 STATE = "state.pt"
 MARK = "gemel-work"
 """The file that says that a folder is such a one: nobody else's is written to, or removed."""

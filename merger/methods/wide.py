@@ -320,9 +320,8 @@ def _start(
 
     It is made of models `apart` that have their channels in one order, where these are known. Nobody waits where
     nothing would be left to share, where next to nothing is left of any query, or where all have trained together
-    before. Where a start that is far off is
-    chosen `again`, it is solved only to see whether next to nothing is left. Sets that are `tied` already stay as they
-    are.
+    before. Where a start that is far off is chosen `again`, it is solved only to see whether next to nothing is left.
+    Sets that are `tied` already stay as they are.
     """
     rest = besides(sprints.plan, tied)
     if apart is not None and not rest.shared:

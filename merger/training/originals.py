@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from merger.journal.checkpoint import Checkpoint
+from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
 from merger.journal.progress import Progress, Stages, silent
 from merger.training.device import default_device
 from merger.training.fitting import Fitting, Layout, first_that_fits, layouts
@@ -37,8 +37,6 @@ from models.zoo import build_query, check_input
 UNFOLDING_BATCHES = 4
 NORM_BATCHES = 16
 NORM_BATCH = 32
-WORK_SUFFIX = ".work"
-"""Of the folder beside the weights in which a training is kept until it ends."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ def _train(
 
 def _copied(model: nn.Module) -> dict[str, Tensor]:
     """A model's state in the processor's memory, that nothing changes any more."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
 
 
 def _laid_out(

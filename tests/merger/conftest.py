@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import merger.journal.checkpoint as checkpoint_module
 from merger import TrainOptions, train_originals
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged, snapshots
@@ -19,6 +18,7 @@ from merger.methods.wide import whole_plan
 from merger.start.choosing import donated
 from merger.training.recipe import Recipe
 from models.workload import Workload, load_workload
+from tests.merger.kills import store_at_every_chance
 from tests.merger.options import QUICK
 from tests.merger.tiny import write_workload
 
@@ -58,8 +58,7 @@ def merged(bench: Workbench) -> Merged:
 @pytest.fixture
 def every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is stored at every chance."""
-    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
+    store_at_every_chance(monkeypatch)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from models.sharing.plan import SharingPlan
 from models.workload import Workload, load_workload
 from tests.card import a_card
 from tests.exhaustive import every
-from tests.merger.kills import Killed, kill_after
+from tests.merger.kills import kill_after, to_the_end
 from tests.merger.seen import detector, write
 from tests.merger.tiny import write_workload
 
@@ -70,13 +70,8 @@ def test_a_start_that_is_stopped_again_and_again(
     kill_after(monkeypatch, 1, again=True)
     with a_card(monkeypatch) as mixed:
         bench = Workbench(workload)
-        plan, kills = SharingPlan.of(groups(bench.layers)), 0
-        while True:
-            try:
-                choose_start(bench, plan, Checkpoint(tmp_path / "work", {}, resume=bool(kills)))
-                break
-            except Killed:
-                kills += 1
+        plan = SharingPlan.of(groups(bench.layers))
+        _, kills = to_the_end(lambda again: choose_start(bench, plan, Checkpoint(tmp_path / "work", {}, again)))
     assert not mixed and kills > 5
 
 
@@ -87,15 +82,10 @@ def test_a_whole_merge_that_is_killed_again_and_again(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("merger.start.choosing.FAR", far)
     kill_after(monkeypatch, 5, again=True)
-    options, kills = MergeOptions(RECIPE, beyond=beyond, weights="int2"), 0
+    options, out = MergeOptions(RECIPE, beyond=beyond, weights="int2"), tmp_path / "b.gemel"
     with a_card(monkeypatch) as mixed:
-        while True:
-            try:
-                merge(workload, tmp_path / "b.gemel", "wide", options=options, resume=bool(kills))
-                break
-            except Killed:
-                kills += 1
-    assert not mixed and verify_bundle(tmp_path / "b.gemel") == [] and kills > 10
+        _, kills = to_the_end(lambda again: merge(workload, out, "wide", resume=again, options=options))
+    assert not mixed and verify_bundle(out) == [] and kills > 10
 
 
 @pytest.mark.parametrize(("model", "size"), every(DETECTORS, few=(("yolov3_tiny", 96),)))

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-import merger.journal.checkpoint as checkpoint_module
 from benchmarks.compression import easy, smallest
 from benchmarks.compression.smallest import merged_of
 from merger import TrainOptions, merge, train_originals
 from merger.widths.search import _Search
 from models.workload import load_workload
-from tests.merger.kills import Killed, kill_after
+from tests.merger.kills import Killed, kill_after, store_at_every_chance
 from tests.merger.tiny import write_workload
 
 
@@ -57,8 +56,7 @@ def test_an_interrupted_search_goes_on_where_it_was(
         return judged(search, *given)
 
     monkeypatch.setattr(_Search, "_judged", noted)
-    monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
+    store_at_every_chance(monkeypatch)
     words = [str(trained), "--weights", "int4", "--json"]
     assert smallest.main([*words, str(tmp_path / "straight.json")]) == 0
     whole = list(asked)

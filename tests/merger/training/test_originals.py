@@ -14,10 +14,11 @@ import merger.training.originals as originals_module
 from merger import train_originals
 from merger.bench.merged import State, snapshot
 from merger.training.loop import Diverged, Training
+from merger.training.originals import TrainResult
 from models.errors import InputError
 from models.workload import Query, Workload, load_workload
 from tests.merger.conftest import ORIGINALS
-from tests.merger.kills import Killed, kill_after
+from tests.merger.kills import Killed, kill_after, to_the_end
 from tests.merger.tiny import data_of, weights_of, write_workload
 
 
@@ -58,16 +59,13 @@ def test_an_interrupted_training_goes_on_and_comes_to_the_same(
     (straight,) = train_originals(workload, ["q0"], options=options)
     once, folder = path.read_bytes(), path.with_name(f"{path.name}.work")
     path.unlink()
-    done, kills = kill_after(monkeypatch, 4, again=True), 0
-    while True:
-        try:
-            (resumed,) = train_originals(
-                workload, seed=0, options=options, resume=bool(kills), progress=lambda event, **_: told.append(event)
-            )
-            break
-        except Killed:
-            kills += 1
-            assert folder.exists() and not path.exists()
+    done = kill_after(monkeypatch, 4, again=True)
+
+    def train(again: bool) -> list[TrainResult]:
+        assert folder.exists() == again and not path.exists()
+        return train_originals(workload, None, 0, lambda event, **_: told.append(event), options, again)
+
+    (resumed,), kills = to_the_end(train)
     assert kills >= 3 and done[0] < 4 * (kills + 1) and told.count("cycle") == cycles, "none is judged twice"
     assert path.read_bytes() == once and not folder.exists()
     assert replace(resumed, seconds=0) == replace(straight, seconds=0)
