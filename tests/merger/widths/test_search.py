@@ -16,9 +16,10 @@ import merger.journal.checkpoint as checkpoint_module
 import merger.widths.search as search_module
 from merger import MergeOptions, merge
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.widths.search import fit_widths, needed
 from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
@@ -53,7 +54,7 @@ def tied(bench: Workbench) -> Merged:
 
 
 @pytest.mark.parametrize(("weights", "part"), [("int8", 0.40), ("fp16", 0.55), ("int3", 0.40)])
-def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_stays_met(
+def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_keeps_on_val_what_it_must(
     workload: Workload, tmp_path: Path, weights: Asked, part: float
 ) -> None:
     wide = merge(workload, tmp_path / "wide.safetensors", options=QUICK)
@@ -62,7 +63,6 @@ def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_stays_met(
     bundle = open_bundle(report.bundle, FACTORIES)
     assert report.bytes_before == wide.bytes_before
     assert report.bytes_after == bundle.manifest.bytes.after < part * wide.bytes_after
-    assert report.met == wide.met is True
     shared = {query.tensors[LAST] for query in bundle.queries}
     scales = {query.stored[LAST].scale for query in bundle.queries}
     assert len(shared) == len(scales) == 1
@@ -75,8 +75,9 @@ def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_stays_met(
         answers = predict(bundle.build(result.id), query, test)
         assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
     rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
-    row = next(row for row in rows if "width" in row)
-    assert row["width"] == weights and row["stored_bytes"][weights] > 0 and set(row["ratios"]) == {"q0", "q1", "q2"}
+    row = [row for row in rows if "width" in row][-1]
+    assert row["width"] == weights and row["stored_bytes"][weights] > 0 and row["in_the_way"] == []
+    assert set(row["ratios"]) == {"q0", "q1", "q2"} and min(row["ratios"].values()) >= 0.95
 
 
 def test_originals_can_be_stored_in_fewer_bits_without_any_merging(workload: Workload, tmp_path: Path) -> None:
