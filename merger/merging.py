@@ -19,7 +19,7 @@ from torch import nn
 
 from merger.bench.bounds import Bounds
 from merger.bench.elsewhere import assign, employed
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import JUDGING, READING, Workbench
@@ -27,6 +27,7 @@ from merger.crew.alike import check_alike
 from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
 from merger.journal.outcomes import LEAVES, outcomes_of
 from merger.journal.progress import Progress, silent
+from merger.journal.states import snapshots
 from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.report import MergeReport, QueryResult

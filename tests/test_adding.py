@@ -27,10 +27,11 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 from gemel.cli import main
 from merger import METHODS
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import TRIALS, MergeOptions, method
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
+from merger.journal.states import snapshots
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.zoo.registry import ENTRIES, register

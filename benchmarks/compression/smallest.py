@@ -30,10 +30,11 @@ from benchmarks.machine import machine
 from gemel.progress import shown_on
 from merger import MergeOptions
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
 from merger.journal.progress import Progress
+from merger.journal.states import snapshot
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, store, tied_models
 from models.bundle import BundleQuery, Made, write_bundle

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from merger.bench.merged import Merged, State, snapshot, snapshots
+from merger.bench.merged import Merged
 from merger.bench.merit import met
 from merger.bench.standing import judge_all, tied_and_judged
 from merger.bench.workbench import Workbench
+from merger.journal.states import State, snapshot, snapshots
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe

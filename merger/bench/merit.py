@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from merger.bench.merged import Merged, State
+from merger.bench.merged import Merged
+from merger.journal.states import State
 from models.sharing.plan import SharingPlan
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from merger.bench.merged import State
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
+from merger.journal.states import State
 from merger.journal.steps import Journal
 from merger.training.recipe import Recipe
 from merger.training.taught import passes_expected, rooms_of

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from merger.bench.merged import State, snapshots
 from merger.bench.scores import match_scores
 from merger.bench.stock import OnDemand, Reference, Stock, judged
 from merger.crew.crew import Crew
 from merger.journal.progress import Progress, Stages, silent
+from merger.journal.states import State, snapshots
 from merger.journal.steps import Journal
 from merger.training.fitting import Fitting
 from merger.training.loop import Training

@@ -10,10 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from merger.bench.merged import Merged, State
+from merger.bench.merged import Merged
 from merger.bench.probing import HEAD_FRAMES, Answers, answers, distance
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate
+from merger.journal.states import State
 from models.parts.low_rank import factors
 from models.parts.terms import FACTORS
 from models.sharing.layers import weight_key

@@ -9,7 +9,7 @@ from typing import Any
 
 from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.merit import all_met, merit
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import tied_and_judged, training_flops
@@ -17,6 +17,7 @@ from merger.bench.workbench import Workbench
 from merger.beyond.candidates import Candidate
 from merger.beyond.proposing import MAX_RISK
 from merger.beyond.risk import applied, inputs_of
+from merger.journal.states import snapshots
 from merger.journal.steps import Journal
 from merger.mending.private import rest_shared, train_private
 from merger.training.loop import Diverged

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from merger.bench.attempt import train_while
-from merger.bench.merged import State, snapshot
 from merger.bench.standing import judge_all
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
+from merger.journal.states import State, snapshot
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.outcomes import LEAVES
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.mending.private import alone, train_private
 from merger.mending.steps import Step, bytes_shared, copies, private_parts

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
 from merger.journal.outcomes import LEAVES, NO_TIME
+from merger.journal.states import snapshots
 from merger.mending.private import GENTLE, train_private
 from merger.methods.parts import Parts
 from merger.training.recipe import Recipe

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from merger.bench.attempt import train_while
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshot, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins
 from merger.bench.standing import Standing, training_flops
@@ -14,6 +14,7 @@ from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, all_at_once
+from merger.journal.states import snapshot, snapshots
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
 from merger.methods.wide import BEYOND, FEATURES
 from merger.training.loop import Diverged

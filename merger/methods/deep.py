@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.merged import Merged, State
+from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
 from merger.journal.outcomes import NO_TIME
+from merger.journal.states import State
 from merger.mending.private import GENTLE, best_begun, train_private
 from merger.methods.harm import PASSES, harms
 from merger.methods.parts import Parts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from merger.bench.merged import State
 from merger.bench.probing import HEAD_FRAMES, answers, distance
 from merger.bench.workbench import Workbench
+from merger.journal.states import State
 from models.sharing.layers import weight_key
 
 SETTLING = 16

@@ -22,13 +22,14 @@ from torch import nn
 
 from merger.bench.attempt import hopeless, train_while
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshot, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, prefixes
+from merger.journal.states import State, snapshot, snapshots
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe

@@ -9,13 +9,14 @@ from functools import partial
 
 from merger.bench.attempt import Attempt, attempt
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins
 from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, one_by_one
+from merger.journal.states import snapshots
 from merger.methods.rate import CHOOSING, choose_recipe, chosen, in_every_way, most_work, tell
 from merger.training.recipe import Recipe
 from models.sharing.groups import Group, groups

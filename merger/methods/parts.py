@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshot, snapshots
+from merger.bench.merged import Merged
 from merger.bench.standing import judge_all
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.journal.checkpoint import Checkpoint
+from merger.journal.states import State, snapshot, snapshots
 from merger.start.standing_in import standing_in
 from models.sharing.plan import SharingPlan
 

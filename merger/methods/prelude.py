@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.merged import Merged, State
+from merger.bench.merged import Merged
 from merger.bench.merit import all_met
 from merger.bench.standing import tied_and_judged, training_flops
+from merger.journal.states import State
 from merger.methods.sprints import LOST, Sprints
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import choose_start, donated

@@ -9,12 +9,13 @@ from typing import Any
 
 from merger.bench.attempt import Easing, train_while
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State
+from merger.bench.merged import Merged
 from merger.bench.merit import all_met, held, merit, met
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import LEAVES
+from merger.journal.states import State
 from merger.mending.private import alone, train_private
 from merger.methods.deep import Deep
 from merger.start.alignment import by_shared_bytes

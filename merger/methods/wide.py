@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshots
+from merger.bench.merged import Merged
 from merger.bench.merit import met
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins, laid_out, training_speed
@@ -28,6 +28,7 @@ from merger.bench.workbench import Workbench
 from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, LEAVES, NO_TIME, Rows, Trial, all_at_once
+from merger.journal.states import State, snapshots
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from merger.bench.merged import State
 from merger.bench.probing import as_input, modules_among, raw_frames, tapped
 from merger.bench.workbench import Workbench
+from merger.journal.states import State
 from merger.journal.steps import Journal
 from merger.start.channels import Channels, Part, channels_of, permuted
 from merger.training.features import watched_layers

@@ -11,8 +11,8 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from merger.bench.merged import State, snapshots
 from merger.bench.workbench import Workbench
+from merger.journal.states import State, snapshots
 from merger.journal.steps import Journal
 from merger.start.alignment import FRAMES as ORDERED_ON
 from merger.start.alignment import aligned, by_shared_bytes

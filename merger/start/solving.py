@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from merger.bench.merged import State
 from merger.bench.probing import as_input, modules_among, raw_frames, tapped
 from merger.bench.workbench import Workbench
+from merger.journal.states import State
 from merger.journal.steps import Journal
 from merger.training.nodes import seed_of
 from models.parts.norms import norms_of

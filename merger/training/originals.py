@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
 from merger.journal.progress import Progress, Stages, silent
+from merger.journal.states import snapshot
 from merger.training.device import default_device
 from merger.training.fitting import Fitting, Layout, first_that_fits, layouts
 from merger.training.loop import Diverged, Training, TrainingSet
@@ -178,7 +179,7 @@ def _train(
             calibrate_norms(model, _as_trained_on(data, seed))
             val, threshold = _judge(query, model, splits["val"])
         checkpoint.forget(f"cycle {cycle + 1}")
-        now.update(done=cycle + 1, val=val, threshold=threshold, state=_copied(model), ended=ended)
+        now.update(done=cycle + 1, val=val, threshold=threshold, state=snapshot(model), ended=ended)
     model.load_state_dict(now["state"])
     test, _ = _judge(query, model, splits["test"], now["threshold"])
     assert isinstance(query.weights, Path)
@@ -191,11 +192,6 @@ def _train(
         text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
         progress("warning", text=f"{text}; lower --rate (now {options.rate:g}), or raise --passes or --cycles")
     return TrainResult(query.id, metric, val, test, seconds)
-
-
-def _copied(model: nn.Module) -> dict[str, Tensor]:
-    """A model's state in the processor's memory, that nothing changes any more."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
 
 
 def _laid_out(

@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from merger.bench.attempt import train_while
-from merger.bench.merged import State, snapshot
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
+from merger.journal.states import State, snapshot
 from merger.journal.steps import Journal
 from merger.mending.private import rest_shared
 from merger.training.loop import Diverged

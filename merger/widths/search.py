@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshot
+from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
+from merger.journal.states import State, snapshot
 from merger.journal.steps import Journal
 from merger.training.features import feature_loss, watched_layers, watching
 from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes

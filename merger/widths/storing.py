@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from merger.bench.merged import Merged, State
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
+from merger.journal.states import State
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers
 from models.parts.terms import Width, stored_bytes

@@ -14,9 +14,10 @@ from typing import Any
 
 from merger.bench.attempt import SETTLED, SETTLING_FRAMES
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshots
+from merger.bench.merged import Merged
 from merger.bench.standing import judge_all, training_flops
 from merger.bench.workbench import Workbench
+from merger.journal.states import State, snapshots
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe

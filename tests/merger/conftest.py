@@ -10,9 +10,10 @@ import torch
 
 from merger import TrainOptions, train_originals
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
+from merger.journal.states import snapshots
 from merger.methods.sprints import Sprints
 from merger.methods.wide import whole_plan
 from merger.start.choosing import donated

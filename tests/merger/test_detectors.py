@@ -27,8 +27,9 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from merger import MergeOptions, MergeReport, Recipe, merge
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
+from merger.journal.states import snapshot
 from merger.methods.early import LOSES_MUCH
 from merger.methods.parts import Parts
 from merger.methods.sprints import Sprints

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from merger.bench import merged
-from merger.bench.merged import Merged, snapshot, snapshots
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew
+from merger.journal import states
+from merger.journal.states import snapshot, snapshots
 from merger.start.solving import _best_weight, _Equations
 from models.sharing.groups import groups
 from models.sharing.layers import layers_of_all
@@ -37,7 +38,7 @@ def on_device() -> int:
 
 @pytest.mark.exhaustive
 def test_a_merge_of_twelve_models_keeps_its_originals_what_is_trained_and_its_moments_there(monkeypatch) -> None:
-    monkeypatch.setattr(merged, "_kept", lambda tensor: torch.empty_like(tensor, device="cpu"))  # never written to
+    monkeypatch.setattr(states, "_kept", lambda tensor: torch.empty_like(tensor, device="cpu"))  # never written to
     before = on_device()
     workload = load_workload(HIGH_6)
     originals = {query.id: build_query(query, device="meta") for query in workload.queries}
@@ -71,7 +72,7 @@ def test_a_snapshot_is_a_copy_of_every_tensor_as_it_lies() -> None:
 
 def test_what_is_solved_on_a_card_begins_and_ends_in_the_processors_memory() -> None:
     with FakeTensorMode():
-        assert merged._kept(torch.empty(3, device="cuda")).device.type == "cpu"
+        assert states._kept(torch.empty(3, device="cuda")).device.type == "cpu"
         equations = _Equations(centre=True)
         for _ in range(2):
             equations.add(torch.empty(20, 6, device="cuda"), torch.empty(20, 4, device="cuda"))

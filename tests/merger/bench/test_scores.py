@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from merger.bench.merged import snapshot
 from merger.bench.scores import FRAMES, SLOPE_FRAMES, match_scores, scores_of
 from merger.bench.standing import judge_all
 from merger.bench.workbench import Workbench
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from models.detector import Detector
 from models.sharing.plan import SharingPlan

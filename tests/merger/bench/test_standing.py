@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.standing import judge_all, tied_and_judged
 from merger.bench.workbench import Workbench
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.mending.private import train_private
 from merger.training.recipe import Recipe

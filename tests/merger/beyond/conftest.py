@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from merger import TrainOptions, train_originals
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
+from merger.journal.states import snapshot
 from merger.methods.wide import whole_plan
 from merger.start.choosing import averaged
 from models.workload import Workload, load_workload

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import merger.beyond.risk as risk_module
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.probing import HEAD_FRAMES
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import Candidate, inside, low_rank
 from merger.beyond.risk import INPUT_FRAMES, applied, errors, inputs_of, originals_answers, with_risk
+from merger.journal.states import snapshot
 from models.sharing.plan import SharingPlan
 from tests.merger.beyond.tries import ladder_of
 

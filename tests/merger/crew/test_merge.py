@@ -16,9 +16,9 @@ import merger.methods.early as early_module
 import merger.methods.prelude as prelude_module
 import merger.methods.wide as wide_module
 from merger import Resources, merge
-from merger.bench.merged import snapshots
 from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew, CrewError
+from merger.journal.states import snapshots
 from merger.start.choosing import Start, donated
 from models.bundle import open_bundle
 from models.workload import Workload, load_workload

@@ -12,9 +12,10 @@ import torch
 import merger.workers.jobs as jobs_module
 from merger.bench.bounds import Bounds
 from merger.bench.elsewhere import Desk, Setup
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.progress import silent
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.mending.search import Case
 from merger.mending.several import combined, mend_all

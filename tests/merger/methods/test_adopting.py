@@ -14,10 +14,11 @@ import torch
 import merger.methods.adopting as adopting_module
 import merger.methods.wide as wide_module
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
+from merger.journal.states import snapshots
 from merger.methods.adopting import Adopting
 from merger.methods.sprints import Sprints
 from merger.start.choosing import Start

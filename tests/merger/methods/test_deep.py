@@ -13,11 +13,12 @@ import torch
 import merger.methods.deep as deep_module
 import merger.methods.wide as wide_module
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.probing import HEAD_FRAMES
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
+from merger.journal.states import snapshots
 from merger.journal.steps import Journal
 from merger.mending.private import GENTLE
 from merger.methods.deep import RANKING, SLOWER, TAKES, Deep

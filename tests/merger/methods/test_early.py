@@ -14,10 +14,11 @@ import merger.methods.early as early_module
 import merger.methods.wide as wide_module
 from merger import merge
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
 from merger.journal.outcomes import LEAVES, NO_TIME
+from merger.journal.states import snapshots
 from merger.methods.early import EARLY, EARLY_APART, early_layers, plan_without
 from merger.methods.sprints import Sprints, Trained
 from merger.start.choosing import donated

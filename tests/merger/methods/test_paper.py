@@ -11,8 +11,9 @@ from torch import nn
 
 import merger.bench.attempt as attempt_module
 from merger.bench.attempt import SETTLED, attempt
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.crew.crew import ALONE, Crew
+from merger.journal.states import snapshot
 from merger.methods.paper import smaller
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe

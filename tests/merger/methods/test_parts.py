@@ -13,10 +13,11 @@ import torch
 import merger.methods.wide as wide_module
 from merger import merge
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
+from merger.journal.states import snapshots
 from merger.methods.parts import Parts
 from merger.methods.sprints import Sprints, Trained
 from merger.methods.wide import wide

@@ -15,12 +15,13 @@ import merger.methods.sprints as sprints_module
 import merger.methods.wide as wide_module
 from merger import merge
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, State, snapshots
+from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, all_at_once
+from merger.journal.states import State, snapshots
 from merger.journal.steps import Journal
 from merger.mending.search import Case
 from merger.mending.several import mend_all

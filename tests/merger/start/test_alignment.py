@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import merger.start.alignment as alignment
-from merger.bench.merged import State, snapshot
 from merger.bench.method import MergeOptions
 from merger.bench.probing import as_input, raw_frames
 from merger.bench.workbench import Workbench
+from merger.journal.states import State, snapshot
 from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.start.alignment import CrossMoments, aligned, best_order, by_shared_bytes, orderable

@@ -15,10 +15,10 @@ from torch import nn
 
 import merger.start.choosing as choosing_module
 from merger.bench.elsewhere import assign
-from merger.bench.merged import State, snapshot
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew
+from merger.journal.states import State, snapshot
 from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.start.ancestry import COMMON, kinship

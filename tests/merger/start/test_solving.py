@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from merger.bench.merged import snapshot
 from merger.bench.workbench import Workbench
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.start.choosing import Judge
 from merger.start.solving import FRAMES, PLACES, _best_weight, _Equations, _samples, most_flops, solved

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import merger.training.precision as precision_module
 from merger.bench.elsewhere import assign
-from merger.bench.merged import snapshots
 from merger.bench.pace import begins, laid_out
 from merger.bench.workbench import Workbench
 from merger.crew.crew import Crew, ToldElsewhere
+from merger.journal.states import snapshots
 from merger.journal.steps import Journal
 from merger.start.choosing import averaged
 from merger.training.batches import Node

@@ -13,8 +13,9 @@ import merger.widths.search as search_module
 import models.parts.widths as widths_module
 from merger import merge
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.training.loop import Training
 from merger.training.recipe import Recipe

@@ -14,9 +14,10 @@ import torch
 import merger.widths.search as search_module
 import merger.widths.training as training_module
 from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged, snapshot
+from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.checkpoint import Checkpoint
+from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
