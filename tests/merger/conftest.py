@@ -21,7 +21,7 @@ from merger.training.recipe import Recipe
 from models.workload import Workload, load_workload
 from tests.merger.kills import store_at_every_chance
 from tests.merger.options import QUICK
-from tests.merger.tiny import write_workload
+from tests.merger.tiny import SEED, write_workload
 
 torch.set_num_threads(1)
 ORIGINALS = TrainOptions(rate=3e-3, passes=360, max_cycles=1)
@@ -31,7 +31,7 @@ ORIGINALS = TrainOptions(rate=3e-3, passes=360, max_cycles=1)
 def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a workload of three queries whose originals are trained."""
     folder = tmp_path_factory.mktemp("tiny")
-    train_originals(load_workload(write_workload(folder, queries=3)), options=ORIGINALS)
+    train_originals(load_workload(write_workload(folder, queries=3)), seed=SEED, options=ORIGINALS)
     return folder
 
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import merger.journal.progress as progress_module
+from gemel.commands.outcome import DONE, FELL_SHORT, INTERRUPTED
 from merger import merge
 from merger.bench.workbench import Workbench
 from merger.merging import ceiling_fraction
@@ -27,6 +28,7 @@ from models.measuring.evaluation import predict, score
 from models.tasks import task_of
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
+from tests.merger.surely import ratios_on_val
 from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload
 
 FACTORIES = ["tests.merger.tiny:tiny_net"]
@@ -39,7 +41,7 @@ def test_the_papers_search_saves_bytes_and_every_query_keeps_its_target(workload
         progress=lambda event, **fields: events.append((event, fields)),
     )  # fmt: skip
     assert 0 < report.saved_fraction <= ceiling_fraction(workload) + 0.01
-    assert report.met and all(query.ratio >= 0.95 for query in report.queries)
+    assert min(ratios_on_val(workload, report.bundle).values()) >= 0.95
     assert report.bytes_after == open_bundle(report.bundle).manifest.bytes.after < report.bytes_before
     rounds = [fields for event, fields in events if event == "round"]
     assert rounds and rounds[-1]["saved_bytes"] > 0 and set(rounds[-1]["ratios"]) <= {"q0", "q1", "q2"}
@@ -171,8 +173,8 @@ def test_ctrl_c_leaves_no_bundle_and_a_folder_to_go_on_from(workload: Workload, 
     process.stderr.readline()  # the merge has begun
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode in (130, 0)
-    assert out.exists() == (process.returncode == 0)
+    assert process.returncode in (INTERRUPTED, DONE, FELL_SHORT)  # it may have been quicker
+    assert out.exists() == (process.returncode != INTERRUPTED)
     assert not list(tmp_path.glob(".*.tmp"))
 
 

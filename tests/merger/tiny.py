@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import cv2
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from models.workload import Workload
 
 SIZE = 24
+SEED = int(os.environ.get("GEMEL_TESTS_SEED", "0"))
+"""What originals are trained with: others stand for what another processor makes of them (tests/test_processors.py)."""
 CLASSES = (("east", "west"), ("left", "right"), ("high", "low"))
 """What queries call a square on the left and one on the right: each asks a question of its own."""
 

@@ -15,14 +15,14 @@ from merger import TrainOptions, merge, train_originals
 from merger.widths.search import _Search
 from models.workload import load_workload
 from tests.merger.kills import Killed, kill_after, store_at_every_chance
-from tests.merger.tiny import write_workload
+from tests.merger.tiny import SEED, write_workload
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     path = write_workload(folder, accuracy_target=0.5)
-    train_originals(load_workload(path), options=TrainOptions(rate=3e-3, passes=240, max_cycles=1))
+    train_originals(load_workload(path), seed=SEED, options=TrainOptions(rate=3e-3, passes=240, max_cycles=1))
     return path
 
 

@@ -20,7 +20,7 @@ from benchmarks.merging.tables import summary
 from merger import MergeOptions, Recipe, TrainOptions, train_originals
 from models.errors import InputError
 from models.workload import load_workload
-from tests.merger.tiny import write_random_weights, write_workload
+from tests.merger.tiny import SEED, write_random_weights, write_workload
 
 QUICK = ("--rate", "0.002", "--epochs", "3", "--frames-per-epoch", "64")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,7 +29,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    train_originals(load_workload(write_workload(folder)), options=TrainOptions(rate=3e-3, passes=360, max_cycles=1))
+    train_originals(
+        load_workload(write_workload(folder)), seed=SEED, options=TrainOptions(rate=3e-3, passes=360, max_cycles=1)
+    )
     return folder
 
 

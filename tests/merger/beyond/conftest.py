@@ -14,7 +14,7 @@ from merger.start.choosing import averaged
 from models.workload import Workload, load_workload
 from tests.merger.beyond.tries import OPTIONS
 from tests.merger.deep import FACTORY
-from tests.merger.tiny import write_workload
+from tests.merger.tiny import SEED, write_workload
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     document = yaml.safe_load(path.read_text())
     document["queries"][0]["model_args"] = {"blocks": 4}
     path.write_text(yaml.safe_dump(document))
-    train_originals(load_workload(path), options=TrainOptions(rate=3e-3, passes=800, max_cycles=1))
+    train_originals(load_workload(path), seed=SEED, options=TrainOptions(rate=3e-3, passes=800, max_cycles=1))
     return load_workload(path)
 
 

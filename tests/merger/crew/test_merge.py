@@ -13,7 +13,6 @@ import pytest
 
 import merger.journal.checkpoint as checkpoint_module
 import merger.methods.early as early_module
-import merger.methods.prelude as prelude_module
 import merger.methods.wide as wide_module
 from merger import Resources, merge
 from merger.bench.workbench import Workbench
@@ -25,6 +24,7 @@ from models.workload import Workload, load_workload
 from tests.exhaustive import every
 from tests.merger.crew.hands import Hands, together
 from tests.merger.options import QUICK
+from tests.merger.surely import must_train
 
 
 def merged(
@@ -32,12 +32,12 @@ def merged(
 ) -> Any:
     """Merge as one of a crew; who is told to kills itself at the so-manieth chance to store.
 
-    Where it begins `far` off, and nothing holds as it is, the heaviest sets train first.
+    Nothing holds before it has trained. Where it begins `far` off the heaviest sets train first.
     """
+    must_train(pytest.MonkeyPatch())
     wide_module.choose_start = partial(_start_of_q0, far)
     if far:
         early_module.EARLY = 1 / 8
-        prelude_module._took = lambda *_, **__: prelude_module.NOTHING
     checkpoint_module.INTERVAL_S, checkpoint_module.WRITING_SHARE = 0.0, float("inf")
     rank, chances = dies
     if crew.rank == rank:

@@ -24,6 +24,7 @@ from models.sharing.plan import SharingPlan
 from models.tasks.classification import Classification
 from models.workload import Workload
 from tests.merger.options import QUICK
+from tests.merger.surely import must_train
 
 DEMANDING = replace(QUICK, margin=0.9)
 
@@ -43,6 +44,7 @@ def _inject(monkeypatch: pytest.MonkeyPatch, bad: Any) -> list[bool]:
 def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    must_train(monkeypatch)
     calls = _inject(monkeypatch, lambda number: number == 1)
     report = merge(workload, tmp_path / "b.safetensors", "gemel", options=DEMANDING)
     rows = [json.loads(line) for line in (tmp_path / "b.safetensors.log.jsonl").read_text().splitlines()]

@@ -82,8 +82,8 @@ def test_training_on_features_brings_them_nearer(workload: Workload) -> None:
         with torch.no_grad():
             models["q0"].get_parameter("last.0.weight").mul_(0.5).add_(0.05)
         before = distance(models["q0"])
-        training = bench.training(models, Recipe(rate=2e-3, epochs=2, features=weight))
-        while training.epochs < 2:
+        training = bench.training(models, Recipe(rate=2e-3, epochs=6, features=weight))
+        while training.epochs < 6:
             training.epoch()
         found[weight] = distance(models["q0"])
         assert weight == 0 or found[weight] < before / 2

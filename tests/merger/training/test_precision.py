@@ -24,6 +24,7 @@ from models.sharing.plan import SharingPlan
 from models.workload import Workload
 from models.zoo import build_query
 from tests.merger.options import QUICK
+from tests.merger.surely import must_train
 
 
 @pytest.fixture
@@ -161,8 +162,9 @@ def test_an_unknown_precision_is_refused() -> None:
 
 
 def test_a_resumed_merge_trains_in_the_precision_it_began_with_and_the_bundle_says_so(
-    workload: Workload, tmp_path: Path, timed: dict[str, float]
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: dict[str, float]
 ) -> None:
+    must_train(monkeypatch)
     seen: set[str] = set()
 
     def interrupt_after_a_trained_round(event: str, **fields: Any) -> None:

@@ -19,6 +19,7 @@ from models.bundle import open_bundle, verify_bundle
 from models.parts.terms import Width
 from models.workload import Workload
 from tests.merger.options import QUICK
+from tests.merger.surely import ratios_on_val
 
 FACTORIES = ["tests.merger.tiny:tiny_net"]
 
@@ -41,7 +42,8 @@ def test_what_takes_less_is_stored(
     monkeypatch.setattr(merging_module, "fit_widths", fit)
     report = merge(workload, tmp_path / "b.safetensors", options=replace(QUICK, weights=asked))
     assert fitted == searched, "the originals are tried only where they can take less"
-    assert report.met and verify_bundle(report.bundle, FACTORIES) == []
+    assert min(ratios_on_val(workload, report.bundle).values()) >= 0.95
+    assert verify_bundle(report.bundle, FACTORIES) == []
     named = {query.tensors["last.0.weight"] for query in open_bundle(report.bundle, FACTORIES).queries}
     assert (len(named) < 3) == shares
     rows = [json.loads(row) for row in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]

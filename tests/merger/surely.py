@@ -1,0 +1,34 @@
+"""What a merge of the tiny networks does surely, whatever originals another processor trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from merger.bench.standing import tied_and_judged
+from merger.bench.workbench import Workbench
+from merger.methods.prelude import NOTHING
+from models.bundle import open_bundle
+from models.workload import Workload
+
+FACTORIES = ["tests.merger.tiny:tiny_net"]
+
+
+def _halved(*given: Any) -> tuple[Any, dict[str, float]]:
+    models, ratios = tied_and_judged(*given)
+    return models, {query: ratio / 2 for query, ratio in ratios.items()}
+
+
+def must_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is put together holds before it has trained, and nobody takes another's layers as they are."""
+    monkeypatch.setattr("merger.methods.prelude._took", lambda *_, **__: NOTHING)
+    for module in ("bench.attempt", "methods.prelude", "methods.wide"):
+        monkeypatch.setattr(f"merger.{module}.tied_and_judged", _halved)
+
+
+def ratios_on_val(workload: Workload, bundle: str | Path) -> dict[str, float]:
+    """What each query of a bundle keeps of its original on val, which a merge promises; test says so within luck."""
+    bench, found = Workbench(workload), open_bundle(bundle, FACTORIES)
+    return {query.id: bench.ratio(query.id, found.build(query.id)) for query in found.queries}
