@@ -25,7 +25,7 @@ from models.errors import InputError
 from models.files.schema import checked
 from models.files.yaml_file import read_mapping
 from models.frames.video import is_path
-from models.limits import MOST_CAMERAS, Fps, PathText
+from models.limits import MOST_CAMERAS, Fps, Name, PathText
 
 FRAMES, ACCURACY = "frames", "accuracy"
 """What a schedule may aim at."""
@@ -69,7 +69,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-_Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 _Path = Annotated[str, Field(min_length=1)]
 _Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
@@ -104,7 +103,7 @@ class _BoxKeys(_Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
+    cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: _HttpKeys | None = None
     public_key: _Path | None = None

@@ -10,6 +10,7 @@
 | `train(workload)` | trains the originals that have no weights yet |
 | `merge(workload, out, method)` | writes a bundle |
 | `plan(bundle, conditions)` | what fits, what swaps and what rate each query will have |
+| `place(fleet, out, objective)` | which queries of a fleet go on which box |
 | `simulate(bundle, conditions)` | the box's own schedule on a virtual clock |
 | `evaluate(bundle, workload, out)` | offline and streaming accuracy, and a report |
 | `compare_reports(reports, out)` | several evaluations of one workload beside each other, as a page |
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         inspect,
         merge,
         open_bundle,
+        place,
         plan,
         run,
         simulate,
@@ -70,6 +72,7 @@ __all__ = [
     "load_workload",
     "merge",
     "open_bundle",
+    "place",
     "plan",
     "run",
     "simulate",

@@ -10,6 +10,7 @@ from gemel.planning.conditions import DEFAULT_DEVICE, STANDARD, Conditions
 
 if TYPE_CHECKING:
     from gemel.looking.inspect import Inspection
+    from gemel.placing.placement import Placement
     from gemel.planning.planning import Planned
     from gemel.planning.simulation import Simulated
     from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
@@ -100,6 +101,28 @@ def plan(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
     from gemel.planning.planning import plan_box
 
     return plan_box(source, conditions)
+
+
+def place(
+    fleet: str | Path,
+    out: str | Path | None = None,
+    objective: Literal["boxes", "frames", "fair"] = "boxes",
+    shared: Literal["predicted", "ceiling", "none"] = "predicted",
+    before: str | Path | None = None,
+    seed: int = 0,
+) -> Placement:
+    """Which queries of a fleet file go on which box; with `out`, also as `placement.json` and a workload for each box.
+
+    `before` is a folder with the placement as it is now, from which little shall move. Raises InputError for a bad
+    file.
+    """
+    from gemel.placing.placement import before_of
+    from gemel.placing.placing import place_fleet
+
+    found = place_fleet(fleet, objective, shared, before_of(before), seed)
+    if out is not None:
+        found.write(out)
+    return found
 
 
 def simulate(source: str | Path, conditions: Conditions = STANDARD, duration_s: float = 60.0) -> Simulated:

@@ -24,6 +24,8 @@ Fps = Annotated[float, Field(gt=0, le=1000), AfterValidator(partial(_at_least, l
 SlaMs = Annotated[float, Field(gt=0, le=86_400_000), AfterValidator(partial(_at_least, least=1.0))]
 """Milliseconds, up to a day."""
 Priority = Annotated[int, Field(ge=1, le=1000)]
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""What queries, cameras and boxes are called: also a file's name, and a word in addresses."""
 ClassName = Annotated[str, Field(min_length=1, max_length=200)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 """A path or an address, as long as the system takes one."""

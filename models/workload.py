@@ -19,6 +19,7 @@ from models.limits import (
     MOST_QUERIES,
     ClassName,
     Fps,
+    Name,
     PathText,
     Priority,
     SlaMs,
@@ -86,9 +87,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-_Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-
-
 def _is_part(value: float) -> float:
     if not 0 < value <= 1:
         raise ValueError("a target is a part of the original's own accuracy, above 0 and at most 1")
@@ -104,7 +102,7 @@ class _CameraKeys(_Strict):
 
 
 class _QueryKeys(_Strict):
-    id: _Name
+    id: Name
     camera: str
     task: Literal["classification", "detection"]
     classes: Annotated[list[ClassName], Field(min_length=1, max_length=MOST_CLASSES)]
@@ -123,9 +121,9 @@ class _QueryKeys(_Strict):
 
 
 class _WorkloadKeys(_Strict):
-    name: _Name
+    name: Name
     accuracy_target: _Target = 0.95
-    cameras: Annotated[dict[_Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
+    cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
     queries: Annotated[list[_QueryKeys], Field(min_length=1, max_length=MOST_QUERIES)]
 
 

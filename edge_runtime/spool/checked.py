@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from edge_runtime.spool.sample import Digits, Fraction, Name
+from edge_runtime.spool.sample import Digits, Fraction
 from models.files.atomic import writing
 from models.files.json_file import read_json
 from models.files.schema import Exact, checked
-from models.limits import MOST_QUERIES
+from models.limits import MOST_QUERIES, Name
 
 FILE = "drift.json"
 MOST_FILE_BYTES = 1 << 20

@@ -24,7 +24,7 @@ from models.files.bounded_json import parsed
 from models.files.schema import Exact, checked
 from models.frames.pictures import MOST_BYTES, picture_of
 from models.frames.preprocess import FURTHEST_PIXEL, crop
-from models.limits import ClassName
+from models.limits import ClassName, Name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,6 @@ MOST_FOUND = 1000
 _SIGNATURE, _KEYWORD = b"\x89PNG\r\n\x1a\n", b"gemel\0"
 _FIRST_CHUNKS = len(_SIGNATURE) + 25  # the signature and the chunk IHDR
 
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Pixel = Annotated[float, Field(ge=-FURTHEST_PIXEL, le=FURTHEST_PIXEL)]
 Box = Annotated[list[Pixel], Field(min_length=4, max_length=4)]

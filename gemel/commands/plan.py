@@ -1,15 +1,17 @@
-"""`gemel simulate`, `gemel plan` and `gemel profile`: a box on paper, and what it costs on this machine."""
+"""`gemel simulate`, `gemel plan`, `gemel profile` and `gemel place`: boxes on paper, and what one costs here."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from gemel.commands import grammar
-from gemel.commands.outcome import Outcome
+from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
 from gemel.planning.conditions import EVERY_DEVICE, MEASURED, Conditions
 from models.errors import InputError
 
+OBJECTIVES, SHARED = ("boxes", "frames", "fair"), ("predicted", "ceiling", "none")
 MOST_SECONDS = 7 * 24 * 3600.0
 
 
@@ -36,6 +38,25 @@ def register(commands: Any) -> None:
     made.add_argument("--engine", default="auto", metavar="NAME", help="an engine of docs/engines.md (default: auto)")
     made.add_argument("--workload", metavar="FILE", help="its val footage says what answers are worth as they age")
     grammar.factories(made)
+
+    made = grammar.command(commands, "place", "which queries of a fleet go on which box", place)
+    made.add_argument("fleet", metavar="FLEET")
+    made.add_argument("-o", "--out", required=True, metavar="DIR", help="gets placement.json and a workload per box")
+    objective = (
+        "boxes: the cheapest boxes that hold all (default); frames: most frames in time on all boxes; fair: the query "
+        "that fares worst as well as can be"
+    )
+    made.add_argument("--objective", choices=OBJECTIVES, default="boxes", help=objective)
+    shared = (
+        "what models on one box share: predicted (default: what merges have kept), ceiling (all that they could), none"
+    )
+    made.add_argument("--shared", choices=SHARED, default="predicted", help=shared)
+    made.add_argument("--from", dest="before", metavar="DIR", help="where all is placed now: little is to move")
+    made.add_argument(
+        "--max-seconds", type=grammar.real(0, 86_400, open_below=True), default=60.0, metavar="N",
+        help="look for a better placement, or for a proof that there is none, for so long (default 60)",
+    )  # fmt: skip
+    grammar.seed(made)
 
 
 def _conditions(made: argparse.ArgumentParser, or_all: str = "") -> None:
@@ -87,3 +108,23 @@ def profile(args: argparse.Namespace) -> Outcome:
             args.bundle, args.device, args.factory, progress=progress, engine=args.engine, workload=args.workload
         )
     return Outcome(found.to_json(), found.to_text())
+
+
+def place(args: argparse.Namespace) -> Outcome:
+    """Places a fleet's queries; falls short where some have no place."""
+    from gemel.placing.fleet import load_fleet
+    from gemel.placing.placement import before_of, earlier
+    from gemel.placing.placing import place_fleet
+    from models.files.apart import check_apart
+    from models.workload import inputs_of
+
+    fleet = load_fleet(args.fleet)
+    written = [Path(args.out) / f"{name}.yaml" for entry in fleet.boxes for name in entry.names()]
+    inputs = [("the fleet", fleet.path), *(one for workload in fleet.workloads for one in inputs_of(workload))]
+    check_apart([("-o", path) for path in written], inputs)
+    earlier(args.out, fleet)
+    found = place_fleet(
+        fleet, args.objective, args.shared, before_of(args.before), seed=args.seed, seconds=args.max_seconds
+    )
+    found.write(args.out)
+    return Outcome(found.to_json(), found.to_text(), FELL_SHORT if found.unplaced else DONE)

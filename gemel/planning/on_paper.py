@@ -21,6 +21,7 @@ from models.parts.terms import with_ranks
 if TYPE_CHECKING:
     from torch import nn
 
+    from models.sharing.layers import Layer
     from models.workload import Query
 
 Build = Callable[[], "nn.Module"]
@@ -91,8 +92,10 @@ def apart(queries: Iterable[Query]) -> Bundle:
     return cast("Bundle", _Unweighted(map(BundleQuery.of, queries), _builds(queries)))
 
 
-def at_ceiling(queries: Sequence[Query]) -> Bundle:
-    """These queries' models with each group of layers sharing one weight: as merged at the ceiling."""
+def at_ceiling(queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Bundle:
+    """These queries' models with each group of layers sharing one weight: as merged at the ceiling, of all layers or
+    of these alone.
+    """
     from models.sharing.groups import groups
     from models.sharing.layers import layers_of_all, weight_key
 
@@ -100,7 +103,7 @@ def at_ceiling(queries: Sequence[Query]) -> Bundle:
     keys = {query.id: described(query, builds[query.id]).tensors for query in queries}
     names = {
         (query, weight_key(keys[query], path)): f"group{index:05}"
-        for index, group in enumerate(groups(layers_of_all(queries)))
+        for index, group in enumerate(groups(layers_of_all(queries) if layers is None else layers))
         for query, path in group.members
     }
     return cast("Bundle", _Unweighted(map(BundleQuery.of, queries), builds, names))
@@ -117,9 +120,9 @@ def costs_apart(profile: DeviceProfile, queries: Sequence[Query]) -> Costs:
     return costs_for(profile, apart(queries))
 
 
-def costs_shared(profile: DeviceProfile, queries: Sequence[Query]) -> Costs:
-    """The costs of these queries' models, merged at the ceiling."""
-    return costs_for(profile, at_ceiling(queries))
+def costs_shared(profile: DeviceProfile, queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Costs:
+    """The costs of these queries' models, merged at the ceiling, of all layers or of these alone."""
+    return costs_for(profile, at_ceiling(queries, layers))
 
 
 def profile_named(name: str) -> DeviceProfile:

@@ -126,8 +126,7 @@ class Subject:
             asked = f"{duration_s:g} s at {asked_fps:g} frames a second in all"
             fault = f"{asked} are more than the {MOST_FRAMES} frames that are played"
             raise InputError(self.source, fault, "ask for fewer frames a second, or simulate fewer seconds")
-        rng = random.Random(seed)
-        return {query: _ticks(demand.fps, rng.random(), duration_s) for query, demand in self.demands.items()}
+        return arrivals(self.demands, duration_s, seed)
 
 
 def subject_of(source: str | Path, conditions: Conditions) -> Subject:
@@ -187,6 +186,12 @@ def _of_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle]:
             raise InputError(path, fault, f"give --factory {query.model} if you trust it")
         bundle.check(query.id)
     return originals(bundle), bundle
+
+
+def arrivals(demands: Mapping[str, Demand], duration_s: float, seed: int) -> dict[str, list[float]]:
+    """When the frames of each query come, at its rate, with phases drawn from the seed."""
+    rng = random.Random(seed)
+    return {query: _ticks(demand.fps, rng.random(), duration_s) for query, demand in demands.items()}
 
 
 def _ticks(fps: float, phase: float, duration_s: float) -> list[float]:

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import merger.bench.probing as probing_module
 import merger.beyond.proposing as proposing_module
-import merger.beyond.risk as beyond_start_module
+import merger.beyond.risk as risk_module
 import merger.beyond.search as beyond_module
 import merger.methods.wide as wide_module
 from edge_runtime.engines.eager.engine import TorchEngine
@@ -246,8 +247,9 @@ def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     monkeypatch.setattr(beyond_module, "MOST_TRIES", 1)
     if kind == "two_stage":  # each candidate costs a run of large models: only the heaviest
         monkeypatch.setattr(proposing_module, "LEAST_SAVING", 0.05)
-        monkeypatch.setattr(beyond_start_module, "FRAMES", 2)
-        monkeypatch.setattr(beyond_start_module, "INPUT_FRAMES", 4)
+        monkeypatch.setattr(probing_module, "HEAD_FRAMES", 2)
+        monkeypatch.setattr(risk_module, "HEAD_FRAMES", 2)
+        monkeypatch.setattr(risk_module, "INPUT_FRAMES", 4)
     out = tmp_path / "b.gemel"
     report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True))
     assert verify_bundle(out) == [] and report.saved_fraction > report.ceiling_fraction
