@@ -115,6 +115,7 @@ def place(args: argparse.Namespace) -> Outcome:
     from gemel.placing.fleet import load_fleet
     from gemel.placing.placement import before_of, earlier
     from gemel.placing.placing import place_fleet
+    from gemel.progress import shown_on
     from models.files.apart import check_apart
     from models.workload import inputs_of
 
@@ -123,8 +124,8 @@ def place(args: argparse.Namespace) -> Outcome:
     inputs = [("the fleet", fleet.path), *(one for workload in fleet.workloads for one in inputs_of(workload))]
     check_apart([("-o", path) for path in written], inputs)
     earlier(args.out, fleet)
-    found = place_fleet(
-        fleet, args.objective, args.shared, before_of(args.before), seed=args.seed, seconds=args.max_seconds
-    )
+    before = before_of(args.before)
+    with shown_on() as progress:
+        found = place_fleet(fleet, args.objective, args.shared, before, args.seed, args.max_seconds, progress)
     found.write(args.out)
     return Outcome(found.to_json(), found.to_text(), FELL_SHORT if found.unplaced else DONE)

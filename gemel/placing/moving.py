@@ -25,7 +25,7 @@ def by_name(needs: Needs, fleet: Fleet, filled: Sequence[Filled], before: Mappin
         sets = [one.counts for one in filled if one.room == kind]
         if not sets:
             continue
-        names = entry.names()
+        names = sorted(entry.names(), key=lambda name: not was.get(name))[: len(was) + len(sets)]
         olds = [_counts(needs, [sort_of[query] for query in was.get(name, ())]) for name in names]
         moved = np.array([[_added(needs, old, new) for old in olds] for new in sets], dtype=float)
         rows, columns = linear_sum_assignment(moved)
@@ -35,7 +35,7 @@ def by_name(needs: Needs, fleet: Fleet, filled: Sequence[Filled], before: Mappin
     for box, counts in boxes.items():  # who was there stays, then come the others
         for query in was.get(box, ()):
             sort = sort_of[query]
-            if sum(sort_of[one] == sort for one in placed[box]) < counts[sort]:
+            if query in left[sort] and sum(sort_of[one] == sort for one in placed[box]) < counts[sort]:
                 placed[box].append(query)
                 left[sort].remove(query)
     for box, counts in boxes.items():

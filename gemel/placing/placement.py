@@ -28,6 +28,8 @@ IN_WORDS = {
     "frames": "frames a second in time",
     "fair": "the least part of its frames that any query has time for",
 }
+ENOUGH = 0.9
+SLOW = "some boxes hold more than they have time for: --objective fair or frames takes more boxes, where there are any"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Placement:
             f"{placed} of {len(self.fleet.queries)} queries on {len(self.boxes)} of {there} boxes "
             f"(sharing: {self.shared}); {IN_WORDS[self.asked]}: {self.objective:.6g}, bound {self.bound:.6g}: {apart}; "
             f"{size(self.moved_bytes)} of weights are not yet where they shall be",
+            *([SLOW] if self.asked == "boxes" and any(one.frames_fraction < ENOUGH for one in self.boxes) else []),
             *(f"{query} has no place: {why}" for query, why in self.unplaced.items()),
         ])  # fmt: skip
 
@@ -166,6 +169,13 @@ def read_placed(folder: str | Path) -> dict[str, list[str]]:
         rows = [{key: row[key] for key in ("id", "queries") if key in row} if isinstance(row, dict) else row
                 for row in rows]  # fmt: skip
     written = checked(path, {"boxes": rows}, _Written, remedy=remedy)
+    for what, names in (
+        ("box", [row.id for row in written.boxes]),
+        ("query", [query for row in written.boxes for query in row.queries]),
+    ):
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(path, f"the {what} '{twice}' stands twice", remedy, "boxes")
     return {row.id: row.queries for row in written.boxes}
 
 

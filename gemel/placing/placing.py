@@ -20,8 +20,12 @@ from gemel.placing.placement import PlacedBox, Placement
 from gemel.placing.rooms import TIGHT, Room
 from gemel.planning.on_paper import costs_shared
 from gemel.planning.subject import DEFAULT_FPS, arrivals
+from merger.journal.progress import Progress, Stages, silent
 from models.workload import Query
 
+COUNTING = "counting what the queries need"
+LOOKING = "looking for the best placement"
+PLAYING = "playing each box on the virtual clock"
 SECONDS = 60.0
 """How long the best placement is looked for, unless asked otherwise."""
 PLAYED_S, MOST_PLAYED = 20.0, 20_000
@@ -35,6 +39,7 @@ def place_fleet(
     before: Mapping[str, Sequence[str]] | None = None,
     seed: int = 0,
     seconds: float = SECONDS,
+    progress: Progress = silent,
 ) -> Placement:
     """Place the queries of a fleet, or of a fleet file, on its boxes; with the same seed, and time to end, the same.
 
@@ -43,14 +48,19 @@ def place_fleet(
     """
     started, before = time.monotonic(), before or {}
     fleet = source if isinstance(source, Fleet) else load_fleet(source)
+    stages = Stages(progress)
+    stages.announce([COUNTING, LOOKING, PLAYING])
+    stages.begin(COUNTING)
     needs = needs_of(fleet, shared, timed=objective != "boxes")
     rooms = [_room(needs, at, boxes, objective) for at, boxes in enumerate(fleet.boxes)]
+    stages.begin(LOOKING)
     solved = solve(needs, rooms, objective, seed, seconds)
     if before:
         solved = _staying(needs, fleet, rooms, objective, solved, before)
     placed = by_name(needs, fleet, solved.filled, before)
     everyone = {query for queries in placed.values() for query in queries}
-    boxes = _boxes(fleet, needs, placed, shared, seed)
+    stages.begin(PLAYING, len(placed))
+    boxes = _boxes(fleet, needs, placed, shared, seed, stages)
     return Placement(
         fleet=fleet,
         asked=objective,
@@ -101,7 +111,7 @@ def _why(needs: Needs, rooms: Sequence[Room], query: str) -> str:
 
 
 def _boxes(
-    fleet: Fleet, needs: Needs, placed: Mapping[str, Sequence[str]], shared: Shared, seed: int
+    fleet: Fleet, needs: Needs, placed: Mapping[str, Sequence[str]], shared: Shared, seed: int, stages: Stages
 ) -> tuple[PlacedBox, ...]:
     queries = {query.id: query for query in fleet.queries}
     sort_of = {query: at for at, sort in enumerate(needs.sorts) for query in sort.queries}
@@ -111,6 +121,7 @@ def _boxes(
         for name in entry.names():
             if name not in placed:
                 continue
+            stages.add()
             there = [queries[query] for query in placed[name]]
             counts = np.bincount([sort_of[query.id] for query in there], minlength=len(needs.sorts))
             # Equal boxes with equal queries play alike.

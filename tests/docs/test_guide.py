@@ -32,4 +32,4 @@ def test_the_box_is_read_with_its_factories(tmp_path: Path) -> None:
 def test_each_task_of_the_table_has_its_part() -> None:
     tasks = re.findall(r"^\| \[(\w+)\]", PAGE, re.MULTILINE)
     parts = [heading.lower() for heading in re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)]
-    assert tasks == parts and len(tasks) == 10
+    assert tasks == parts and len(tasks) == 11

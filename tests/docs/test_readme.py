@@ -40,10 +40,14 @@ def test_its_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytes
     box |= {"factories": ["tests.merger.tiny:tiny_net"], "sinks": [{"kind": "jsonl", "path": "results.jsonl"}]}
     (tmp_path / "box.yaml").write_text(yaml.safe_dump(box))
     monkeypatch.chdir(tmp_path)
+    boxes = [{"id": "north", "device": "jetson-nano", "memory": "64MiB", "count": 2}]
+    city = {"name": "city", "boxes": boxes, "workloads": ["workload.yaml"]}
+    (tmp_path / "city.yaml").write_text(yaml.safe_dump(city))
     commands = re.findall(r"(?:^    |`)gemel ([^#`\n]+)", README, re.MULTILINE)
     asked = {command.split()[0]: command.split() for command in commands}
-    assert asked.keys() == {"inspect", "train", "merge", "run", "eval"}
+    assert asked.keys() == {"inspect", "train", "merge", "run", "eval", "place"}
     asked["merge"] += ["--method", "none"]  # as quick as it gets
-    for name in ("inspect", "train", "merge", "run", "eval"):
+    for name in ("inspect", "train", "merge", "run", "eval", "place"):
         assert main(asked[name]) in (0, 1), name  # untrained originals are no evidence, so a merge may fall short
+    assert (tmp_path / "placed" / "placement.json").is_file()
     assert (tmp_path / "results.jsonl").read_text() and (tmp_path / "report" / "report.html").is_file()

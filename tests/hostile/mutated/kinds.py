@@ -26,6 +26,7 @@ Damage = Callable[[bytes, Random], bytes]
 MERGE_ONE = ("merge", "one.yaml", "-o", "new", "--method", "none")
 MERGE_DETECTOR = ("merge", "detector.yaml", "-o", "new", "--method", "none")
 APPLY = ("bundle", "apply", samples.OLD, samples.UPDATE, "-o", "new")
+PLACE = ("place", "fleet.yaml", "-o", "new", "--max-seconds", 1)
 NEW = ("new", "new.log.jsonl")
 
 
@@ -57,6 +58,10 @@ KINDS = {
     "box config": Kind("box.yaml", codecs.YAML.damaged, (
         ("run", "box.yaml", "--check"), ("bundle", "verify", samples.BUNDLE, "--config", "box.yaml"),
     ), told=False),
+    "fleet": Kind("fleet.yaml", codecs.YAML.damaged, (PLACE,), ("new", "new/*"), told=False),
+    "placement": Kind(f"{samples.PLACED}/placement.json", codecs.JSON.damaged, (
+        (*PLACE, "--from", samples.PLACED), (*PLACE, "--from", samples.PLACED, "--objective", "fair"),
+    ), ("new", "new/*")),
     "manifest": Kind(samples.BUNDLE, codecs.BUNDLE.damaged, BUNDLES),
     "bundle": Kind(samples.BUNDLE, damaged_bytes, BUNDLES),
     "update": Kind(samples.UPDATE, codecs.BUNDLE.damaged, (APPLY,), ("new",)),
