@@ -108,6 +108,11 @@ class Placement:
             f"{placed} of {len(self.fleet.queries)} queries on {len(self.boxes)} of {there} boxes "
             f"(sharing: {self.shared}); {IN_WORDS[self.asked]}: {self.objective:.6g}, bound {self.bound:.6g}: {apart}; "
             f"{size(self.moved_bytes)} of weights are not yet where they shall be",
+            *(
+                f"{entry.id}: {entry.profile.title} has no more than {size(entry.profile.memory_bytes)}, for all on it"
+                for entry in self.fleet.boxes
+                if entry.memory_bytes > entry.profile.memory_bytes
+            ),
             *([SLOW] if self.asked == "boxes" and any(one.frames_fraction < ENOUGH for one in self.boxes) else []),
             *(f"{query} has no place: {why}" for query, why in self.unplaced.items()),
         ])  # fmt: skip

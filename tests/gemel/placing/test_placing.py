@@ -154,6 +154,16 @@ def test_frames_count_where_they_are_asked_for(
     assert code == 1 and "longer than its SLA" in found["reasons"]["a0"]
 
 
+def test_the_text_says_what_a_number_hides(fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = write_workload(tmp_path / "one.yaml", *(query(f"a{number}", fps=60, input_size=224) for number in range(4)))
+    boxes = [{"id": "box", "device": DEVICE, "memory": "64GiB", "count": 2}]
+    fleet = write_fleet(tmp_path / "busy.yaml", boxes, many)
+    assert main(["place", str(fleet), "-o", str(tmp_path / "out"), "--max-seconds", "5"]) == 0
+    said = capsys.readouterr().out
+    assert "4 of 4 queries on 1 of 2 boxes (sharing: predicted)" in said and "bound 1: the best there is" in said
+    assert "box: Jetson Nano 4 GB has no more than 4.0 GiB" in said and "more than they have time for" in said
+
+
 def test_a_placement_is_the_same_again(fleet: Path) -> None:
     one, other = (place_fleet(fleet, seed=3, seconds=20).to_json() for _ in range(2))
     assert {**one, "seconds": 0} == {**other, "seconds": 0}
