@@ -108,18 +108,20 @@ def place(
     out: str | Path | None = None,
     objective: Literal["boxes", "frames", "fair"] = "boxes",
     shared: Literal["predicted", "ceiling", "none"] = "predicted",
+    min_frames: float = 0.0,
     before: str | Path | None = None,
     seed: int = 0,
 ) -> Placement:
     """Which queries of a fleet file go on which box; with `out`, also as `placement.json` and a workload for each box.
 
-    `before` is a folder with the placement as it is now, from which little shall move. Raises InputError for a bad
-    file.
+    Every box has time for `min_frames`, a part of the frames asked of it. `before` is a folder with the placement as it
+    is now, from which little shall move. Raises InputError for a bad file.
     """
+    from gemel.placing.asked import Asked
     from gemel.placing.placement import before_of
     from gemel.placing.placing import place_fleet
 
-    found = place_fleet(fleet, objective, shared, before_of(before), seed)
+    found = place_fleet(fleet, Asked(objective, shared, min_frames, seed), before_of(before))
     if out is not None:
         found.write(out)
     return found

@@ -1,6 +1,7 @@
 """Boxes that a city's queries need with sharing and without: the workloads of this folder's neighbour, some times over.
 
-Usage: python -m benchmarks.placing.city [--times 1 3] [--memory 512MiB] [--device jetson-nano] [--seconds 60]
+Usage: python -m benchmarks.placing.city [--times 1 3] [--memory 512MiB] [--device jetson-nano]
+       [--min-frames 0] [--seconds 60]
 
 Every workload of benchmarks/workloads stands for one place, `--times` is how many such places of each there are; ids
 and cameras are numbered. Queries that fit in no box are left out everywhere. Prints a row for each number of places and
@@ -18,6 +19,7 @@ from typing import Any
 import yaml
 
 from benchmarks.machine import machine
+from gemel.placing.asked import Asked
 from gemel.placing.placing import place_fleet
 from gemel.text import percent, table
 
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--memory", default="512MiB")
     parser.add_argument("--device", default="jetson-nano")
+    parser.add_argument("--min-frames", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     rows = []
@@ -38,7 +41,8 @@ def main() -> None:
             path, count = city(Path(folder), times, {"device": given.device, "memory": given.memory})
             apart = 0
             for shared in ("none", "predicted", "ceiling"):
-                found = place_fleet(path, "boxes", shared, seconds=given.seconds)
+                asked = Asked("boxes", shared, given.min_frames, seconds=given.seconds)
+                found = place_fleet(path, asked)
                 apart = apart or len(found.boxes)
                 rows.append((
                     count - len(found.unplaced), shared, len(found.boxes), f"{found.bound:g}", percent(found.gap),

@@ -51,6 +51,8 @@ def register(commands: Any) -> None:
         "what models on one box share: predicted (default: what merges have kept), ceiling (all that they could), none"
     )
     made.add_argument("--shared", choices=SHARED, default="predicted", help=shared)
+    part = "every box has time for this part of the frames that are asked of it (default 0: memory alone decides)"
+    made.add_argument("--min-frames", type=grammar.real(0, 1), default=0.0, metavar="PART", help=part)
     made.add_argument("--from", dest="before", metavar="DIR", help="where all is placed now: little is to move")
     made.add_argument(
         "--max-seconds", type=grammar.real(0, 86_400, open_below=True), default=60.0, metavar="N",
@@ -112,6 +114,7 @@ def profile(args: argparse.Namespace) -> Outcome:
 
 def place(args: argparse.Namespace) -> Outcome:
     """Places a fleet's queries; falls short where some have no place."""
+    from gemel.placing.asked import Asked
     from gemel.placing.fleet import load_fleet
     from gemel.placing.placement import before_of, earlier
     from gemel.placing.placing import place_fleet
@@ -125,7 +128,8 @@ def place(args: argparse.Namespace) -> Outcome:
     check_apart([("-o", path) for path in written], inputs)
     earlier(args.out, fleet)
     before = before_of(args.before)
+    asked = Asked(args.objective, args.shared, args.min_frames, args.seed, args.max_seconds)
     with shown_on() as progress:
-        found = place_fleet(fleet, args.objective, args.shared, before, args.seed, args.max_seconds, progress)
+        found = place_fleet(fleet, asked, before, progress)
     found.write(args.out)
     return Outcome(found.to_json(), found.to_text(), FELL_SHORT if found.unplaced else DONE)

@@ -14,17 +14,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
+from gemel.placing.asked import Shared
 from gemel.placing.fleet import Fleet
 from gemel.planning.on_paper import apart, costs_for
 from gemel.planning.subject import DEFAULT_FPS
 from models.sharing.layers import Layer, layers_of, model_bytes
 from models.workload import Query
 
-Shared = Literal["predicted", "ceiling", "none"]
 Counts = np.ndarray
 """How many queries of each sort are together, int64 (sorts,)."""
 LARGE_BYTES, LARGE_PART = 1 << 20, 0.01

@@ -7,17 +7,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
+from gemel.placing.asked import Objective
 from gemel.placing.columns import INTEGER_SHARE, Aim, Columns
 from gemel.placing.filling import evened, filled_up, with_the_rest
 from gemel.placing.needs import Needs
 from gemel.placing.rooms import TIGHT, Filled, Room
 from models.quiet import without_native_output
 
-Objective = Literal["boxes", "frames", "fair"]
 STARTS, NOISE = 24, 0.6
 """Placements that are filled up at random to begin with, and by how much they differ."""
 STEPS = 7
@@ -101,7 +100,7 @@ def fairest(needs: Needs, rooms: Sequence[Room], seed: int, seconds: float) -> S
         if high - low <= 0.01 * high:
             break
         part = high if step == 0 else (low + high) / 2
-        tight = [replace(room, most_load=1 / part) for room in rooms]
+        tight = [replace(room, most_load=min(room.most_load, 1 / part)) for room in rooms]
         found, bound = _found(needs, tight, aim, seed, each, step=1.0)
         found = with_the_rest(needs, tight, found, saving=False)
         if _unplaced(needs, found) <= goal:

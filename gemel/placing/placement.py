@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
+from gemel.placing.asked import Asked
 from gemel.placing.fleet import MOST_BOXES, Boxes, Fleet
 from gemel.text import percent, size, table
 from models.errors import InputError
@@ -29,7 +30,7 @@ IN_WORDS = {
     "fair": "the least part of its frames that any query has time for",
 }
 ENOUGH = 0.9
-SLOW = "some boxes hold more than they have time for: --objective fair or frames takes more boxes, where there are any"
+SLOW = "some boxes hold more than they have time for: --min-frames 0.9, or --objective fair or frames, takes more boxes"
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ class Placement:
     """
 
     fleet: Fleet
-    asked: str
-    shared: str
+    asked: Asked
     boxes: tuple[PlacedBox, ...]
     unplaced: Mapping[str, str]
     objective: float
@@ -68,8 +68,9 @@ class Placement:
     def to_json(self) -> dict[str, Any]:
         return {
             "fleet": self.fleet.name,
-            "asked": self.asked,
-            "shared": self.shared,
+            "asked": self.asked.objective,
+            "shared": self.asked.shared,
+            "min_frames": self.asked.min_frames,
             "boxes": [
                 {
                     "id": one.id,
@@ -106,14 +107,15 @@ class Placement:
             table(("box", "device", "takes", "of", "sharing saves", "frames in time", "queries"), rows),
             "",
             f"{placed} of {len(self.fleet.queries)} queries on {len(self.boxes)} of {there} boxes "
-            f"(sharing: {self.shared}); {IN_WORDS[self.asked]}: {self.objective:.6g}, bound {self.bound:.6g}: {apart}; "
+            f"(sharing: {self.asked.shared}); {IN_WORDS[self.asked.objective]}: {self.objective:.6g}, "
+            f"bound {self.bound:.6g}: {apart}; "
             f"{size(self.moved_bytes)} of weights are not yet where they shall be",
             *(
                 f"{entry.id}: {entry.profile.title} has no more than {size(entry.profile.memory_bytes)}, for all on it"
                 for entry in self.fleet.boxes
                 if entry.memory_bytes > entry.profile.memory_bytes
             ),
-            *([SLOW] if self.asked == "boxes" and any(one.frames_fraction < ENOUGH for one in self.boxes) else []),
+            *([SLOW] if not self.asked.timed and any(one.frames_fraction < ENOUGH for one in self.boxes) else []),
             *(f"{query} has no place: {why}" for query, why in self.unplaced.items()),
         ])  # fmt: skip
 

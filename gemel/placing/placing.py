@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ import numpy as np
 from edge_runtime.policies import policy_named
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Demand
+from gemel.placing.asked import STANDARD, Asked, Objective, Shared
 from gemel.placing.filling import with_the_rest
 from gemel.placing.fleet import Boxes, Fleet, load_fleet
 from gemel.placing.moving import as_before, by_name, moved_bytes
-from gemel.placing.needs import Needs, Shared, needs_of, shared_layers
-from gemel.placing.objectives import Objective, Solved, solve, worth_of
+from gemel.placing.needs import Needs, needs_of, shared_layers
+from gemel.placing.objectives import Solved, solve, worth_of
 from gemel.placing.placement import PlacedBox, Placement
 from gemel.placing.rooms import TIGHT, Room
 from gemel.planning.on_paper import costs_shared
@@ -26,19 +28,14 @@ from models.workload import Query
 COUNTING = "counting what the queries need"
 LOOKING = "looking for the best placement"
 PLAYING = "playing each box on the virtual clock"
-SECONDS = 60.0
-"""How long the best placement is looked for, unless asked otherwise."""
 PLAYED_S, MOST_PLAYED = 20.0, 20_000
 """Of the virtual clock that says what part of a box's frames are in time, and frames played at most."""
 
 
 def place_fleet(
     source: str | Path | Fleet,
-    objective: Objective = "boxes",
-    shared: Shared = "predicted",
+    asked: Asked = STANDARD,
     before: Mapping[str, Sequence[str]] | None = None,
-    seed: int = 0,
-    seconds: float = SECONDS,
     progress: Progress = silent,
 ) -> Placement:
     """Place the queries of a fleet, or of a fleet file, on its boxes; with the same seed, and time to end, the same.
@@ -51,20 +48,19 @@ def place_fleet(
     stages = Stages(progress)
     stages.announce([COUNTING, LOOKING, PLAYING])
     stages.begin(COUNTING)
-    needs = needs_of(fleet, shared, timed=objective != "boxes")
-    rooms = [_room(needs, at, boxes, objective) for at, boxes in enumerate(fleet.boxes)]
+    needs = needs_of(fleet, asked.shared, asked.timed)
+    rooms = [_room(needs, at, boxes, asked) for at, boxes in enumerate(fleet.boxes)]
     stages.begin(LOOKING)
-    solved = solve(needs, rooms, objective, seed, seconds)
+    solved = solve(needs, rooms, asked.objective, asked.seed, asked.seconds)
     if before:
-        solved = _staying(needs, fleet, rooms, objective, solved, before)
+        solved = _staying(needs, fleet, rooms, asked.objective, solved, before)
     placed = by_name(needs, fleet, solved.filled, before)
     everyone = {query for queries in placed.values() for query in queries}
     stages.begin(PLAYING, len(placed))
-    boxes = _boxes(fleet, needs, placed, shared, seed, stages)
+    boxes = _boxes(fleet, needs, placed, asked, stages)
     return Placement(
         fleet=fleet,
-        asked=objective,
-        shared=shared,
+        asked=asked,
         boxes=boxes,
         unplaced={query.id: _why(needs, rooms, query.id) for query in fleet.queries if query.id not in everyone},
         objective=solved.value,
@@ -75,13 +71,14 @@ def place_fleet(
     )
 
 
-def _room(needs: Needs, at: int, boxes: Boxes, objective: Objective) -> Room:
-    """Where frames count, a query is not placed where one run takes longer than its SLA."""
+def _room(needs: Needs, at: int, boxes: Boxes, asked: Asked) -> Room:
+    """Where time counts, a query is not placed where one run takes longer than its SLA."""
     seconds = needs.seconds(boxes.profile.name)
     reach = np.array([sort.reach[at] for sort in needs.sorts])
-    if objective != "boxes":
+    if asked.timed:
         reach &= np.isfinite(seconds)
-    return Room(at, boxes.count, boxes.cost, boxes.memory_bytes, seconds, reach)
+    most_load = 1 / asked.min_frames if asked.min_frames else math.inf
+    return Room(at, boxes.count, boxes.cost, boxes.memory_bytes, seconds, reach, most_load)
 
 
 def _staying(
@@ -107,11 +104,13 @@ def _why(needs: Needs, rooms: Sequence[Room], query: str) -> str:
         return "one run takes longer than its SLA on every box that reaches its camera"
     if not any(room.reach[at] and needs.taken(alone) <= room.memory_bytes for room in rooms):
         return f"it needs {needs.taken(alone):,} bytes alone, more than any box has that reaches its camera"
+    if not any(room.holds(needs, alone) for room in rooms):
+        return "it asks for more time alone than `--min-frames` leaves on every box that reaches its camera"
     return "every box that it could be on is full"
 
 
 def _boxes(
-    fleet: Fleet, needs: Needs, placed: Mapping[str, Sequence[str]], shared: Shared, seed: int, stages: Stages
+    fleet: Fleet, needs: Needs, placed: Mapping[str, Sequence[str]], asked: Asked, stages: Stages
 ) -> tuple[PlacedBox, ...]:
     queries = {query.id: query for query in fleet.queries}
     sort_of = {query: at for at, sort in enumerate(needs.sorts) for query in sort.queries}
@@ -127,7 +126,7 @@ def _boxes(
             # Equal boxes with equal queries play alike.
             alike = entry.id, *sorted((sort_of[one.id], one.fps or 0.0, one.sla_ms, one.priority) for one in there)
             if alike not in fractions:
-                fractions[alike] = _in_time(entry, there, shared, seed)
+                fractions[alike] = _in_time(entry, there, asked.shared, asked.seed)
             weights = needs.weights(counts)
             found.append(PlacedBox(
                 name, entry, tuple(placed[name]), needs.taken(counts), int(counts @ needs.own) - weights,

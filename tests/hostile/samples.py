@@ -32,6 +32,7 @@ from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.spool.sample import sample_bytes
 from gemel.evaluation.asked import Asked
 from gemel.evaluation.evaluating import evaluate
+from gemel.placing.asked import Asked as Wished
 from gemel.placing.placing import place_fleet
 from gemel.planning.profiling import profile_bundle
 from merger import MergeOptions, Recipe, merge
@@ -106,7 +107,7 @@ def _write_fleet(folder: Path) -> None:
     ]
     fleet = {"name": "city", "boxes": boxes, "workloads": ["workload.yaml"]}
     (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet))
-    place_fleet(folder / "fleet.yaml", seconds=2).write(folder / PLACED)
+    place_fleet(folder / "fleet.yaml", Wished(seconds=2)).write(folder / PLACED)
 
 
 def _write_half_a_merge(folder: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gemel.cli import main
+from gemel.placing.asked import Asked
 from gemel.placing.fleet import load_fleet
 from gemel.placing.moving import moved_bytes
 from gemel.placing.needs import needs_of, shared_layers
@@ -154,6 +155,20 @@ def test_frames_count_where_they_are_asked_for(
     assert code == 1 and "longer than its SLA" in found["reasons"]["a0"]
 
 
+def test_boxes_have_time_for_what_is_asked_of_them_where_that_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = [query(f"a{number}", fps=8, input_size=224) for number in range(4)]
+    one = write_workload(tmp_path / "one.yaml", *busy, query("dense", fps=100, input_size=224))
+    boxes = [{"id": "box", "device": DEVICE, "memory": "1GiB", "count": 6}]
+    fleet = write_fleet(tmp_path / "city.yaml", boxes, one)
+    _, few = _place(fleet, tmp_path / "few", capsys=capsys)
+    assert len(few["boxes"]) == 1 and few["boxes"][0]["frames_fraction"] < 0.9
+    code, found = _place(fleet, tmp_path / "timed", "--min-frames", "0.95", capsys=capsys)
+    assert code == 1 and found["unplaced"] == ["dense"] and "more time alone" in found["reasons"]["dense"]
+    assert found["gap"] == 0 and all(box["frames_fraction"] >= 0.9 for box in found["boxes"]) and found["boxes"]
+
+
 def test_the_text_says_what_a_number_hides(fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     many = write_workload(tmp_path / "one.yaml", *(query(f"a{number}", fps=60, input_size=224) for number in range(4)))
     boxes = [{"id": "box", "device": DEVICE, "memory": "64GiB", "count": 2}]
@@ -165,7 +180,7 @@ def test_the_text_says_what_a_number_hides(fleet: Path, tmp_path: Path, capsys: 
 
 
 def test_a_placement_is_the_same_again(fleet: Path) -> None:
-    one, other = (place_fleet(fleet, seed=3, seconds=20).to_json() for _ in range(2))
+    one, other = (place_fleet(fleet, Asked(seed=3, seconds=20)).to_json() for _ in range(2))
     assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
 
