@@ -59,6 +59,7 @@ class Columns:
     aim: Aim
     bound: float = -math.inf
     found: list[Filled] = field(default_factory=list)
+    _costs: list[float] = field(default_factory=list)
     _known: set[tuple[int, bytes]] = field(default_factory=set)
     _steady: np.ndarray | None = None
 
@@ -70,6 +71,7 @@ class Columns:
             if key not in self._known:
                 self._known.add(key)
                 self.found.append(one)
+                self._costs.append(self.aim.of_box(self.needs, self.rooms[one.room], one.counts))
         return len(self.found) > before
 
     def generate(self, seconds: float, enough: Callable[[float], bool]) -> None:
@@ -149,12 +151,11 @@ class Columns:
 
     def _matrices(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The cost of each set, its counts (sorts, sets), and whose room it is (rooms, sets)."""
-        costs = np.array([self.aim.of_box(self.needs, self.rooms[one.room], one.counts) for one in self.found])
         placed = np.array([one.counts for one in self.found]).T.reshape(len(self.needs.asked), -1)
         used = np.zeros((len(self.rooms), len(self.found)))
         for at, one in enumerate(self.found):
             used[one.room, at] = 1
-        return costs, placed, used
+        return np.array(self._costs), placed, used
 
 
 def trimmed(needs: Needs, filled: Iterable[Filled]) -> list[Filled]:
