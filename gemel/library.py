@@ -10,6 +10,7 @@ from gemel.planning.conditions import DEFAULT_DEVICE, STANDARD, Conditions
 
 if TYPE_CHECKING:
     from gemel.looking.inspect import Inspection
+    from gemel.placing.asked import Objective, Shared
     from gemel.placing.placement import Placement
     from gemel.planning.planning import Planned
     from gemel.planning.simulation import Simulated
@@ -106,8 +107,8 @@ def plan(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
 def place(
     fleet: str | Path,
     out: str | Path | None = None,
-    objective: Literal["boxes", "frames", "fair"] = "boxes",
-    shared: Literal["predicted", "ceiling", "none"] = "predicted",
+    objective: Objective = "boxes",
+    shared: Shared = "predicted",
     min_frames: float = 0.0,
     before: str | Path | None = None,
     seed: int = 0,
@@ -118,10 +119,14 @@ def place(
     is now, from which little shall move. Raises InputError for a bad file.
     """
     from gemel.placing.asked import Asked
-    from gemel.placing.placement import before_of
+    from gemel.placing.fleet import load_fleet
+    from gemel.placing.placement import before_of, earlier
     from gemel.placing.placing import place_fleet
 
-    found = place_fleet(fleet, Asked(objective, shared, min_frames, seed), before_of(before))
+    asked = load_fleet(fleet)
+    if out is not None:
+        earlier(out, asked)
+    found = place_fleet(asked, Asked(objective, shared, min_frames, seed), before_of(before))
     if out is not None:
         found.write(out)
     return found

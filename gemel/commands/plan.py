@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
+from gemel.placing.asked import STANDARD, Asked, Objective, Shared
 from gemel.planning.conditions import EVERY_DEVICE, MEASURED, Conditions
 from models.errors import InputError
 
-OBJECTIVES, SHARED = ("boxes", "frames", "fair"), ("predicted", "ceiling", "none")
 MOST_SECONDS = 7 * 24 * 3600.0
 
 
@@ -46,16 +45,16 @@ def register(commands: Any) -> None:
         "boxes: the cheapest boxes that hold all (default); frames: most frames in time on all boxes; fair: the query "
         "that fares worst as well as can be"
     )
-    made.add_argument("--objective", choices=OBJECTIVES, default="boxes", help=objective)
+    made.add_argument("--objective", choices=get_args(Objective), default="boxes", help=objective)
     shared = (
         "what models on one box share: predicted (default: what merges have kept), ceiling (all that they could), none"
     )
-    made.add_argument("--shared", choices=SHARED, default="predicted", help=shared)
+    made.add_argument("--shared", choices=get_args(Shared), default="predicted", help=shared)
     part = "every box has time for this part of the frames that are asked of it (default 0: memory alone decides)"
     made.add_argument("--min-frames", type=grammar.real(0, 1), default=0.0, metavar="PART", help=part)
     made.add_argument("--from", dest="before", metavar="DIR", help="where all is placed now: little is to move")
     made.add_argument(
-        "--max-seconds", type=grammar.real(0, 86_400, open_below=True), default=60.0, metavar="N",
+        "--max-seconds", type=grammar.real(0, 86_400, open_below=True), default=STANDARD.seconds, metavar="N",
         help="look for a better placement, or for a proof that there is none, for so long (default 60)",
     )  # fmt: skip
     grammar.seed(made)
@@ -114,18 +113,12 @@ def profile(args: argparse.Namespace) -> Outcome:
 
 def place(args: argparse.Namespace) -> Outcome:
     """Places a fleet's queries; falls short where some have no place."""
-    from gemel.placing.asked import Asked
     from gemel.placing.fleet import load_fleet
     from gemel.placing.placement import before_of, earlier
     from gemel.placing.placing import place_fleet
     from gemel.progress import shown_on
-    from models.files.apart import check_apart
-    from models.workload import inputs_of
 
     fleet = load_fleet(args.fleet)
-    written = [Path(args.out) / f"{name}.yaml" for entry in fleet.boxes for name in entry.names()]
-    inputs = [("the fleet", fleet.path), *(one for workload in fleet.workloads for one in inputs_of(workload))]
-    check_apart([("-o", path) for path in written], inputs)
     earlier(args.out, fleet)
     before = before_of(args.before)
     asked = Asked(args.objective, args.shared, args.min_frames, args.seed, args.max_seconds)

@@ -15,7 +15,7 @@ from scipy.optimize import Bounds, linprog, milp
 
 from gemel.placing.filling import worthy
 from gemel.placing.needs import Counts, Needs
-from gemel.placing.rooms import TIGHT, Filled, Room, best_set
+from gemel.placing.rooms import TIGHT, Filled, Room, best_set, left_out
 
 STEADY = 0.6
 """How much of the worths that gave the best bound are in those that are tried: worths alone jump from round to round
@@ -45,9 +45,8 @@ class Aim:
     def of(self, needs: Needs, rooms: Sequence[Room], filled: Iterable[Filled]) -> float:
         """What a placement comes to."""
         filled = list(filled)
-        placed = sum((one.counts for one in filled), np.zeros_like(needs.asked))
         total = sum(self.of_box(needs, rooms[one.room], one.counts) for one in filled)
-        return total + self.unplaced * int(needs.asked.sum() - placed.sum())
+        return total + self.unplaced * int(left_out(needs, filled).sum())
 
 
 @dataclass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from gemel.placing.needs import Counts, Needs
-from gemel.placing.rooms import TIGHT, Filled, Room
+from gemel.placing.rooms import TIGHT, Filled, Room, left_out
 
 
 class Filling:
@@ -17,7 +17,7 @@ class Filling:
     def __init__(self, needs: Needs, room: Room, counts: Counts | None = None) -> None:
         self.needs, self.room = needs, room
         self.counts = np.zeros_like(needs.asked) if counts is None else counts.copy()
-        self._there = needs.member[self.counts > 0].any(0)
+        self._there = needs.there(self.counts)
         self._weights = needs.weights(self.counts)
         self._workspace = int(needs.workspace[self.counts > 0].max(initial=0))
         self._load = room.load(needs, self.counts)
@@ -54,29 +54,34 @@ class Filling:
 
 def worthy(needs: Needs, room: Room, worth: np.ndarray, rng: random.Random, noise: float) -> Counts:
     """A set that may be worth much in a room: whoever is worth most for the bytes that it adds, one after the other."""
-    filling, left = Filling(needs, room), np.where(worth > 0, needs.asked, 0)
     drawn = worth * np.array([1 + noise * rng.random() for _ in worth])
-    while True:
-        more = filling.more_bytes()
-        open_ = np.flatnonzero(filling.fitting(more) & (left > 0))
-        if not len(open_):
-            return filling.counts
-        sort = int(open_[np.argmax(drawn[open_] / np.maximum(more[open_], 1))])
-        filling.add(sort, more)
-        left[sort] -= 1
+
+    def best(_: Filling, open_: np.ndarray, more: np.ndarray) -> int:
+        return int(np.argmax(drawn[open_] / np.maximum(more[open_], 1)))
+
+    return _filled(needs, room, np.where(worth > 0, needs.asked, 0), best)
 
 
 def fill(needs: Needs, room: Room, left: Counts, rng: random.Random, noise: float) -> Counts:
     """A box filled with what is left: the largest model first, then whoever adds least of what it weighs alone."""
+
+    def best(filling: Filling, open_: np.ndarray, more: np.ndarray) -> int:
+        drawn = np.array([1 + noise * rng.random() for _ in open_])
+        adds = -needs.own[open_] if not filling.counts.any() else more[open_] / np.maximum(needs.own[open_], 1)
+        return int(np.argmin(adds * drawn))
+
+    return _filled(needs, room, left, best)
+
+
+def _filled(needs: Needs, room: Room, left: Counts, best: Callable[[Filling, np.ndarray, np.ndarray], int]) -> Counts:
+    """One query after the other of what is left, until none has room: of the sorts that do the one that is best."""
     filling, left = Filling(needs, room), left.copy()
     while True:
         more = filling.more_bytes()
         open_ = np.flatnonzero(filling.fitting(more) & (left > 0))
         if not len(open_):
             return filling.counts
-        drawn = np.array([1 + noise * rng.random() for _ in open_])
-        adds = -needs.own[open_] if not filling.counts.any() else more[open_] / np.maximum(needs.own[open_], 1)
-        sort = int(open_[np.argmin(adds * drawn)])
+        sort = int(open_[best(filling, open_, more)])
         filling.add(sort, more)
         left[sort] -= 1
 
@@ -104,7 +109,7 @@ def with_the_rest(needs: Needs, rooms: Sequence[Room], filled: Sequence[Filled],
     A box that is empty is taken too, but where boxes are `saving` only if no other has room.
     """
     fillings = [(one.room, Filling(needs, rooms[one.room], one.counts)) for one in filled]
-    left = needs.asked - sum((one.counts for one in filled), np.zeros_like(needs.asked))
+    left = left_out(needs, filled)
     for sort in sorted(np.flatnonzero(left).tolist(), key=lambda sort: -needs.own[sort]):
         for _ in range(int(left[sort])):
             free = [room.count - sum(at == one for one, _ in fillings) for at, room in enumerate(rooms)]

@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 
 from gemel.placing.filling import Filling
 from gemel.placing.fleet import Fleet
-from gemel.placing.needs import Needs
+from gemel.placing.needs import Counts, Needs
 from gemel.placing.rooms import Filled, Room
 
 Placed = dict[str, list[str]]
@@ -18,7 +18,7 @@ Placed = dict[str, list[str]]
 
 def by_name(needs: Needs, fleet: Fleet, filled: Sequence[Filled], before: Mapping[str, Sequence[str]]) -> Placed:
     """Which box is which, and which of equal queries goes where: so that most bytes are there already."""
-    sort_of = {query: at for at, sort in enumerate(needs.sorts) for query in sort.queries}
+    sort_of = needs.sort_of
     was = {box: [query for query in queries if query in sort_of] for box, queries in before.items()}
     boxes = dict[str, np.ndarray]()
     for kind, entry in enumerate(fleet.boxes):
@@ -26,7 +26,7 @@ def by_name(needs: Needs, fleet: Fleet, filled: Sequence[Filled], before: Mappin
         if not sets:
             continue
         names = sorted(entry.names(), key=lambda name: not was.get(name))[: len(was) + len(sets)]
-        olds = [_counts(needs, [sort_of[query] for query in was.get(name, ())]) for name in names]
+        olds = [needs.counts(was.get(name, ())) for name in names]
         moved = np.array([[_added(needs, old, new) for old in olds] for new in sets], dtype=float)
         rows, columns = linear_sum_assignment(moved)
         boxes |= {names[int(name)]: sets[int(new)] for new, name in zip(rows, columns, strict=True)}
@@ -50,7 +50,7 @@ def by_name(needs: Needs, fleet: Fleet, filled: Sequence[Filled], before: Mappin
 
 def as_before(needs: Needs, fleet: Fleet, rooms: Sequence[Room], before: Mapping[str, Sequence[str]]) -> list[Filled]:
     """The sets that an earlier placement comes to now: without queries that are gone, or have no room any more."""
-    sort_of = {query: at for at, sort in enumerate(needs.sorts) for query in sort.queries}
+    sort_of = needs.sort_of
     filled, seen = list[Filled](), set[str]()
     for kind, entry in enumerate(fleet.boxes):
         for name in entry.names():
@@ -66,26 +66,19 @@ def as_before(needs: Needs, fleet: Fleet, rooms: Sequence[Room], before: Mapping
 
 def moved_bytes(needs: Needs, placed: Mapping[str, Sequence[str]], before: Mapping[str, Sequence[str]]) -> int:
     """Bytes that boxes lack of what they are to hold: of queries' own, and of pieces that nobody there needed."""
-    sort_of = {query: at for at, sort in enumerate(needs.sorts) for query in sort.queries}
     total = 0
     for box, queries in placed.items():
         was = set(before.get(box, ()))
-        total += sum(needs.sorts[sort_of[query]].private_bytes for query in queries if query not in was)
-        new = _counts(needs, [sort_of[query] for query in queries])
-        old = _counts(needs, [sort_of[query] for query in was if query in sort_of])
-        total += int((_there(needs, new) & ~_there(needs, old)) @ needs.piece_bytes)
+        total += sum(needs.sorts[needs.sort_of[query]].private_bytes for query in queries if query not in was)
+        total += _new_pieces(needs, needs.counts(was), needs.counts(queries))
     return total
 
 
-def _counts(needs: Needs, sorts: Sequence[int]) -> np.ndarray:
-    return np.bincount(sorts, minlength=len(needs.sorts)) if sorts else np.zeros(len(needs.sorts), dtype=np.int64)
+def _new_pieces(needs: Needs, old: Counts, new: Counts) -> int:
+    """Bytes of the pieces that a box with these queries would lack of those."""
+    return int((needs.there(new) & ~needs.there(old)) @ needs.piece_bytes)
 
 
-def _there(needs: Needs, counts: np.ndarray) -> np.ndarray:
-    return np.logical_or.reduce(needs.member[counts > 0], axis=0)
-
-
-def _added(needs: Needs, old: np.ndarray, new: np.ndarray) -> float:
+def _added(needs: Needs, old: Counts, new: Counts) -> float:
     """Bytes that a box with these queries would lack of those; one that holds nothing yet is no better than another."""
-    own = np.maximum(new - old, 0) @ needs.private
-    return float(own + (_there(needs, new) & ~_there(needs, old)) @ needs.piece_bytes)
+    return float(np.maximum(new - old, 0) @ needs.private + _new_pieces(needs, old, new))

@@ -95,14 +95,27 @@ class Needs:
         """Bytes of the weights of one query alone, by sort."""
         return self.private + self.member @ self.piece_bytes
 
+    @cached_property
+    def sort_of(self) -> dict[str, int]:
+        """The sort of each query."""
+        return {query: at for at, sort in enumerate(self.sorts) for query in sort.queries}
+
+    def counts(self, queries: Iterable[str]) -> Counts:
+        """How many of these queries are of each sort; those of no sort do not count."""
+        known = [self.sort_of[query] for query in queries if query in self.sort_of]
+        return np.bincount(np.array(known, dtype=np.int64), minlength=len(self.sorts))
+
+    def there(self, counts: Counts) -> np.ndarray:
+        """Whether these queries need a piece: bool (pieces,)."""
+        return np.logical_or.reduce(self.member[counts > 0], axis=0)
+
     def seconds(self, device: str) -> np.ndarray:
         """What a frame takes at best on a device, by sort."""
         return np.array([sort.seconds[device] for sort in self.sorts])
 
     def weights(self, counts: Counts) -> int:
         """Bytes of the unique tensors of these queries together."""
-        there = self.member[counts > 0].any(0)
-        return int(counts @ self.private + there @ self.piece_bytes)
+        return int(counts @ self.private + self.there(counts) @ self.piece_bytes)
 
     def taken(self, counts: Counts) -> int:
         """Bytes that these queries take together: their unique tensors, and the largest workspace."""

@@ -14,7 +14,7 @@ from gemel.placing.asked import Objective
 from gemel.placing.columns import INTEGER_SHARE, Aim, Columns
 from gemel.placing.filling import evened, filled_up, with_the_rest
 from gemel.placing.needs import Needs
-from gemel.placing.rooms import TIGHT, Filled, Room
+from gemel.placing.rooms import TIGHT, Filled, Room, left_out
 from models.quiet import without_native_output
 
 STARTS, NOISE = 24, 0.6
@@ -167,7 +167,7 @@ def _step(rooms: Sequence[Room]) -> float:
 
 
 def _unplaced(needs: Needs, filled: Sequence[Filled]) -> int:
-    return int(needs.asked.sum() - sum((one.counts for one in filled), np.zeros_like(needs.asked)).sum())
+    return int(left_out(needs, filled).sum())
 
 
 def _alone(needs: Needs, rooms: Sequence[Room]) -> float:

@@ -16,12 +16,13 @@ from gemel.placing.asked import Asked
 from gemel.placing.fleet import MOST_BOXES, Boxes, Fleet
 from gemel.text import percent, size, table
 from models.errors import InputError
+from models.files.apart import check_apart
 from models.files.atomic import cannot_be_written, writing
 from models.files.json_file import read_json
 from models.files.schema import Exact, checked
 from models.frames.video import is_path
 from models.limits import Name
-from models.workload import Query
+from models.workload import Query, inputs_of
 
 FILE = "placement.json"
 IN_WORDS = {
@@ -189,13 +190,17 @@ def read_placed(folder: str | Path) -> dict[str, list[str]]:
 def earlier(folder: str | Path, fleet: Fleet) -> list[str]:
     """The boxes whose workload files an earlier placement has left in a folder that another is to be written to.
 
-    Raises InputError where the folder is a file, or a file in it that no placement wrote would be overwritten.
+    Raises InputError where the folder is a file, where a file in it that no placement wrote would be overwritten, and
+    where what the fleet is read from would be overwritten or removed.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(folder, "is a file", "name a folder", "-o")
     boxes = list(read_placed(folder)) if (folder / FILE).exists() else []
-    for name in {name for entry in fleet.boxes for name in entry.names()} - {*boxes}:
+    names = {name for entry in fleet.boxes for name in entry.names()}
+    inputs = [("the fleet", fleet.path), *(one for workload in fleet.workloads for one in inputs_of(workload))]
+    check_apart([("-o", folder / f"{name}.yaml") for name in sorted(names | {*boxes})], inputs)
+    for name in names - {*boxes}:
         if (folder / f"{name}.yaml").exists():
             fault = "exists already, and is of no earlier placement"
             raise InputError(folder / f"{name}.yaml", fault, "move it away, or name another folder", "-o")

@@ -95,9 +95,7 @@ def _staying(
 
 def _why(needs: Needs, rooms: Sequence[Room], query: str) -> str:
     """Why a query has no place, in words."""
-    at = next(at for at, sort in enumerate(needs.sorts) if query in sort.queries)
-    alone = np.zeros_like(needs.asked)
-    alone[at] = 1
+    at, alone = needs.sort_of[query], needs.counts([query])
     if not any(needs.sorts[at].reach):
         return "no box reaches its camera"
     if not any(room.reach[at] for room in rooms):
@@ -113,7 +111,7 @@ def _boxes(
     fleet: Fleet, needs: Needs, placed: Mapping[str, Sequence[str]], asked: Asked, stages: Stages
 ) -> tuple[PlacedBox, ...]:
     queries = {query.id: query for query in fleet.queries}
-    sort_of = {query: at for at, sort in enumerate(needs.sorts) for query in sort.queries}
+    sort_of = needs.sort_of
     fractions = dict[tuple, float]()
     found = []
     for entry in fleet.boxes:
@@ -122,7 +120,7 @@ def _boxes(
                 continue
             stages.add()
             there = [queries[query] for query in placed[name]]
-            counts = np.bincount([sort_of[query.id] for query in there], minlength=len(needs.sorts))
+            counts = needs.counts(placed[name])
             # Equal boxes with equal queries play alike.
             alike = entry.id, *sorted((sort_of[one.id], one.fps or 0.0, one.sla_ms, one.priority) for one in there)
             if alike not in fractions:

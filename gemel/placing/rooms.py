@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,6 +64,11 @@ class Filled(NamedTuple):
 
     room: int
     counts: Counts
+
+
+def left_out(needs: Needs, filled: Iterable[Filled]) -> Counts:
+    """How many queries of each sort a placement leaves out."""
+    return needs.asked - sum((one.counts for one in filled), np.zeros_like(needs.asked))
 
 
 class Best(NamedTuple):

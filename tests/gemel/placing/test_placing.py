@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gemel
 from gemel.cli import main
 from gemel.placing.asked import Asked
 from gemel.placing.fleet import load_fleet
@@ -17,6 +18,7 @@ from gemel.placing.moving import moved_bytes
 from gemel.placing.needs import needs_of, shared_layers
 from gemel.placing.placing import place_fleet
 from gemel.planning.on_paper import at_ceiling, costs_apart
+from models.errors import InputError
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
 from models.workload import load_workload
@@ -236,3 +238,19 @@ def test_a_file_of_somebody_elses_is_not_overwritten(
     assert [path.read_text() for path in out.iterdir()] == ["mine"]
     assert main(["place", str(fleet), "-o", str(out / "box-6.yaml")]) == 2
     assert "is a file; name a folder" in capsys.readouterr().err
+
+
+def test_a_workload_that_an_earlier_placement_wrote_is_neither_overwritten_nor_removed(
+    fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "placed"
+    _place(fleet, out, capsys=capsys)
+    one = out / "box-1.yaml"
+    boxes = [{"id": "other", "device": DEVICE, "memory": "1GiB"}]
+    again = write_fleet(out / "again.yaml", boxes, one)
+    before = one.read_bytes()
+    assert main(["place", str(again), "-o", str(out)]) == 2
+    assert "is the workload" in capsys.readouterr().err and one.read_bytes() == before
+    with pytest.raises(InputError, match="is the workload"):
+        gemel.place(again, out)
+    assert one.read_bytes() == before
