@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -9,6 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from gemel.placing.columns import Aim, Columns
 from gemel.placing.filling import evened, filled_up, with_the_rest
 from gemel.placing.needs import Needs
 from gemel.placing.objectives import Objective, solve, worth_of
@@ -102,6 +104,21 @@ def test_filling_up_and_evening_keep_everyone_in_a_box_that_has_room(seed: int) 
         return max(rooms[one.room].load(needs, one.counts) for one in filled)
 
     assert most(even) <= most(whole) + 1e-9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_the_worths_no_placement_passes_the_bound(seed: int) -> None:
+    needs, rooms = made_up(seed, queries=4, rooms=2)
+    total = sum(room.cost * room.count for room in rooms)
+    for aim in (Aim(True, 0.0, total + 1), Aim(False, 1.0, 0.0), Aim(False, 0.0, 1.0)):
+        best = min(aim.of(needs, rooms, filled) for filled in _all_placements(needs, rooms))
+        rng = np.random.default_rng(seed)
+        for _ in range(4):
+            columns = Columns(needs, rooms, aim)
+            worth = rng.uniform(-1, 1, len(needs.sorts)) * (total if aim.per_box else 1)
+            with without_native_output():
+                columns._priced(np.minimum(worth, aim.unplaced), time.monotonic() + 20)
+            assert columns.bound <= best + 1e-6
 
 
 def test_more_room_never_makes_a_bound_worse_than_what_is_found() -> None:
