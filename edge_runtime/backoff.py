@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_DOUBLINGS = 60
+MAX_DOUBLINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,5 +20,5 @@ class BackOff:
 
     def wait_s(self, failures: int, chance: float) -> float:
         """Seconds to wait after so many failures in a row; `chance` is a random number in [0, 1)."""
-        full = min(self.most_s, self.first_s * 2.0 ** min(max(0, failures - 1), MOST_DOUBLINGS))
+        full = min(self.most_s, self.first_s * 2.0 ** min(max(0, failures - 1), MAX_DOUBLINGS))
         return full * (1 - self.spread * chance)

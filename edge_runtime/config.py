@@ -18,14 +18,14 @@ from edge_runtime.delivery.registry import sinks_of
 from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.schedule.settings import parse_memory
-from edge_runtime.spool.settings import EVERY_S, MAX_BYTES, SpoolConfig
+from edge_runtime.spool.settings import INTERVAL_S, MAX_BYTES, SpoolConfig
 from edge_runtime.variables import Variables
 from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError
 from models.files.schema import checked
 from models.files.yaml_file import read_mapping
 from models.frames.video import is_path
-from models.limits import MOST_CAMERAS, Fps, Name, PathText
+from models.limits import MAX_CAMERAS, Fps, Name, PathText
 
 FRAMES, ACCURACY = "frames", "accuracy"
 """What a schedule may aim at."""
@@ -89,7 +89,7 @@ class _HttpKeys(_Strict):
 class _SpoolKeys(_Strict):
     path: _Path
     max_bytes: str | int = MAX_BYTES
-    every_s: Annotated[float, Field(ge=0.01, le=604_800)] = EVERY_S
+    every_s: Annotated[float, Field(ge=0.01, le=604_800)] = INTERVAL_S
 
 
 def _named(given: Any) -> Any:
@@ -103,7 +103,7 @@ class _BoxKeys(_Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: str = AUTO
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
+    cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MAX_CAMERAS)]
     sinks: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{"kind": "jsonl"}]
     http: _HttpKeys | None = None
     public_key: _Path | None = None

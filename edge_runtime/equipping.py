@@ -27,7 +27,7 @@ from edge_runtime.schedule.costs import Costs
 from models.errors import InputError, said_of
 from models.sizes import size_text
 
-LEAST_GAIN = 1.05
+MIN_GAIN = 1.05
 """How many times as fast other engines must be for a box that serves to go over to them."""
 CONTEXT_BYTES = 2**30
 """What a second process takes of a card's memory beside weights and workspace."""
@@ -60,7 +60,7 @@ class EquippedBox:
         if ready is None:
             raise InputError("engines", "what was measured is not in the cache", "measure with `gemel profile`")
         engines, choice = ready
-        if choice.gain < LEAST_GAIN:
+        if choice.gain < MIN_GAIN:
             return None
         kept = {
             query: self.engines[query] if one.name == self.engines[query].name else one

@@ -19,8 +19,8 @@ from gemel.interrupts import Interrupts
 from models.errors import GemelError, InputError, is_interrupt, one_line
 from models.files.json_file import finite
 
-MOST_TOLD = 300
-MOST_CHARACTERS = 4095
+MAX_TOLD = 300
+MAX_CHARACTERS = 4095
 """Of one value on the command line: of a path, on the systems there are."""
 FAMILIES = (demo, inspect, train, merge, bundle, run, service, evaluate, plan, doctor)
 
@@ -43,8 +43,8 @@ class _Parser(argparse.ArgumentParser):
         if not isinstance(action, argparse._SubParsersAction):
             if not arg_string:
                 raise argparse.ArgumentError(action, "is empty")
-            if len(arg_string) > MOST_CHARACTERS:
-                raise argparse.ArgumentError(action, f"is longer than {MOST_CHARACTERS} characters")
+            if len(arg_string) > MAX_CHARACTERS:
+                raise argparse.ArgumentError(action, f"is longer than {MAX_CHARACTERS} characters")
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _clipped(message: str) -> str:
-    return message if len(message) <= MOST_TOLD else f"{message[:MOST_TOLD]}..."
+    return message if len(message) <= MAX_TOLD else f"{message[:MAX_TOLD]}..."
 
 
 def build_parser() -> argparse.ArgumentParser:

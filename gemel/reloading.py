@@ -15,13 +15,13 @@ from models.errors import InputError, one_line
 from models.files.bounded_json import parsed
 from models.files.yaml_file import read_mapping
 
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 """How long a box may check what it is to serve: it may make engines for it."""
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 DEFAULT_BIND = "127.0.0.1:8080"
 
 
-def reload_box(config: str | Path, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+def reload_box(config: str | Path, patience_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Ask the box of this config; `applied`, and the `reason` where it was not.
 
     Of the config only `http` is read here: all else is for the box to judge. Raises InputError where it has no `http`
@@ -34,7 +34,7 @@ def reload_box(config: str | Path, patience_s: float = PATIENCE_S) -> dict[str, 
     try:
         connection.request("POST", "/api/reload", headers={"Authorization": f"Bearer {access.token}"})
         answer = connection.getresponse()
-        body = answer.read(MOST_BYTES)
+        body = answer.read(MAX_BYTES)
     except (OSError, http.client.HTTPException) as error:
         said = str(error) or type(error).__name__
         raise InputError(path, f"no box answers at {where}: {said}", "start it with `gemel run`", "http") from error

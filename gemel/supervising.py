@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from gemel.commands.outcome import BAD_INPUT, DONE, INTERRUPTED
 
 READY = b"READY=1"
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 STEADY_S = 60.0
 """A box that ran so long before it failed is started again without delay."""
-PATIENCE_S = 8.0
+TIMEOUT_S = 8.0
 """A box that was told to stop has so long, then it is killed."""
 SILENCE_S = 15.0
 """A box that has said that it serves and is not heard for so long hangs as a whole: it is killed, and starts again."""
@@ -126,7 +126,7 @@ def _ended(child: subprocess.Popen[bytes], asked: threading.Event, listener: Lis
     while True:
         was_asked = asked.is_set()
         try:
-            return child.wait(PATIENCE_S if was_asked else LOOK_S)
+            return child.wait(TIMEOUT_S if was_asked else POLL_INTERVAL_S)
         except subprocess.TimeoutExpired:
             listener.listen()
             if was_asked or listener.hears_nothing:

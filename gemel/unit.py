@@ -17,7 +17,7 @@ from models.files.atomic import writing
 from models.files.bounded import read_bounded
 
 WATCHDOG_S = 15
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 PLACE, STATE = Path("/etc/systemd/system/gemel.service"), Path("/var/lib")
 MARK = "# Written by `gemel service install`, which may write it again."
 
@@ -31,7 +31,7 @@ def install(
     """
     user = user or owner_of(config.path)
     text = unit_of(config, user, environment)
-    if os.path.lexists(path) and not read_bounded(path, MOST_BYTES, "name another file").startswith(MARK.encode()):
+    if os.path.lexists(path) and not read_bounded(path, MAX_BYTES, "name another file").startswith(MARK.encode()):
         raise InputError(path, "was not written by Gemel", "move it away, or name another file with -o")
     with writing(path, overwrite=True) as file:
         file.write(text.encode())
@@ -116,7 +116,7 @@ WantedBy=multi-user.target
 
 def variables_of(environment: Path) -> dict[str, str]:
     """What a file of lines NAME=VALUE sets, as systemd reads it; InputError where it cannot be read."""
-    text = read_bounded(environment, MOST_BYTES, "name a file of lines NAME=VALUE").decode(errors="replace")
+    text = read_bounded(environment, MAX_BYTES, "name a file of lines NAME=VALUE").decode(errors="replace")
     return {
         name: value.strip().strip("\"'") for name, value in re.findall(r"^\s*([A-Za-z_]\w*)=(.*)$", text, re.MULTILINE)
     }
@@ -137,7 +137,7 @@ def _has_devices(config: BoxConfig) -> bool:
 
 def _unset(config: BoxConfig, environment: Path | None) -> Iterator[str]:
     """Variables of the config that the service would not have."""
-    text = read_bounded(config.path, MOST_BYTES, "give an existing box config").decode(errors="replace")
+    text = read_bounded(config.path, MAX_BYTES, "give an existing box config").decode(errors="replace")
     names = set(NAMED.findall(text))
     known = {} if environment is None else variables_of(environment)
     if lacking := sorted(names - known.keys()):

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 
-MOST_CHARACTERS = 400
+MAX_CHARACTERS = 400
 """Of a key, a fault or a remedy, and of a path's end."""
 
 
@@ -66,7 +66,7 @@ class InputError(GemelError):
             raise KeyboardInterrupt
         fault, remedy, key = (_clipped(part) for part in (fault, remedy, key))
         self.where, self.fault, self.remedy, self.key = str(where), fault, remedy, key
-        shown = self.where if len(self.where) <= MOST_CHARACTERS else f"...{self.where[-MOST_CHARACTERS:]}"
+        shown = self.where if len(self.where) <= MAX_CHARACTERS else f"...{self.where[-MAX_CHARACTERS:]}"
         parts = [shown, key] if key else [shown]
         super().__init__(one_line(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else "")))
 
@@ -76,7 +76,7 @@ class InputError(GemelError):
 
 def _clipped(text: str) -> str:
     """A text as long as a line bears."""
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
 class BundleError(InputError):

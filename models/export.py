@@ -20,7 +20,7 @@ from models.errors import InputError
 from models.files.apart import check_apart
 from models.files.atomic import check_output, writing
 from models.quiet import quiet
-from models.tasks.detection import LEAST_SCORE
+from models.tasks.detection import MIN_SCORE
 
 if TYPE_CHECKING:
     import onnx
@@ -126,7 +126,7 @@ def metadata_of(query: BundleQuery, module: nn.Module, digest: str) -> dict[str,
             "nms_iou": module.nms_iou,
             "min_score": query.min_score or None,
             "threshold": query.threshold,
-            "least_score": max(query.min_score or query.threshold or 0.0, LEAST_SCORE),
+            "least_score": max(query.min_score or query.threshold or 0.0, MIN_SCORE),
         }
     return {f"gemel.{key}": json.dumps(value) for key, value in values.items()}
 

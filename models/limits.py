@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-MOST_CAMERAS, MOST_QUERIES, MOST_CLASSES = 1000, 1000, 10_000
+MAX_CAMERAS, MAX_QUERIES, MAX_CLASSES = 1000, 1000, 10_000
 
 
 def _at_least(value: float, least: float) -> float:

@@ -14,9 +14,9 @@ from models.files.yaml_file import read_yaml
 from models.frames.preprocess import FURTHEST_PIXEL, Roi
 from models.frames.video import is_path
 from models.limits import (
-    MOST_CAMERAS,
-    MOST_CLASSES,
-    MOST_QUERIES,
+    MAX_CAMERAS,
+    MAX_CLASSES,
+    MAX_QUERIES,
     ClassName,
     Fps,
     Name,
@@ -105,7 +105,7 @@ class _QueryKeys(_Strict):
     id: Name
     camera: str
     task: Literal["classification", "detection"]
-    classes: Annotated[list[ClassName], Field(min_length=1, max_length=MOST_CLASSES)]
+    classes: Annotated[list[ClassName], Field(min_length=1, max_length=MAX_CLASSES)]
     model: PathText
     model_args: dict[str, Any] = {}
     input_size: Annotated[int, Field(ge=16, le=4096)]
@@ -123,8 +123,8 @@ class _QueryKeys(_Strict):
 class _WorkloadKeys(_Strict):
     name: Name
     accuracy_target: _Target = 0.95
-    cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MOST_CAMERAS)]
-    queries: Annotated[list[_QueryKeys], Field(min_length=1, max_length=MOST_QUERIES)]
+    cameras: Annotated[dict[Name, _CameraKeys], Field(min_length=1, max_length=MAX_CAMERAS)]
+    queries: Annotated[list[_QueryKeys], Field(min_length=1, max_length=MAX_QUERIES)]
 
 
 def load_workload(path: str | Path) -> Workload:

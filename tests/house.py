@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-MOST_LINES = 400
-MOST_FILES = 14
+MAX_LINES = 400
+MAX_FILES = 14
 """In one folder, its door (`__init__.py`) counted."""
-MOST_PARAMETERS = 7
+MAX_PARAMETERS = 7
 """Of one public function, self and cls not counted."""
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -97,25 +97,25 @@ def trespasses(edges: Mapping[str, Iterable[str]], floors: Mapping[str, set[str]
 
 
 def long_files(files: Iterable[Source]) -> list[str]:
-    """Files of more than MOST_LINES lines."""
+    """Files of more than MAX_LINES lines."""
     counted = ((source.name, len(source.path.read_bytes().splitlines())) for source in files)
-    return sorted(f"{name} has {lines} lines" for name, lines in counted if lines > MOST_LINES)
+    return sorted(f"{name} has {lines} lines" for name, lines in counted if lines > MAX_LINES)
 
 
 def full_folders(files: Iterable[Source]) -> list[str]:
-    """Folders of more than MOST_FILES python files."""
+    """Folders of more than MAX_FILES python files."""
     counts: dict[Path, int] = {}
     for source in files:
         counts[source.path.parent] = counts.get(source.path.parent, 0) + 1
-    return sorted(f"{folder} has {count} files" for folder, count in counts.items() if count > MOST_FILES)
+    return sorted(f"{folder} has {count} files" for folder, count in counts.items() if count > MAX_FILES)
 
 
 def greedy_functions(source: Source) -> list[str]:
-    """Public functions, methods and constructors of one file that take more than MOST_PARAMETERS."""
+    """Public functions, methods and constructors of one file that take more than MAX_PARAMETERS."""
     return [
         f"{source.name}.{name} takes {count}"
         for name, count in _public_functions(source.tree.body)
-        if count > MOST_PARAMETERS
+        if count > MAX_PARAMETERS
     ]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.house import (
-    MOST_FILES,
-    MOST_LINES,
+    MAX_FILES,
+    MAX_LINES,
     circles,
     doorless_folders,
     empty_names,
@@ -137,10 +137,10 @@ def test_an_import_from_a_higher_floor_or_the_one_beside_is_named(tmp_path):
 
 
 def test_a_line_or_a_file_too_many_is_counted(tmp_path):
-    room = {f"low.f{index}": "x = 1\n" * MOST_LINES for index in range(MOST_FILES)}
+    room = {f"low.f{index}": "x = 1\n" * MAX_LINES for index in range(MAX_FILES)}
     found = made(tmp_path, **room)
     assert long_files(found.values()) == full_folders(found.values()) == []
-    found = made(tmp_path, **{"low.f0": "x = 1\n" * (MOST_LINES + 1), "low.more": ""})
+    found = made(tmp_path, **{"low.f0": "x = 1\n" * (MAX_LINES + 1), "low.more": ""})
     assert long_files(found.values()) == ["low.f0 has 401 lines"]
     assert full_folders(found.values()) == [f"{tmp_path / 'low'} has 15 files"]
 

@@ -32,7 +32,7 @@ NO_AVX = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
 
 
 MERGING = ("tests/merger", "tests/benchmarks/merging", "tests/benchmarks/compression")
-FEW_AT_ONCE = ("-n", "2", "--dist", "loadscope", "--no-loadscope-reorder")
+MIN_AT_ONCE = ("-n", "2", "--dist", "loadscope", "--no-loadscope-reorder")
 
 
 @pytest.mark.exhaustive
@@ -46,7 +46,7 @@ def test_what_computes_holds_with_fewer_instructions(repository: Path, fewer: di
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", ["1", "34", "43"])
 def test_merges_hold_on_other_originals(repository: Path, seed: str) -> None:
-    _run_so(repository, {"GEMEL_TESTS_SEED": seed}, MERGING, *FEW_AT_ONCE)
+    _run_so(repository, {"GEMEL_TESTS_SEED": seed}, MERGING, *MIN_AT_ONCE)
 
 
 def _run_so(repository: Path, settings: dict[str, str], folders: tuple[str, ...], *options: str) -> None:

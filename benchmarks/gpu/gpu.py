@@ -26,7 +26,7 @@ from typing import Any
 
 FOUND = "found: "
 """Begins a line in which a stage tells a figure, should it not come to its end."""
-LEAST_S = 15.0
+MIN_S = 15.0
 """A stage is not begun with less time left than this."""
 
 
@@ -79,7 +79,7 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"{name}: passed before", file=sys.stderr)
             continue
         left_s = ends - time.monotonic()
-        if left_s < LEAST_S:
+        if left_s < MIN_S:
             undone.append(name)
             continue
         line = {"stage": name, "device": options.device, "size": size, **tried(name, options, left_s)}

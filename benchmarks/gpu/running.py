@@ -28,7 +28,7 @@ CLOSE, CLOSE_IN_HALF = 1e-4, 2e-2
 COUNTS = (1, 3)
 WAITS = "fasterrcnn_mobilenet_v3_large_320_fpn"
 QUERIES = ("north", "east", "south", "west")
-MOST_BYTES_OF_FOUR = 1.2
+MAX_BYTES_OF_FOUR = 1.2
 ENGINE_OVER_BARE, COMPILED_OVER_BARE = 1.02, 0.8
 
 
@@ -152,7 +152,7 @@ def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> N
         one.unbind(engines[QUERIES[0]])
         one.close()
         arena = resident(bundle, engines)
-        found.at_most("four_over_one_bytes", arena.residency.resident_bytes / alone, MOST_BYTES_OF_FOUR)
+        found.at_most("four_over_one_bytes", arena.residency.resident_bytes / alone, MAX_BYTES_OF_FOUR)
         before = [engine.forward(frames).clone() for engine in engines.values() for _ in range(3)][2::3]
         state = bundle.query(QUERIES[0]).state()
         weight = next(name for key, name in state.items() if len(bundle.tensor(name).shape) == 4)

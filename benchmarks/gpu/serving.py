@@ -21,7 +21,7 @@ from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
 from edge_runtime.memory.movers.cuda import CudaMover
 from edge_runtime.schedule.costs import all_bytes
 
-SECONDS, FEW_SECONDS = 60.0, 1.0
+SECONDS, MIN_SECONDS = 60.0, 1.0
 FPS, PICTURES = 10, 40
 KIB = 1024
 
@@ -53,7 +53,7 @@ def serve(setting: Setting, found: Found) -> None:
         )
     )
     with _counting_from_the_limit_on():
-        summary = run(config, seconds=FEW_SECONDS if setting.small else SECONDS)
+        summary = run(config, seconds=MIN_SECONDS if setting.small else SECONDS)
     accounts = summary["ledger"]
     found.holds("the_ledger_adds_up", summary["balanced"])
     found.holds("nothing_failed", not any(account["failed"] for account in accounts))

@@ -34,7 +34,7 @@ from models.products import in_full
 from models.workload import Workload, load_workload
 from models.zoo import build_query
 
-LOSS_APART, LEAST_BUSY = 1e-3, 0.7
+LOSS_APART, MIN_BUSY = 1e-3, 0.7
 CLASSES = ("left", "right")
 
 
@@ -59,8 +59,8 @@ def merge(setting: Setting, found: Found) -> None:
     found.note("frames_per_s", len(sets) * frames / seconds)
     if busy_s is not None:
         found.note("busy", busy_s / seconds)
-        if busy_s / seconds < LEAST_BUSY:
-            found.missed.append(f"the card is busy {busy_s / seconds:.2f} of the time, {LEAST_BUSY} is asked")
+        if busy_s / seconds < MIN_BUSY:
+            found.missed.append(f"the card is busy {busy_s / seconds:.2f} of the time, {MIN_BUSY} is asked")
 
 
 def lay_out(setting: Setting, found: Found) -> None:

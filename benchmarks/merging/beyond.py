@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from merger.beyond.candidates import Unit, neighbours, saved_by_rank, units
-from merger.beyond.proposing import LEAST_SAVING
+from merger.beyond.proposing import MIN_SAVING
 from models.sharing.groups import groups
 from models.sharing.layers import Layer, layers_of_all, model_bytes
 from models.sharing.plan import SharingPlan
@@ -113,7 +113,7 @@ def row(path: Path) -> list[str]:
     repeated = repeats(layers, plan)
     kept = [weight for weight in stored if weight.unit not in repeated]
     inside = sum(weight.nbytes for weight in stored) - sum(weight.nbytes for weight in kept)
-    least = LEAST_SAVING * before
+    least = MIN_SAVING * before
     low_rank, leading = low_rank_bytes(stored, least), leading_bytes(stored)
     factorised = low_rank_bytes(kept, least)
     left = before - ceiling - inside - factorised

@@ -45,7 +45,7 @@ FRAMES, QUERIES, ROUNDS = 10_000, 9, 3
 MODEL, INPUT_SIZE, CLASSES, FPS = "ssdlite320_mobilenet_v3_large", 320, ("car", "bus", "truck"), 5.0
 DEVICE = "jetson-nano"
 SIZE = (640, 360)
-MOST_OBJECTS, UNITS = 12, 20
+MAX_OBJECTS, UNITS = 12, 20
 THRESHOLD = 0.3
 HEADS = ("what", "asked", "measured")
 SCORING, STREAMS, REPORT = "scoring", "streams", "report"
@@ -76,7 +76,7 @@ def drawn(frames: int, seed: int) -> tuple[Split, dict[str, list[DetectionAnswer
     random = np.random.default_rng(seed)
     truths, sides = [], {ORIGINALS: [], MERGED: []}
     for _ in range(frames):
-        count = int(random.integers(MOST_OBJECTS + 1))
+        count = int(random.integers(MAX_OBJECTS + 1))
         corner = random.uniform(0, (SIZE[0] - 120, SIZE[1] - 120), (count, 2))
         boxes = np.concatenate([corner, corner + random.uniform(20, 120, (count, 2))], axis=1)
         names = [CLASSES[index] for index in random.integers(len(CLASSES), size=count)]

@@ -19,7 +19,7 @@ from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.settings import memory_settings
 
-LEAST_SHARE, SUM_SHARE = 0.8, 0.98
+MIN_SHARE, SUM_SHARE = 0.8, 0.98
 SHARED_CODE = (
     "schedule",
     "frames/ledger.py",
@@ -272,10 +272,10 @@ def _worst_queries(rows: Iterable[Row]) -> str:
 
 
 def misses(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The cases in which `ours` has less than SUM_SHARE of `gemel`'s frames, or a query less than LEAST_SHARE of its
+    """The cases in which `ours` has less than SUM_SHARE of `gemel`'s frames, or a query less than MIN_SHARE of its
     own."""
     return [
         _line(dict(row))
         for row in rows
-        if total(dict(row), "ours") < SUM_SHARE * total(dict(row), "gemel") or worst(dict(row))[0] < LEAST_SHARE
+        if total(dict(row), "ours") < SUM_SHARE * total(dict(row), "gemel") or worst(dict(row))[0] < MIN_SHARE
     ]

@@ -30,7 +30,7 @@ from edge_runtime.rehearsal.simulator import age_p95_ms, simulate
 from edge_runtime.rehearsal.streamed import URGENT, WINDOWS, Layer, streamed_of
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.overflow import LEAST_BYTES
+from edge_runtime.schedule.overflow import MIN_BYTES
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.settings import memory_settings
 from gemel.planning.on_paper import apart, at_ceiling
@@ -49,7 +49,7 @@ HEADS = ("over all else", *ARMS)
 def narrowed(costs: Costs, bits: int = NARROW_BITS) -> Costs:
     """The same models with their weights stored in so few bits; a layer's are widened in the workspace when it runs."""
     sizes = {
-        name: nbytes * bits // FULL_BITS if nbytes >= LEAST_BYTES else nbytes
+        name: nbytes * bits // FULL_BITS if nbytes >= MIN_BYTES else nbytes
         for name, nbytes in costs.tensor_bytes.items()
     }
     queries = {}

@@ -31,7 +31,7 @@ from edge_runtime.rehearsal.profiles import PROFILES
 from edge_runtime.rehearsal.simulator import Simulation, simulate
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.settings import memory_settings
-from edge_runtime.schedule.staleness import MOST_AGES, Curve, accuracy_at, over_time
+from edge_runtime.schedule.staleness import MAX_AGES, Curve, accuracy_at, over_time
 from edge_runtime.schedule.values import Demand
 from models.errors import InputError
 from models.workload import load_workload
@@ -55,7 +55,7 @@ DRAWN_HEADS = (
     "furthest below",
 )  # fmt: skip
 FLOOR_HEADS = ("workload", "device", "memory", "query", *ARMS, OTHERWISE)
-LEAST_LOSS = 0.005
+MIN_LOSS = 0.005
 """Accuracy over time that a query may have less than its original before it counts as below the floor."""
 
 
@@ -67,7 +67,7 @@ def curves() -> dict[str, tuple[float, Curve]]:
 
 def at_rate(curve: Curve, measured_fps: float, fps: float) -> Curve:
     """The same curve by the frames of another rate."""
-    count = min(MOST_AGES, round((len(curve) - 1) * fps / measured_fps) + 1)
+    count = min(MAX_AGES, round((len(curve) - 1) * fps / measured_fps) + 1)
     return tuple(accuracy_at(curve, age * measured_fps / fps) for age in range(max(2, count)))
 
 
@@ -120,7 +120,7 @@ def _rows(path: Path, device: str, seconds: str) -> list[Row]:
 def below(row: Row, arm: str, floor: str = APART) -> list[tuple[float, str]]:
     """The queries that have less than their originals under time-sharing: by how much, and which; worst first."""
     found = zip(row["arms"][arm]["accuracy"], row["arms"][floor]["accuracy"], row["queries"], strict=True)
-    return sorted((mine - theirs, query) for mine, theirs, query in found if mine < theirs - LEAST_LOSS)
+    return sorted((mine - theirs, query) for mine, theirs, query in found if mine < theirs - MIN_LOSS)
 
 
 def table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
@@ -169,8 +169,8 @@ def drawn_table(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
             setting, len(chosen), sum(len(row["queries"]) for row in chosen),
             *(f"{_mean(means[arm]):.3f}" for arm in ARMS),
             " / ".join(str(sum(one)) for one in (
-                [one > LEAST_LOSS for one in more], [abs(one) <= LEAST_LOSS for one in more],
-                [one < -LEAST_LOSS for one in more],
+                [one > MIN_LOSS for one in more], [abs(one) <= MIN_LOSS for one in more],
+                [one < -MIN_LOSS for one in more],
             )),
             f"{min(more):.3f}", len(lost), f"{min(lost)[0]:.3f}" if lost else "-",
         ))  # fmt: skip

@@ -30,8 +30,8 @@ from edge_runtime.serving.watched import Observer
 from edge_runtime.watching.service import HttpService
 
 WARM_S = 5.0
-PATIENCE_S = 120.0
-LOOK_S = 0.05
+TIMEOUT_S = 120.0
+POLL_INTERVAL_S = 0.05
 CAPTURE, HTTP = ("camera-", "reading-"), ("http", "asyncio_")
 DASHBOARD = """
 import asyncio, sys, aiohttp
@@ -94,11 +94,11 @@ def main() -> None:
     done: list[dict[str, Any]] = []
     working = threading.Thread(target=lambda: done.append(daemon.run(given.config, stop=stopping)), name="box")
     working.start()
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + TIMEOUT_S
     while not any(thread.name.startswith("reading-") for thread in threading.enumerate()):
         if time.monotonic() > ends or not working.is_alive():
             sys.exit("the box does not serve")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     with dashboard(services[0].port if given.watched else None):
         time.sleep(WARM_S)
         before, inner, began = threads(), dict(spent.seconds), time.monotonic()

@@ -35,7 +35,7 @@ CAMERAS, SIZE, SERVED_FPS, ASKED_FPS = 16, (352, 288), 25.0, 5.0
 CORES = 2
 MODEL, INPUT_SIZE = "resnet50", 224
 """102 MB of weights."""
-LOOK_S = 0.005
+POLL_INTERVAL_S = 0.005
 BARE = "import torch, torchvision"
 ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
@@ -84,7 +84,7 @@ def _timed(command: Sequence[str], folder: Path, is_there: Callable[[], bool]) -
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, env=ALONE, stderr=subprocess.DEVNULL)
     while process.poll() is None and not is_there():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     took = time.perf_counter() - began
     process.kill()
     process.wait()

@@ -34,11 +34,11 @@ from edge_runtime.frames.mailbox import Frame
 if TYPE_CHECKING:
     import numpy as np
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """A camera looks after its decoder at least so often."""
 STOOD_STILL_S = 1.0
 """Waking so much later than asked for means that the whole process stood still."""
-MOST_LEFT = 2
+MAX_LEFT = 2
 """Decoders that never return, each with a thread, before no further one is begun."""
 
 log = logging.getLogger("gemel.run")
@@ -174,7 +174,7 @@ class Camera:
         due = link.retry_at
         if reading is not None and reading.busy_since is not None:
             due = reading.busy_since + self._rules.timeout_s
-        return LOOK_S if due is None else min(LOOK_S, max(0.0, due - now))
+        return POLL_INTERVAL_S if due is None else min(POLL_INTERVAL_S, max(0.0, due - now))
 
     def _go(self, event: Event, rules: Rules | None = None) -> None:
         """Take the step that the event asks for, say what has changed, and carry it out."""
@@ -201,7 +201,7 @@ class Camera:
 
     def _connect(self) -> None:
         self._left = [reading for reading in self._left if reading.alive]
-        if len(self._left) >= MOST_LEFT:
+        if len(self._left) >= MAX_LEFT:
             self._go(Lost("its decoder does not return"))
             return
         self._handover = handover = Handover(self._changed)

@@ -12,7 +12,7 @@ SHORTEST_S, LONGEST_S = 0.5, 5.0
 LONG_AWAY_S, LONGEST_THEN_S = 600.0, 30.0
 AWAY_SHARE = 0.25
 """A camera is tried again after this share of the time that it has been away: back within 2 s after up to 8 s."""
-LEAST_JITTER = 0.5
+MIN_JITTER = 0.5
 """Cameras that fell together (a switch, a recorder) are tried between this share of the pause and all of it."""
 
 
@@ -124,7 +124,7 @@ def pause_s(away_s: float, jitter: float) -> float:
     """Seconds until a camera that has been away for `away_s` is tried again; `jitter` is from 0 to 1."""
     longest = LONGEST_S if away_s < LONG_AWAY_S else LONGEST_THEN_S
     pause = min(longest, max(SHORTEST_S, AWAY_SHARE * away_s))
-    return pause * (LEAST_JITTER + (1 - LEAST_JITTER) * jitter)
+    return pause * (MIN_JITTER + (1 - MIN_JITTER) * jitter)
 
 
 def _waited(link: Link, busy_since: float | None, now: float, rules: Rules, jitter: float) -> Link:

@@ -25,7 +25,7 @@ from models.files.atomic import cannot_be_written
 from models.files.lines import Lines
 
 STDOUT = "-"
-PATIENCE_S = 1.0
+TIMEOUT_S = 1.0
 """How long a line waits for a pipe that nobody reads before it counts as trouble."""
 
 
@@ -112,7 +112,7 @@ class JsonLines(Sink):
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISREG(os.stat(self._path).st_mode):
                 mend(self._path)
-        self._lines = Lines(self._path, patience_s=PATIENCE_S)
+        self._lines = Lines(self._path, patience_s=TIMEOUT_S)
 
     def write(self, parcels: Sequence[Parcel]) -> None:
         for done, parcel in enumerate(parcels):
@@ -159,7 +159,7 @@ class Stdout(Sink):
         # Not through Python's own buffer, which a line that nobody reads would hold for ever, at the end too.
         self._out, self._lines = sys.stdout, None
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
-            self._lines = Lines.on(sys.stdout.fileno(), "standard output", PATIENCE_S)
+            self._lines = Lines.on(sys.stdout.fileno(), "standard output", TIMEOUT_S)
 
     def write(self, parcels: Sequence[Parcel]) -> None:
         for done, parcel in enumerate(parcels):

@@ -8,7 +8,7 @@ from pathlib import Path
 from models.files.bounded import Fault
 from models.files.bounded_json import parsed
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """A last line longer than this is none of ours, and is left as it is."""
 
 
@@ -20,7 +20,7 @@ def mend(path: Path) -> None:
     """
     with open(path, "rb+") as file:
         size = file.seek(0, os.SEEK_END)
-        start = max(0, size - MOST_BYTES)
+        start = max(0, size - MAX_BYTES)
         file.seek(start)
         tail = file.read()
         last = tail[tail.rfind(b"\n") + 1 :]

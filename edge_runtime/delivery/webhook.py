@@ -21,7 +21,7 @@ from edge_runtime.delivery.snapshot import snapshot
 
 AGAIN = {408, 425, 429}
 """Refusals that do not last."""
-MOST_ANSWER_BYTES = 2**16
+MAX_ANSWER_BYTES = 2**16
 SCHEMES = {"http": 80, "https": 443}
 
 
@@ -144,7 +144,7 @@ class Webhook(Sink):
 
     def _is_read(self, answer: http.client.HTTPResponse) -> bool:
         """Whether that was all; for the rest of an answer that is long or slow nobody waits."""
-        ends, left = time.monotonic() + self._config.timeout_s, MOST_ANSWER_BYTES
+        ends, left = time.monotonic() + self._config.timeout_s, MAX_ANSWER_BYTES
         while left > 0 and time.monotonic() < ends:
             part = answer.read1(left)
             if not part:

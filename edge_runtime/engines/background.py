@@ -37,8 +37,8 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 own, so that all its compilers can be ended. Not a session, whose threads the system may schedule as if their priority
 were that of any other session's.
 """
-LEAST_PRIORITY = 19
-PATIENCE_S = 1.0
+MIN_PRIORITY = 19
+TIMEOUT_S = 1.0
 
 log = logging.getLogger("gemel.run")
 
@@ -107,12 +107,12 @@ class Background:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE_S)
+                self._process.wait(TIMEOUT_S)
 
 
 def main(errand: Errand) -> None:
     """Measure and prepare; what is said goes to stdout."""
-    os.nice(LEAST_PRIORITY)
+    os.nice(MIN_PRIORITY)
     with contextlib.suppress(OSError):  # should memory run out, this process goes and not the box
         Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -21,7 +21,7 @@ from models.measuring.cost import workspace_bytes
 from models.parts.terms import Width
 from models.tasks import Answer, DetectionAnswer, task_of
 
-MOST_WORKSPACES = 4096
+MAX_WORKSPACES = 4096
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
 """By architecture and frames at once: to count them takes a tenth of a second, and a box does it again in a reload."""
 
@@ -139,7 +139,7 @@ class FrameEngine(ABC):
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""
         key = (type(self), self.device.type, _shape_of(self.query, self.model), count)
         if key not in _WORKSPACES:
-            if len(_WORKSPACES) >= MOST_WORKSPACES:
+            if len(_WORKSPACES) >= MAX_WORKSPACES:
                 _WORKSPACES.clear()
             size, on_card = self.query.input_size, self.device.type != "cpu"
             seen = peak_of(self.model, size, count, self.device) if on_card else 0

@@ -24,7 +24,7 @@ from models.files.private import cache_folder, own_bytes, private_folder
 
 RECORD = ".json"
 COMPILERS = "inductor"
-MOST_BYTES, MOST_RECORD_BYTES = 2**31, 2**25
+MAX_BYTES, MAX_RECORD_BYTES = 2**31, 2**25
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class EngineCache:
         """What was kept under this key; None when there is nothing, or when its bytes are not what was written."""
         path = self._path(key, suffix)
         try:
-            record = parsed(own_bytes(path.with_name(path.name + RECORD), MOST_RECORD_BYTES))
+            record = parsed(own_bytes(path.with_name(path.name + RECORD), MAX_RECORD_BYTES))
             if record["key"] != _plain(key):
                 return None
             notes = record["notes"]
-            if record["sha256"] != _digest(own_bytes(path, min(record["bytes"], MOST_BYTES)), notes):
+            if record["sha256"] != _digest(own_bytes(path, min(record["bytes"], MAX_BYTES)), notes):
                 return None
         except (OSError, Fault, KeyError, TypeError, AttributeError):
             return None

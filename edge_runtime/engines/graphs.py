@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.streams import compute_stream
 
-MOST_GRAPHS = 8
+MAX_GRAPHS = 8
 """Of one engine; the one that was not used for longest goes."""
-MOST_PLACEMENTS = 64
+MAX_PLACEMENTS = 64
 """That are remembered as seen once."""
 TOLERANCE = 1e-3
 """The most a replay may be from the plain run it was captured beside, in shares of its tensor's largest value."""
@@ -83,7 +83,7 @@ class Graphs:
             self._keep(key, self._captured(forward, batch, outputs))
         else:
             self._seen[key] = None
-            while len(self._seen) > MOST_PLACEMENTS:
+            while len(self._seen) > MAX_PLACEMENTS:
                 self._seen.popitem(last=False)
         return outputs
 
@@ -108,7 +108,7 @@ class Graphs:
             self.refuse()
             return
         self._graphs[key] = graph
-        if len(self._graphs) > MOST_GRAPHS:
+        if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
 
     def _captured(self, forward: Forward, batch: Tensor, expected: Any) -> _Graph | None:

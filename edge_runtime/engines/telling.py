@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-EVERY_S = 5.0
+INTERVAL_S = 5.0
 
 log = logging.getLogger("gemel.run.progress")
 
 
 @contextmanager
-def told_while(what: str, every_s: float = EVERY_S) -> Iterator[None]:
+def told_while(what: str, every_s: float = INTERVAL_S) -> Iterator[None]:
     """While the context lasts, the log says every few seconds how long `what` has taken so far."""
     started, over = time.monotonic(), threading.Event()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEPTH = 8
 """Frames of one query that wait at most: as many as the largest batch takes."""
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """Bytes of all the pictures that wait, beside the budget."""
 
 
@@ -48,7 +48,7 @@ class Mailboxes:
         ledger: Ledger,
         depth: int | Mapping[str, int] = DEPTH,
         heard: Callable[[str, Frame], None] | None = None,
-        most_bytes: int = MOST_BYTES,
+        most_bytes: int = MAX_BYTES,
     ) -> None:
         self._waiting: dict[str, deque[Frame]] = {query: deque() for query in queries}
         self._depth = dict(depth) if isinstance(depth, Mapping) else dict.fromkeys(self._waiting, depth)

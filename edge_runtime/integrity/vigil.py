@@ -12,7 +12,7 @@ from edge_runtime.integrity.hashing import damaged_tensors, is_sound, tensors_of
 from edge_runtime.integrity.trust import Trust, found_bad, hashed, is_due, looked
 from models.bundle import Bundle
 
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 BYTES_PER_S = 8 * 2**20
 """How fast tensors are hashed again while nothing is known to be wrong: about a hundredth of a core."""
 REMEDY = "put a new bundle under another name, or rename it into place, and reload"
@@ -83,7 +83,7 @@ class Vigil:
     def _work(self) -> None:
         entries = tensors_of(self._bundle)
         for entry in itertools.cycle(entries):
-            while not self._stopping.wait(LOOK_S) and self.look().doubted:
+            while not self._stopping.wait(POLL_INTERVAL_S) and self.look().doubted:
                 if is_due(self.trust, self._clock()):
                     self._hash_all()
             if self._stopping.is_set():

@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 from edge_runtime.memory.layout import Layout
 from models.parts.widths import WIDE
 
-LEAST_BYTES = 512 * 1024
+MIN_BYTES = 512 * 1024
 """A smaller weight is put into order in less time than oneDNN's own call costs over PyTorch's (docs/figures.md)."""
-MOST_PADDING = 1.04
+MAX_PADDING = 1.04
 """The most a blocked weight may take over its stored bytes: oneDNN pads rows of powers of two by a thirty-second, and
 few channels to a whole block, which is not worth its memory."""
 NONE = "none"
@@ -58,7 +58,7 @@ class Blocked(Layout):
 
     @property
     def nbytes(self) -> int:
-        """Up to MOST_PADDING times the stored bytes."""
+        """Up to MAX_PADDING times the stored bytes."""
         return self.taken
 
     def view(self, whole: Tensor, offset: int) -> Tensor:
@@ -72,7 +72,7 @@ class Blocked(Layout):
 
 
 @lru_cache(maxsize=4096)
-def blocked(convolution: Convolution, least_bytes: int = LEAST_BYTES) -> Blocked | None:
+def blocked(convolution: Convolution, least_bytes: int = MIN_BYTES) -> Blocked | None:
     """The layout of this convolution's weight.
 
     None where it is smaller than `least_bytes`, where oneDNN pads it too much, or cannot be told an address.
@@ -81,7 +81,7 @@ def blocked(convolution: Convolution, least_bytes: int = LEAST_BYTES) -> Blocked
         return None
     weight = torch.zeros(convolution.shape)
     layout = _wanted(weight, convolution)
-    return layout if layout.taken <= MOST_PADDING * weight.nbytes else None
+    return layout if layout.taken <= MAX_PADDING * weight.nbytes else None
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from edge_runtime.schedule.values import Situation
 OWED_SHARE = 0.9
 # A frame counts this many times as much for each frame that its query is owed, up to so many; what a query is owed
 # counts double when it should have had so many frames so far, and less the more they are.
-CLAIM, MOST_OWED, FEW_FRAMES = 4.0, 12.0, 10.0
+CLAIM, MAX_OWED, MIN_FRAMES = 4.0, 12.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Book:
         owed = self.owed(query)
         if owed <= 0:
             return 1.0
-        return CLAIM ** min(MOST_OWED, owed * (1 + FEW_FRAMES / self.shadow.served.get(query, 0)))
+        return CLAIM ** min(MAX_OWED, owed * (1 + MIN_FRAMES / self.shadow.served.get(query, 0)))
 
     def with_run(self, query: str, captured: Sequence[float]) -> Book:
         """The book once frames of a query have been run."""

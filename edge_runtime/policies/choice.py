@@ -21,7 +21,7 @@ WAITED_FOR_FROM = 1.0
 # How much more a frame is worth for each period of the query that its newest result is old, up to so many periods.
 STALE_SHARE, STALE_PERIODS = 0.05, 20.0
 # What takes no time at all counts as this many seconds, so that worth per second stays a number.
-LEAST_S = 1e-9
+MIN_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Choice:
                 break
             seconds = job.load_s + cost.run_of(count)
             brings = count * job.per_frame - frames_lost(seconds, rates, job.query)
-            gain = brings / max(seconds + self._load_s(evict), LEAST_S)
+            gain = brings / max(seconds + self._load_s(evict), MIN_S)
             if gain > most:
                 most = gain
                 best = Run(captured[late : late + count], captured[:late], evict)
@@ -161,7 +161,7 @@ class Choice:
             return None
         seconds = load_s + cost.run_of(batch.count)
         per_frame = self._book.claim(query) * self._urgency(query)
-        density = batch.count * per_frame / max(seconds + self._reload_s(query), LEAST_S)
+        density = batch.count * per_frame / max(seconds + self._reload_s(query), MIN_S)
         # Where the mailbox is full when the next frame comes, the oldest is lost before its deadline.
         full_s = captured[-1] + (DEPTH + 1 - len(captured)) / self._demands[query].fps
         deadline = min(captured[batch.late] + cost.sla_s, full_s + cost.run_of(batch.count))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
-from edge_runtime.schedule.staleness import MOST_AGES, Curve, falling
+from edge_runtime.schedule.staleness import MAX_AGES, Curve, falling
 from models.bundle import Bundle
 from models.errors import InputError
 from models.files.atomic import writing
@@ -23,7 +23,7 @@ from models.files.schema import Exact, checked
 
 FORMAT = 1
 SUFFIX = ".profile.json"
-MOST_COUNT = 1024
+MAX_COUNT = 1024
 """Frames of a batch, far above any that is measured."""
 REMEDY = "run `gemel profile BUNDLE` here"
 STALENESS_REMEDY = "run `gemel profile BUNDLE --workload WORKLOAD`"
@@ -57,15 +57,15 @@ _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
 class _BatchKeys(Exact):
-    count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     run_s: Annotated[float, Field(ge=1e-9, le=86_400)]
     workspace_bytes: Annotated[int, Field(ge=0, le=2**50)]
 
 
 class _QueryKeys(Exact):
     load_s: _Seconds
-    batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MOST_COUNT)]
-    staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MOST_AGES, default_factory=list)]
+    batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MAX_COUNT)]
+    staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MAX_AGES, default_factory=list)]
 
 
 class _MachineKeys(Exact, extra="allow"):

@@ -11,19 +11,19 @@ from pydantic import Field
 
 from edge_runtime.rehearsal.trace import FORMAT
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
-from edge_runtime.schedule.staleness import MOST_AGES
+from edge_runtime.schedule.staleness import MAX_AGES
 from models.errors import InputError
 from models.files.json_file import read_json_lines
 from models.files.schema import Exact, checked
 
 REMEDY = "give the file that `trace:` named"
-MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 2**29, 300_000, 2**23
+MAX_BYTES, MAX_LINES, MAX_LINE_BYTES = 2**29, 300_000, 2**23
 """Of a trace; so many lines are more than an hour of a small box."""
-MOST_SECONDS = 1e9
-MOST_COUNT = 1024
+MAX_SECONDS = 1e9
+MAX_COUNT = 1024
 
-_Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
-_Moment = Annotated[float, Field(ge=-MOST_SECONDS, le=MOST_SECONDS)]
+_Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+_Moment = Annotated[float, Field(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 _Bytes = Annotated[int, Field(ge=0, le=2**50)]
 _Numbers = list[Annotated[int, Field(ge=0)]]
 _Name = Annotated[str, Field(min_length=1, max_length=100)]
@@ -34,13 +34,13 @@ class Demanded(Exact):
 
     fps: Annotated[float, Field(gt=0, le=1e6)]
     urgency: Annotated[float, Field(ge=0, le=1e12)]
-    staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MOST_AGES, default_factory=list)]
+    staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MAX_AGES, default_factory=list)]
 
 
 class Batch(Exact):
     """What was known of a batch (`edge_runtime.schedule.costs.BatchCost`)."""
 
-    count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     run_s: _Seconds
     workspace_bytes: _Bytes
 
@@ -51,8 +51,8 @@ class Asked(Exact):
     tensors: _Numbers
     run_s: _Seconds
     workspace_bytes: _Bytes
-    sla_s: Annotated[float, Field(ge=1e-9, le=MOST_SECONDS)]
-    larger: Annotated[list[Batch], Field(max_length=MOST_COUNT)]
+    sla_s: Annotated[float, Field(ge=1e-9, le=MAX_SECONDS)]
+    larger: Annotated[list[Batch], Field(max_length=MAX_COUNT)]
     best_s: _Seconds | None
 
 
@@ -81,7 +81,7 @@ class Step(Exact):
 
     at: _Moment
     turn: str | None
-    count: Annotated[int, Field(ge=0, le=MOST_COUNT)]
+    count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
     load: _Numbers
     evict: _Numbers
     drop: list[Annotated[tuple[str, _Moment, str], Field(strict=False)]]
@@ -98,7 +98,7 @@ def read_trace(path: str | Path) -> tuple[Head, Iterator[Arrival | Step]]:
 
     Raises InputError, which names the line, for a file that is none, then or when the line is asked for.
     """
-    lines = read_json_lines(Path(path), REMEDY, MOST_BYTES, MOST_LINE_BYTES)
+    lines = read_json_lines(Path(path), REMEDY, MAX_BYTES, MAX_LINE_BYTES)
     first = next(lines, None)
     if first is None or first[1].get("trace") != FORMAT:
         raise InputError(path, f"is no trace of format {FORMAT}", REMEDY)
@@ -140,12 +140,12 @@ def numbered(numbers: Iterable[int]) -> tuple[str, ...]:
 
 def _events(path: str | Path, head: Head, lines: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[Arrival | Step]:
     """The lines after the first one."""
-    now, told = -MOST_SECONDS, dict.fromkeys(head.queries, -MOST_SECONDS)
+    now, told = -MAX_SECONDS, dict.fromkeys(head.queries, -MAX_SECONDS)
     largest = {query: max([1, *(batch.count for batch in one.larger)]) for query, one in head.queries.items()}
     for number, line in lines:
         where = f"{path}: line {number}"
-        if number > MOST_LINES:
-            raise InputError(path, f"has more than {MOST_LINES} lines", "record a shorter run")
+        if number > MAX_LINES:
+            raise InputError(path, f"has more than {MAX_LINES} lines", "record a shorter run")
         if "frame" in line:
             arrival = checked(where, line, Arrival, remedy=REMEDY)
             query, _, at = arrival.frame

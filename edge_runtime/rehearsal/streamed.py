@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
-from edge_runtime.schedule.overflow import LEAST_BYTES
+from edge_runtime.schedule.overflow import MIN_BYTES
 from edge_runtime.schedule.values import Demand
 
 SLICES = 160
@@ -111,7 +111,7 @@ class _Stream:
         self._room = free - self._window
         self._kept: set[str] = set()
         for name, nbytes in sorted(self._bytes.items(), key=lambda part: part[1]):
-            if self._window and nbytes >= LEAST_BYTES:
+            if self._window and nbytes >= MIN_BYTES:
                 break
             self._take(name)
         self._runs = {query: _joined(slices, self._kept) for query, slices in self._slices.items()}

@@ -26,8 +26,8 @@ from models.errors import InputError
 from models.files.lines import Lines
 
 FORMAT = 1
-MOST_WAITING = 100_000
-PATIENCE_S = 1.0
+MAX_WAITING = 100_000
+TIMEOUT_S = 1.0
 
 log = logging.getLogger("gemel.run")
 
@@ -42,7 +42,7 @@ class TraceWriter:
     def __init__(self, path: str | Path) -> None:
         self._lines = Lines(Path(path), fresh=True, key="trace")
         self.refused: str | None = None
-        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._work, name="trace", daemon=True)
         self._thread.start()
         self._numbers: dict[str, int] = {}
@@ -99,8 +99,8 @@ class TraceWriter:
     def close(self) -> None:
         """Write what waits, for a while at most, and let go of the file."""
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=PATIENCE_S)
-        self._thread.join(PATIENCE_S)
+            self._waiting.put(None, timeout=TIMEOUT_S)
+        self._thread.join(TIMEOUT_S)
 
     def _of(self, names: Any) -> list[int]:
         return [self._numbers[name] for name in names]
@@ -110,7 +110,7 @@ class TraceWriter:
             try:
                 self._waiting.put_nowait(line)
             except queue.Full:
-                self._end(f"{MOST_WAITING} lines of the trace wait to be written: the disk is too slow")
+                self._end(f"{MAX_WAITING} lines of the trace wait to be written: the disk is too slow")
 
     def _work(self) -> None:
         while (line := self._waiting.get()) is not None:

@@ -26,7 +26,7 @@ from models.errors import InputError
 from models.measuring.agreement import BELOW, TOO_FEW, Judged, judged
 from models.tasks import task_of
 
-MOST_FRAMES = 64
+MAX_FRAMES = 64
 """Of one query, on which its new weights are tried."""
 FILES = ("canary-1.safetensors", "canary-2.safetensors")
 """Beside the samples: what serves where a query was held back, one while the other is at work."""
@@ -102,7 +102,7 @@ def _newest(folder: Path, query: str, bundle: str) -> list[Path]:
             continue
         if (head.query, head.bundle) == (query, bundle):
             found.append(path)
-        if len(found) == MOST_FRAMES:
+        if len(found) == MAX_FRAMES:
             break
     return found[::-1]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
 
-LEAST_BYTES = 4096
+MIN_BYTES = 4096
 """Smaller tensors stay: together they weigh next to nothing."""
 
 
@@ -113,7 +113,7 @@ def _times(layers: Sequence[Layer], costs: Costs) -> Counter[str]:
     times: Counter[str] = Counter()
     for layer in layers:
         for part in layer.parts:
-            if costs.tensor_bytes[part.tensor] >= LEAST_BYTES:
+            if costs.tensor_bytes[part.tensor] >= MIN_BYTES:
                 times[part.tensor] += layer.times
     return times
 

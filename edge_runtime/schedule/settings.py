@@ -13,7 +13,7 @@ _UNITS = {
     **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
     **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
 }
-MOST_BYTES = 2**60
+MAX_BYTES = 2**60
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _BETWEEN = {"50%": 0.5, "75%": 0.75}
 
@@ -44,8 +44,8 @@ def parse_memory(text: str | int, where: str = "memory", key: str = "") -> int:
         unit = _UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None:
             raise InputError(where, f"{text!r} is not a size", remedy, key)
-        nbytes = int(min(float(match[1]) * unit, MOST_BYTES + 1))
-    if nbytes > MOST_BYTES:
+        nbytes = int(min(float(match[1]) * unit, MAX_BYTES + 1))
+    if nbytes > MAX_BYTES:
         raise InputError(where, f"{str(text)[:40]!r} is more than any memory", remedy, key)
     if nbytes <= 0:
         raise InputError(where, f"{text!r} is not a positive size", remedy, key)

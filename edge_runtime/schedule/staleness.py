@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 Curve = tuple[float, ...]
-MOST_AGES = 64
+MAX_AGES = 64
 """Frames of age for which a curve says something, at most."""
 
 

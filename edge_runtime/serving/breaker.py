@@ -13,7 +13,7 @@ from collections.abc import Callable
 from edge_runtime.backoff import BackOff
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Failures in a row after which a query pauses."""
 PAUSES = BackOff(1.0, 60.0, spread=0.25)
 
@@ -39,7 +39,7 @@ class Breaker:
     def failed(self, now: float) -> float | None:
         """A run failed: the seconds for which the query now pauses, if it does."""
         self._failures += 1
-        if not self._trips and self._failures < MOST_FAILURES:
+        if not self._trips and self._failures < MAX_FAILURES:
             return None
         self._trips += 1
         pause_s = self._pauses.wait_s(self._trips, self._chance())

@@ -20,7 +20,7 @@ from models.sizes import exact_text
 from models.tasks import Answer
 
 # How much less memory the runtime asks for once the device had none left: the failed query's workspace, or this.
-LEAST_CUT_SHARE = 1 / 16
+MIN_CUT_SHARE = 1 / 16
 
 Result = TypeVar("Result")
 
@@ -177,7 +177,7 @@ class Device:
 
     def _make_way(self, query: str, told: str) -> None:
         """Give all resident weights back to the device and ask for less from now on, never for too little."""
-        cut = max(self.costs.queries[query].workspace_bytes, int(self.budget_bytes * LEAST_CUT_SHARE))
+        cut = max(self.costs.queries[query].workspace_bytes, int(self.budget_bytes * MIN_CUT_SHARE))
         least = max(map(self.costs.alone_bytes, self.costs.queries))
         self.budget_bytes = min(self.budget_bytes, max(least, self.budget_bytes - cut))
         log.warning(

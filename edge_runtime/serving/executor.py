@@ -21,7 +21,7 @@ from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.schedule import Decision, Demand, Plan, Policy, Situation
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.estimates import Estimates
-from edge_runtime.serving.breaker import CLOSED, MOST_FAILURES, OPEN, Breaker
+from edge_runtime.serving.breaker import CLOSED, MAX_FAILURES, OPEN, Breaker
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.publishing import Publisher
 from edge_runtime.serving.warming import WarmUp, warming_up
@@ -29,11 +29,11 @@ from edge_runtime.serving.watchdog import Doing
 from models.errors import one_line
 
 IDLE_S = 0.1
-LEAST_SLEEP_S = 0.001
+MIN_SLEEP_S = 0.001
 WARM_UP_S = 120.0
 """How long the warm-up of one query may last, which may compile what it runs."""
 POLICY_PAUSES = BackOff(0.1, 2.0, spread=0.0)
-MOST_POLICY_FAILURES = 10
+MAX_POLICY_FAILURES = 10
 UNPROVEN = "the bundle was changed in place, and its weights are not all in memory"
 
 log = logging.getLogger("gemel.run")
@@ -212,7 +212,7 @@ class Executor:
     def sleep_s(self) -> float:
         """After a step that did nothing: how long nothing will be to do unless a frame comes."""
         until_s = IDLE_S if self._wake_s is None else self._wake_s - self.clock()
-        return min(IDLE_S, max(LEAST_SLEEP_S, until_s))
+        return min(IDLE_S, max(MIN_SLEEP_S, until_s))
 
     def _step(self) -> bool:
         situation = self._situation()
@@ -272,7 +272,7 @@ class Executor:
         except Exception as error:
             said = one_line(f"{type(error).__name__}: {error}")
             self._policy_failures += 1
-            if self._policy_failures >= MOST_POLICY_FAILURES:
+            if self._policy_failures >= MAX_POLICY_FAILURES:
                 fault = f"the policy {self.parts.policy.name} failed {self._policy_failures} times in a row: {said}"
                 raise PolicyFailed(fault) from error
             self._ask_at = situation.now + POLICY_PAUSES.wait_s(self._policy_failures, 0.0)
@@ -336,7 +336,7 @@ class Executor:
         self.publisher.failed(query, frames, error)
         was, pause_s = self._breakers[query].state(self.clock()), self._breakers[query].failed(self.clock())
         if was == CLOSED and pause_s is not None:
-            log.error("query %s pauses: it failed %d times in a row; it is tried again", query, MOST_FAILURES)
+            log.error("query %s pauses: it failed %d times in a row; it is tried again", query, MAX_FAILURES)
 
     def _look_ahead(self, query: str, decision: Decision) -> None:
         """Begin to load what the schedule would load once the present run is over, if there is room beside it."""

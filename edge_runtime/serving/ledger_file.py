@@ -18,7 +18,7 @@ from models.errors import InputError
 from models.files.atomic import writing
 
 LEDGER_FILE, BEFORE_FILE = "ledger.json", "ledger.json.1"
-EVERY_S = 10.0
+INTERVAL_S = 10.0
 
 log = logging.getLogger("gemel.run")
 
@@ -26,7 +26,7 @@ log = logging.getLogger("gemel.run")
 class LedgerFile:
     """Written in a thread of its own: a disk that hangs stops nobody. `refused` says why it could not be, if so."""
 
-    def __init__(self, spool: Path | None, every_s: float = EVERY_S) -> None:
+    def __init__(self, spool: Path | None, every_s: float = INTERVAL_S) -> None:
         self._path = None if spool is None else spool / LEDGER_FILE
         self._every_s = every_s
         self._due = time.monotonic() + every_s

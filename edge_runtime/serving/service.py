@@ -21,7 +21,7 @@ from edge_runtime.serving.ledger_file import LedgerFile
 from edge_runtime.serving.notifying import ALIVE, READY, RELOADING, STOPPING, Notifier
 from edge_runtime.serving.signals import Asked
 from edge_runtime.serving.switching import Switching
-from edge_runtime.serving.watchdog import LOOK_S, Watchdog
+from edge_runtime.serving.watchdog import POLL_INTERVAL_S, Watchdog
 from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle
 from models.measuring.allocator import give_back_freed, look_no_more_at_what_is_there
@@ -108,7 +108,7 @@ class Serving:
     def oversee(self) -> None:
         """Look after what is at work until it is over, something hangs, or the box is asked to stop."""
         watchdog, inference, tidied_at = Watchdog(), self._inference, time.monotonic()
-        while not inference.over.wait(LOOK_S):
+        while not inference.over.wait(POLL_INTERVAL_S):
             self._tell_manager()
             if self._asked.stopping.is_set():
                 return

@@ -14,7 +14,7 @@ from edge_runtime.engines.unshared import bound_as
 from edge_runtime.equipping import EquippedBox, engines_text
 from edge_runtime.serving.executor import Executor
 
-PATIENCE_S = 1.0
+TIMEOUT_S = 1.0
 
 log = logging.getLogger("gemel.run")
 
@@ -89,7 +89,7 @@ class Switching:
         log.info("engines were not measured to the end; `gemel profile BUNDLE` measures them at leisure")
         self._stopping = True
         self._background.stop()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
 
     def _find(self, background: Background) -> None:
         why = background.wait()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST_S = 6.0
+MIN_S = 6.0
 """No step hangs that has not lasted so long."""
 TIMES = 10.0
 """A step hangs that lasts so many times as long as it is believed to."""
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 """How long it is from one look to the next, as a rule."""
-MOST_GAP_S = 5 * LOOK_S
+MAX_GAP_S = 5 * POLL_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Doing:
     @classmethod
     def of(cls, what: str, believed_s: float) -> Doing:
         """A step that is believed to take so long."""
-        return cls(what, max(LEAST_S, TIMES * believed_s))
+        return cls(what, max(MIN_S, TIMES * believed_s))
 
 
 class Watchdog:
@@ -43,7 +43,7 @@ class Watchdog:
         if doing is not self._doing:
             self._doing, self._lasts_s = doing, 0.0
         else:
-            self._lasts_s += min(MOST_GAP_S, now - self._looked_at)
+            self._lasts_s += min(MAX_GAP_S, now - self._looked_at)
         self._looked_at = now
         if doing is None or self._lasts_s <= doing.most_s:
             return None

@@ -12,10 +12,10 @@ from edge_runtime.spool.sample import Digits, Fraction
 from models.files.atomic import writing
 from models.files.json_file import read_json
 from models.files.schema import Exact, checked
-from models.limits import MOST_QUERIES, Name
+from models.limits import MAX_QUERIES, Name
 
 FILE = "drift.json"
-MOST_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
 
@@ -38,7 +38,7 @@ class Checked(Exact):
     format: Literal[1] = 1
     checked_at: Annotated[float, Field(ge=0, le=1e11)]
     bundle: Digits
-    queries: Annotated[list[CheckedQuery], Field(max_length=MOST_QUERIES)]
+    queries: Annotated[list[CheckedQuery], Field(max_length=MAX_QUERIES)]
 
 
 def write_checked(spool: Path, found: Checked) -> None:
@@ -50,4 +50,4 @@ def write_checked(spool: Path, found: Checked) -> None:
 def read_checked(spool: Path) -> Checked:
     """What the last check left, whoever wrote it; InputError where that is nothing, or damaged."""
     path, remedy = spool / FILE, "run `gemel drift check` again"
-    return checked(path, read_json(path, remedy, MOST_FILE_BYTES), Checked, remedy=remedy)
+    return checked(path, read_json(path, remedy, MAX_FILE_BYTES), Checked, remedy=remedy)

@@ -22,7 +22,7 @@ from models.errors import InputError
 from models.files.bounded import Fault, read_bounded
 from models.files.bounded_json import parsed
 from models.files.schema import Exact, checked
-from models.frames.pictures import MOST_BYTES, picture_of
+from models.frames.pictures import MAX_BYTES, picture_of
 from models.frames.preprocess import FURTHEST_PIXEL, crop
 from models.limits import ClassName, Name
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 FORMAT = 1
-LEAST_EXPECTED = 0.01
+MIN_EXPECTED = 0.01
 SUFFIX = ".png"
 REMEDY = "remove it"
-MOST_HEAD_BYTES = 1 << 20
-MOST_FOUND = 1000
+MAX_HEAD_BYTES = 1 << 20
+MAX_FOUND = 1000
 """Detections of one answer; a detector gives 100 at most."""
 _SIGNATURE, _KEYWORD = b"\x89PNG\r\n\x1a\n", b"gemel\0"
 _FIRST_CHUNKS = len(_SIGNATURE) + 25  # the signature and the chunk IHDR
@@ -74,10 +74,10 @@ class Head(Exact):
     size: Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(min_length=2, max_length=2)]
     roi: Box | None
     threshold: Fraction
-    expected: Annotated[float, Field(ge=LEAST_EXPECTED, le=1)]
+    expected: Annotated[float, Field(ge=MIN_EXPECTED, le=1)]
     label: ClassName | None = None
     score: Fraction | None = None
-    detections: Annotated[list[Found], Field(max_length=MOST_FOUND)] | None = None
+    detections: Annotated[list[Found], Field(max_length=MAX_FOUND)] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ def expected_agreement(query: BundleQuery) -> float:
     ratio, agreement = evidence.get("ratio"), evidence.get("agreement")
     if not isinstance(agreement, float) or not ratio:
         return 1.0
-    return min(1.0, max(LEAST_EXPECTED, agreement / ratio))
+    return min(1.0, max(MIN_EXPECTED, agreement / ratio))
 
 
 def sample_name(record: Mapping[str, Any]) -> str:
@@ -127,12 +127,12 @@ def sample_name(record: Mapping[str, Any]) -> str:
 
 def read_head(path: Path) -> Head:
     """What a sample says of itself; its picture is not decoded. InputError where it is none."""
-    return _head(path, read_bounded(path, MOST_BYTES, REMEDY))
+    return _head(path, read_bounded(path, MAX_BYTES, REMEDY))
 
 
 def read_sample(path: Path) -> Sample:
     """A sample, whoever wrote it; InputError where it is none, or damaged."""
-    data = read_bounded(path, MOST_BYTES, REMEDY)
+    data = read_bounded(path, MAX_BYTES, REMEDY)
     return Sample(_head(path, data), picture_of(data, path))
 
 
@@ -154,7 +154,7 @@ def _text(data: bytes) -> bytes:
         raise Fault("there is no text chunk at its beginning")
     length = int.from_bytes(data[start : start + 4], "big")
     body = data[start + 8 : start + 8 + length]
-    if length > MOST_HEAD_BYTES or data[start : start + 12 + length] != _chunk(body):
+    if length > MAX_HEAD_BYTES or data[start : start + 12 + length] != _chunk(body):
         raise Fault("its text chunk is damaged or too long")
     if not body.startswith(_KEYWORD):
         raise Fault("its text chunk is of something else")

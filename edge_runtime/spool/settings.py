@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_BYTES, EVERY_S = "256MiB", 60.0
+MAX_BYTES, INTERVAL_S = "256MiB", 60.0
 SAMPLES = "samples"
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 

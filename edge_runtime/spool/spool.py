@@ -27,7 +27,7 @@ from models.files.atomic import told_of, writing
 
 WAITING = 16
 """Samples that wait to be written, each with its frame."""
-LOOK_S = 5.0
+POLL_INTERVAL_S = 5.0
 """How often the thread looks whether there was a drift check."""
 BUSY, TOO_LARGE = "busy", "too_large"
 """Why an answer that was due is no sample, beside what the disk says: too many wait, one takes more than all may."""
@@ -85,7 +85,7 @@ class Spool:
         while not (self._stopping and self._waiting.empty()):
             self._look(time.monotonic())
             with contextlib.suppress(queue.Empty):
-                item = self._waiting.get(timeout=LOOK_S)
+                item = self._waiting.get(timeout=POLL_INTERVAL_S)
                 if item is not None and not self._attempt(partial(self._keep, *item)):
                     self.unsampled[self._reason] += 1
 
@@ -153,7 +153,7 @@ class Spool:
         """Read what a drift check left, where it is another than before."""
         if now < self._look_at:
             return
-        self._look_at = now + LOOK_S
+        self._look_at = now + POLL_INTERVAL_S
         try:
             found = os.stat(self._config.path / FILE)
             if self._seen == (seen := (found.st_mtime_ns, found.st_ino)):

@@ -14,8 +14,8 @@ from models.errors import InputError
 from models.files.bounded import read_bounded
 
 COOKIE = "gemel_token"
-LEAST_TOKEN, MOST_TOKEN = 16, 512
-TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{%d,%d}" % (LEAST_TOKEN, MOST_TOKEN))
+MIN_TOKEN, MAX_TOKEN = 16, 512
+TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN))
 """What may stand after `Bearer` (RFC 6750)."""
 SAFE = frozenset(("GET", "HEAD"))
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -90,7 +90,7 @@ def _token(path: Path) -> str:
     remedy = "make one: openssl rand -hex 32"
     token = read_bounded(path, 4096, remedy).strip()
     if TOKEN.fullmatch(token) is None:
-        fault = f"holds no token: one line of {LEAST_TOKEN} to {MOST_TOKEN} letters, digits or -._~+/="
+        fault = f"holds no token: one line of {MIN_TOKEN} to {MAX_TOKEN} letters, digits or -._~+/="
         raise InputError(path, fault, remedy, "http.token_file")
     return token.decode()
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from edge_runtime.watching.status import Status
 
-EVERY_S = 5.0
+INTERVAL_S = 5.0
 KEPT_S = 3600.0
 
 
 COLUMNS = ("at", "resident_bytes", "workspace_bytes", "age_p95_ms", "dropped")
 """`at` in Unix seconds; `age_p95_ms` is the worst query's; `dropped` are frames since the start."""
-ROWS = round(KEPT_S / EVERY_S)
+ROWS = round(KEPT_S / INTERVAL_S)
 
 
 class History:

@@ -19,22 +19,22 @@ from aiohttp import WSMsgType, web
 import edge_runtime.watching
 from edge_runtime.watching.access import COOKIE, Access
 from edge_runtime.watching.gallery import Picture
-from edge_runtime.watching.history import EVERY_S, History
+from edge_runtime.watching.history import INTERVAL_S, History
 from edge_runtime.watching.measures import CONTENT_TYPE, Measures
 from edge_runtime.watching.openapi import openapi
 from edge_runtime.watching.status import Watched
 from models.errors import InputError
 
 PICTURES_PER_S = 5.0
-MOST_CLIENTS = 16
+MAX_CLIENTS = 16
 """Dashboards open at once."""
-MOST_CONNECTIONS = 128
+MAX_CONNECTIONS = 128
 """Open at once, dashboards included, and a hundred more where they come in a burst: whoever asks must leave the box
 descriptors for its cameras and files.
 """
-MOST_BODY_BYTES = 4096
+MAX_BODY_BYTES = 4096
 STATUS_EVERY_S = 1.0
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 PAGE = {
     "index.html": "text/html", "asking.html": "text/html", "dashboard.js": "text/javascript",
     "asking.js": "text/javascript", "dashboard.css": "text/css", "uplot.js": "text/javascript", "uplot.css": "text/css",
@@ -104,7 +104,7 @@ class HttpService:
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # its loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(PATIENCE_S)
+            self._thread.join(TIMEOUT_S)
 
     async def _open(self) -> None:
         self._runner = runner = web.AppRunner(
@@ -128,7 +128,7 @@ class HttpService:
             if self._server is not None:
                 self._server.close()
             if self._runner is not None:
-                self._loop.run_until_complete(asyncio.wait_for(self._runner.cleanup(), PATIENCE_S / 2))
+                self._loop.run_until_complete(asyncio.wait_for(self._runner.cleanup(), TIMEOUT_S / 2))
         self._loop.close()
         if fault is not None:  # whoever waits for it may end the process at that
             self._opened.set_exception(fault)
@@ -146,7 +146,7 @@ def _accepted(runner: web.AppRunner) -> asyncio.BaseProtocol:
     """What deals with a connection that comes."""
     server = runner.server
     assert server is not None
-    return _TurnedAway() if len(server.connections) >= MOST_CONNECTIONS else server()
+    return _TurnedAway() if len(server.connections) >= MAX_CONNECTIONS else server()
 
 
 class Pages:
@@ -160,7 +160,7 @@ class Pages:
 
     def application(self) -> web.Application:
         """The aiohttp application."""
-        made = web.Application(middlewares=[self._guarded], client_max_size=MOST_BODY_BYTES)
+        made = web.Application(middlewares=[self._guarded], client_max_size=MAX_BODY_BYTES)
         made.cleanup_ctx.append(self._remembering)
         made.on_shutdown.append(self._close_all)
         made.router.add_get("/", self._index)
@@ -265,9 +265,9 @@ class Pages:
         A picture is the length of a JSON head (four bytes, big-endian), the head and a JPEG. Who reads slowly gets
         fewer.
         """
-        if len(self._watching) >= MOST_CLIENTS:
-            raise web.HTTPServiceUnavailable(reason=f"{MOST_CLIENTS} dashboards are open already")
-        dashboard = web.WebSocketResponse(heartbeat=20, max_msg_size=MOST_BODY_BYTES, compress=False)
+        if len(self._watching) >= MAX_CLIENTS:
+            raise web.HTTPServiceUnavailable(reason=f"{MAX_CLIENTS} dashboards are open already")
+        dashboard = web.WebSocketResponse(heartbeat=20, max_msg_size=MAX_BODY_BYTES, compress=False)
         dashboard.headers.update(HEADERS)
         await dashboard.prepare(request)
         self._watching.add(dashboard)
@@ -320,7 +320,7 @@ class Pages:
         async def note() -> None:
             while True:
                 self._history.note(time.time(), self._box.status())
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(INTERVAL_S)
 
         noting = asyncio.create_task(note())
         yield

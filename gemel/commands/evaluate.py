@@ -10,7 +10,7 @@ from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
 from gemel.text import percent, size, table
 
-MOST_WALL_S = 600
+MAX_WALL_S = 600
 
 
 def register(commands: Any) -> None:
@@ -29,7 +29,7 @@ def register(commands: Any) -> None:
     )
     made.add_argument(
         "--wall",
-        type=grammar.real(0, MOST_WALL_S),
+        type=grammar.real(0, MAX_WALL_S),
         default=0.0,
         metavar="SECONDS",
         help="run the merged queries on this machine, too, for so long, and tell how far the virtual clock is off",

@@ -11,8 +11,8 @@ from typing import Any
 from gemel.commands.outcome import Outcome
 from gemel.planning.conditions import DEFAULT_DEVICE
 
-MOST_DIGITS = 40
-MOST_SEED = 2**32 - 1
+MAX_DIGITS = 40
+MAX_SEED = 2**32 - 1
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 Does = Callable[[argparse.Namespace], Outcome]
 
@@ -33,7 +33,7 @@ def given(args: argparse.Namespace, *words: str) -> dict[str, Any]:
 def seed(made: argparse.ArgumentParser) -> None:
     """`--seed`."""
     made.add_argument(
-        "--seed", type=whole(0, MOST_SEED), default=0, metavar="N", help="seed of everything random (default 0)"
+        "--seed", type=whole(0, MAX_SEED), default=0, metavar="N", help="seed of everything random (default 0)"
     )
 
 
@@ -65,7 +65,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
     def kind(text: str) -> int:
         try:
-            value = int(text) if len(text) <= MOST_DIGITS else most + 1
+            value = int(text) if len(text) <= MAX_DIGITS else most + 1
         except ValueError:
             value = most + 1
         if not least <= value <= most:
@@ -92,7 +92,7 @@ def real(least: float, most: float, open_below: bool = False) -> Callable[[str],
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_DIGITS else f"{text[:MOST_DIGITS]}..."
+    return text if len(text) <= MAX_DIGITS else f"{text[:MAX_DIGITS]}..."
 
 
 def _factory(text: str) -> str:

@@ -14,7 +14,7 @@ from gemel.commands.outcome import Outcome
 from models.errors import InputError, one_line
 from models.files.bounded import read_bounded
 
-MOST_PICTURE_BYTES = 2**24
+MAX_PICTURE_BYTES = 2**24
 
 
 def register(commands: Any) -> None:
@@ -69,7 +69,7 @@ def _picture(path: str) -> Path:
     picture = check_output(path, overwrite=True)
     if os.path.lexists(picture):
         with contextlib.suppress(InputError):
-            if read_bounded(picture, MOST_PICTURE_BYTES, "").startswith(b"<svg"):
+            if read_bounded(picture, MAX_PICTURE_BYTES, "").startswith(b"<svg"):
                 return picture
         raise InputError(picture, "exists already and is no such picture", "move it away, or choose another path")
     return picture

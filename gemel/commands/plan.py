@@ -11,7 +11,7 @@ from gemel.placing.asked import STANDARD, Asked, Objective, Shared
 from gemel.planning.conditions import EVERY_DEVICE, MEASURED, Conditions
 from models.errors import InputError
 
-MOST_SECONDS = 7 * 24 * 3600.0
+MAX_SECONDS = 7 * 24 * 3600.0
 
 
 def register(commands: Any) -> None:
@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
     _conditions(made)
     seconds = "simulated seconds (default 60)"
     made.add_argument(
-        "--duration", type=grammar.real(0, MOST_SECONDS, open_below=True), default=60.0, metavar="S", help=seconds
+        "--duration", type=grammar.real(0, MAX_SECONDS, open_below=True), default=60.0, metavar="S", help=seconds
     )
     made.add_argument("--replay", metavar="TRACE", help="replay what a box recorded (`trace:` in its config) instead")
 

@@ -12,7 +12,7 @@ import threading
 
 from models.errors import one_line
 
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 
 
 class OneLine(logging.Formatter):
@@ -29,7 +29,7 @@ class Shown(logging.Handler):
         super().__init__()
         self.setFormatter(OneLine("%(asctime)s %(message)s", "%H:%M:%S"))
         self._out = sys.stderr
-        self._waiting: queue.Queue[str | threading.Event] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[str | threading.Event] = queue.Queue(MAX_WAITING)
         threading.Thread(target=self._work, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -13,7 +13,7 @@ from edge_runtime.spool.settings import SAMPLES
 from models.errors import InputError
 from models.workload import Query
 
-MOST_SAMPLES = 100_000
+MAX_SAMPLES = 100_000
 UNREADABLE, OTHER_BUNDLE, UNKNOWN = "unreadable", "of another bundle", "of no query of the workload"
 """Why a sample is left out."""
 
@@ -42,7 +42,7 @@ class _Seen:
 def gather(spool: Path, queries: Iterable[Query], bundle: str | None) -> Gathered:
     """Look at every sample of a spool; those of this bundle are taken, or of the one that served last.
 
-    Raises InputError where there is no sample at all, or more than MOST_SAMPLES.
+    Raises InputError where there is no sample at all, or more than MAX_SAMPLES.
     """
     left_out: Counter[str] = Counter()
     found: list[_Seen] = []
@@ -76,8 +76,8 @@ def _files(spool: Path) -> list[Path]:
             for entry in entries:
                 if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
                     paths.append(folder / entry.name)
-                if len(paths) > MOST_SAMPLES:
-                    fault = f"holds more than {MOST_SAMPLES:,} samples"
+                if len(paths) > MAX_SAMPLES:
+                    fault = f"holds more than {MAX_SAMPLES:,} samples"
                     raise InputError(folder, fault, "remove the oldest")
     except OSError as error:
         remedy = "name the `spool` of a box, with its folder `samples`"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FEW_UNITS = 5
+MIN_UNITS = 5
 ENOUGH = 0.99
 
 
@@ -25,10 +25,10 @@ def caveats(
             f"{row['query']}: no evidence. Its original reaches {row['original']:.2f} on test, {bar}, so keeping "
             "that accuracy proves nothing."
         )
-    few = [f"{row['query']} ({row['units']})" for row in offline if row["units"] < FEW_UNITS]
+    few = [f"{row['query']} ({row['units']})" for row in offline if row["units"] < MIN_UNITS]
     if few:
         lines.append(
-            f"The test footage of {', '.join(few)} has fewer than {FEW_UNITS} clips or tracks; an interval over so few "
+            f"The test footage of {', '.join(few)} has fewer than {MIN_UNITS} clips or tracks; an interval over so few "
             "says little."
         )
     unsure = [row["query"] for row in offline if row["met"] and not row["certain"] and row["worth"]]

@@ -35,7 +35,7 @@ from models.errors import InputError
 from models.frames.preprocess import Roi
 
 DEFAULT_FPS = 10.0
-MOST_PICTURE_BYTES = 2**30
+MAX_PICTURE_BYTES = 2**30
 """Of the frames that are played, which are decoded beforehand."""
 DRAINING_S = 5.0
 
@@ -128,7 +128,7 @@ def _decoded(
         for frame in dict.fromkeys(stream.frames[moment] for moment in stream.delivered):
             found[query][frame] = placed(pictures[query][frame], rois[query])
             held += found[query][frame].nbytes
-            if held > MOST_PICTURE_BYTES:
+            if held > MAX_PICTURE_BYTES:
                 raise InputError("--wall", "the frames of so many seconds do not fit 1 GiB", "ask for fewer seconds")
     return found
 

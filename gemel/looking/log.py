@@ -14,7 +14,7 @@ from models.files.schema import Exact, checked
 
 OUTCOMES = ("kept", "repaired", "partly", "refused", "untried")
 """In the order in which they are shown."""
-MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 2**26, 50_000, 2**23
+MAX_BYTES, MAX_LINES, MAX_LINE_BYTES = 2**26, 50_000, 2**23
 
 _Bytes = Annotated[int, Field(ge=0, le=2**50)]
 _Saved = Annotated[int, Field(ge=-(2**50), le=2**50)]
@@ -85,9 +85,9 @@ _KINDS = {"set": _Set, "alone": _Alone, "waits": _Waiting, "repair": _Repaired, 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a log, as they stand there; InputError, which names the line, for what no merge can have written."""
-    for number, row in read_json_lines(path, "", MOST_BYTES, MOST_LINE_BYTES, torn=False):
-        if number > MOST_LINES:
-            raise InputError(path, f"has more than {MOST_LINES} lines")
+    for number, row in read_json_lines(path, "", MAX_BYTES, MAX_LINE_BYTES, torn=False):
+        if number > MAX_LINES:
+            raise InputError(path, f"has more than {MAX_LINES} lines")
         for key, kind in _KINDS.items():
             if key in row:
                 checked(f"{path}: line {number}", row, kind)

@@ -15,7 +15,7 @@ CELL = 11
 LABEL_WIDTH = 190
 COLOURS = ((1.0, "#08306b"), (0.9, "#08519c"), (0.7, "#2171b5"), (0.5, "#4292c6"), (0.3, "#6baed6"), (0.1, "#9ecae1"),
            (0.0, "#c6dbef"))  # fmt: skip
-LEAST_SHOWN = 0.01
+MIN_SHOWN = 0.01
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ZooMatrix:
             )
             for column, other in enumerate(self.models):
                 share = self.share(row, column)
-                if share < LEAST_SHOWN:
+                if share < MIN_SHOWN:
                     continue
                 title = f"{model.name} has {100 * share:.0f} % of its bytes in common with {other.name}"
                 x = LABEL_WIDTH + column * CELL

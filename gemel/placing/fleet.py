@@ -13,10 +13,10 @@ from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile
 from edge_runtime.schedule.settings import parse_memory
 from models.errors import InputError, listed
 from models.files.yaml_file import read_yaml
-from models.limits import MOST_CAMERAS, MOST_QUERIES, Name, PathText
+from models.limits import MAX_CAMERAS, MAX_QUERIES, Name, PathText
 from models.workload import Camera, Query, Workload, load_workload
 
-MOST_BOXES = 10_000
+MAX_BOXES = 10_000
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class _BoxKeys(_Strict):
     id: Name
     device: str
     memory: str | int
-    count: Annotated[int, Field(ge=1, le=MOST_BOXES)] = 1
+    count: Annotated[int, Field(ge=1, le=MAX_BOXES)] = 1
     cost: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    cameras: Annotated[list[Name], Field(min_length=1, max_length=MOST_CAMERAS)] | None = None
+    cameras: Annotated[list[Name], Field(min_length=1, max_length=MAX_CAMERAS)] | None = None
 
 
 class _FleetKeys(_Strict):
@@ -122,8 +122,8 @@ def _check_together(path: Path, workloads: Sequence[Workload]) -> None:
             if known.source != camera.source:
                 fault = f"camera '{camera.id}' is another in {other.path}"
                 raise InputError(path, fault, "give each camera of a fleet its own id", f"workloads[{at}]")
-    if sum(len(workload.queries) for workload in workloads) > 10 * MOST_QUERIES:
-        raise InputError(path, f"more than {10 * MOST_QUERIES:,} queries", "split the fleet", "workloads")
+    if sum(len(workload.queries) for workload in workloads) > 10 * MAX_QUERIES:
+        raise InputError(path, f"more than {10 * MAX_QUERIES:,} queries", "split the fleet", "workloads")
 
 
 def _check_boxes(fleet: Fleet) -> None:
@@ -131,8 +131,8 @@ def _check_boxes(fleet: Fleet) -> None:
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if twice is not None:
         raise InputError(fleet.path, f"two boxes are called '{twice}'", "give each its own id", "boxes")
-    if len(names) > MOST_BOXES:
-        raise InputError(fleet.path, f"more than {MOST_BOXES:,} boxes", "lower the counts", "boxes")
+    if len(names) > MAX_BOXES:
+        raise InputError(fleet.path, f"more than {MAX_BOXES:,} boxes", "lower the counts", "boxes")
     known = fleet.cameras
     for at, boxes in enumerate(fleet.boxes):
         for camera in sorted(boxes.cameras or ()):

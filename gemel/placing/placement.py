@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field
 
 from gemel.placing.asked import Asked
-from gemel.placing.fleet import MOST_BOXES, Boxes, Fleet
+from gemel.placing.fleet import MAX_BOXES, Boxes, Fleet
 from gemel.text import percent, size, table
 from models.errors import InputError
 from models.files.apart import check_apart
@@ -163,7 +163,7 @@ class _BoxRow(Exact):
 
 
 class _Written(Exact):
-    boxes: Annotated[list[_BoxRow], Field(max_length=MOST_BOXES)]
+    boxes: Annotated[list[_BoxRow], Field(max_length=MAX_BOXES)]
 
 
 def read_placed(folder: str | Path) -> dict[str, list[str]]:

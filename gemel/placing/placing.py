@@ -28,7 +28,7 @@ from models.workload import Query
 COUNTING = "counting what the queries need"
 LOOKING = "looking for the best placement"
 PLAYING = "playing each box on the virtual clock"
-PLAYED_S, MOST_PLAYED = 20.0, 20_000
+PLAYED_S, MAX_PLAYED = 20.0, 20_000
 """Of the virtual clock that says what part of a box's frames are in time, and frames played at most."""
 
 
@@ -139,7 +139,7 @@ def _in_time(entry: Boxes, queries: Sequence[Query], shared: Shared, seed: int) 
     costs = costs_shared(entry.profile, queries, layers)
     demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
     asked = sum(demand.fps for demand in demands.values())
-    frames = arrivals(demands, min(PLAYED_S, MOST_PLAYED / asked), seed)
+    frames = arrivals(demands, min(PLAYED_S, MAX_PLAYED / asked), seed)
     rows = simulate(costs, frames, entry.memory_bytes, policy_named("ours"), demands).per_query()
     received = sum(row["received"] for row in rows)
     return sum(row["processed"] - row["late"] for row in rows) / received if received else 1.0

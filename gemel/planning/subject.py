@@ -22,7 +22,7 @@ from models.errors import InputError
 
 WORKLOAD_SUFFIXES = (".yaml", ".yml")
 DEFAULT_FPS = 10.0
-MOST_FRAMES = 100_000
+MAX_FRAMES = 100_000
 """Of a simulation: a minute of a hundred queries at 30 frames a second."""
 ORIGINALS, CEILING, BUNDLE = "originals, nothing shared", "merged as far as can be", "as bundled"
 
@@ -122,9 +122,9 @@ class Subject:
     def arrivals(self, duration_s: float, seed: int) -> dict[str, list[float]]:
         """Frames at each query's rate, with phases drawn from the seed; InputError where they are too many to play."""
         asked_fps = sum(demand.fps for demand in self.demands.values())
-        if duration_s * asked_fps > MOST_FRAMES:
+        if duration_s * asked_fps > MAX_FRAMES:
             asked = f"{duration_s:g} s at {asked_fps:g} frames a second in all"
-            fault = f"{asked} are more than the {MOST_FRAMES} frames that are played"
+            fault = f"{asked} are more than the {MAX_FRAMES} frames that are played"
             raise InputError(self.source, fault, "ask for fewer frames a second, or simulate fewer seconds")
         return arrivals(self.demands, duration_s, seed)
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 LINE_SHARE, TEXT_SHARE = 180, 26
 """Width of the frame over that of a line, and over the height of letters."""
-MOST_LETTERS = 24
+MAX_LETTERS = 24
 
 
 def overlay(example: Mapping[str, Any], arm: str, several: bool) -> Markup:
@@ -42,7 +42,7 @@ def _outlined(box: list[float], kind: str) -> Markup:
 
 def _named(one: Mapping[str, Any], kind: str, width: float) -> Markup:
     x0, y0, _, _ = one["box"]
-    name = one["class"] if len(one["class"]) <= MOST_LETTERS else f"{one['class'][: MOST_LETTERS - 1]}…"
+    name = one["class"] if len(one["class"]) <= MAX_LETTERS else f"{one['class'][: MAX_LETTERS - 1]}…"
     letters = width / TEXT_SHARE
     down = y0 - letters / 4 if y0 > 1.4 * letters else y0 + letters
     shape = Markup('<text class="{}" x="{}" y="{}">{}</text>')

@@ -8,7 +8,7 @@ from typing import Any
 
 IN_TIME, LATE, DROPPED, FAILED, PENDING = "in time", "late", "dropped", "failed", "pending"
 SHARES = (50, 95, 99)
-LEAST_AGE_MS = 1.0
+MIN_AGE_MS = 1.0
 DROP_KINDS = 4
 """How many reasons for dropping have a colour of their own; further ones begin again."""
 
@@ -50,7 +50,7 @@ def age_rows(
     decades = max(1, math.ceil(math.log10(max(oldest, 10.0)) - 1e-9))
 
     def at(age_ms: float) -> float:
-        return round(100 * min(1.0, math.log10(max(age_ms, LEAST_AGE_MS)) / decades), 2)
+        return round(100 * min(1.0, math.log10(max(age_ms, MIN_AGE_MS)) / decades), 2)
 
     queries: dict[str, dict[str, Any]] = {
         query: {"query": query, "sla_ms": sla, "sla_at": at(sla), "arms": {}} for query, sla in slas.items()

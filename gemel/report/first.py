@@ -8,7 +8,7 @@ from typing import Any
 from gemel.report.figures import Axis, accuracy_axis, total_parts
 from gemel.report.verdict import SEEN, asked_of, streamed_at
 
-MOST_ROWS = 8
+MAX_ROWS = 8
 """Queries in a picture of the first screen, those who lost first; the sections below show all."""
 
 
@@ -57,5 +57,5 @@ def _stream(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _few(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """As many as a picture holds: all in order, or those who lost first."""
-    shown = rows if len(rows) <= MOST_ROWS else sorted(rows, key=lambda row: not row["lost"])[:MOST_ROWS]
+    shown = rows if len(rows) <= MAX_ROWS else sorted(rows, key=lambda row: not row["lost"])[:MAX_ROWS]
     return {"rows": shown, "more": len(rows) - len(shown)}

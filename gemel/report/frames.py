@@ -19,7 +19,7 @@ from models.workload import Query
 DETECTION_FRAMES, CLASSIFICATION_FRAMES = 3, 6
 DETECTION_PX, CLASSIFICATION_PX = 640, 320
 """Widths of a frame in the page."""
-MOST_TALL = 2
+MAX_TALL = 2
 """A frame that is taller than so many times its width is shown squeezed."""
 JPEG_QUALITY = 80
 ARMS = ("original", "merged")
@@ -79,7 +79,7 @@ def worst(scores: Sequence[tuple[float, float]], units: Sequence[str], count: in
 
 def photo(frame: np.ndarray, width: int) -> str:
     """Base64 of a frame, uint8 RGB (H, W, 3), as a JPEG of this width."""
-    height = max(1, min(MOST_TALL * width, round(frame.shape[0] * width / frame.shape[1])))
+    height = max(1, min(MAX_TALL * width, round(frame.shape[0] * width / frame.shape[1])))
     shown = cv2.cvtColor(cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)
     _, data = cv2.imencode(".jpg", shown, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     return base64.b64encode(data.tobytes()).decode("ascii")

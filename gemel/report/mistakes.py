@@ -8,7 +8,7 @@ from typing import Any
 from models.measuring.error_types import KINDS
 
 SIDES = ("original", "merged")
-MOST_CLASSES = 8
+MAX_CLASSES = 8
 """Classes of a query that are seen at once."""
 
 
@@ -39,10 +39,10 @@ def error_rows(offline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def class_rows(offline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per classification query its classes, those first whose recall fell most; `rest`: those after MOST_CLASSES."""
+    """Per classification query its classes, those first whose recall fell most; `rest`: those after MAX_CLASSES."""
     rows = []
     for row in offline:
         if row.get("classes"):
             classes = sorted(row["classes"], key=lambda one: one["merged"] - one["original"])
-            rows.append({"query": row["query"], "classes": classes[:MOST_CLASSES], "rest": classes[MOST_CLASSES:]})
+            rows.append({"query": row["query"], "classes": classes[:MAX_CLASSES], "rest": classes[MAX_CLASSES:]})
     return rows

@@ -24,7 +24,7 @@ BYTE_KINDS = (
     ("private", "its own"),
     ("residual", "low-rank residual"),
 )
-LEAST_RUN = 0.12
+MIN_RUN = 0.12
 """Per cent of the timeline, so that a short run is seen."""
 
 
@@ -132,7 +132,7 @@ def _spreads(setting: Mapping[str, Any]) -> list[Markup]:
 def _spans(row: Mapping[str, Any]) -> list[Markup]:
     """When a query was resident, and when it ran."""
     resident = [drawing.rect(x, width, "resident") for x, width in row["resident"]]
-    return resident + [drawing.rect(x, max(width, LEAST_RUN), "run", y="4", height="14") for x, width in row["runs"]]
+    return resident + [drawing.rect(x, max(width, MIN_RUN), "run", y="4", height="14") for x, width in row["runs"]]
 
 
 def _groups(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

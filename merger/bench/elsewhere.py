@@ -28,7 +28,7 @@ from models.sharing.groups import groups
 from models.weights.reading import fingerprint
 from models.workload import Query, Workload
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 REACHABLE = "the workload's files must be the same, at the same path, on every node"
 
 
@@ -149,7 +149,7 @@ def _kept(asked: Threads, by_hand: bool, checkpoint: Checkpoint) -> Threads:
     if not known:
         known.update(asked.__dict__)
     if known.keys() != asked.__dict__.keys() or not all(
-        type(count) is int and 1 <= count <= MOST_THREADS for count in known.values()
+        type(count) is int and 1 <= count <= MAX_THREADS for count in known.values()
     ):
         raise InputError(
             checkpoint.folder / STATE, "its merge began with no number of threads", "remove the folder and start again"

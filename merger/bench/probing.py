@@ -16,7 +16,7 @@ from merger.training.features import watched_layers
 
 HEAD_FRAMES = 16
 """Train frames that heads are asked on, spread evenly: many layers are judged so."""
-LEAST_VARIANCE = 1e-12
+MIN_VARIANCE = 1e-12
 
 Answers = Mapping[str, Sequence[Tensor]]
 """Path of a head -> what it gave on the frames, each time it was called."""
@@ -93,5 +93,5 @@ def distance(mine: Answers, theirs: Answers) -> float:
             other = other.to(one.device)
             wrong += float((one - other).square().sum())
             whole += float((other - other.mean()).square().sum())
-        found.append(wrong / max(whole, LEAST_VARIANCE))
+        found.append(wrong / max(whole, MIN_VARIANCE))
     return sum(found) / max(1, len(found))

@@ -17,7 +17,7 @@ from models.detector import Detector, OneStage
 from models.measuring.room import halving
 from models.sharing.layers import layers_of
 from models.tasks import task_of
-from models.tasks.detection import LEAST_SCORE
+from models.tasks.detection import MIN_SCORE
 from models.workload import Query
 
 FRAMES = 96
@@ -25,7 +25,7 @@ FRAMES = 96
 BATCH = 32
 SLOPE_FRAMES = 4
 """Train frames on which it is found out how the biases move the scores."""
-MOST_SHIFT = 3.0
+MAX_SHIFT = 3.0
 """Scores are moved by so much at most, in log-odds."""
 ROUNDS = 2
 """Where a score is a product, or there are several classes, the second round mends what the first one missed."""
@@ -63,13 +63,13 @@ def match_scores(
     """
     moved: dict[str, Tensor] = {}
     passes = 0
-    for _ in range(ROUNDS if wanted and threshold > LEAST_SCORE else 0):
+    for _ in range(ROUNDS if wanted and threshold > MIN_SCORE else 0):
         scores = scores_of(model, query, data)
         passes += min(FRAMES, len(data))
         if not len(scores) or int((scores >= threshold).sum()) == wanted:
             break
         shift = _log_odds(torch.tensor(threshold)) - _log_odds(_between(scores, wanted))
-        moved.update(_move(model, query, data, float(shift.clamp(-MOST_SHIFT, MOST_SHIFT))))
+        moved.update(_move(model, query, data, float(shift.clamp(-MAX_SHIFT, MAX_SHIFT))))
         passes += (1 + BACKWARD_PASSES) * min(SLOPE_FRAMES, len(data))
     return moved, passes
 

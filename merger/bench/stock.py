@@ -29,7 +29,7 @@ from models.zoo import build_query
 
 T = TypeVar("T")
 ROUNDING = 1e-6
-FEW_UNITS = 10
+MIN_UNITS = 10
 """Clips or tracks of val below which a query is reported: its frames are many, what they can tell is not."""
 
 
@@ -162,7 +162,7 @@ def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int],
         text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
         progress("warning", text=f"{text}; train it longer, or on more frames")
     units = len(set(val.split.units))
-    if units < FEW_UNITS:
+    if units < MIN_UNITS:
         what = "clip or track" if units == 1 else "clips or tracks"
         text = f"{query.id}: all of its val comes from {units} {what}; what holds there may not hold elsewhere"
         progress("warning", text=text)

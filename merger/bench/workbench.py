@@ -44,7 +44,7 @@ READING, JUDGING = "reading the models and frames", "judging the originals"
 CALIBRATION_FRAMES = 512
 """With half as many the statistics of an original itself answer differently from one draw of frames to the other."""
 CALIBRATION_BATCH = 32
-LEAST_CALIBRATED = 4
+MIN_CALIBRATED = 4
 """Frames at once below which statistics would say little, however full the memory is."""
 
 
@@ -221,7 +221,7 @@ class Workbench(Stock):
             chunks = indices.tensor_split(math.ceil(count / most))
             calibrate_norms(model, (data.fed(data.batch(one.tolist(), draws)[0], self.device) for one in chunks))
 
-        halving(min(CALIBRATION_BATCH, count), measured, LEAST_CALIBRATED)
+        halving(min(CALIBRATION_BATCH, count), measured, MIN_CALIBRATED)
         self.work.add(self.queries[query], count)
         return True
 

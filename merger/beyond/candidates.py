@@ -24,7 +24,7 @@ Unit = tuple[Member, ...]
 NUMBERED = re.compile(r"(\D*)(\d+)")
 RANK_PARTS = (1 / 64, 1 / 16, 1 / 4)
 """Ranks tried for a layer, as parts of its smaller side: 64, 256 and 1024 of 4096."""
-LEAST_RANK = 4
+MIN_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -154,5 +154,5 @@ def low_rank(
 
 def saved_by_rank(shape: Sequence[int], itemsize: int) -> dict[int, int]:
     """Every rank that is tried for a weight (out, in, ...), ascending, and the bytes its factors save."""
-    ranks = sorted({max(LEAST_RANK, round(part * largest_rank_of(shape))) for part in RANK_PARTS})
+    ranks = sorted({max(MIN_RANK, round(part * largest_rank_of(shape))) for part in RANK_PARTS})
     return {rank: (math.prod(shape) - numel_of_factors(shape, rank)) * itemsize for rank in ranks}

@@ -15,7 +15,7 @@ from merger.beyond.risk import errors, inputs_of, originals_answers, with_risk
 from merger.journal.steps import Journal
 from models.sharing.layers import model_bytes
 
-LEAST_SAVING = 0.002
+MIN_SAVING = 0.002
 """A candidate that saves less than this part of the originals' bytes is not worth a training."""
 MAX_RISK = 0.25
 """A layer starts at the least rank whose risk is below this; steps that are together below it need a short try only."""
@@ -30,7 +30,7 @@ def proposed(bench: Workbench, merged: Merged, journal: Journal) -> dict[str, di
 
 def queue_of(bench: Workbench, kind: str, merged: Merged, journal: Journal) -> Queue:
     """The candidates of one kind with their risk; how many are judged is told."""
-    least = LEAST_SAVING * sum(model_bytes(query) for query in bench.queries.values())
+    least = MIN_SAVING * sum(model_bytes(query) for query in bench.queries.values())
     if kind == INSIDE:
         ladders = [[one] for one in inside(bench.layers, merged.plan, least)]
     else:

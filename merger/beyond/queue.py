@@ -13,7 +13,7 @@ from typing import Any
 
 from merger.beyond.candidates import Candidate
 
-MOST_RISK = 0.5
+MAX_RISK = 0.5
 """The risk of all steps of one try, but for a single one's."""
 Ladder = tuple[Candidate, ...]
 """A candidate, and those to try instead, one after the other, once it is refused alone."""
@@ -67,7 +67,7 @@ def together(candidates: Sequence[Candidate]) -> Ladder:
     chunk = candidates[:1]
     for candidate in candidates[1:]:
         risk = sum(one.risk for one in (*chunk, candidate))
-        if candidate.alone != chunk[0].alone or risk > MOST_RISK:
+        if candidate.alone != chunk[0].alone or risk > MAX_RISK:
             break
         chunk = [*chunk, candidate]
     return tuple(chunk)

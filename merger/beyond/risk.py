@@ -22,7 +22,7 @@ from models.sharing.plan import Member, tie
 
 INPUT_FRAMES = 64
 """Train frames of each query on which the inputs of a layer to be factorised are measured."""
-LEAST_RISK = 1e-4
+MIN_RISK = 1e-4
 Inputs = dict[str, dict[str, tuple[Tensor, int]]]
 """Query -> path of a layer -> the sum of squares of each of its inputs (channels), and how many values that sums."""
 
@@ -65,7 +65,7 @@ def with_risk(
         taken = applied(bench, merged, one, inputs)
         found = errors(bench, taken, {query: theirs[query] for query in sorted(candidate.queries)})
         worse = max(found[query] - before[query] for query in found)
-        tried.append(replace(one, risk=max(LEAST_RISK, worse)))
+        tried.append(replace(one, risk=max(MIN_RISK, worse)))
     return min(tried, key=lambda one: one.risk)
 
 

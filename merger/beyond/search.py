@@ -27,7 +27,7 @@ from merger.training.recipe import Recipe
 
 ROUNDS = {INSIDE: 3, LOW_RANK: 1}
 """Each round halves the weights of a stage; layers are factorised once."""
-MOST_TRIES = 12
+MAX_TRIES = 12
 
 
 def beyond(
@@ -63,7 +63,7 @@ def beyond(
 def most_tried(bench: Workbench, recipe: Recipe, bounds: Bounds) -> float:
     """About the work that all tries take at most, within the bounds."""
     one = training_flops(bench, list(bench.queries), replace(recipe, epochs=max(1, round(SHORT * recipe.epochs))))
-    return min(len(ROUNDS) * MOST_TRIES * one, bounds.work_left)
+    return min(len(ROUNDS) * MAX_TRIES * one, bounds.work_left)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Search:
             queue = known or Queue().to_plain()
             notes.update(merged=merged.to_plain(), round=int(known is not None), queue=queue, rows=[],
                          gained=known is None, begun=bench.work.total)  # fmt: skip
-        while not self.trying.bounds.over and len(notes["rows"]) < MOST_TRIES:
+        while not self.trying.bounds.over and len(notes["rows"]) < MAX_TRIES:
             now, queue = Merged.from_plain(notes["merged"]), Queue.from_plain(notes["queue"])
             if queue.ladders:
                 self._try(kind, now, queue, notes)

@@ -19,10 +19,10 @@ from models.errors import InputError
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells each process that it starts."""
-MOST_PROCESSES = 4096
+MAX_PROCESSES = 4096
 PATIENCE = timedelta(days=7)
 """The others may wait for long while one does what only one does."""
-LOOK_S = (1e-4, 0.02)
+POLL_INTERVAL_S = (1e-4, 0.02)
 """How often it is looked whether something has arrived: first, and later. An interrupt is heeded between."""
 
 
@@ -57,7 +57,7 @@ def _numbers(environment: Mapping[str, str]) -> tuple[int, int]:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     except ValueError:
         rank, size = -1, 0
-    if not 0 <= rank < size <= MOST_PROCESSES:
+    if not 0 <= rank < size <= MAX_PROCESSES:
         told = f"{environment['RANK']} of {environment['WORLD_SIZE']}"
         raise InputError("RANK", f"{told} processes makes no sense", "start with torchrun, or unset WORLD_SIZE")
     return rank, size
@@ -133,7 +133,7 @@ class Processes:
 
     def _wait(self, begin: Any) -> None:
         """Until it is there; a wait in torch itself would hold interrupts up."""
-        pause, longest = LOOK_S
+        pause, longest = POLL_INTERVAL_S
         with _told():
             work = begin()
             while not work.is_completed():

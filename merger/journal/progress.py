@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-EVERY_S = 1.0
+INTERVAL_S = 1.0
 """Between two `part` events pass so many seconds at least."""
-LEAST_DONE = 0.02
+MIN_DONE = 0.02
 """Before this part is done there is no saying how long the rest takes."""
 
 
@@ -74,9 +74,9 @@ class Stages:
     def reach(self, amount: float) -> None:
         """So much of the whole is done by now."""
         self._reached, now = amount, self._clock()
-        if not self._whole or now - self._told < EVERY_S:
+        if not self._whole or now - self._told < INTERVAL_S:
             return
         done = self._most = max(self._most, min(1.0, amount / self._whole))
-        left = (now - self._began) * (1 - done) / done if done >= LEAST_DONE else None
+        left = (now - self._began) * (1 - done) / done if done >= MIN_DONE else None
         self._told = now
         self._progress("part", done=done, seconds_left=left)

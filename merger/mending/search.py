@@ -24,7 +24,7 @@ from merger.training.recipe import Recipe
 HALF = 0.5
 """The part of the margin that a query needs when nothing helps it further. The best of many tries on val flatters: with
 no margin at all it is likely to miss on test."""
-FEW_BYTES = 0.05
+MIN_BYTES = 0.05
 """The part of its shared bytes that a query with half of the margin may give back for the other half."""
 Reached = tuple[float, Merged]
 """A ratio on val, and what is merged then."""
@@ -63,7 +63,7 @@ def mend(
 
     No step begins once the bounds are over. A query that came half of the margin above its target by then is kept with
     the fewest bytes that did it; any other leaves. One that has half of it from the beginning is kept as it is, unless
-    `FEW_BYTES` bring it the other half.
+    `MIN_BYTES` bring it the other half.
     """
     search = _Search(bench, case, journal, bounds, merged)
     least, free = enough(bench, case.query, case.required), (case.ratio, merged)
@@ -75,7 +75,7 @@ def mend(
         return search.given_up(merged)
     steps = [] if bounds.over else copies(bench, merged, case.query, journal)
     if free[0] >= least:
-        most = FEW_BYTES * sum(bytes_shared(bench, merged, case.query).values())
+        most = MIN_BYTES * sum(bytes_shared(bench, merged, case.query).values())
         steps = [step for step in steps if step.cost_bytes <= most]
     found = search.cheapest(steps, case.required)
     if found is None:

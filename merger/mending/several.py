@@ -14,7 +14,7 @@ from merger.bench.workbench import Workbench
 from merger.journal.steps import Journal
 from merger.mending.private import alone
 from merger.mending.search import Case, enough, mend
-from merger.mending.steps import MOST_STEPS
+from merger.mending.steps import MAX_STEPS
 from merger.workers.jobs import Job, run
 from models.sharing.plan import SharingPlan
 
@@ -39,7 +39,7 @@ def mend_all(
         most_work = share if case in helped or math.isinf(share) else 0.0
         own = Merged(merged.plan, {case.query: merged.states[case.query]})
         given = {"case": case.to_plain(), "merged": own.to_plain(), "most_work": most_work, "ends_at": ends_at}
-        flops = min(most_work, MOST_STEPS * training_flops(bench, [case.query], case.recipe))
+        flops = min(most_work, MAX_STEPS * training_flops(bench, [case.query], case.recipe))
         jobs.append(Job(case.query, mended, given, (case.query,), flops))
     found = dict(zip([case.query for case in below], run(bench, journal, "repairs", jobs), strict=True))
     spent = bench.work.total - sum(one["work"] for one in found.values())
@@ -57,7 +57,7 @@ def most_work(bench: Workbench, cases: Sequence[Case], bounds: Bounds) -> float:
     """About what it takes at most to mend these, within the bounds."""
     below = [case for case in cases if case.ratio < case.required]
     flops = sum(training_flops(bench, [case.query], alone(case.recipe)) for case in below)
-    return min(MOST_STEPS * flops, bounds.work_left)
+    return min(MAX_STEPS * flops, bounds.work_left)
 
 
 def mended(

@@ -18,7 +18,7 @@ from merger.bench.probing import as_input, modules_among, raw_frames, tapped
 from merger.bench.workbench import Workbench
 
 FRAMES = 64
-LEAST_FRAMES = 4
+MIN_FRAMES = 4
 """The unbiased estimate needs as many."""
 BATCH = 16
 CELLS = 2
@@ -59,7 +59,7 @@ def _features(bench: Workbench, query: str, model: nn.Module, paths: Iterable[st
             rows[path].append(_pooled(seen[path][1], len(chunk)))
     bench.work.add(bench.queries[query], len(frames))
     found = {path: torch.cat(own) for path, own in rows.items()}
-    return {path: own for path, own in found.items() if len(own) == len(frames) >= LEAST_FRAMES}
+    return {path: own for path, own in found.items() if len(own) == len(frames) >= MIN_FRAMES}
 
 
 def _pooled(output: Tensor, frames: int) -> Tensor:

@@ -15,7 +15,7 @@ from models.sharing.plan import SharingPlan
 
 UNSHARED = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8)
 """The part of a query's shared bytes that become private copies, step by step."""
-MOST_STEPS = 1 + len(UNSHARED).bit_length()
+MAX_STEPS = 1 + len(UNSHARED).bit_length()
 """About so many steps are taken: private parts, then the dearest copies and a bisection."""
 
 

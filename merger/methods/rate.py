@@ -28,7 +28,7 @@ ENOUGH = 0.995
 """From this mean ratio on there is nothing left to choose by."""
 WORTH_IT = 0.005
 """Twice the epochs are worth it where they raise the mean ratio of the best by more than this."""
-LEAST_EPOCHS = 2
+MIN_EPOCHS = 2
 CHOOSING = "choosing how fast and how long to train"
 
 
@@ -101,7 +101,7 @@ def choose_recipe(
     epochs = most
     for (fewer, before), (_, after) in reversed(list(pairwise(history))):
         if after <= before + WORTH_IT:
-            epochs = min(most, max(LEAST_EPOCHS, fewer))
+            epochs = min(most, max(MIN_EPOCHS, fewer))
     return replace(left[0], epochs=epochs, patience=max(left[0].patience, epochs // 4))
 
 

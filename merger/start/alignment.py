@@ -33,7 +33,7 @@ FRAMES = 32
 BATCH = 8
 CELLS = 8
 """Height and width of the grid of places at which a map is read."""
-LEAST_DEVIATION = 1e-6
+MIN_DEVIATION = 1e-6
 TOLERANCE = 1e-3
 """How far, relative to the largest value, outputs may move when channels only change places."""
 
@@ -200,7 +200,7 @@ class CrossMoments:
             return torch.zeros(())
         a, b, aa, bb, ab = (total / self._count for total in self._sums)
         deviations = [(square - mean.square()).clamp(min=0).sqrt() for mean, square in ((a, aa), (b, bb))]
-        scaled = [torch.where(d > LEAST_DEVIATION, 1 / d.clamp(min=LEAST_DEVIATION), 0.0) for d in deviations]
+        scaled = [torch.where(d > MIN_DEVIATION, 1 / d.clamp(min=MIN_DEVIATION), 0.0) for d in deviations]
         return ((ab - torch.outer(a, b)) * torch.outer(*scaled)).float()
 
 

@@ -27,7 +27,7 @@ from models.sharing.plan import SharingPlan
 MEAN, ALIGNED, SOLVED = "mean", "aligned mean", "solved"
 JUDGED_ON = 3
 """Passes of `FRAMES` that judging a start takes: norms as they are, measured again, and judged with those."""
-MOST_DONORS = 4
+MAX_DONORS = 4
 """Donors tried at most, those with the most shared bytes of their own first; one where all have a common ancestor."""
 FAR = 0.6
 """Where the best start loses more, it is far off, and the best mean is worth solving: a third of an epoch."""
@@ -36,8 +36,8 @@ BEHIND = 0.5
 SHATTERED = 0.85
 """Where every query loses more with the best start, next to nothing of anybody is left: four published ResNets for
 CIFAR-10 lose 0.91 to 0.94, while of hard merges that came back whole most queries lost less than a half."""
-LEAST_VARIANCE = 1e-12
-LEAST_KEPT = 1e-3
+MIN_VARIANCE = 1e-12
+MIN_KEPT = 1e-3
 FRAMES = 32
 """Train frames of each query by which a start is judged."""
 
@@ -98,7 +98,7 @@ def choose_start(
     found = snapshots(bench.originals) if apart is None else dict(apart)
     kin = apart is None and bench.once(partial(_have_common_ancestor, bench, plan, found))
     in_order = kin or apart is not None
-    donors = by_shared_bytes(bench, plan)[: 1 if kin else MOST_DONORS]
+    donors = by_shared_bytes(bench, plan)[: 1 if kin else MAX_DONORS]
     cost = _costs(bench, plan)
     named = [MEAN, *([] if in_order else [ALIGNED]), *donors]
     planned, left = affordable({name: cost[name if name == ALIGNED else MEAN] for name in named}, most_work)
@@ -127,7 +127,7 @@ def choose_start(
 def most_work(bench: Workbench, plan: SharingPlan) -> float:
     """About what it takes at most to choose a start: to judge every one, to bring channels in order, and to solve."""
     cost = _costs(bench, plan)
-    return MOST_DONORS * cost[MEAN] + sum(cost.values())
+    return MAX_DONORS * cost[MEAN] + sum(cost.values())
 
 
 def _costs(bench: Workbench, plan: SharingPlan) -> dict[str, float]:
@@ -190,14 +190,14 @@ def lost(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
         if mine.shape == theirs.shape:
             one, other = (each.transpose(0, 1).flatten(1).double() for each in (mine, theirs))
             one, other = one - one.mean(1, keepdim=True), other - other.mean(1, keepdim=True)
-            told = (one * other).sum(1).clamp(min=0).square() / one.square().sum(1).clamp(min=LEAST_VARIANCE)
-            parts.append(1 - told.sum() / other.square().sum().clamp(min=LEAST_VARIANCE))
+            told = (one * other).sum(1).clamp(min=0).square() / one.square().sum(1).clamp(min=MIN_VARIANCE)
+            parts.append(1 - told.sum() / other.square().sum().clamp(min=MIN_VARIANCE))
     return float(torch.stack(parts).mean()) if parts else 0.0
 
 
 def together(errors: Collection[float]) -> float:
     """What queries that lose these parts lose together: 1 less the geometric mean of what they keep."""
-    return 1 - math.prod(max(LEAST_KEPT, 1 - error) for error in errors) ** (1 / len(errors))
+    return 1 - math.prod(max(MIN_KEPT, 1 - error) for error in errors) ** (1 / len(errors))
 
 
 class Judge:

@@ -30,11 +30,11 @@ STAGES = 8
 """Sets are solved in so many runs; those of one run do not see each other's new weights."""
 PLACES = 64
 """Places of a frame at which a layer's inputs and outputs are compared, drawn at random."""
-MOST_INPUTS = 2500
+MAX_INPUTS = 2500
 """Layers that take more numbers for one output keep the weight they start from: solving costs their cube."""
 RIDGE = 1e-2
 """How much the start weighs, as a part of the mean variance of the inputs."""
-LEAST_VARIANCE = 1e-12
+MIN_VARIANCE = 1e-12
 
 Sets = Sequence[tuple[Member, ...]]
 
@@ -102,7 +102,7 @@ def _best_weight(equations: Sequence[_Equations], start: Tensor) -> Tensor:
         own_xx, own_xy, variance = equation.centred()
         xx, xy = own_xx / variance + xx, own_xy / variance + xy
     before = start.flatten(1).to(xx).T
-    ridge = RIDGE * xx.diagonal().mean().clamp(min=LEAST_VARIANCE)
+    ridge = RIDGE * xx.diagonal().mean().clamp(min=MIN_VARIANCE)
     change = torch.linalg.solve(xx + ridge * torch.eye(len(xx), dtype=xx.dtype, device=xx.device), xy - xx @ before)
     return (before + change).T.to(start)
 
@@ -119,7 +119,7 @@ def most_flops(bench: Workbench, plan: SharingPlan) -> int:
         query, path = members[0]
         state = bench.originals[query].state_dict()
         outputs, inputs = state[weight_key(state, path)].flatten(1).shape
-        if inputs <= MOST_INPUTS:
+        if inputs <= MAX_INPUTS:
             total += len(members) * _flops_of_sums(FRAMES * PLACES, inputs, outputs) + flops_of_solving(outputs, inputs)
     return total
 
@@ -131,8 +131,8 @@ def _flops_of_sums(count: int, inputs: int, outputs: int) -> int:
 def _solvable(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        return plain and layer.weight[0].numel() <= MOST_INPUTS
-    return isinstance(layer, nn.Linear) and layer.in_features <= MOST_INPUTS
+        return plain and layer.weight[0].numel() <= MAX_INPUTS
+    return isinstance(layer, nn.Linear) and layer.in_features <= MAX_INPUTS
 
 
 def _equations(
@@ -206,7 +206,7 @@ class _Equations:
         x, y, xx, xy, yy = (total.double() / self._count for total in self._sums)
         if self._centre:
             xx, xy = xx - torch.outer(x, x), xy - torch.outer(x, y)
-        return xx, xy, (yy - y.square()).mean().clamp(min=LEAST_VARIANCE)
+        return xx, xy, (yy - y.square()).mean().clamp(min=MIN_VARIANCE)
 
     def bias(self, weight: Tensor) -> Tensor:
         """The bias with which the answers have the right means."""

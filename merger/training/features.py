@@ -13,7 +13,7 @@ from models.workload import Query
 
 REGION_PROPOSALS = "rpn.head.cls_logits"
 """Of a two-stage detector the first stage's head is watched: the second's sees other regions in training."""
-LEAST_VARIANCE = 1e-6
+MIN_VARIANCE = 1e-6
 
 
 def watched_layers(query: Query, model: nn.Module) -> list[str]:
@@ -49,7 +49,7 @@ def feature_loss(seen: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
     Features of differing shapes (the two saw different regions) are left out; 0 where none is left.
     """
     losses = [
-        (mine - theirs).square().mean() / theirs.var(correction=0).clamp(min=LEAST_VARIANCE)
+        (mine - theirs).square().mean() / theirs.var(correction=0).clamp(min=MIN_VARIANCE)
         for mine, theirs in zip(seen, wanted, strict=True)
         if mine.shape == theirs.shape
     ]

@@ -35,7 +35,7 @@ from models.zoo import preprocess_of
 
 MAX_GRADIENT_NORM = 10.0
 WARM_UP = 0.1
-LEAST_MOMENTUM = 0.1
+MIN_MOMENTUM = 0.1
 """The part of their momentum that norms have at the end: of ten batches alone their averages wander (lab notes)."""
 EPSILON = 1e-6
 """AdamW's; at its usual 1e-8 a gradient that is nothing but rounding becomes a step of full size, and which way it
@@ -248,7 +248,7 @@ class Training:
         annealed = _annealed(self.step, self.steps * self.recipe.epochs)
         for group in self.optimiser.param_groups:
             group["lr"] = group["part"] * self.recipe.rate * annealed
-        self._keep_momenta(max(annealed, LEAST_MOMENTUM))
+        self._keep_momenta(max(annealed, MIN_MOMENTUM))
         while not self._learnt():
             layout = self._next_layout()
             layout.place((self.sets[query].prepared for query in self.models), self.device)

@@ -29,7 +29,7 @@ WORTH_IT = 1.05
 AGREES = 0.01
 """And a copy of the original must begin with no more loss than this: of what goes into the heads, in shares of its
 variance (`merger.training.features`)."""
-ROUNDS, LEAST_ROUNDS, ENOUGH_S = 4, 2, 6.0
+ROUNDS, MIN_ROUNDS, ENOUGH_S = 4, 2, 6.0
 """Timed at most and at least so often; between these no more once that many seconds were spent on one model."""
 
 
@@ -162,7 +162,7 @@ def measured(model: nn.Module, images: Tensor) -> dict[str, float]:
     for turn in range(ROUNDS + 1):  # the first pass of each only warms up
         for precision, times in seconds.items():
             times.append(_timed(trial, images, precision, device))
-        if turn >= LEAST_ROUNDS and sum(sum(times) for times in seconds.values()) > ENOUGH_S:
+        if turn >= MIN_ROUNDS and sum(sum(times) for times in seconds.values()) > ENOUGH_S:
             break
     return {precision: min(times[1:]) for precision, times in seconds.items()}
 

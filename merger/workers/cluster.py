@@ -19,7 +19,7 @@ from merger.journal.progress import Progress
 from merger.workers.jobs import Done, Job, Order
 from models.errors import InputError
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 """How long a cluster may take to answer at all."""
 POLL_S = 0.5
 """How often progress is asked for."""
@@ -197,4 +197,4 @@ def _knock(address: str) -> None:
     """Raise OSError where nobody listens at HOST:PORT: Ray itself tries for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
-        socket.create_connection((host, int(port)), PATIENCE_S).close()
+        socket.create_connection((host, int(port)), TIMEOUT_S).close()

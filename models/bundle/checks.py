@@ -27,7 +27,7 @@ from models.parts.terms import (
     stored_shape,
 )
 
-MOST_FP32 = float(np.finfo(np.float32).max)
+MAX_FP32 = float(np.finfo(np.float32).max)
 """A scale that is larger than this over the largest code would widen a code to infinity."""
 _INFINITE = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "F16": 0x7C00, "BF16": 0x7F80}
 """The bits of an exponent that says infinite or no number."""
@@ -221,5 +221,5 @@ def scale_problems(manifest: Manifest, header: Header, content: memoryview | mma
             values = np.frombuffer(
                 content, "<f4", entry.nbytes // ITEM_BYTES[WIDE_CODE], header.data_start + entry.begin
             )
-            if not bool(np.all((values > 0) & (values <= MOST_FP32 / most_code(own.dtype)))):
+            if not bool(np.all((values > 0) & (values <= MAX_FP32 / most_code(own.dtype)))):
                 yield f"query {query.id}: the scale of {key} is not above zero and finite in every channel"

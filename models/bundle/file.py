@@ -19,7 +19,7 @@ from models.files.bounded import opened
 from models.sizes import size_text
 
 REMEDY_PATH = "give the path of a bundle"
-MOST_HOLLOW_BYTES, LEAST_PART = 1 << 30, 16
+MAX_HOLLOW_BYTES, MIN_PART = 1 << 30, 16
 """A larger file of which less than one in so many bytes is on the disk is a hole, not a bundle; it is not hashed."""
 CHUNK_BYTES = 4 << 20
 _BLOCK_BYTES = 512  # of st_blocks, whatever the disk's own
@@ -94,7 +94,7 @@ def open_file(path: Path, remedy: str) -> BundleFile:
         if found.st_size == 0:
             raise BundleError(path, "the file is truncated: 0 bytes", remedy)
         held = found.st_blocks * _BLOCK_BYTES
-        if found.st_size > MOST_HOLLOW_BYTES and held * LEAST_PART < found.st_size:
+        if found.st_size > MAX_HOLLOW_BYTES and held * MIN_PART < found.st_size:
             fault = f"of its {size_text(found.st_size)}, {size_text(held)} are on the disk: it was not copied whole"
             raise BundleError(path, fault, remedy)
         return BundleFile(path, os.dup(file.fileno()))

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from models.bundle.container import MAX_BYTES, Fault, loads_strict
 from models.errors import InputError
 from models.frames.preprocess import FURTHEST_PIXEL, Preprocess
-from models.limits import MOST_QUERIES, Fps, Priority, SlaMs
+from models.limits import MAX_QUERIES, Fps, Priority, SlaMs
 from models.parts.terms import LOW_RANK, Width
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Manifest:
     workload: Id
     method: Id
     bytes: ByteCounts
-    queries: Annotated[tuple[BundleQuery, ...], Field(min_length=1, max_length=MOST_QUERIES)]
+    queries: Annotated[tuple[BundleQuery, ...], Field(min_length=1, max_length=MAX_QUERIES)]
     shared: tuple[Shared, ...]
 
     def to_json(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SIGNATURE_KEY = "gemel.signature"
-MOST_KEY_BYTES = 16 << 10
+MAX_KEY_BYTES = 16 << 10
 _NONE = "0" * 128
 _CHUNK_BYTES = 16 << 20
 _MADE_BY = "ssh-keygen -t ed25519 -f box-key"
@@ -77,7 +77,7 @@ def _private(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     remedy = f"make one: {_MADE_BY}"
-    text = read_bounded(path, MOST_KEY_BYTES, remedy)
+    text = read_bounded(path, MAX_KEY_BYTES, remedy)
     read = kinds.load_ssh_private_key if b"OPENSSH PRIVATE KEY" in text else kinds.load_pem_private_key
     try:
         key = read(text, None)
@@ -95,7 +95,7 @@ def _public(path: Path) -> Ed25519PublicKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     remedy = f"give the public part of an Ed25519 key; {_MADE_BY} makes both"
-    text = read_bounded(path, MOST_KEY_BYTES, remedy)
+    text = read_bounded(path, MAX_KEY_BYTES, remedy)
     read = kinds.load_ssh_public_key if text.startswith(b"ssh-") else kinds.load_pem_public_key
     try:
         key = read(text)

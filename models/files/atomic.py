@@ -21,7 +21,7 @@ _REMEDIES = {
     errno.EACCES: "choose a directory that can be written",
 }
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
-MOST_NAME_BYTES = 255
+MAX_NAME_BYTES = 255
 """Of a file on the file systems there are."""
 TEMPORARY = "..123456789012.tmp"
 """What makes a name that of a temporary file, or as long."""
@@ -129,7 +129,7 @@ class _Remembering(io.FileIO):
 
 def within_name(name: str, more: str) -> str:
     """As much of a file's name as leaves room for `more` characters."""
-    return os.fsdecode(os.fsencode(name)[: MOST_NAME_BYTES - len(more)])
+    return os.fsdecode(os.fsencode(name)[: MAX_NAME_BYTES - len(more)])
 
 
 def _publish(temporary: Path, path: Path, overwrite: bool) -> None:

@@ -12,17 +12,17 @@ from typing import Any, NoReturn
 
 from models.files.bounded import Fault
 
-MOST_DEPTH = 50
-MOST_VALUES = 1_000_000
-MOST_DIGITS = 20
+MAX_DEPTH = 50
+MAX_VALUES = 1_000_000
+MAX_DIGITS = 20
 """Of an integer, the sign counted: more than any of 64 bits has is no count of anything."""
-MOST_TOLD = 40
+MAX_TOLD = 40
 PART_BYTES = 2**20
 _OPENING, _BRACKETS = b"[{", b"[]{}"
 _REST = bytes(set(range(256)) - set(_BRACKETS))
 
 
-def parsed(data: bytes, most_values: int = MOST_VALUES) -> Any:
+def parsed(data: bytes, most_values: int = MAX_VALUES) -> Any:
     """The document as plain values: numbers are finite, keys stand once, texts are whole; Fault where it is none."""
     _check_bounds(data, most_values)
     try:
@@ -48,8 +48,8 @@ def _check_bounds(data: bytes, most_values: int) -> None:
     depth = 0
     for bracket in outside.translate(None, _REST):
         depth += 1 if bracket in _OPENING else -1
-        if depth > MOST_DEPTH:
-            raise Fault(f"nested more than {MOST_DEPTH} deep")
+        if depth > MAX_DEPTH:
+            raise Fault(f"nested more than {MAX_DEPTH} deep")
 
 
 def _outside_texts(bare: bytes) -> bytes:
@@ -72,8 +72,8 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise Fault(f"{_clipped(digits)} is longer than {MOST_DIGITS} digits")
+    if len(digits) > MAX_DIGITS:
+        raise Fault(f"{_clipped(digits)} is longer than {MAX_DIGITS} digits")
     return int(digits)
 
 
@@ -111,7 +111,7 @@ def _at(before: str, what: str) -> str:
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."
 
 
 _DECODER = json.JSONDecoder(

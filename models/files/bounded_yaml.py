@@ -17,12 +17,12 @@ from yaml.reader import ReaderError
 
 from models.files.bounded import Fault
 
-MOST_DEPTH = 50
-MOST_VALUES = 50_000
+MAX_DEPTH = 50
+MAX_VALUES = 50_000
 """Of a whole document, those that aliases repeat counted each time."""
-MOST_CHARACTERS = 100
+MAX_CHARACTERS = 100
 """Of a value that is no text: a number, a date, a truth."""
-MOST_TOLD = 200
+MAX_TOLD = 200
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 
 
@@ -68,8 +68,8 @@ class _Bounded(yaml.SafeLoader):
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         mark = self.peek_event().start_mark
         self._parts.append([])
-        if len(self._parts) - 1 > MOST_DEPTH + 1:
-            raise ConstructorError(None, None, f"nested more than {MOST_DEPTH} deep", mark)
+        if len(self._parts) - 1 > MAX_DEPTH + 1:
+            raise ConstructorError(None, None, f"nested more than {MAX_DEPTH} deep", mark)
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             extent = self._extents.get(node)  # type: ignore[arg-type]
@@ -77,18 +77,18 @@ class _Bounded(yaml.SafeLoader):
                 raise ConstructorError(None, None, "an anchor stands within itself", mark)
         else:
             self._composed += 1
-            if self._composed > MOST_VALUES:
-                raise ConstructorError(None, None, f"more than {MOST_VALUES} values", mark)
+            if self._composed > MAX_VALUES:
+                raise ConstructorError(None, None, f"more than {MAX_VALUES} values", mark)
             node = super().compose_node(parent, index)
             parts = self._parts[-1]
             values, depth = 1 + sum(part.values for part in parts), 1 + max((part.depth for part in parts), default=0)
             extent = _Extent(values, depth)
             self._extents[node] = extent  # type: ignore[index]
         self._parts.pop()
-        if extent.values > MOST_VALUES:
-            raise ConstructorError(None, None, f"more than {MOST_VALUES} values, with what aliases repeat", mark)
-        if extent.depth + len(self._parts) - 1 > MOST_DEPTH + 1:
-            raise ConstructorError(None, None, f"nested more than {MOST_DEPTH} deep, with what aliases repeat", mark)
+        if extent.values > MAX_VALUES:
+            raise ConstructorError(None, None, f"more than {MAX_VALUES} values, with what aliases repeat", mark)
+        if extent.depth + len(self._parts) - 1 > MAX_DEPTH + 1:
+            raise ConstructorError(None, None, f"nested more than {MAX_DEPTH} deep, with what aliases repeat", mark)
         self._parts[-1].append(extent)
         return node
 
@@ -107,8 +107,8 @@ class _Bounded(yaml.SafeLoader):
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         kind = node.tag.removeprefix("tag:yaml.org,2002:")
         if isinstance(node, ScalarNode):
-            if node.tag != _TEXT and len(node.value) > MOST_CHARACTERS:
-                fault = f"is longer than {MOST_CHARACTERS} characters, too long for a value of the kind {kind}"
+            if node.tag != _TEXT and len(node.value) > MAX_CHARACTERS:
+                fault = f"is longer than {MAX_CHARACTERS} characters, too long for a value of the kind {kind}"
                 raise ConstructorError(None, None, f"'{_clipped(node.value)}' {fault}", node.start_mark)
             if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in node.value):
                 raise ConstructorError(None, None, "a text with a NUL or half a character in it", node.start_mark)
@@ -128,9 +128,9 @@ def _said(error: yaml.YAMLError) -> str:
     """What is wrong and where in the file; PyYAML calls the file `<unicode string>`."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return _clipped(" ".join(str(error).split()), MOST_TOLD)
+        return _clipped(" ".join(str(error).split()), MAX_TOLD)
     parts = [getattr(error, "context", None), getattr(error, "problem", None)]
-    what = _clipped(", ".join(part for part in parts if part), MOST_TOLD)
+    what = _clipped(", ".join(part for part in parts if part), MAX_TOLD)
     return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
 
 

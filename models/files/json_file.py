@@ -9,20 +9,20 @@ from typing import Any
 
 from models.errors import InputError
 from models.files.bounded import Fault, lines_bounded, read_bounded
-from models.files.bounded_json import MOST_VALUES, parsed
+from models.files.bounded_json import MAX_VALUES, parsed
 
-MOST_BYTES = 32 * 2**20
-MOST_LINES_BYTES = 2**30
+MAX_BYTES = 32 * 2**20
+MAX_LINES_BYTES = 2**30
 """Of a file with a document in each line: one is held at a time."""
 
 
-def read_json(path: Path, remedy: str, most_bytes: int = MOST_BYTES, most_values: int = MOST_VALUES) -> dict[str, Any]:
+def read_json(path: Path, remedy: str, most_bytes: int = MAX_BYTES, most_values: int = MAX_VALUES) -> dict[str, Any]:
     """The mapping that a file holds; InputError for one that cannot be read, is no JSON within bounds or no mapping."""
     return _mapping(path, "", read_bounded(path, most_bytes, remedy), remedy, most_values)
 
 
 def read_json_lines(
-    path: Path, remedy: str, most_bytes: int = MOST_LINES_BYTES, most_line_bytes: int = MOST_BYTES, torn: bool = True
+    path: Path, remedy: str, most_bytes: int = MAX_LINES_BYTES, most_line_bytes: int = MAX_BYTES, torn: bool = True
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The mappings that the lines of a file hold, each with its number from 1; InputError as `read_json`.
 
@@ -31,7 +31,7 @@ def read_json_lines(
     """
     for number, line in enumerate(lines_bounded(path, most_bytes, most_line_bytes, remedy), 1):
         try:
-            row = _mapping(path, f"line {number} ", line, remedy, MOST_VALUES)
+            row = _mapping(path, f"line {number} ", line, remedy, MAX_VALUES)
         except InputError:
             if line.endswith(b"\n") or not torn:
                 raise

@@ -23,9 +23,9 @@ from models.files.bounded import Fault
 from models.files.bounded_json import parsed
 from models.files.private import cache_folder, own_bytes, private_folder
 
-MOST_KEPT = 1000
+MAX_KEPT = 1000
 """Files that are kept; beyond, the oldest half goes."""
-MOST_BYTES = 2**25
+MAX_BYTES = 2**25
 """Of one of them."""
 PACKAGES = ("models", "edge_runtime")
 LIBRARIES = ("torch", "torchvision")
@@ -54,7 +54,7 @@ def _recalled(folder: Path | None, name: str, find: Callable[[], Any]) -> Any:
         return find()
     path = folder / name
     with contextlib.suppress(OSError, Fault):
-        digest, _, kept = own_bytes(path, MOST_BYTES).partition(b"\n")
+        digest, _, kept = own_bytes(path, MAX_BYTES).partition(b"\n")
         if digest == hashlib.sha256(kept).hexdigest().encode():
             return parsed(kept)
     found = find()
@@ -68,7 +68,7 @@ def _recalled(folder: Path | None, name: str, find: Callable[[], Any]) -> Any:
 
 def _make_room(folder: Path) -> None:
     files = [entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
-    if len(files) >= MOST_KEPT:
+    if len(files) >= MAX_KEPT:
         with contextlib.suppress(OSError):  # another process may have been quicker
             for entry in sorted(files, key=lambda entry: entry.stat().st_mtime)[: len(files) // 2]:
                 os.unlink(entry.path)

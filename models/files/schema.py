@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from models.errors import InputError
 
-MOST_TOLD = 80
+MAX_TOLD = 80
 """Characters of a value or a key that a fault repeats."""
 Keys = TypeVar("Keys", bound=BaseModel)
 
@@ -94,4 +94,4 @@ def _key_of(location: Sequence[int | str], document: Any) -> str:
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."

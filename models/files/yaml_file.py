@@ -10,7 +10,7 @@ from models.files.bounded import Fault, read_bounded
 from models.files.bounded_yaml import parsed
 from models.files.schema import Keys, checked
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 
 
 def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
@@ -23,7 +23,7 @@ def read_yaml(path: Path, schema: type[Keys], kind: str, start: str) -> Keys:
 
 def read_mapping(path: Path, kind: str, start: str) -> dict[str, Any]:
     """The file as a mapping that is held against no schema yet; otherwise like `read_yaml`."""
-    data = read_bounded(path, MOST_BYTES, f"give an existing {kind}")
+    data = read_bounded(path, MAX_BYTES, f"give an existing {kind}")
     try:
         document = parsed(data)
     except Fault as fault:

@@ -11,20 +11,20 @@ from models.files.json_file import read_json
 from models.frames.preprocess import FURTHEST_PIXEL
 from models.tasks import Boxes
 
-MOST_BYTES = 2**26
-MOST_VALUES = 3_000_000
+MAX_BYTES = 2**26
+MAX_VALUES = 3_000_000
 REMEDY = "add COCO annotations with images, categories and annotations"
-MOST_TOLD = 60
+MAX_TOLD = 60
 
 
 def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[PurePosixPath, Boxes]]:
     """Each picture's name, and its boxes (x0, y0, x1, y1, in pixels) of these classes, in the order of the names.
 
-    Raises InputError for a file that is no COCO within bounds (MOST_BYTES, MOST_VALUES, boxes of finite numbers below
+    Raises InputError for a file that is no COCO within bounds (MAX_BYTES, MAX_VALUES, boxes of finite numbers below
     FURTHEST_PIXEL, names that lead out of no folder, ids that stand once), or lacks a class.
     """
     reader = _Reader(path, query)
-    document = read_json(path, REMEDY, MOST_BYTES, MOST_VALUES)
+    document = read_json(path, REMEDY, MAX_BYTES, MAX_VALUES)
     labels: dict[int, str] = {}
     for key, entry in reader.entries(document, "categories"):
         labels[reader.new_id(key, entry, labels)] = reader.text(key, entry, "name")
@@ -40,8 +40,8 @@ def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[Pure
             found[image].append((labels[category], box))
     missing = [label for label in classes if label not in labels.values()]
     if missing:
-        remedy = f"it has: {', '.join(list(labels.values())[:MOST_TOLD])[: 5 * MOST_TOLD]}"
-        raise InputError(path, f"no category '{missing[0][:MOST_TOLD]}' (query {query})", remedy, "classes")
+        remedy = f"it has: {', '.join(list(labels.values())[:MAX_TOLD])[: 5 * MAX_TOLD]}"
+        raise InputError(path, f"no category '{missing[0][:MAX_TOLD]}' (query {query})", remedy, "classes")
     rows = [
         (name, Boxes(tuple(label for label, _ in found[image]), tuple(box for _, box in found[image])))
         for image, name in names.items()
@@ -109,4 +109,4 @@ class _Reader:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."

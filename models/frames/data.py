@@ -29,7 +29,7 @@ BLOCKS = 10
 TRAIN_END, VAL_END = 0.6, 0.8
 JPEG_QUALITY = 95
 DEFAULT_FPS = 25.0
-MOST_VIDEO_BYTES = 2**32
+MAX_VIDEO_BYTES = 2**32
 """Of a video's frames as they are kept."""
 LEADING_DIGITS = re.compile("[0-9]{1,15}")
 
@@ -176,8 +176,8 @@ def _video_frames(path: Path, fps: float | None) -> tuple[list[Callable[[], np.n
                 encoded.append(_encoded(frame))
                 times_s.append(index / own_fps)
                 total += encoded[-1].nbytes
-                if total > MOST_VIDEO_BYTES:
-                    fault = f"its frames take more than {size_text(MOST_VIDEO_BYTES)}"
+                if total > MAX_VIDEO_BYTES:
+                    fault = f"its frames take more than {size_text(MAX_VIDEO_BYTES)}"
                     raise InputError(path, fault, "cut it, or set a lower `fps`", "data")
             index += 1
     finally:

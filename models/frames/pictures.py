@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png"))
-MOST_BYTES = 2**26
-MOST_PIXELS = 2**25
+MAX_BYTES = 2**26
+MAX_PIXELS = 2**25
 """Of a picture or a video's frame: a little more than 7680 x 4320."""
 FORMATS = ("JPEG", "PNG")
 ORIENTATION = 0x0112
@@ -50,9 +50,9 @@ def _counted(text: str) -> list[str | int]:
 def read_picture(path: Path) -> np.ndarray:
     """uint8 RGB (H, W, 3), upright; transparency is left out, and 16 bits become 8.
 
-    Raises InputError for a file that is no whole JPEG or PNG, larger than MOST_BYTES or of more than MOST_PIXELS.
+    Raises InputError for a file that is no whole JPEG or PNG, larger than MAX_BYTES or of more than MAX_PIXELS.
     """
-    return picture_of(read_bounded(path, MOST_BYTES, REMEDY), path)
+    return picture_of(read_bounded(path, MAX_BYTES, REMEDY), path)
 
 
 def picture_of(data: bytes, path: Path) -> np.ndarray:
@@ -64,12 +64,12 @@ def picture_of(data: bytes, path: Path) -> np.ndarray:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
-                if width * height <= MOST_PIXELS:
+                if width * height <= MAX_PIXELS:
                     image.load()
                     return _pixels(image)
     except Exception as error:  # a damaged picture can fail in any way
         raise InputError(path, "is not an image that decodes: no JPEG or PNG, or damaged", REMEDY) from error
-    fault = f"has {width} x {height} pixels, more than {MOST_PIXELS:,}"
+    fault = f"has {width} x {height} pixels, more than {MAX_PIXELS:,}"
     raise InputError(path, fault, "make it smaller, or remove it")
 
 

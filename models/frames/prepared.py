@@ -18,7 +18,7 @@ from models.workload import Query
 from models.zoo import preprocess_of
 
 MAX_CACHED_BYTES = 2 << 30
-MOST_DECODERS = 8
+MAX_DECODERS = 8
 
 
 class Prepared:
@@ -77,7 +77,7 @@ class Prepared:
 
     def _decoded(self, indices: Sequence[int]) -> Iterator[Tensor]:
         """These frames in order, several decoded at a time; the first that does not decode is what is told of."""
-        threads = min(MOST_DECODERS, os.cpu_count() or 1, len(indices))
+        threads = min(MAX_DECODERS, os.cpu_count() or 1, len(indices))
         if threads < 2:
             yield from map(self._image, indices)
             return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from models.errors import InputError
 from models.files.bounded import opened
-from models.frames.pictures import MOST_PIXELS
+from models.frames.pictures import MAX_PIXELS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ class Video:
     """An open video file, stream or device; `fps` is its own rate, None where it tells no likely one.
 
     Raises InputError for a path that is no video file, an address that is no stream's, and frames of more than
-    MOST_PIXELS. A stream or device that does not answer has no frames.
+    MAX_PIXELS. A stream or device that does not answer has no frames.
     """
 
     def __init__(self, source: str) -> None:
@@ -57,9 +57,9 @@ class Video:
         rate = self._capture.get(cv2.CAP_PROP_FPS) if self._capture.isOpened() else 0.0
         self.fps: float | None = rate if SLOWEST <= rate <= FASTEST else None
         width, height = (self._capture.get(side) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
-        if width * height > MOST_PIXELS:
+        if width * height > MAX_PIXELS:
             self.close()
-            fault = f"has frames of {width:.0f} x {height:.0f} pixels, more than {MOST_PIXELS:,}"
+            fault = f"has frames of {width:.0f} x {height:.0f} pixels, more than {MAX_PIXELS:,}"
             raise InputError(without_secret(source), fault, "make them smaller")
 
     def advance(self) -> bool:
@@ -75,7 +75,7 @@ class Video:
             decoded, image = self._capture.retrieve()
         except self._error:
             return None
-        if not decoded or image.shape[0] * image.shape[1] > MOST_PIXELS:
+        if not decoded or image.shape[0] * image.shape[1] > MAX_PIXELS:
             return None
         return self._turn(image)
 

@@ -29,9 +29,9 @@ class ErrorType:
 def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
     """Every false alarm of a score from `threshold` on, and every object that none explains, by its kind.
 
-    A false alarm is, by the IoU with what it fits best: LOCATION, LEAST_IOU to MATCH_IOU with an object of its class;
+    A false alarm is, by the IoU with what it fits best: LOCATION, MIN_IOU to MATCH_IOU with an object of its class;
     CLASS, MATCH_IOU or more with one of another; DUPLICATE, MATCH_IOU or more with one of its class that a better score
-    found; BACKGROUND, below LEAST_IOU with all; BOTH, anything else. MISSED are objects that nobody found and no
+    found; BACKGROUND, below MIN_IOU with all; BOTH, anything else. MISSED are objects that nobody found and no
     error of class or location lies on. To mend one of these two gives its object a detection, where it has none
     yet; to mend an object that was missed takes it away; to mend any other takes the detection away.
     """

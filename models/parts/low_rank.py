@@ -22,7 +22,7 @@ from models.parts.terms import LOW_RANK
 EXACT_BELOW = 512
 """Up to this smaller side a weight is decomposed exactly; above, by random projection."""
 OVERSAMPLED, POWER_ITERATIONS = 32, 4
-LEAST_SCALE = 1e-3
+MIN_SCALE = 1e-3
 """The least weight of an input beside the mean input: one that never fires in the frames seen may fire later."""
 READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 """Modules that read the weights of their linear layers without calling them."""
@@ -122,7 +122,7 @@ def factors(weight: Tensor, rank: int, scale: Tensor | None = None, seed: int = 
     """
     held = weight.detach().float().flatten(1)
     if scale is not None:
-        scale = scale.to(held).clamp(min=float(scale.mean()) * LEAST_SCALE)
+        scale = scale.to(held).clamp(min=float(scale.mean()) * MIN_SCALE)
         scale = scale.repeat_interleave(held.shape[1] // len(scale))  # an input channel meets the whole kernel
         held = held * scale
     if min(held.shape) <= EXACT_BELOW:

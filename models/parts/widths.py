@@ -20,9 +20,9 @@ from models.parts.bits import packed_bits, unpack_bits
 from models.parts.terms import BITS, BYTE, Width, most_code
 
 WIDE = torch.float32
-LEAST_BYTES = 4096
+MIN_BYTES = 4096
 """Smaller tensors stay as they are: together they weigh next to nothing."""
-LEAST_ROW = 16
+MIN_ROW = 16
 """Channels of fewer weights are stored as float16: beside a scale of 4 bytes, codes save little more."""
 CLIPS = torch.logspace(math.log10(0.08), 0, 24).tolist()
 """The scales tried, as parts of the one that clips nothing; the least suits three codes and far outliers."""
@@ -105,8 +105,8 @@ def choices(key: str, shape: Sequence[int], width: Width, head: bool = False) ->
     name = key.rpartition(".")[2]
     is_weight = name == "weight" or name.endswith("_weight")
     is_residual = name.startswith("residual_")
-    if len(shape) < 2 or math.prod(shape) * WIDE.itemsize < LEAST_BYTES or not (is_weight or is_residual):
+    if len(shape) < 2 or math.prod(shape) * WIDE.itemsize < MIN_BYTES or not (is_weight or is_residual):
         return ()
-    short = math.prod(shape[1:]) < LEAST_ROW
+    short = math.prod(shape[1:]) < MIN_ROW
     widths = tuple(BITS)
     return widths[widths.index("fp16" if head or is_residual or short else width) :]

@@ -13,9 +13,9 @@ ZOOM = 1.4
 """A frame is enlarged or reduced by at most this factor."""
 SHIFT = 0.15
 """A frame is moved by at most this fraction of its side."""
-LEAST_VISIBLE = 0.4
+MIN_VISIBLE = 0.4
 """An object of which less than this share of its area stays in the frame is no longer a target."""
-LEAST_SIDE = 0.01
+MIN_SIDE = 0.01
 
 
 def augment_boxes(
@@ -67,5 +67,5 @@ def _move(target: BoxTarget, scale: float, mirror: float, shift: Tensor) -> BoxT
     whole = torch.cat([centre - half, centre + half], dim=1)
     boxes = whole.clamp(0, 1)
     side = boxes[:, 2:] - boxes[:, :2]
-    kept = (side.prod(dim=1) >= LEAST_VISIBLE * (4 * half.prod(dim=1))) & (side.min(dim=1).values >= LEAST_SIDE)
+    kept = (side.prod(dim=1) >= MIN_VISIBLE * (4 * half.prod(dim=1))) & (side.min(dim=1).values >= MIN_SIDE)
     return BoxTarget(boxes[kept], target.labels[kept])

@@ -11,7 +11,7 @@ from models.tasks.overlaps import NOBODY, Overlaps, overlaps_of
 
 IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0, 1, 101)
-MOST_OF_A_CLASS = 100
+MAX_OF_A_CLASS = 100
 """Detections of one class that count in one frame, the best ones."""
 
 
@@ -29,7 +29,7 @@ def mean_average_precision(
 def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, float]:
     """The same of overlaps that were found already."""
     matched = overlaps.matched(IOU_THRESHOLDS.tolist())
-    counts = _rank(overlaps) < MOST_OF_A_CLASS
+    counts = _rank(overlaps) < MAX_OF_A_CLASS
     curves = []
     for number, name in enumerate(overlaps.names):
         objects = int(np.count_nonzero(overlaps.object_classes == number))

@@ -15,8 +15,8 @@ from models.tasks.base import Answer, Boxes, DetectionAnswer
 from models.tasks.f1 import best_threshold, f1_of, match_frames
 from models.vision import torchvision
 
-LEAST_SCORE = 0.01
-MOST_DETECTIONS = 100
+MIN_SCORE = 0.01
+MAX_DETECTIONS = 100
 
 
 class Detection:
@@ -53,8 +53,8 @@ class Detection:
         classes: Sequence[str],
         min_score: float = 0.0,
     ) -> list[Answer]:
-        """Decode, suppress what overlaps within a class, best first; never below LEAST_SCORE."""
-        frames = model.candidates(outputs, max(min_score, LEAST_SCORE))
+        """Decode, suppress what overlaps within a class, best first; never below MIN_SCORE."""
+        frames = model.candidates(outputs, max(min_score, MIN_SCORE))
         return [_answer(found, model.nms_iou, size, classes) for found, size in zip(frames, sizes, strict=True)]
 
     def tallies(
@@ -91,9 +91,9 @@ class Detection:
 
 def _answer(found: Candidates, nms_iou: float | None, size: tuple[int, int], classes: Sequence[str]) -> DetectionAnswer:
     if nms_iou is None:
-        kept = found.scores.argsort(descending=True)[:MOST_DETECTIONS]
+        kept = found.scores.argsort(descending=True)[:MAX_DETECTIONS]
     else:
-        kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MOST_DETECTIONS]
+        kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MAX_DETECTIONS]
     boxes = found.boxes[kept] * torch.tensor([*size, *size], device=found.boxes.device)
     return DetectionAnswer(
         tuple(str(classes[index]) for index in found.labels[kept].tolist()),

@@ -9,7 +9,7 @@ import numpy as np
 
 from models.tasks.base import Boxes, DetectionAnswer
 
-LEAST_IOU = 0.1
+MIN_IOU = 0.1
 """A detection that overlaps no object by more lies on the background (TIDE)."""
 PAIRS_AT_ONCE = 1_000_000
 EXACT = 1 - 1e-10
@@ -23,7 +23,7 @@ class Overlaps:
 
     Detections stand frame by frame, best score first, equal scores as they were answered: `frames`, `classes`,
     `scores`, one value each; objects as they were given: `object_frames`, `object_classes`. Classes are positions in
-    `names`. A pair is a detection and an object of one frame, of whatever class, with an IoU of LEAST_IOU or more:
+    `names`. A pair is a detection and an object of one frame, of whatever class, with an IoU of MIN_IOU or more:
     `detection`, `object` (positions) and `iou`, in the order of detections, then of objects.
     """
 
@@ -116,7 +116,7 @@ def _pairs(
         detection = first[frame] + place // np.maximum(object_counts[frame], 1)
         seen = first_object[frame] + place % np.maximum(object_counts[frame], 1)
         iou = _iou(boxes[detection], objects[seen])
-        near = iou >= LEAST_IOU
+        near = iou >= MIN_IOU
         yield detection[near], seen[near], iou[near]
 
 

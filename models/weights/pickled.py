@@ -23,10 +23,10 @@ from models.errors import InputError
 from models.files.bounded import Fault, opened
 from models.sizes import size_text
 
-MOST_PICKLE_BYTES, MOST_DIRECTORY_BYTES = 2**22, 2**23
-MOST_OPERATIONS = 1_000_000
+MAX_PICKLE_BYTES, MAX_DIRECTORY_BYTES = 2**22, 2**23
+MAX_OPERATIONS = 1_000_000
 """Some 30 for each tensor."""
-MOST_DEPTH = 50
+MAX_DEPTH = 50
 ZIP, END, END_BYTES, END_WITHIN = b"PK\3\4", b"PK\5\6", 22, 2**16
 OLD_PICKLES = 5
 TUPLES = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"))
@@ -66,7 +66,7 @@ def _check_zip(file: BinaryIO, most_bytes: int) -> None:
     file.seek(max(0, size - END_BYTES - END_WITHIN))
     end = file.read()
     at = end.rindex(END)
-    if struct.unpack_from("<L", end, at + 12)[0] > MOST_DIRECTORY_BYTES:
+    if struct.unpack_from("<L", end, at + 12)[0] > MAX_DIRECTORY_BYTES:
         raise Fault("it has too many parts")
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
@@ -80,8 +80,8 @@ def _check_zip(file: BinaryIO, most_bytes: int) -> None:
         _check_bytes(total, most_bytes)
         for part in parts:
             if part.filename.endswith(".pkl"):
-                if part.file_size > MOST_PICKLE_BYTES:
-                    raise Fault(f"its pickle takes {part.file_size} bytes, more than {MOST_PICKLE_BYTES}")
+                if part.file_size > MAX_PICKLE_BYTES:
+                    raise Fault(f"its pickle takes {part.file_size} bytes, more than {MAX_PICKLE_BYTES}")
                 _check_pickle(io.BytesIO(archive.read(part)))
 
 
@@ -107,7 +107,7 @@ def _check_pickle(file: Any) -> None:
     stack: list[int | None] = []
     memo: dict[Any, int] = {}
     for count, (operation, argument, _) in enumerate(genops(file)):
-        if count > MOST_OPERATIONS:
+        if count > MAX_OPERATIONS:
             raise Fault("more tensors or other values than any state dict has")
         name = operation.name
         if name == "MARK":
@@ -123,8 +123,8 @@ def _check_pickle(file: Any) -> None:
         else:
             nested = _popped(stack, operation.stack_before)
             depth = 1 + max(nested, default=0) if name in TUPLES else 0
-            if depth > MOST_DEPTH:
-                raise Fault(f"tuples nested more than {MOST_DEPTH} deep")
+            if depth > MAX_DEPTH:
+                raise Fault(f"tuples nested more than {MAX_DEPTH} deep")
             stack += [depth] * len(operation.stack_after)
 
 

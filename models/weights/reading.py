@@ -36,13 +36,13 @@ Source = Path | Published
 PICKLE_SUFFIXES = (".pt", ".pth", ".th")
 DARKNET_SUFFIX = ".weights"
 SAFETENSORS_SUFFIX = ".safetensors"
-MOST_HEADER_BYTES = 2**22
+MAX_HEADER_BYTES = 2**22
 """Some 40,000 tensors."""
-MOST_TOLD = 200
+MAX_TOLD = 200
 PART_BYTES = 2**20
-MOST_FILE_BYTES = 2**32
+MAX_FILE_BYTES = 2**32
 """Of weights as they are merged: twice what the largest model may take."""
-MOST_BESIDE_BYTES, MOST_TIMES = 2**28, 16
+MAX_BESIDE_BYTES, MAX_TIMES = 2**28, 16
 """A checkpoint is that large besides so many times the model's own bytes, at most."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the state dict in a checkpoint."""
@@ -111,8 +111,8 @@ def fingerprint(weights: Source | None) -> bytes:
         return b""
     digest = hashlib.sha256()
     with opened(weights, "give the path of a weights file") as file:
-        if os.fstat(file.fileno()).st_size > MOST_FILE_BYTES:
-            fault = f"is larger than {size_text(MOST_FILE_BYTES)}"
+        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
+            fault = f"is larger than {size_text(MAX_FILE_BYTES)}"
             raise InputError(weights, fault, "give weights of this architecture", "weights")
         while part := file.read(PART_BYTES):
             digest.update(part)
@@ -165,8 +165,8 @@ def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
     try:
         with opened(path, remedy) as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > MOST_HEADER_BYTES:
-                raise Fault(f"its header claims {length} bytes, more than {MOST_HEADER_BYTES}")
+            if length > MAX_HEADER_BYTES:
+                raise Fault(f"its header claims {length} bytes, more than {MAX_HEADER_BYTES}")
             header = parsed(file.read(length))
             if not isinstance(header, dict):
                 raise Fault("its header is no mapping")
@@ -186,7 +186,7 @@ def _by_number(file: BinaryIO) -> str:
 def _most_bytes(module: nn.Module | None) -> int:
     """What a checkpoint of this module may hold: the optimiser's values, averages and more besides the weights."""
     own = 0 if module is None else sum(tensor.nbytes for tensor in module.state_dict().values())
-    return MOST_BESIDE_BYTES + MOST_TIMES * own
+    return MAX_BESIDE_BYTES + MAX_TIMES * own
 
 
 def _plain_state(path: Path, key: str, content: Any) -> dict[str, Tensor]:
@@ -256,7 +256,7 @@ def _bare(name: str) -> str:
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."
 
 
 def _one_line(error: Exception) -> str:

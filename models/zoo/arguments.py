@@ -14,10 +14,10 @@ from torch import nn
 from models.errors import InputError
 from models.sizes import size_text
 
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 """Of one model's weights: some four times those of the largest in the zoo."""
 REMEDY = "correct `model_args`"
-MOST_TOLD = 60
+MAX_TOLD = 60
 
 
 class Kind(NamedTuple):
@@ -89,8 +89,8 @@ def check_arguments(model: str, args: Mapping[str, Any]) -> None:
 def check_size(model: str, module: nn.Module) -> None:
     """Raise InputError for an architecture, built on the device "meta", whose weights nobody could hold."""
     nbytes = sum(tensor.nbytes for tensor in module.state_dict().values())
-    if nbytes > MOST_BYTES:
-        fault = f"cannot be built: its weights would take {size_text(nbytes)}, more than {size_text(MOST_BYTES)}"
+    if nbytes > MAX_BYTES:
+        fault = f"cannot be built: its weights would take {size_text(nbytes)}, more than {size_text(MAX_BYTES)}"
         raise InputError(model, fault, f"{REMEDY} or `classes`", "model_args")
 
 
@@ -99,4 +99,4 @@ def _shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists within lists
         return f"a {type(value).__name__}"
-    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]}..."
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."

@@ -18,9 +18,9 @@ from tests.faults.scenario import Found, Tell
 SIZE, OTHER_SIZE = (352, 288), (176, 144)
 WARM_DROPS = 4
 AWAY_S = (0.0, 0.5, 2.0, 6.0)
-MOST_BACK_S, MOST_BYTES = 2.0, 5_000_000
+MAX_BACK_S, MAX_BYTES = 2.0, 5_000_000
 CAMERAS, ASKED_FPS = 16, 5.0
-MOST_LOST, MOST_START_S = 0.01, 10.0
+MAX_LOST, MAX_START_S = 0.01, 10.0
 DAMAGE_S = 0.6
 CLIPS_AT_ONCE = 8
 HTTP = {"bind": "127.0.0.1:0"}
@@ -58,8 +58,8 @@ def drops(folder: Path, times: int, tell: Tell) -> Found:
         f"descriptors {more['descriptors']:+d}",
         {"back_s_mean": round(sum(took) / len(took), 3), "back_s_max": round(max(took), 3), **more},
     )
-    found.in_time(max(took) <= MOST_BACK_S, f"it was back only after {max(took):.2f} s")
-    found.hold(more["memory_bytes"] < MOST_BYTES, f"{more['memory_bytes']} bytes more are held")
+    found.in_time(max(took) <= MAX_BACK_S, f"it was back only after {max(took):.2f} s")
+    found.hold(more["memory_bytes"] < MAX_BYTES, f"{more['memory_bytes']} bytes more are held")
     found.hold(more["threads"] <= 0 and more["descriptors"] <= 0, f"more is held: {more}")
     found.hold(told.count("is away") == WARM_DROPS + times == told.count("is back"), "not every drop was told once")
     found.hold("secret" not in told, "its password was told")
@@ -120,8 +120,8 @@ def _beside(folder: Path, seconds: int, fault: str, tell: Tell) -> Found:
             "state": state,
         },
     )
-    found.in_time(mean < MOST_LOST, f"the others lost {mean:.2%} of their frames")
-    found.in_time(started_s < MOST_START_S, f"it served only after {started_s:.1f} s")
+    found.in_time(mean < MAX_LOST, f"the others lost {mean:.2%} of their frames")
+    found.in_time(started_s < MAX_START_S, f"it served only after {started_s:.1f} s")
     found.hold(state == "away", f"the camera is {state}")
     found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
     return found
@@ -167,7 +167,7 @@ def damaged(folder: Path, times: int, tell: Tell) -> Found:
          "reconnects": seen["reconnects"], "file_frames": decoded, "file_undecodable": lost},
     )  # fmt: skip
     found.hold(ended == 0 and adds_up(streamed), "the ledger does not add up")
-    found.in_time(max(worst.values()) <= MOST_BACK_S, f"it went on only after {worst}")
+    found.in_time(max(worst.values()) <= MAX_BACK_S, f"it went on only after {worst}")
     found.hold(seen["undecodable"] or not took["flipped"], "no frame was counted as damaged")
     found.hold(seen["reconnects"] >= len(took["cut"]), "a cut was not counted")
     found.hold(all(code in (0, 1) for code in ended_files), f"a box ended with {ended_files}")

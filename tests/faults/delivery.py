@@ -26,8 +26,8 @@ DISK_BYTES, PIPE_BYTES = 2**23, 4096
 FPS, QUERIES = 10.0, 4
 HANGS_S, SHORT_S = 60.0, 8.0
 """How long the server hangs in the first round of several, and in all others."""
-MOST_RECOVERY_S = 30.0
-LEAST_GOING_ON = 0.9
+MAX_RECOVERY_S = 30.0
+MIN_GOING_ON = 0.9
 
 
 class Hook:
@@ -195,8 +195,8 @@ def troubles(folder: Path, times: int, tell: Tell) -> Found:
         "went_on_least": round(min(went_on), 3), "back_s_max": round(max(back_s), 2),
         "end_s_max": round(max(ended_s), 2),
     }  # fmt: skip
-    found.in_time(min(went_on) >= LEAST_GOING_ON, f"only {min(went_on):.0%} of the frames were answered meanwhile")
-    found.in_time(max(back_s) <= MOST_RECOVERY_S, f"sinks took results only after {max(back_s):.0f} s")
+    found.in_time(min(went_on) >= MIN_GOING_ON, f"only {min(went_on):.0%} of the frames were answered meanwhile")
+    found.in_time(max(back_s) <= MAX_RECOVERY_S, f"sinks took results only after {max(back_s):.0f} s")
     return found
 
 

@@ -16,8 +16,8 @@ from tests.faults.scenario import Found, Tell
 
 FPS = 10.0
 RAISES_S = 6.0
-MOST_BACK_S = 15.0
-LEAST_GOING_ON = 0.9
+MAX_BACK_S = 15.0
+MIN_GOING_ON = 0.9
 SUPERVISED = ("-m", "gemel", "run", "--supervise", "box.yaml")
 
 
@@ -51,7 +51,7 @@ def raises(folder: Path, times: int, tell: Tell) -> Found:
     found.hold(min(paused) > 0, "it did not pause")
     found.hold(told.count("moody pauses") == times == told.count("moody runs again"), "not every pause was told once")
     found.hold(told.count("a bad mood") <= times, "the same error was told again and again")
-    found.in_time(min(went_on) >= LEAST_GOING_ON, f"the other answered only {min(went_on):.0%}")
+    found.in_time(min(went_on) >= MIN_GOING_ON, f"the other answered only {min(went_on):.0%}")
     return found
 
 
@@ -78,7 +78,7 @@ def hangs(folder: Path, times: int, tell: Tell) -> Found:
             found.hold(box.stopped() == 0, "its parent did not end well")
             found.hold(not any(os.path.exists(f"/proc/{child}/fd") for child in children), "a box was left behind")
             tell(f"{index + 1} of {times}: serving again {took[-1]:.1f} s after the hang")
-    found.in_time(max(took) <= MOST_BACK_S, f"it served again only after {max(took):.1f} s")
+    found.in_time(max(took) <= MAX_BACK_S, f"it served again only after {max(took):.1f} s")
     found.said = (
         f"{times} hangs: {sum(took) / len(took):.1f} s on average and {max(took):.1f} s at most from the hang to the "
         f"next run's first result; the ledger of each run that hung is kept and tells of the results there are"

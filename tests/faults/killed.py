@@ -14,8 +14,8 @@ from tests.edge_runtime.tiny import write_clip
 from tests.faults.queries import FACTORIES, one_each
 from tests.faults.scenario import Found, Tell
 
-CAMERAS, MOST_BYTES = 4, 40_000
-MOST_LIFE_S, MOST_START_S = 3.0, 10.0
+CAMERAS, MAX_BYTES = 4, 40_000
+MAX_LIFE_S, MAX_START_S = 3.0, 10.0
 EARLY_SHARE = 0.2
 """So many of the kills come while the box still starts."""
 
@@ -28,7 +28,7 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
     chance, starts, cpu_s, torn = random.Random(0), list[float](), list[float](), 0
     sinks = [
         {"kind": "jsonl", "path": "results.jsonl"},
-        {"kind": "jsonl", "path": "turned.jsonl", "max_bytes": MOST_BYTES, "keep": 1000},
+        {"kind": "jsonl", "path": "turned.jsonl", "max_bytes": MAX_BYTES, "keep": 1000},
     ]
     cameras = {name: {"source": "c.mp4", "loop": True} for name in names}
     found = Found()
@@ -36,13 +36,13 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
         with Running(folder, cameras=cameras, factories=FACTORIES, sinks=sinks) as box:
             early = index < times and chance.random() < EARLY_SHARE
             if early:
-                time.sleep(chance.uniform(0, MOST_START_S / 4))
+                time.sleep(chance.uniform(0, MAX_START_S / 4))
             else:
                 begun = time.time()
                 box.until(lambda begun=begun: _newest(folder) > begun)
                 starts.append(time.monotonic() - box.began)
                 cpu_s.append(box.cpu_s())
-                time.sleep(chance.uniform(0, MOST_LIFE_S))
+                time.sleep(chance.uniform(0, MAX_LIFE_S))
             if index == times:
                 ended = box.stopped()
             else:
@@ -76,7 +76,7 @@ def kills(folder: Path, times: int, tell: Tell) -> Found:
     found.hold(ended == 0 and adds_up(box.ledger()), "the ledger does not add up")
     found.hold(len(runs) >= len(starts), "two runs had one id")
     found.hold(not list(folder.rglob("*.tmp*")), "something half-written was left")
-    found.in_time(max(starts) <= MOST_START_S, f"it served only after {max(starts):.1f} s")
+    found.in_time(max(starts) <= MAX_START_S, f"it served only after {max(starts):.1f} s")
     return found
 
 

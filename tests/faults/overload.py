@@ -13,8 +13,8 @@ from tests.faults.queries import BUSY, FACTORIES, bundle
 from tests.faults.scenario import Found, Tell
 
 TIMES, QUERIES, FPS, SLA_MS = 4, 8, 25.0, 500.0
-MOST_LATE, MOST_WAITING_BYTES, DEPTH = 0.01, 256 * 2**20, 8
-FIRST_SIZE, TRY_S, MOST_TRIES = 64, 4.0, 6
+MAX_LATE, MAX_WAITING_BYTES, DEPTH = 0.01, 256 * 2**20, 8
+FIRST_SIZE, TRY_S, MAX_TRIES = 64, 4.0, 6
 
 
 def overload(folder: Path, seconds: int, tell: Tell) -> Found:
@@ -50,9 +50,9 @@ def overload(folder: Path, seconds: int, tell: Tell) -> Found:
     )  # fmt: skip
     found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
     found.hold(max(pending) <= 2 * DEPTH, f"{max(pending)} frames of a query waited")  # those being run, too
-    found.hold(summary["max_waiting_bytes"] <= MOST_WAITING_BYTES, "too many pictures waited")
+    found.hold(summary["max_waiting_bytes"] <= MAX_WAITING_BYTES, "too many pictures waited")
     found.hold(records and max(pending) > 0, "nothing was published")
-    found.in_time(share <= MOST_LATE, f"{share:.2%} of the results were late")
+    found.in_time(share <= MAX_LATE, f"{share:.2%} of the results were late")
     found.in_time(late <= 1.2 * early + 20, f"the lag grew from {early:.0f} to {late:.0f} ms")
     return found
 
@@ -60,7 +60,7 @@ def overload(folder: Path, seconds: int, tell: Tell) -> Found:
 def _size(folder: Path, names: list[str]) -> int:
     """How large a picture must be so that all ask for so many times what can be done, by short runs of the box."""
     size = FIRST_SIZE
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         _write(folder, names, size)
         with Running(folder, cameras=_cameras(names), factories=FACTORIES, http=HTTP) as box:
             box.until(box.results)

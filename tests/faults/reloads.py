@@ -19,7 +19,7 @@ from tests.faults.scenario import Found, Tell
 
 FPS = 10.0
 TOKEN = "a-token-of-the-faults"
-MOST_DRIFT_BYTES = 10e6
+MAX_DRIFT_BYTES = 10e6
 SETTLED = 20
 """Reloads before memory is first looked at: allocators grow until they have seen everything a few times."""
 REFUSED = "not reloaded, the box serves on as it is"
@@ -62,7 +62,7 @@ def back_and_forth(folder: Path, times: int, tell: Tell) -> Found:
     found.hold(ended == 0 and adds_up(summary), "the ledger does not add up")
     found.hold(summary["reloads"] == {"applied": times, "refused": 0}, f"reloads: {summary['reloads']}")
     found.hold(not twice, f"{twice} keys of results came twice")
-    found.hold(drift < MOST_DRIFT_BYTES, f"memory grew by {drift / 1e6:.1f} MB")
+    found.hold(drift < MAX_DRIFT_BYTES, f"memory grew by {drift / 1e6:.1f} MB")
     for name in ("threads", "descriptors"):
         found.hold(held[-1][name] <= held[0][name] + 2, f"{name}: {held[0][name]}, then {held[-1][name]}")
     found.in_time(max(missed) <= 1, f"the query that stayed missed {max(missed)} frames in a row")

@@ -29,12 +29,12 @@ from tests.faults.cameras import HTTP, SIZE
 from tests.faults.queries import FACTORIES, one_each
 
 CAMERAS, FPS, ASKED_FPS = 8, 25.0, 5.0
-WARM_S, EVERY_S = 600.0, 5.0
-MOST_SLOPE_BYTES = 1e6
+WARM_S, INTERVAL_S = 600.0, 5.0
+MAX_SLOPE_BYTES = 1e6
 """In an hour."""
 
 
-def soak(folder: Path, minutes: float, every_s: float = EVERY_S) -> dict[str, Any]:
+def soak(folder: Path, minutes: float, every_s: float = INTERVAL_S) -> dict[str, Any]:
     """Run so long: samples of [seconds, memory bytes, threads, descriptors], and what follows from them."""
     names = [f"c{index}" for index in range(CAMERAS)]
     one_each(folder, names)
@@ -90,7 +90,7 @@ def main() -> int:
     given.out.write_text(json.dumps({**row, "machine": on, "date": str(datetime.date.today())}) + "\n")
     shown = {key: value for key, value in row.items() if key != "samples"}
     print(json.dumps(shown, indent=2))
-    return 0 if row["slope_bytes_per_hour"] < MOST_SLOPE_BYTES and row["adds_up"] else 1
+    return 0 if row["slope_bytes_per_hour"] < MAX_SLOPE_BYTES and row["adds_up"] else 1
 
 
 if __name__ == "__main__":

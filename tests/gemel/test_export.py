@@ -24,7 +24,7 @@ from models.tasks import task_of
 from models.tasks.base import DetectionAnswer
 
 SIDE = 64
-LEAST_SCORE = 0.73
+MIN_SCORE = 0.73
 MODELS = {"gate": ("mobilenet_v3_small", ("busy", "empty")), "bridge": ("ssd_resnet18", ("bus", "car", "truck"))}
 
 
@@ -43,7 +43,7 @@ def bundle(tmp_path_factory) -> Path:
         models[query_id] = model.eval()
         queries.append(BundleQuery(
             id=query_id, camera=query_id, task=task, classes=classes, model=name, model_args={}, input_size=SIDE,
-            preprocess=zoo.preprocess_of(name, SIDE), fps=5.0, sla_ms=100.0, accuracy_target=0.9, threshold=LEAST_SCORE,
+            preprocess=zoo.preprocess_of(name, SIDE), fps=5.0, sla_ms=100.0, accuracy_target=0.9, threshold=MIN_SCORE,
         ))  # fmt: skip
     head: Any = models["bridge"].get_submodule("head.classification_head")
     for part in head.modules():
@@ -101,7 +101,7 @@ def test_the_code_of_the_documentation_finds_what_the_box_finds(bundle, tmp_path
     opened = open_bundle(bundle)
     query, model = opened.query("bridge"), opened.build("bridge")
     batch = query.preprocess.normalise(query.preprocess.resize(frame)[None])
-    answer = task_of("detection").answers(model, model(batch), [(96, 72)], query.classes, LEAST_SCORE)[0]
+    answer = task_of("detection").answers(model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
     assert isinstance(answer, DetectionAnswer)
     wanted = sorted(zip(answer.classes, answer.scores, answer.boxes, strict=True))
     assert 5 < len(wanted) < 50 and len({label for label, _, _ in wanted}) > 1

@@ -48,14 +48,14 @@ def test_a_box_that_was_asked_to_stop_before_it_listened_has_ended_well(code: in
     assert last(code, was_asked) == found
 
 
-MOST_EXPOSED = 20
+MAX_EXPOSED = 20
 """Of 100, as `systemd-analyze security` counts."""
 
 SUPERVISED = """
 import os, sys
 from gemel.supervising import supervise
 import gemel.supervising as module
-module.FIRST_WAIT_S = module.LOOK_S = 0.01
+module.FIRST_WAIT_S = module.POLL_INTERVAL_S = 0.01
 module.SILENCE_S = float(os.environ.get("SILENCE_S", 60))
 assert "torch" not in sys.modules
 sys.exit(supervise([sys.executable, "-c", sys.argv[1]]))
@@ -117,7 +117,7 @@ class Child(subprocess.Popen):
 
 def test_a_box_that_was_told_to_stop_has_all_the_time_for_it() -> None:
     child = Child(asked := threading.Event())
-    assert supervising._ended(child, asked, supervising.Listener()) == -9 and child.waited_s == supervising.PATIENCE_S
+    assert supervising._ended(child, asked, supervising.Listener()) == -9 and child.waited_s == supervising.TIMEOUT_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -181,7 +181,7 @@ def test_the_unit_is_one_that_systemd_takes(config: Path, tmp_path: Path, capsys
     )
     wrong = [line for line in checked.stderr.splitlines() if "gemel.service" in line]
     assert wrong == []
-    bounds = ["systemd-analyze", "security", "--offline=true", f"--threshold={MOST_EXPOSED}", path]
+    bounds = ["systemd-analyze", "security", "--offline=true", f"--threshold={MAX_EXPOSED}", path]
     judged = subprocess.run(bounds, capture_output=True, text=True, check=False)
     assert judged.returncode == 0, judged.stdout.splitlines()[-1:]
 

@@ -27,7 +27,7 @@ import sys, threading, time
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.serving import watchdog
 from gemel.cli import main
-watchdog.LEAST_S = {least_s}
+watchdog.MIN_S = {least_s}
 run, runs = TorchEngine.run, []
 def hang(engine, frames):
     runs.append(engine)

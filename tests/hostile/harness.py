@@ -3,7 +3,7 @@
 `refused(command, folder, names...)` runs one gemel command in this process, in `folder`, and asserts all that bad
 input is promised: exit code 2 (or `code`), exactly one line on stderr which holds each of `names` (the file, the key),
 nothing on stdout, no traceback, no file of `folder` made, changed or removed, nothing left in the temporary folder,
-less than MOST_SECONDS of processor time and MOST_BYTES of memory. It gives the line. `refused_apart` does the same in
+less than MAX_SECONDS of processor time and MAX_BYTES of memory. It gives the line. `refused_apart` does the same in
 a process of its own: for what may kill or hang one (pipes, signals, limits, the environment); `meanwhile` is called
 with the running process. `tried` and `tried_apart` give what was seen and assert nothing, for cases that are not
 refused: `Seen.held()` asserts the bounds alone. The folder `house` (see samples.py) holds a small valid file of every
@@ -41,7 +41,7 @@ from gemel.cli import main
 from models.errors import one_line
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-MOST_SECONDS, MOST_BYTES, MOST_CHARACTERS = 5.0, 500 * 2**20, 1000
+MAX_SECONDS, MAX_BYTES, MAX_CHARACTERS = 5.0, 500 * 2**20, 1000
 RUNAWAY_SECONDS, RUNAWAY_BYTES = 20, 4 * 2**30
 """Where a case in this process is ended, so that the others still run."""
 HASHED_BYTES = 2**24
@@ -70,8 +70,8 @@ class Seen:
     def held(self) -> Seen:
         """Itself, if it stayed within the bounds of time and memory and told no traceback."""
         assert TRACEBACK not in self.err + self.out, self.err + self.out
-        assert self.seconds < MOST_SECONDS, f"{self.seconds:.1f} s of processor time: {self}"
-        assert self.nbytes < MOST_BYTES, f"{self.nbytes >> 20} MiB of memory: {self}"
+        assert self.seconds < MAX_SECONDS, f"{self.seconds:.1f} s of processor time: {self}"
+        assert self.nbytes < MAX_BYTES, f"{self.nbytes >> 20} MiB of memory: {self}"
         return self
 
     def refused(self, *names: object, code: int = 2) -> str:
@@ -80,7 +80,7 @@ class Seen:
         assert self.code == code, self
         assert self.err.count("\n") == 1 and self.err.endswith("\n"), self
         line = self.err[:-1]
-        assert line.isprintable() and len(line) < MOST_CHARACTERS, self
+        assert line.isprintable() and len(line) < MAX_CHARACTERS, self
         for name in names:
             assert one_line(name) in line, f"{name!r} is not named: {line}"
         assert self.out == "", self

@@ -78,6 +78,6 @@ def test_the_harness_sees_what_it_is_there_for(house: Path, monkeypatch: pytest.
         return 2
 
     monkeypatch.setattr(harness, "main", main)
-    monkeypatch.setattr(harness, "MOST_SECONDS", 0.2 if harm == "takes time" else 5.0)
+    monkeypatch.setattr(harness, "MAX_SECONDS", 0.2 if harm == "takes time" else 5.0)
     with pytest.raises(AssertionError) if harm else contextlib.nullcontext():
         refused(["x"], house)

@@ -244,9 +244,9 @@ def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
     workload = request.getfixturevalue(kind)
     monkeypatch.setattr(Workbench, "ratio", lambda *_: 1.0)
     monkeypatch.setattr(wide_module, "choose_start", _given)
-    monkeypatch.setattr(beyond_module, "MOST_TRIES", 1)
+    monkeypatch.setattr(beyond_module, "MAX_TRIES", 1)
     if kind == "two_stage":  # each candidate costs a run of large models: only the heaviest
-        monkeypatch.setattr(proposing_module, "LEAST_SAVING", 0.05)
+        monkeypatch.setattr(proposing_module, "MIN_SAVING", 0.05)
         monkeypatch.setattr(probing_module, "HEAD_FRAMES", 2)
         monkeypatch.setattr(risk_module, "HEAD_FRAMES", 2)
         monkeypatch.setattr(risk_module, "INPUT_FRAMES", 4)

@@ -51,7 +51,7 @@ def test_the_papers_search_saves_bytes_and_every_query_keeps_its_target(workload
 def test_a_merge_says_its_stages_beforehand_and_then_how_much_of_each_is_done(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_module, "EVERY_S", 0.0)
+    monkeypatch.setattr(progress_module, "INTERVAL_S", 0.0)
     events: list[tuple[str, dict]] = []
     merge(
         workload, tmp_path / "b.safetensors", "ceiling", options=replace(QUICK, weights="int8"),
@@ -248,7 +248,7 @@ def test_a_val_split_of_few_clips_is_reported(
     warnings = warnings_of("few")
     assert [text.split(":")[0] for text in warnings] == [query.id for query in workload.queries]
     assert f"from {few} clips or tracks; what holds there may not hold elsewhere" in warnings[0]
-    monkeypatch.setattr("merger.bench.stock.FEW_UNITS", few)
+    monkeypatch.setattr("merger.bench.stock.MIN_UNITS", few)
     assert not warnings_of("enough")
 
 

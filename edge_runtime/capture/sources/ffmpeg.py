@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import Shot, SourceLost, reason_of
-from models.frames.pictures import MOST_PIXELS
+from models.frames.pictures import MAX_PIXELS
 from models.frames.video import FASTEST, FORMATS, PROTOCOLS, SLOWEST
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _name(config: CameraConfig) -> str:
 
 def _options(config: CameraConfig) -> dict[str, str]:
     """What FFmpeg may open, and how."""
-    options = {"format_whitelist": CONTAINERS, "max_pixels": str(MOST_PIXELS)}
+    options = {"format_whitelist": CONTAINERS, "max_pixels": str(MAX_PIXELS)}
     if config.is_address:
         options |= {"protocol_whitelist": ADDRESS_PROTOCOLS, "analyzeduration": "200000", "fpsprobesize": "0"}
         return options | (RTSP_OPTIONS if config.source.lower().startswith("rtsp") else {})

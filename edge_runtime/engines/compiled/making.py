@@ -27,9 +27,9 @@ FORMAT = 2
 """Counted up when packages are made differently, so that older ones are made anew."""
 TOLERANCE = 1e-3
 """The most an output may be from the eager one, in shares of its tensor's largest value."""
-LEAST_SCALE = 1e-3
+MIN_SCALE = 1e-3
 """What that largest value is taken for where it is less."""
-MOST_MADE_VALUES = 100_000
+MAX_MADE_VALUES = 100_000
 OPTIONS = {
     # Weights come from the arena: none in the package, none folded, packed or copied while it is made.
     "aot_inductor.package_constants_in_so": False,
@@ -136,7 +136,7 @@ def _constants_of(program: torch.export.ExportedProgram, device: torch.device) -
         for name, value in program.constants.items()
         if isinstance(value, Tensor) and name not in program.state_dict
     }
-    if sum(value.numel() for value in found.values()) > MOST_MADE_VALUES:
+    if sum(value.numel() for value in found.values()) > MAX_MADE_VALUES:
         raise EngineError("its code holds large constants outside its state_dict")
     return found
 
@@ -165,7 +165,7 @@ def _verify(model: _Flat, package: Any, frames: Tensor, constants: Mapping[str, 
                     tensor.mul_(torch.empty_like(tensor).uniform_(0.9, 1.1, generator=generator))
         for count in (2, 1):
             for got, wanted in zip(package(frames[:count]), model(frames[:count]), strict=True):
-                scale = max(LEAST_SCALE, float(wanted.abs().max())) if wanted.numel() else 1.0
+                scale = max(MIN_SCALE, float(wanted.abs().max())) if wanted.numel() else 1.0
                 apart = float((got - wanted).abs().max()) / scale if wanted.numel() else 0.0
                 if not apart <= TOLERANCE:
                     raise EngineError(f"compiled, its outputs are {apart:.1e} from eager ones")

@@ -6,7 +6,7 @@ from edge_runtime.schedule.staleness import gain
 from edge_runtime.schedule.values import Demand
 
 # An answer that is as good as the one before is still worth this much: where nothing else is to be done, it is given.
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 
 
 def wanted(demand: Demand, known: float | None, captured_at: float) -> float:
@@ -16,4 +16,4 @@ def wanted(demand: Demand, known: float | None, captured_at: float) -> float:
     frames = float(len(demand.staleness))
     if known is not None:
         frames = max(0.0, (captured_at - known) * demand.fps)
-    return max(LEAST_GAIN, gain(demand.staleness, frames)) / demand.fps
+    return max(MIN_GAIN, gain(demand.staleness, frames)) / demand.fps

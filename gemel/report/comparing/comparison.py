@@ -11,7 +11,7 @@ from gemel.report.verdict import verdict
 from gemel.text import number, percent, size
 from models.errors import InputError
 
-MOST_REPORTS = len(ascii_uppercase)
+MAX_REPORTS = len(ascii_uppercase)
 CELL = ("metric", "original", "merged", "ratio", "ci95", "target", "met", "certain", "worth")
 """What is told of a query in each report."""
 SAME = 1e-9
@@ -23,8 +23,8 @@ def compare(found: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
 
     Raises InputError where two are not of one workload: of another name, or with other queries.
     """
-    if len(found) > MOST_REPORTS:
-        raise InputError("gemel report", f"{len(found)} reports are too many", f"give {MOST_REPORTS} at most")
+    if len(found) > MAX_REPORTS:
+        raise InputError("gemel report", f"{len(found)} reports are too many", f"give {MAX_REPORTS} at most")
     _check_alike(found)
     documents = [document for _, document in found]
     reports = [_told(letter, path, document) for letter, (path, document) in zip(ascii_uppercase, found, strict=False)]

@@ -10,18 +10,18 @@ from pydantic import Field
 from models.errors import InputError
 from models.files.json_file import read_json
 from models.files.schema import Exact, checked
-from models.limits import MOST_QUERIES
+from models.limits import MAX_QUERIES
 
 REPORT_JSON = "report.json"
 FORMAT = 2
 """Of report.json: no other is read."""
 ARMS = ("originals", "merged")
 REMEDY = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
-MOST_TEXT, MOST_SETTINGS = 4096, 100
+MAX_TEXT, MAX_SETTINGS = 4096, 100
 Share = Annotated[float, Field(ge=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=2**60)]
-Text = Annotated[str, Field(max_length=MOST_TEXT)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class _Keys(Exact, extra="allow"):
@@ -85,7 +85,7 @@ class _Report(_Keys):
     seeds: Annotated[list[Count], Field(max_length=1000)]
     bytes: _Bytes
     shared: list[Any]
-    offline: Annotated[list[_Offline], Field(min_length=1, max_length=MOST_QUERIES)]
+    offline: Annotated[list[_Offline], Field(min_length=1, max_length=MAX_QUERIES)]
     streaming: list[_Streamed]
     asked: _Asked
     commands: Annotated[list[Text], Field(max_length=100)]
@@ -116,8 +116,8 @@ def _check_streams(path: Path, streaming: list[dict[str, Any]], queries: list[st
     settings: dict[str, list[dict[str, Any]]] = {}
     for row in streaming:
         settings.setdefault(row["memory"], []).append(row)
-    if len(settings) > MOST_SETTINGS:
-        raise InputError(path, f"more than {MOST_SETTINGS} memory settings", REMEDY, "streaming")
+    if len(settings) > MAX_SETTINGS:
+        raise InputError(path, f"more than {MAX_SETTINGS} memory settings", REMEDY, "streaming")
     seeds = {len(row["by_seed"]) for row in streaming}
     for memory, rows in settings.items():
         if sorted((row["arm"], row["query"]) for row in rows) != wanted or len(seeds) > 1:

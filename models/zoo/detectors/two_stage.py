@@ -22,7 +22,7 @@ from models.zoo.detectors.suppression import NOTHING, rows_at, rows_where, suppr
 
 CANDIDATES_PER_PROPOSAL = 2
 """How many classes of a proposal, on average, may come to the last suppression."""
-LEAST_SIDE = 1e-2
+MIN_SIDE = 1e-2
 """Detections with a shorter side, in pixels of the input, are none (torchvision's)."""
 CANONICAL_SIDE, CANONICAL_LEVEL = 224, 4
 Detections = tuple[Tensor, Tensor, Tensor]
@@ -146,7 +146,7 @@ class TwoStage(Detector):
         anchors = rows_at(proposals, rows // classes)
         boxes = decode_boxes(rows_at(deltas.reshape(frames, -1, 4), rows), anchors, heads.box_coder.weights)
         boxes = boxes.clamp(0, self.input_size)
-        best = torch.where(_large(boxes, LEAST_SIDE) & (best > heads.score_thresh), best, NOTHING)
+        best = torch.where(_large(boxes, MIN_SIDE) & (best > heads.score_thresh), best, NOTHING)
         # Classes lie apart from each other, so that one suppression serves them all.
         apart = boxes + (labels * (self.input_size + 1))[..., None]
         best, rows = suppress(apart, best, heads.nms_thresh).topk(min(heads.detections_per_img, best.shape[1]), dim=1)

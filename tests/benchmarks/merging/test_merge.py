@@ -316,7 +316,7 @@ def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(merge, "merge", refusing)
     assert call(workload, tmp_path, "--arms", "wide", "--work", "2.5e9") == merge.BAD_INPUT
-    monkeypatch.setitem(merge.MOST_WORK, "tiny", 7e9)
+    monkeypatch.setitem(merge.MAX_WORK, "tiny", 7e9)
     assert call(workload, tmp_path, "--arms", "wide") == merge.BAD_INPUT
     recipe = Recipe(rate=0.002, epochs=3, frames_per_epoch=64)
     assert asked == [MergeOptions(recipe, False, max_work=bound) for bound in (2.5e9, 7e9)]

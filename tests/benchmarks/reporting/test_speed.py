@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.reporting.speed import MOST_OBJECTS, drawn, rows
+from benchmarks.reporting.speed import MAX_OBJECTS, drawn, rows
 
 
 def test_frames_are_drawn_with_errors_of_every_kind() -> None:
@@ -10,7 +10,7 @@ def test_frames_are_drawn_with_errors_of_every_kind() -> None:
     from models.tasks.overlaps import overlaps_of
 
     split, sides = drawn(400, seed=1)
-    assert split.truths is not None and max(len(one.boxes) for one in split.truths) == MOST_OBJECTS  # type: ignore[union-attr]
+    assert split.truths is not None and max(len(one.boxes) for one in split.truths) == MAX_OBJECTS  # type: ignore[union-attr]
     assert len(set(split.units)) == 20 and len(split.times_s) == 400
     for answers in sides.values():
         found = error_types(overlaps_of(answers, split.truths), 0.3)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from tests.edge_runtime.tiny import picture
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-CLOCK_HZ, PAYLOAD_TYPE, MOST_PAYLOAD = 90_000, 96, 1400
+CLOCK_HZ, PAYLOAD_TYPE, MAX_PAYLOAD = 90_000, 96, 1400
 FRAMES, KEYFRAME_EVERY = 20, 5
 BYTES_A_FLIP = 100
 SINGLE_UNIT_TYPES, FU_A = 31, 28
@@ -249,11 +249,11 @@ def _payloads(units: list[bytes]) -> Iterator[tuple[bytes, bool]]:
     """RTP payloads of one frame, and whether it is the last; large units are cut into fragments (FU-A)."""
     for number, unit in enumerate(units):
         final = number == len(units) - 1
-        if len(unit) <= MOST_PAYLOAD:
+        if len(unit) <= MAX_PAYLOAD:
             yield unit, final
             continue
         kind, data = unit[0], unit[1:]
-        for at in range(0, len(data), MOST_PAYLOAD):
-            ends = at + MOST_PAYLOAD >= len(data)
+        for at in range(0, len(data), MAX_PAYLOAD):
+            ends = at + MAX_PAYLOAD >= len(data)
             mark = (kind & SINGLE_UNIT_TYPES) | (0x80 if at == 0 else 0) | (0x40 if ends else 0)
-            yield bytes([(kind & 0xE0) | FU_A, mark]) + data[at : at + MOST_PAYLOAD], final and ends
+            yield bytes([(kind & 0xE0) | FU_A, mark]) + data[at : at + MAX_PAYLOAD], final and ends

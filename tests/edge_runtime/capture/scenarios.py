@@ -31,7 +31,7 @@ from tests.edge_runtime.tiny import write_clip
 SIZE = (352, 288)
 SERVED_FPS, ASKED_FPS = 25.0, 5.0
 WARM_DROPS = 3
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 SERVE = "from tests.edge_runtime.capture.scenarios import serve; serve({count}, {kind!r})"
 
 
@@ -51,8 +51,8 @@ class Counted:
         """Wait for so many more frames; TimeoutError without them."""
         with self._came:
             target = self.frames + count
-            if not self._came.wait_for(lambda: self.frames >= target, PATIENCE_S):
-                raise TimeoutError(f"{target - self.frames} frames did not come within {PATIENCE_S:g} s")
+            if not self._came.wait_for(lambda: self.frames >= target, TIMEOUT_S):
+                raise TimeoutError(f"{target - self.frames} frames did not come within {TIMEOUT_S:g} s")
 
 
 def drops(count: int, source: str = "rtsp", away_s: float = 0.0) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def drops(count: int, source: str = "rtsp", away_s: float = 0.0) -> dict[str, An
             took.append(time.monotonic() - returned)
         more = {name: value - before[name] for name, value in _held().items()}
         camera.stop()
-        camera.join(PATIENCE_S)
+        camera.join(TIMEOUT_S)
     back = took[WARM_DROPS:]
     return {
         "fault": "drops", "source": source, "count": count, "away_s": away_s, "back_s_mean": round(np.mean(back), 3),
@@ -105,7 +105,7 @@ def cost(cameras: int, seconds: float, source: str = "rtsp") -> dict[str, Any]:
         for camera in playing:
             camera.stop()
         for camera in playing:
-            camera.join(PATIENCE_S)
+            camera.join(TIMEOUT_S)
     return {
         "source": source, "cameras": cameras, "seconds": round(took, 1), "core_share": round(used / took, 3),
         "cpu_ms_per_delivered": round(1000 * used / frames, 3), "cpu_ms_per_decoded": round(1000 * used / decoded, 3),
@@ -135,7 +135,7 @@ def beside(fault: str, cameras: int, seconds: float) -> dict[str, Any]:
         for camera in playing:
             camera.stop()
         for camera in playing:
-            camera.join(PATIENCE_S)
+            camera.join(TIMEOUT_S)
     expected = int(ASKED_FPS * took)
     return {
         "fault": fault, "cameras": cameras, "seconds": round(took, 1), "state": state,

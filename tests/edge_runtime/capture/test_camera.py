@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edge_runtime.capture.camera import MOST_LEFT, Camera
+from edge_runtime.capture.camera import MAX_LEFT, Camera
 from edge_runtime.capture.settings import CameraConfig, Wanted
 from edge_runtime.capture.sources.base import SourceLost
 from edge_runtime.frames.mailbox import Frame
@@ -19,7 +19,7 @@ from tests.edge_runtime.capture.scenarios import WARM_DROPS, drops
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
 
 TIMEOUT_S = 0.8
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 KINDS = [RtspCamera, HttpCamera]
 
 
@@ -40,11 +40,11 @@ class Watched:
         """Wait for so many more frames: than there are now, or than those first ``since``."""
         with self._came:
             target = (len(self.frames) if since is None else since) + count
-            assert self._came.wait_for(lambda: len(self.frames) >= target, PATIENCE_S), self.camera.to_json()
+            assert self._came.wait_for(lambda: len(self.frames) >= target, TIMEOUT_S), self.camera.to_json()
 
     def until(self, told: Callable[[dict], bool]) -> dict:
         """Wait until what the camera tells of itself is so."""
-        ends = time.monotonic() + PATIENCE_S
+        ends = time.monotonic() + TIMEOUT_S
         while not told(self.camera.to_json()):
             assert time.monotonic() < ends, self.camera.to_json()
             time.sleep(0.01)
@@ -63,7 +63,7 @@ def playing(source, queries=None, fps=None, loop=False, timeout_s=TIMEOUT_S, **k
         yield watched
     finally:
         watched.camera.stop()
-        assert watched.camera.join(PATIENCE_S)
+        assert watched.camera.join(TIMEOUT_S)
 
 
 def mute(camera: FaultyCamera) -> None:
@@ -227,7 +227,7 @@ def test_what_takes_its_frames_may_fail_which_ends_that_camera_and_is_told(tmp_p
     config = CameraConfig("c", str(write_folder(tmp_path / "f", 1)), loop=True)
     camera = Camera(config, {"q": Wanted()}, refuse, ended=lambda: ends.append(1))
     camera.start()
-    assert camera.join(PATIENCE_S) and not camera.alive
+    assert camera.join(TIMEOUT_S) and not camera.alive
     assert camera.error == "OSError: disk full" and ends == [1] and camera.to_json()["state"] == "ended"
 
 
@@ -236,18 +236,18 @@ def test_decoders_that_never_return_are_not_heaped_up_and_the_camera_is_back_whe
 
     def opened(config):
         tried.append(config)
-        assert free.wait(PATIENCE_S)
+        assert free.wait(TIMEOUT_S)
         raise SourceLost("it is back, but empty")
 
     config = CameraConfig("c", "rtsp://box/1", timeout_s=0.1)
     watched = Watched(config, opened=opened)
     watched.camera.start()
     watched.until(lambda told: told["error"] == "its decoder does not return")
-    assert len(tried) == MOST_LEFT
+    assert len(tried) == MAX_LEFT
     free.set()
     watched.until(lambda told: told["error"] == "it is back, but empty")
     watched.camera.stop()
-    assert watched.camera.join(PATIENCE_S)
+    assert watched.camera.join(TIMEOUT_S)
 
 
 class Slow:
@@ -261,7 +261,7 @@ class Slow:
 
     def advance(self) -> bool:
         self.asked.set()
-        return self.through.acquire(timeout=PATIENCE_S)
+        return self.through.acquire(timeout=TIMEOUT_S)
 
     def shot(self):
         self.asked.clear()
@@ -280,14 +280,14 @@ def test_time_in_which_the_whole_process_stood_still_is_nobodys_fault(caplog):
     watched = Watched(CameraConfig("c", "rtsp://box/1", timeout_s=30.0), clock=clock, opened=lambda config: source)
     watched.camera.start()
     watched.more(1, since=0)
-    assert source.asked.wait(PATIENCE_S)
+    assert source.asked.wait(TIMEOUT_S)
     stood_still_s[0] = 60.0
     while looked.acquire(blocking=False):
         pass
-    assert all(looked.acquire(timeout=PATIENCE_S) for _ in range(8)), "it has looked after its decoder meanwhile"
+    assert all(looked.acquire(timeout=TIMEOUT_S) for _ in range(8)), "it has looked after its decoder meanwhile"
     source.through.release()
     watched.more(1, since=1)
     assert watched.camera.to_json()["reconnects"] == 0 and "is away" not in caplog.text
     watched.camera.stop()
     source.through.release(100_000)  # frames until it hears of that
-    assert watched.camera.join(PATIENCE_S)
+    assert watched.camera.join(TIMEOUT_S)

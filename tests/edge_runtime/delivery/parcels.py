@@ -16,7 +16,7 @@ from edge_runtime.delivery.outbox import Bounds, Outbox
 from edge_runtime.delivery.parcel import Parcel
 
 SOON = BackOff(0.02, 0.1)
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def parcel(frame: int, image: bool = False, **keys: Any) -> Parcel:
@@ -32,12 +32,12 @@ def courier(config: SinkConfig, items: int = 1000) -> Iterator[Courier]:
     made.start()
     yield made
     made.close()
-    made.join(PATIENCE_S)
+    made.join(TIMEOUT_S)
 
 
 def until(true: Callable[[], Any]) -> None:
     """Wait for what another thread does."""
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + TIMEOUT_S
     while not true():
         assert time.monotonic() < ends, "it never happened"
         time.sleep(0.005)

@@ -23,7 +23,7 @@ AFTER = "PACED_AFTER"
 """Names a file: nothing is prepared before there is something in it."""
 FAULT = "PACED_FAULT"
 """Set, no engine can be prepared."""
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 RUNS: Counter[str] = Counter()
 """Runs by engine in this process."""
@@ -72,7 +72,7 @@ class Quick(TorchEngine):
     def _make(self, path: Path) -> dict[str, Any]:
         if FAULT in os.environ:
             raise RuntimeError("no tools")
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while AFTER in os.environ and not (Path(os.environ[AFTER]).is_file() and Path(os.environ[AFTER]).read_text()):
             assert time.monotonic() < until, "nothing was served while this was prepared"
             time.sleep(0.01)

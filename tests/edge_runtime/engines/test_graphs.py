@@ -55,7 +55,7 @@ def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_a
 
 @torch.inference_mode()
 def test_each_placement_and_batch_has_its_own_graph_in_one_pool_and_few_are_kept(monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     cuda, plain = at_work(), Watched()
     made = Graphs(CARD, cuda)
     one, two = torch.rand(1, 3, 8, 8), torch.rand(2, 3, 8, 8)

@@ -17,7 +17,7 @@ from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory import onednn
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import ChannelsLast, Layout, Order
-from edge_runtime.memory.onednn import MOST_PADDING, Blocked, Convolution, blocked, convolutions_of, convolve, usable
+from edge_runtime.memory.onednn import MAX_PADDING, Blocked, Convolution, blocked, convolutions_of, convolve, usable
 from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs, QueryCost, all_bytes
@@ -50,7 +50,7 @@ def test_a_blocked_weight_convolves_as_the_stored_one(case, frames):
     torch.manual_seed(0)
     shape = convolution(*case)
     layout = blocked(shape)
-    assert layout is not None and layout.nbytes <= MOST_PADDING * Layout(torch.float32, shape.shape).nbytes
+    assert layout is not None and layout.nbytes <= MAX_PADDING * Layout(torch.float32, shape.shape).nbytes
     weight = torch.randn(shape.shape)
     images = torch.randn(frames, shape.shape[1] * shape.groups, *shape.size).contiguous(
         memory_format=torch.channels_last
@@ -77,11 +77,11 @@ def test_what_is_small_is_not_blocked():
 def test_what_this_processors_onednn_pads_to_much_more_is_not_blocked(channels):
     """Blocks of 16 channels make a third more of 24, blocks of 8 nothing."""
     shape = convolution(channels, 144 * 64, 1, 1, 1, 56)
-    padded = onednn._wanted(torch.zeros(shape.shape), shape).taken > MOST_PADDING * 4 * math.prod(shape.shape)
+    padded = onednn._wanted(torch.zeros(shape.shape), shape).taken > MAX_PADDING * 4 * math.prod(shape.shape)
     assert (blocked(shape) is None) == padded
 
 
-@pytest.mark.parametrize(("padding", "kept"), [(1.0, True), (MOST_PADDING, True), (MOST_PADDING + 0.01, False)])
+@pytest.mark.parametrize(("padding", "kept"), [(1.0, True), (MAX_PADDING, True), (MAX_PADDING + 0.01, False)])
 def test_how_much_padding_is_too_much(monkeypatch, padding, kept):
     shape = convolution(25, 100 * 100, 1, 1, 1, 56)  # 10^6 bytes
     wanted = Blocked(torch.float32, shape.shape, shape, b"", int(padding * 10**6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.policies.accuracy.worth import LEAST_GAIN, wanted
+from edge_runtime.policies.accuracy.worth import MIN_GAIN, wanted
 from edge_runtime.schedule import Demand
 
 QUICK = (1.0, 0.4, 0.2, 0.1)
@@ -13,7 +13,7 @@ QUICK = (1.0, 0.4, 0.2, 0.1)
 def test_a_frame_is_wanted_the_more_the_older_the_newest_answer():
     demand = Demand(10.0, staleness=QUICK)
     assert wanted(demand, 0.0, 0.1) < wanted(demand, 0.0, 0.2) < wanted(demand, None, 0.1)
-    assert wanted(Demand(1.0, staleness=(1.0, 1.0)), 0.0, 9.0) == LEAST_GAIN, "as good as the one before"
+    assert wanted(Demand(1.0, staleness=(1.0, 1.0)), 0.0, 9.0) == MIN_GAIN, "as good as the one before"
 
 
 def test_queries_count_alike_however_many_frames_they_ask_for():

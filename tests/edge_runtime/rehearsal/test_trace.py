@@ -20,8 +20,8 @@ def test_a_trace_on_a_full_disk_ends_there_and_says_why():
 
 
 def test_a_trace_that_nobody_reads_holds_up_nobody_and_ends_where_too_much_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace, "MOST_WAITING", 50)
-    monkeypatch.setattr(trace, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(trace, "MAX_WAITING", 50)
+    monkeypatch.setattr(trace, "TIMEOUT_S", 0.05)
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     writer = TraceWriter(tmp_path / "pipe")

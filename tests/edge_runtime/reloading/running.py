@@ -20,7 +20,7 @@ from edge_runtime.serving.signals import Asked
 from models.bundle import BundleQuery, Made, write_bundle
 from tests.edge_runtime.tiny import net
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class Running:
@@ -51,7 +51,7 @@ class Running:
 
     def reload(self) -> str | None:
         """Ask for a reload and wait for its outcome: None, or why it was refused."""
-        return self.serving.reload().result(PATIENCE_S)
+        return self.serving.reload().result(TIMEOUT_S)
 
     def records(self, name: str = "results.jsonl") -> list[dict[str, Any]]:
         """What a sink has by now."""
@@ -62,7 +62,7 @@ class Running:
     def until(self, what: Callable[[], Any]) -> Any:
         """Wait until this is so; the value it then has."""
         waits = threading.Event()
-        for _ in range(int(PATIENCE_S / 0.02)):
+        for _ in range(int(TIMEOUT_S / 0.02)):
             if found := what():
                 return found
             waits.wait(0.02)

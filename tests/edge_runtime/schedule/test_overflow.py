@@ -10,7 +10,7 @@ from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.policies import POLICIES
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
-from edge_runtime.schedule.overflow import LEAST_BYTES, Layer, Part, overflow_of, scratch_bytes
+from edge_runtime.schedule.overflow import MIN_BYTES, Layer, Part, overflow_of, scratch_bytes
 
 RATE = 1e6
 
@@ -65,7 +65,7 @@ def test_what_overflows_fits_the_budget_and_what_fits_or_cannot_stays_as_it_was(
         assert found.costs.alone_bytes(query) <= budget
         assert found.tensors[query] and after.needed == before.needed - found.tensors[query]
         assert after.tensors == tuple(name for name in before.tensors if name in after.needed)
-        assert all(costs.tensor_bytes[name] >= LEAST_BYTES for name in found.tensors[query])
+        assert all(costs.tensor_bytes[name] >= MIN_BYTES for name in found.tensors[query])
     assert set(found.costs.tensor_bytes) == {name for cost in found.costs.queries.values() for name in cost.needed}
 
 

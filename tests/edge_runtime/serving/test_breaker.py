@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.backoff import BackOff
-from edge_runtime.serving.breaker import CLOSED, HALF_OPEN, MOST_FAILURES, OPEN, Breaker
+from edge_runtime.serving.breaker import CLOSED, HALF_OPEN, MAX_FAILURES, OPEN, Breaker
 
 
 def tripped() -> Breaker:
     breaker = Breaker(BackOff(1.0, 8.0), lambda: 0.0)
-    assert [breaker.failed(0.0) for _ in range(MOST_FAILURES)] == [None] * (MOST_FAILURES - 1) + [1.0]
+    assert [breaker.failed(0.0) for _ in range(MAX_FAILURES)] == [None] * (MAX_FAILURES - 1) + [1.0]
     return breaker
 
 
 def test_failures_in_a_row_open_it_and_a_run_between_does_not_let_them_add_up():
     breaker = Breaker()
     for _ in range(10):
-        for _ in range(MOST_FAILURES - 1):
+        for _ in range(MAX_FAILURES - 1):
             assert breaker.failed(0.0) is None
         assert not breaker.ran() and breaker.state(0.0) == CLOSED
 

@@ -23,7 +23,7 @@ from tests.edge_runtime.running import adds_up, total
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
 SERVES_S = 2.0
-MOST_ASKED = 200
+MAX_ASKED = 200
 """A loop that never sleeps asks tens of thousands of times meanwhile."""
 
 
@@ -73,11 +73,11 @@ def test_while_frames_wait_for_a_moment_to_come_the_loop_sleeps(served) -> None:
     policy = Patient()
     summary = served(policy)
     assert summary["fault"] is None and adds_up(summary) and total(summary, "received") > 0
-    assert 1 <= policy.asked < MOST_ASKED
+    assert 1 <= policy.asked < MAX_ASKED
 
 
 def test_a_policy_that_always_raises_ends_the_box_with_its_summary(served, monkeypatch) -> None:
-    monkeypatch.setattr(executing, "MOST_POLICY_FAILURES", 3)
+    monkeypatch.setattr(executing, "MAX_POLICY_FAILURES", 3)
     summary = served(Policy())
     assert summary["fault"].startswith("the policy odd failed 3 times in a row: NotImplementedError")
     assert adds_up(summary) and summary["stopped_by"] == "a fault" and total(summary, "received") > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_runtime.serving.ledger_file import LedgerFile
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def test_the_last_word_of_a_run_is_kept_beside_the_first_of_the_next(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_the_last_word_of_a_run_is_kept_beside_the_first_of_the_next(tmp_path: P
         file = LedgerFile(tmp_path)
         file.start()
         file.write({"run": run, "fault": None})
-        assert file.finish({"run": run, "fault": "it hung"}, PATIENCE_S) and file.refused is None
+        assert file.finish({"run": run, "fault": "it hung"}, TIMEOUT_S) and file.refused is None
     kept = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert kept == {
         "ledger.json": {"run": "three", "fault": "it hung"}, "ledger.json.1": {"run": "two", "fault": "it hung"}

@@ -15,7 +15,7 @@ from edge_runtime.watching.service import check_address
 from models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def test_memory_that_is_free_again_goes_back_while_a_box_serves(
@@ -34,7 +34,7 @@ def test_memory_that_is_free_again_goes_back_while_a_box_serves(
 
     monkeypatch.setattr(service, "TIDY_S", 0.0)
     monkeypatch.setattr(service, "give_back_freed", give_back)
-    run(write_config(tmp_path, cameras=cameras), stop=stop, seconds=PATIENCE_S)
+    run(write_config(tmp_path, cameras=cameras), stop=stop, seconds=TIMEOUT_S)
     assert given_back[0] > gc.get_freeze_count() == 0, (
         "what it consists of is looked through once, and let go at the end"
     )

@@ -11,7 +11,7 @@ import pytest
 from edge_runtime.frames.mailbox import Frame
 from edge_runtime.schedule import Decision, Demand, Plan, Situation
 from edge_runtime.schedule.costs import Costs
-from edge_runtime.serving.executor import IDLE_S, MOST_POLICY_FAILURES, Executor, PolicyFailed
+from edge_runtime.serving.executor import IDLE_S, MAX_POLICY_FAILURES, Executor, PolicyFailed
 from tests.edge_runtime.serving.test_faults import IMAGE, NEEDS, Box
 
 
@@ -85,7 +85,7 @@ class Raising:
 def test_a_policy_that_raises_is_asked_again_after_a_while_and_goes_on(caplog):
     policy = Raising()
     box = warm(policy=policy)
-    policy.raises = MOST_POLICY_FAILURES - 1
+    policy.raises = MAX_POLICY_FAILURES - 1
     feed(box, 30.0)
     assert box.ledger.balanced and account(box, "a")["processed"] > 50
     assert caplog.text.count("the policy raising failed: ZeroDivisionError: in the policy") == 1
@@ -98,7 +98,7 @@ def test_a_policy_that_never_stops_raising_ends_the_box_and_not_at_once():
     began = box.clock.now
     with pytest.raises(PolicyFailed, match="failed 10 times in a row: ZeroDivisionError: in the policy"):
         feed(box, 1000.0)
-    assert policy.asked - asked == MOST_POLICY_FAILURES and 5.0 < box.clock.now - began < 60.0
+    assert policy.asked - asked == MAX_POLICY_FAILURES and 5.0 < box.clock.now - began < 60.0
     assert box.ledger.balanced
 
 

@@ -140,12 +140,12 @@ def test_the_first_result_comes_before_measuring_ends_and_results_after_the_swit
     assert "measuring" not in caplog.text
 
 
-MOST_S = 30.0
+MAX_S = 30.0
 
 
 def gone(group: int) -> bool:
     """Whether a group of processes is no more; what was killed is still listed until the system has cleared it away."""
-    ends = time.monotonic() + MOST_S
+    ends = time.monotonic() + MAX_S
     while time.monotonic() < ends:
         try:
             os.killpg(group, 0)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from edge_runtime.serving.watchdog import LEAST_S, LOOK_S, MOST_GAP_S, TIMES, Doing, Watchdog
+from edge_runtime.serving.watchdog import MIN_S, POLL_INTERVAL_S, MAX_GAP_S, TIMES, Doing, Watchdog
 
 
 def looks(dog: Watchdog, doing: Doing | None, seconds: float, start: float = 0.0) -> str | None:
     """What it says after so many seconds of regular looks."""
     said = None
-    for number in range(round(seconds / LOOK_S) + 1):
-        said = said or dog.looks(doing, start + number * LOOK_S)
+    for number in range(round(seconds / POLL_INTERVAL_S) + 1):
+        said = said or dog.looks(doing, start + number * POLL_INTERVAL_S)
     return said
 
 
 def test_a_step_hangs_that_lasts_ten_times_as_long_as_it_should_and_some_seconds_at_least():
     short, long = Doing.of("query a", 0.01), Doing.of("query b", 2.0)
-    assert short.most_s == LEAST_S and long.most_s == 2.0 * TIMES
-    assert looks(Watchdog(), short, LEAST_S - 1) is None and looks(Watchdog(), long, 19.0) is None
-    assert (looks(Watchdog(), short, LEAST_S + 1) or "").startswith("query a has not ended for 6")
+    assert short.most_s == MIN_S and long.most_s == 2.0 * TIMES
+    assert looks(Watchdog(), short, MIN_S - 1) is None and looks(Watchdog(), long, 19.0) is None
+    assert (looks(Watchdog(), short, MIN_S + 1) or "").startswith("query a has not ended for 6")
     assert (looks(Watchdog(), long, 21.0) or "").startswith("query b has not ended for 20")
 
 
@@ -31,5 +31,5 @@ def test_many_steps_one_after_the_other_hang_as_little_as_none():
 def test_a_process_that_was_stopped_for_an_hour_is_given_its_time():
     dog, doing = Watchdog(), Doing.of("query a", 0.01)
     assert looks(dog, doing, 1.0) is None
-    assert looks(dog, doing, LEAST_S - 2.0 - MOST_GAP_S, 3600.0) is None
-    assert looks(dog, doing, LEAST_S, 3606.0) is not None
+    assert looks(dog, doing, MIN_S - 2.0 - MAX_GAP_S, 3600.0) is None
+    assert looks(dog, doing, MIN_S, 3606.0) is not None

@@ -17,7 +17,7 @@ from edge_runtime.daemon import run
 from models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def asked(port: int, path: str) -> tuple[int, bytes]:
 
 
 def until(port: int, path: str, wanted: int) -> bytes:
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends:
         status, body = asked(port, path)
         if status == wanted:
@@ -87,7 +87,7 @@ def test_a_box_at_work_is_seen_and_its_counts_add_up(box: Path) -> None:
         status = json.loads(asked(port, "/api/status")[1])
     finally:
         stopping.set()
-        working.join(PATIENCE_S)
+        working.join(TIMEOUT_S)
     assert [one["id"] for one in status["queries"]] == ["gate", "yard", "road"]
     assert all(one["ledger"]["processed"] > 0 and one["resident"] for one in status["queries"])
     gate, yard, road = (one["bytes"] - one["own_bytes"] for one in status["queries"])

@@ -137,7 +137,7 @@ def test_a_disk_that_hangs_holds_up_nobody_and_takes_no_more_memory(tmp_path, mo
 
 
 def test_what_a_drift_check_left_is_taken_up(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(at_work, "LOOK_S", 0.01)
+    monkeypatch.setattr(at_work, "POLL_INTERVAL_S", 0.01)
     with working(tmp_path) as spool:
         (tmp_path / "new").write_text(json.dumps(CHECK))
         (tmp_path / "new").rename(tmp_path / FILE)
@@ -153,7 +153,7 @@ def test_what_a_drift_check_left_is_taken_up(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', "[" * 1000, json.dumps({**CHECK, "checked_at": -1})])
 def test_nonsense_in_its_place_is_none(tmp_path, monkeypatch, caplog, text):
-    monkeypatch.setattr(at_work, "LOOK_S", 0.01)
+    monkeypatch.setattr(at_work, "POLL_INTERVAL_S", 0.01)
     (tmp_path / FILE).write_text(text)
     with working(tmp_path) as spool:
         until(lambda: caplog.records)

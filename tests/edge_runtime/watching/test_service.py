@@ -225,7 +225,7 @@ def test_beyond_the_loopback_a_stranger_is_asked_for_the_token(box: Box, measure
 
 
 def test_whoever_opens_connections_without_end_is_turned_away(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 3)
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as opened:
         for _ in range(3):

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 Tree = Any
-MOST_STEPS = 3
+MAX_STEPS = 3
 MANY = 3000
 
 VALUES: tuple[Any, ...] = (
@@ -39,7 +39,7 @@ PIECES = (
 def damaged_tree(tree: Tree, random: Random, values: Sequence[Any] = VALUES) -> Tree:
     """A copy with one to three of its values replaced, dropped, doubled, renamed, wrapped, swapped or off."""
     holder = [copy.deepcopy(tree)]
-    for _ in range(random.randint(1, MOST_STEPS)):
+    for _ in range(random.randint(1, MAX_STEPS)):
         places = [place for place in _places(holder) if place[0] is not holder] or _places(holder)
         if not places:  # dropped altogether
             return None
@@ -120,7 +120,7 @@ STEPS: tuple[Callable[[Any, Any, Random, list[Any]], None], ...] = (
 def damaged_bytes(data: bytes, random: Random) -> bytes:
     """The bytes with one to three of them flipped, or pieces cut, put in, repeated, moved or zeroed."""
     content = bytearray(data)
-    for _ in range(random.randint(1, MOST_STEPS)):
+    for _ in range(random.randint(1, MAX_STEPS)):
         start = random.randint(0, len(content))
         end = min(len(content), start + random.choice((1, 4, 100, 10_000)))
         what = random.randrange(8)

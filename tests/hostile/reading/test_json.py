@@ -9,8 +9,8 @@ import pytest
 
 from models.errors import InputError
 from models.files.bounded import Fault
-from models.files.bounded_json import MOST_DEPTH, MOST_VALUES, parsed
-from models.files.json_file import MOST_BYTES, read_json, read_json_lines
+from models.files.bounded_json import MAX_DEPTH, MAX_VALUES, parsed
+from models.files.json_file import MAX_BYTES, read_json, read_json_lines
 
 NO_DOCUMENTS = {
     "nothing": (b"", "line 1, column 1: "),
@@ -24,9 +24,9 @@ NO_DOCUMENTS = {
     "lists in lists, whole": (b"[" * 100_000 + b"]" * 100_000, "nested more than 50 deep"),
     "mappings in mappings": (b'{"a":' * 100_000, "nested more than 50 deep"),
     "brackets after a quoted quote": (b'["\\"", "\\\\", ' + b"[" * 100_000, "nested more than 50 deep"),
-    "many values": (b"[" + b"1," * MOST_VALUES + b"1]", "more than 1000000 values"),
-    "many lists": (b"[" + b"[]," * MOST_VALUES + b"[]]", "more than 1000000 values"),
-    "many texts": (b'"a"' * (4 * MOST_VALUES), "more than 1000000 values"),
+    "many values": (b"[" + b"1," * MAX_VALUES + b"1]", "more than 1000000 values"),
+    "many lists": (b"[" + b"[]," * MAX_VALUES + b"[]]", "more than 1000000 values"),
+    "many texts": (b'"a"' * (4 * MAX_VALUES), "more than 1000000 values"),
     "a key twice": (b'{"a": {"b": 1, "c": 2, "b": 1}}', "the key 'b' stands twice"),
     "a key twice, written otherwise": (b'{"a": 1, "\\u0061": 1}', "the key 'a' stands twice"),
     "not a number": (b'{"a": NaN}', "NaN is no number"),
@@ -54,8 +54,8 @@ def test_what_is_no_document_within_the_bounds_is_a_fault(data: bytes, said: str
         (b'{"a": [1, -2.5, 1e3, true, null, "[[\\"{\\\\"]}\n', {"a": [1, -2.5, 1000.0, True, None, '[["{\\']}),
         (b'{"\\ud83d\\ude00": "\\\\u0000"}', {"\U0001f600": "\\u0000"}),
         (b'"' + b"[" * 1000 + b'"', "[" * 1000),
-        (b"[" * MOST_DEPTH + b"]" * MOST_DEPTH, None),
-        (b"[" + b"1," * (MOST_VALUES - 2) + b"1]", [1] * (MOST_VALUES - 1)),
+        (b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, None),
+        (b"[" + b"1," * (MAX_VALUES - 2) + b"1]", [1] * (MAX_VALUES - 1)),
         (b"[99999999999999999999]", [10**20 - 1]),
     ],
     ids=["values", "escapes", "brackets in a text", "deep", "many", "digits"],
@@ -75,7 +75,7 @@ def make_special(path: Path, kind: str) -> None:
         path.symlink_to(path if kind == "endless" else kind)
     elif kind == "large":
         with path.open("wb") as file:
-            file.truncate(100 * MOST_BYTES)
+            file.truncate(100 * MAX_BYTES)
 
 
 @pytest.mark.parametrize("kind", FILES)

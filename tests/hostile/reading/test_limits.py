@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import InputError, listed
-from models.limits import MOST_CAMERAS, MOST_QUERIES
+from models.limits import MAX_CAMERAS, MAX_QUERIES
 from models.workload import load_workload
 from tests.hostile.harness import refused, tried
 
@@ -94,7 +94,7 @@ def test_many_frames_a_second_of_many_queries_are_not_planned(workload: Callable
     refused(["plan", path.name], path.parent, path.name, "10000 frames a second in all")
 
 
-@pytest.mark.parametrize(("queries", "cameras"), [(10_000, 1), (MOST_QUERIES + 1, 1), (1, MOST_CAMERAS + 1)])
+@pytest.mark.parametrize(("queries", "cameras"), [(10_000, 1), (MAX_QUERIES + 1, 1), (1, MAX_CAMERAS + 1)])
 @pytest.mark.parametrize("command", ["inspect", "plan"])
 def test_more_queries_or_cameras_than_there_can_be_are_told(
     workload: Callable[[str], Path], queries: int, cameras: int, command: str
@@ -106,7 +106,7 @@ def test_more_queries_or_cameras_than_there_can_be_are_told(
 def test_as_many_queries_as_there_can_be_are_read_at_once_and_one_of_them_twice_is_told(
     workload: Callable[[str], Path],
 ) -> None:
-    text = _many(MOST_QUERIES, MOST_CAMERAS)
+    text = _many(MAX_QUERIES, MAX_CAMERAS)
     path = workload(text)
     seen = tried(["inspect", path.name, "--json"], path.parent).held()
     assert seen.code == 0

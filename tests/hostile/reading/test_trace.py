@@ -118,7 +118,7 @@ def test_what_follows_the_last_newline_is_left_out(trace: Path) -> None:
 
 
 def test_a_trace_has_no_more_lines_than_are_bearable(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "MOST_LINES", 4)
+    monkeypatch.setattr(recorded, "MAX_LINES", 4)
     with pytest.raises(InputError, match="has more than 4 lines"):
         replay(trace)
 

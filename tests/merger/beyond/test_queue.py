@@ -22,7 +22,7 @@ def _ladders(*ranks: int, query: str = "q0") -> tuple[tuple[Candidate, ...], ...
 
 
 def test_one_try_takes_private_or_shared_steps_up_to_a_risk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("merger.beyond.queue.MOST_RISK", 0.5)
+    monkeypatch.setattr("merger.beyond.queue.MAX_RISK", 0.5)
     one, both = (("q0", "a"),), (("q0", "b"), ("q1", "b"))
     risks = [Candidate(LOW_RANK, one, risk=risk) for risk in (0.2, 0.3, 0.1)]
     assert together(risks) == tuple(risks[:2])

@@ -13,7 +13,7 @@ import torch
 
 from merger.crew.joining import joined
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__, "merger", "tests.merger.options", "tests.merger.tiny"])
 
@@ -43,13 +43,13 @@ class Hands:
         """What each returned, in order of rank, or the exception it ended with; EOFError of one that was killed."""
         found = []
         for heard in self._heard:
-            assert heard.poll(PATIENCE_S), "it does not come to an end"
+            assert heard.poll(TIMEOUT_S), "it does not come to an end"
             try:
                 found.append(torch.load(io.BytesIO(heard.recv_bytes()), weights_only=False))
             except EOFError as error:
                 found.append(error)
         for process in self.processes:
-            process.join(PATIENCE_S)
+            process.join(TIMEOUT_S)
         return found
 
 

@@ -113,7 +113,7 @@ def test_the_other_half_of_the_margin_may_cost_few_bytes_only(
     steps, target = copies(bench, merged, "q1", Journal()), bench.queries["q1"].accuracy_target
     most = [0, steps[0].cost_bytes, steps[1].cost_bytes][affordable]
     part = most / steps[-1].cost_bytes  # which is all of its shared bytes
-    monkeypatch.setattr("merger.mending.search.FEW_BYTES", part)
+    monkeypatch.setattr("merger.mending.search.MIN_BYTES", part)
     _train_by_step(monkeypatch, steps, {step.what: target + 0.02 for step in steps[1:]})
     kept, rows = mend(
         bench, merged, Case("q1", target + 0.01, target + 0.02, Recipe(), alone=True), Journal(), Bounds(bench.work)

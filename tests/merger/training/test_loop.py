@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import merger.training.loop as loop
 from merger.bench.workbench import Workbench
-from merger.training.loop import LEAST_MOMENTUM, Diverged, Training
+from merger.training.loop import MIN_MOMENTUM, Diverged, Training
 from merger.training.recipe import Recipe
 from merger.training.work import Work, forward_flops
 from models.parts.norms import norms_of
@@ -74,7 +74,7 @@ def test_averages_of_norms_are_of_more_batches_as_the_rate_falls_and_nobody_is_l
         training.epoch()
         assert norm.momentum == usual
     taught, original = seen[: len(seen) // 2], seen[len(seen) // 2 :]
-    assert max(taught) == usual and taught[-1] == LEAST_MOMENTUM * usual
+    assert max(taught) == usual and taught[-1] == MIN_MOMENTUM * usual
     assert taught[-len(taught) // 2 :] == sorted(taught[-len(taught) // 2 :], reverse=True)
     assert set(original) == {usual}, "an original's are measured when it is trained"
 

@@ -107,7 +107,7 @@ def test_what_fails_is_not_remembered(folder: Path) -> None:
 
 
 def test_no_more_is_kept_than_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_KEPT", 6)
+    monkeypatch.setattr(module, "MAX_KEPT", 6)
     for index in range(20):
         remembered({"index": index}, lambda: 0)
         newest = max(folder.iterdir(), key=lambda path: path.stat().st_ctime_ns)

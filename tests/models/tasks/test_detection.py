@@ -18,7 +18,7 @@ from models import zoo
 from models.detector import BoxTarget, Candidates, Detector
 from models.tasks import Boxes, task_of
 from models.tasks.augment_boxes import augment_boxes
-from models.tasks.detection import MOST_DETECTIONS
+from models.tasks.detection import MAX_DETECTIONS
 from models.zoo.detectors.losses.ssd import MATCH_IOU, distill_loss, match
 from models.zoo.detectors.single_stage import SingleStage, single_stage
 
@@ -133,12 +133,12 @@ class Suppressed(Detector):
 
 
 def test_answers_of_a_detector_that_suppressed_inside_are_only_sorted_and_cut():
-    count = 3 * MOST_DETECTIONS
+    count = 3 * MAX_DETECTIONS
     scores = torch.linspace(0.0, 1.0, count)
     boxes = torch.tensor([[0.1, 0.2, 0.5, 0.6]]).repeat(count, 1)
     found = Candidates(boxes, scores, torch.arange(count) % 2)
     answer = TASK.answers(Suppressed(), [found, found], [(100, 50)] * 2, CLASSES)[1]
-    assert answer.scores == tuple(scores.flip(0)[:MOST_DETECTIONS].tolist())
+    assert answer.scores == tuple(scores.flip(0)[:MAX_DETECTIONS].tolist())
     assert answer.classes[:2] == ("bus", "car") and answer.boxes[0] == pytest.approx((10.0, 10.0, 50.0, 30.0))
     assert len(TASK.answers(Suppressed(), [found], [(9, 9)], CLASSES, 0.995)[0].scores) == 2
 
