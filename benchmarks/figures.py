@@ -46,7 +46,7 @@ from benchmarks.schedule.promise import HEADS as PROMISE_HEADS
 from benchmarks.schedule.promise import promise_rows
 from benchmarks.schedule.speed import overhead_rows, planning_rows
 from benchmarks.serving import tables as serving
-from models.parts.terms import FP32
+from models.bits import FP32
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MEASURED = REPOSITORY / "benchmarks" / "measured"

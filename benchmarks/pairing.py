@@ -15,8 +15,8 @@ from typing import Any, get_args
 
 from models.sharing.groups import Pairing, groups
 from models.sharing.layers import Layer, describe
-from models.sharing.likeness import cosine_likeness
 from models.sharing.plan import SharingPlan
+from models.sharing.similarity import cosine_likeness
 from models.zoo.registry import ENTRIES
 
 PAIRS = (

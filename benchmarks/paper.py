@@ -23,7 +23,7 @@ from benchmarks.merging.tables import OURS, THEIRS, grouped, spread
 from benchmarks.schedule.cases import catalogue
 from benchmarks.schedule.objective import ACCURACY, APART, PAPER
 from gemel.looking.inspect import inspect_workload
-from models.files.atomic import writing
+from models.io import open_atomic
 from models.sharing.layers import layers_of_all
 from models.workload import load_workload
 
@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
     kept = {"catalogue": [weighed(path) for path in catalogue()], "date": datetime.date.today().isoformat()}
-    with writing(given.json, overwrite=True) as file:
+    with open_atomic(given.json, overwrite=True) as file:
         file.write(json.dumps(kept, indent=2).encode() + b"\n")
     return 0
 

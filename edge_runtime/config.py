@@ -22,10 +22,8 @@ from edge_runtime.spool.settings import INTERVAL_S, MAX_BYTES, SpoolConfig
 from edge_runtime.variables import Variables
 from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError
-from models.files.schema import checked
-from models.files.yaml_file import read_mapping
-from models.frames.video import is_path
-from models.limits import MAX_CAMERAS, Fps, Name, PathText
+from models.io import MAX_CAMERAS, Fps, Name, PathText, read_mapping, validate
+from models.video import is_path
 
 FRAMES, ACCURACY = "frames", "accuracy"
 """What a schedule may aim at."""
@@ -150,7 +148,7 @@ def load_config(
     written = read_mapping(path, "box config", "`bundle:`, `budget:` and `cameras:`")
     variables = Variables(path, environment)
     try:
-        return _config(path, checked(path, variables.filled(written), _BoxKeys), device_of)
+        return _config(path, validate(path, variables.filled(written), _BoxKeys), device_of)
     except InputError as error:
         raise variables.masked(error) from None
 

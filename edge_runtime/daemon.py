@@ -26,11 +26,9 @@ from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
 from edge_runtime.spool.settings import FOLDER_MODE
 from edge_runtime.unserved import unserved
-from models.bundle.file import is_open_as
+from models.bundle.format import is_open_as
 from models.errors import BundleError, InputError
-from models.files.apart import check_apart
-from models.files.atomic import check_output, told_of
-from models.files.lock import held
+from models.io import check_apart, check_output, describe_problem, is_locked
 
 log = logging.getLogger("gemel.run")
 
@@ -61,7 +59,7 @@ def run(
                 raise
             return unserved(asked.reasons[0])
         spool = equipped.fitted.box.config.spool
-        with contextlib.nullcontext() if spool is None else held(spool.path):
+        with contextlib.nullcontext() if spool is None else is_locked(spool.path):
             asked.is_serving = True
             summary = serve(equipped, asked, refit, seconds)
     log.info("ledger: %s", json.dumps(summary))
@@ -73,7 +71,7 @@ def prepared(config_path: str | Path) -> tuple[EquippedBox, Refit]:
     config, fitted = _fitted(config_path)
     equipped = equip(fitted)
     if config.spool is not None:
-        with told_of(config.spool.path):
+        with describe_problem(config.spool.path):
             config.spool.path.mkdir(mode=FOLDER_MODE, exist_ok=True)
     return equipped, partial(_refitted, config_path)
 

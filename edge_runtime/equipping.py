@@ -24,8 +24,7 @@ from edge_runtime.fitting import FittedBox
 from edge_runtime.memory.layout import Layouts
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs
-from models.errors import InputError, said_of
-from models.sizes import size_text
+from models.errors import InputError, message_of, size_text
 
 MIN_GAIN = 1.05
 """How many times as fast other engines must be for a box that serves to go over to them."""
@@ -93,7 +92,7 @@ def equip(fitted: FittedBox) -> EquippedBox:
         engines = engines_for(bundle, AUTO, wish) if ready is None else ready[0]
         return _equipped(fitted.on(engines), engines)
     except Exception as error:  # a library that is measured can fail in any way
-        log.warning("%s; engine %s runs all queries", said_of(error), FALLBACK)
+        log.warning("%s; engine %s runs all queries", message_of(error), FALLBACK)
         return _equipped(fitted, engines_for(bundle, FALLBACK, wish))
 
 

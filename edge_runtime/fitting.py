@@ -26,8 +26,7 @@ from edge_runtime.schedule import Policy
 from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost, all_bytes
 from edge_runtime.schedule.overflow import Layer, Overflow, overflow_of
 from models.bundle import Bundle
-from models.errors import InputError
-from models.sizes import exact_text, size_text
+from models.errors import InputError, exact_text, size_text
 
 # Before anything is measured: a rate that no copy reaches.
 UNKNOWN_COPY_BYTES_PER_S = 1e12

@@ -17,7 +17,7 @@ from gemel.commands import bundle, demo, doctor, evaluate, inspect, merge, plan,
 from gemel.commands.outcome import BAD_INPUT, INTERRUPTED
 from gemel.interrupts import Interrupts
 from models.errors import GemelError, InputError, is_interrupt, one_line
-from models.files.json_file import finite
+from models.io import finite
 
 MAX_TOLD = 300
 MAX_CHARACTERS = 4095
@@ -155,7 +155,7 @@ def _check_word(name: str, word: object) -> None:
 
 def _interrupted() -> int:
     """Tell it, once what was under way is gone: as a rule that is done, unless a second interrupt came between."""
-    if atomic := sys.modules.get("models.files.atomic"):  # a command that did not import it has written nothing
+    if atomic := sys.modules.get("models.io"):  # a command that did not import it has written nothing
         atomic.remove_torn()
     return _complain("interrupted", INTERRUPTED)
 

@@ -23,10 +23,7 @@ from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.journal.progress import Progress, Stages, silent
 from merger.workers.jobs import using
 from models.errors import InputError
-from models.files.atomic import writing
-from models.files.json_file import finite, read_json
-from models.files.lock import locked
-from models.files.schema import Exact, checked
+from models.io import Exact, finite, locked, open_atomic, read_json, validate
 from models.workload import Workload, load_workload
 from video_samples.sample import write_sample
 
@@ -159,7 +156,7 @@ def _claim(out: Path, seed: int) -> None:
     if not mark.exists():
         if any(out.iterdir()):
             raise InputError(out, "holds other files", "choose a new or empty folder", "--out")
-        with writing(mark) as file:
+        with open_atomic(mark) as file:
             file.write(json.dumps(identity).encode())
     elif read_json(mark, "choose another folder") != identity:
         raise InputError(out, "holds a demo of another seed", "choose another folder", "--out")
@@ -173,11 +170,11 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
         report = merge(
             workload, out / BUNDLE, "wide", resume=True, seed=seed, progress=progress, options=MERGING
         ).to_json()
-        with writing(kept) as file:
+        with open_atomic(kept) as file:
             file.write(json.dumps(finite(report)).encode())
     remedy = "remove it; the demo merges again"
     recorded = read_json(kept, remedy)
-    checked(kept, recorded, _MergedKeys, remedy=remedy)
+    validate(kept, recorded, _MergedKeys, remedy=remedy)
     return recorded
 
 
@@ -192,6 +189,6 @@ def _box(workload: Workload, out: Path, device: str) -> dict[str, Any]:
         "sinks": [{"kind": "jsonl", "path": RESULTS}],
     }
     (out / RESULTS).unlink(missing_ok=True)
-    with writing(out / BOX, overwrite=True) as file:
+    with open_atomic(out / BOX, overwrite=True) as file:
         file.write(yaml.safe_dump(config, sort_keys=False).encode())
     return daemon.run(out / BOX, seconds=BOX_S)

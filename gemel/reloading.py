@@ -12,8 +12,7 @@ from typing import Any
 from edge_runtime.variables import Variables
 from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError, one_line
-from models.files.bounded_json import parsed
-from models.files.yaml_file import read_mapping
+from models.io import parse_json, read_mapping
 
 TIMEOUT_S = 600.0
 """How long a box may check what it is to serve: it may make engines for it."""
@@ -70,6 +69,6 @@ def _reached(host: str) -> str:
 
 def _reason(body: bytes) -> str:
     try:
-        return one_line(parsed(body)["reason"])
+        return one_line(parse_json(body)["reason"])
     except (ValueError, KeyError, TypeError):
         return "the box does not say why"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.errors import one_line
-from models.sizes import size_text
+from models.errors import one_line, size_text
 
 size = size_text
 """Bytes as budgets are given: 412.3 MiB."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from edge_runtime.config import BoxConfig
 from edge_runtime.variables import NAMED
 from models.errors import InputError
-from models.files.atomic import writing
-from models.files.bounded import read_bounded
+from models.io import open_atomic, read_bounded
 
 WATCHDOG_S = 15
 MAX_BYTES = 1 << 16
@@ -33,7 +32,7 @@ def install(
     text = unit_of(config, user, environment)
     if os.path.lexists(path) and not read_bounded(path, MAX_BYTES, "name another file").startswith(MARK.encode()):
         raise InputError(path, "was not written by Gemel", "move it away, or name another file with -o")
-    with writing(path, overwrite=True) as file:
+    with open_atomic(path, overwrite=True) as file:
         file.write(text.encode())
     path.chmod(0o644)
     return [*_unset(config, environment), *([] if user else _out_of_reach(config, path.stem))]

@@ -36,23 +36,20 @@ from merger.training.precision import Precisions
 from merger.widths.search import fit_widths, most_work, packed_bytes
 from merger.widths.storing import Storage, nbytes_of, residual_bytes, store, tied_models, weights_of
 from merger.workers.jobs import using
+from models.bits import FP32, LOW_RANK, Bits
 from models.bundle import BundleQuery, Made, check_output, write_bundle
+from models.device import is_out_of_memory
 from models.errors import InputError
-from models.files.apart import check_apart
-from models.files.atomic import writing
-from models.files.json_file import finite
-from models.files.lock import locked
-from models.measuring.evaluation import Evidence
-from models.measuring.room import is_out_of_memory
-from models.parts.terms import FP32, LOW_RANK, Width
-from models.parts.widths import Packed
-from models.sharing.equal import ceiling_with_copies, copies, equal_sets
+from models.evaluation import Evidence
+from models.io import check_apart, finite, locked, open_atomic
+from models.quantization import PackedWeight
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
-from models.weights.reading import fingerprint
+from models.sharing.similarity import ceiling_with_copies, copies, identical_sets
+from models.weights import fingerprint
 from models.workload import Query, Workload, inputs_of
 
-_Stored = tuple[dict[str, nn.Module], dict[str, dict[str, Packed]]]
+_Stored = tuple[dict[str, nn.Module], dict[str, dict[str, PackedWeight]]]
 _Making = Callable[[tuple[str, ...]], _Stored]
 LOG_SUFFIX = ".log.jsonl"
 PAST_THE_CEILING = ("wide", "none")
@@ -243,7 +240,7 @@ def _stored_as(
     """What is merged, and how its tensors are stored: the originals, where these in their fewest bits take less."""
     if options.weights == FP32:
         return found, Storage({}, {})
-    width: Width = options.weights
+    width: Bits = options.weights
     bench.begin(FITTING, work=most_work(bench))
     bounds, required, name = Bounds.of(bench, options, checkpoint), options.required(bench), f"weights {width}"
 
@@ -283,7 +280,7 @@ def _left(bench: Workbench, queries: Iterable[str], required: Mapping[str, float
 def _alone(bench: Workbench, options: MergeOptions) -> Merged:
     """The originals, of which only what is equal is shared."""
     originals = snapshots(bench.originals)
-    return Merged(equal_sets(whole_plan(bench, options), originals), originals)
+    return Merged(identical_sets(whole_plan(bench, options), originals), originals)
 
 
 def _measured(bench: Workbench, made_of: _Making, checkpoint: Checkpoint) -> dict[str, Evidence]:
@@ -344,7 +341,7 @@ def _accounted(bench: Workbench, found: _Found, method: str, options: MergeOptio
 
 
 def _write_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    with writing(path, overwrite=True) as file:
+    with open_atomic(path, overwrite=True) as file:
         file.write("".join(json.dumps(finite(row)) + "\n" for row in rows).encode())
 
 

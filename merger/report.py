@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models.measuring.evaluation import Evidence
+from models.evaluation import Evidence
 
 
 @dataclass(frozen=True)

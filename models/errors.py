@@ -1,4 +1,7 @@
-"""The whole error vocabulary: every message is one line that names the thing, the fault and the remedy."""
+"""The whole error vocabulary: every message is one line that names the thing, the fault and the remedy.
+
+Sizes in bytes as people read them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-def listed(names: Collection[str], most: int = 8) -> str:
+def join_names(names: Collection[str], most: int = 8) -> str:
     """Names for a line of bearable length: the first ones, and how many more there are."""
     left = len(names) - most
     return ", ".join(islice(names, most)) + (f" and {left} more" if left > 0 else "")
@@ -50,7 +53,7 @@ class GemelError(Exception):
     exit_code = 2
 
 
-def said_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What an error says, in one line; of one that is not meant for the user its kind, too."""
     return str(error) if isinstance(error, GemelError) else one_line(f"{type(error).__name__}: {error}")
 
@@ -81,3 +84,23 @@ def _clipped(text: str) -> str:
 
 class BundleError(InputError):
     """A bundle that is refused before anything is allocated."""
+
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(nbytes: float) -> str:
+    """Bytes in powers of 1024: 412.3 MiB; below 1 KiB as bytes."""
+    if abs(nbytes) < 1024:
+        return f"{nbytes:.0f} bytes"
+    value = float(nbytes)
+    for unit in _UNITS:
+        value /= 1024
+        if abs(value) < 1024 or unit == _UNITS[-1]:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def exact_text(nbytes: int) -> str:
+    """The size and, where that is rounded, the exact number: 412.3 MiB (432,345,088 bytes)."""
+    return size_text(nbytes) if abs(nbytes) < 1024 else f"{size_text(nbytes)} ({nbytes:,} bytes)"

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from models.detector import Detector, OneStage
 from models.errors import InputError
-from models.files.apart import check_apart
-from models.files.atomic import check_output, writing
-from models.quiet import quiet
-from models.tasks.detection import MIN_SCORE
+from models.io import check_apart, check_output, open_atomic
+from models.process import quiet
+from models.tasks import MIN_SCORE
 
 if TYPE_CHECKING:
     import onnx
@@ -92,7 +91,7 @@ def export_onnx(
     model.metadata_props.update(metadata or {})
     proto = _checked(model, path)
     data = proto.SerializeToString()
-    with writing(path) as file:
+    with open_atomic(path) as file:
         file.write(data)
     inputs, outputs = _shapes(proto.graph.input), _shapes(proto.graph.output)
     return ExportedModel(path, OPSET, batch, inputs, outputs, len(data), dict(metadata or {}))

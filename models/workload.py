@@ -9,22 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from models.errors import InputError, listed
-from models.files.yaml_file import read_yaml
-from models.frames.preprocess import FURTHEST_PIXEL, Roi
-from models.frames.video import is_path
-from models.limits import (
-    MAX_CAMERAS,
-    MAX_CLASSES,
-    MAX_QUERIES,
-    ClassName,
-    Fps,
-    Name,
-    PathText,
-    Priority,
-    SlaMs,
-)  # fmt: skip
-from models.weights.published import PREFIX, Published, find_published
+from models.errors import InputError, join_names
+from models.io import MAX_CAMERAS, MAX_CLASSES, MAX_QUERIES, ClassName, Fps, Name, PathText, Priority, SlaMs, read_yaml
+from models.preprocess import FURTHEST_PIXEL, Roi
+from models.video import is_path
+from models.weights import PREFIX, Published, find_published
 from models.zoo import check_name
 
 
@@ -79,7 +68,7 @@ class Workload:
         for query in self.queries:
             if query.id == query_id:
                 return query
-        known = listed([query.id for query in self.queries])
+        known = join_names([query.id for query in self.queries])
         raise InputError(self.path, f"there is no query '{query_id}'", f"the queries are: {known}", "queries")
 
 
@@ -143,7 +132,7 @@ def load_workload(path: str | Path) -> Workload:
     _check_unique(path, [query.id for query in queries])
     for index, query in enumerate(queries):
         if query.camera not in cameras:
-            known = listed(cameras)
+            known = join_names(cameras)
             raise InputError(
                 path, f"no camera '{query.camera}'", f"use one of: {known}", f"queries[{index}].camera ({query.id})"
             )

@@ -26,7 +26,7 @@ PURE = """
 import ast, sys
 for name in {files!r}:
     compile(open(name, encoding="utf-8").read(), name, "exec", ast.PyCF_ONLY_AST)
-import models.errors, models.sizes, models.files.atomic, models.parts.terms
+import models.errors, models.errors, models.io, models.bits
 import edge_runtime.backoff, edge_runtime.variables, edge_runtime.memory.placing, edge_runtime.memory.copies
 import edge_runtime.capture.reconnection, edge_runtime.delivery.outbox, edge_runtime.frames.ledger
 import edge_runtime.schedule.costs, edge_runtime.schedule.overflow, edge_runtime.reloading.steps

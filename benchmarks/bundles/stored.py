@@ -34,14 +34,14 @@ from torch import Tensor, nn
 
 from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
 from benchmarks.machine import held_bytes, machine
-from models.parts.terms import Asked, most_code
-from models.parts.widths import Packed, choices, packed
+from models.bits import WeightBits, max_code
+from models.quantization import PackedWeight, choices, pack
 from models.sharing.layers import layers_of, weight_key
 from models.workload import Query, load_workload
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2")
-WEIGHTS: tuple[Asked, ...] = ("fp32", "fp16", "int8")
-MOST = most_code("int8")
+WEIGHTS: tuple[WeightBits, ...] = ("fp32", "fp16", "int8")
+MOST = max_code("int8")
 CLIPS = torch.linspace(0.5, 1, 26).tolist()
 FRAMES, BATCH = 256, 32
 
@@ -78,33 +78,32 @@ def _shown(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def packed_of(query: Query | None, model: nn.Module, weights: Asked) -> dict[str, Packed]:
+def packed_of(query: Query | None, model: nn.Module, weights: WeightBits) -> dict[str, PackedWeight]:
     """What a merge would store packed of this model, with nothing widened again."""
     state = model.state_dict()
     heads = {weight_key(state, row.path) for row in layers_of(query) if row.head} if query is not None else set()
     found = {}
     for key, tensor in state.items():
         if weights != "fp32" and (own := choices(key, tensor.shape, weights, key in heads)):
-            found[key] = packed(tensor, own[0])
+            found[key] = pack(tensor, own[0])
     return found
 
 
 def _accuracy(query: Query) -> dict[str, Any]:
-    from models.frames.data import load_split
-    from models.frames.prepared import Prepared
-    from models.measuring.evaluation import predict, score, truths_of
-    from models.parts.norms import calibrate_norms
+    from models.batchnorm import recalibrate_batchnorm
+    from models.data import PreparedFrames, load_split
+    from models.evaluation import load_labels, predict, score
     from models.tasks import task_of
-    from models.weights.reading import load_weights
+    from models.weights import load_weights
     from models.zoo import build_query, preprocess_of
 
     model, task = build_query(query), task_of(query.task)
     load_weights(query, model)
-    val, train = (Prepared(query, load_split(query, name)) for name in ("val", "train"))
+    val, train = (PreparedFrames(query, load_split(query, name)) for name in ("val", "train"))
     answers = predict(model.eval(), query, val)
     labelled = val.split.truths
     threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
-    truths = truths_of(query, val.split, answers, threshold)
+    truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)
 
     def scored(trial: nn.Module) -> float:
@@ -121,7 +120,7 @@ def _accuracy(query: Query) -> dict[str, Any]:
         if stored:
             saved = sum(one.tensor.numel() * 4 - one.tensor.nbytes - _nbytes(one.scale) for one in stored.values())
             row |= {f"{weights} MB": row["MB"] - saved / 1e6, weights: scored(trial) / reached}
-        calibrate_norms(trial, (prepare.normalise(train.batch(chosen[at : at + BATCH])) for at in
+        recalibrate_batchnorm(trial, (prepare.normalise(train.batch(chosen[at : at + BATCH])) for at in
                                 range(0, len(chosen), BATCH)))  # fmt: skip
         row[f"{weights}, norms again"] = scored(trial) / reached
     row |= dict(zip(("error", "clipped error"), _errors(model, packed_of(query, model, "int8")), strict=True))
@@ -132,7 +131,7 @@ def _nbytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def _errors(model: nn.Module, stored: dict[str, Packed]) -> tuple[float, float]:
+def _errors(model: nn.Module, stored: dict[str, PackedWeight]) -> tuple[float, float]:
     """The size of what int8 changes over that of the weights: as it is stored, and with the best clipping."""
     ours = best = whole = 0.0
     for key, one in stored.items():
@@ -148,7 +147,7 @@ def _errors(model: nn.Module, stored: dict[str, Packed]) -> tuple[float, float]:
     return (ours / whole) ** 0.5, (best / whole) ** 0.5
 
 
-def _bundle(folder: Path, name: str, weights: Asked) -> Any:
+def _bundle(folder: Path, name: str, weights: WeightBits) -> Any:
     from models import zoo
 
     torch.manual_seed(0)
@@ -199,7 +198,7 @@ def _memory(name: str) -> Iterator[dict[str, Any]]:
         yield {"model": name, "weights": weights, "resident MB": resident / 1e6, "held MB": held / 1e6}
 
 
-def _anonymous_bytes(name: str, weights: Asked) -> str:
+def _anonymous_bytes(name: str, weights: WeightBits) -> str:
     """Bytes held after a run above those held before the arena was made, and the resident bytes, as JSON."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = _bundle(Path(folder), name, weights)

@@ -28,13 +28,12 @@ from benchmarks.data import splits
 from benchmarks.data.files import say
 from benchmarks.machine import machine
 from merger.bench.workbench import Workbench
+from models.batchnorm import batchnorms_of
+from models.data import PreparedFrames, Split
 from models.errors import InputError
-from models.files.atomic import writing
-from models.frames.data import Split
-from models.frames.prepared import Prepared
-from models.measuring.evaluation import predict, score, worth_keeping
-from models.parts.norms import norms_of
-from models.parts.widths import choices, packed
+from models.evaluation import is_competent, predict, score
+from models.io import open_atomic
+from models.quantization import choices, pack
 from models.sharing.layers import layers_of, weight_key
 from models.tasks import task_of
 from models.workload import Query, load_workload
@@ -54,13 +53,13 @@ HEADS = ("workload", "query", "model", "metric", "original", *(f"{bits} bit" for
 def rounded(weight: Tensor, bits: int) -> Tensor:
     """A float32 weight (out, ...) as so few bits hold it."""
     if bits > 1:
-        return packed(weight, f"int{bits}").wide()  # type: ignore[arg-type]
+        return pack(weight, f"int{bits}").wide()  # type: ignore[arg-type]
     rows = weight.reshape(len(weight), -1)
     return torch.where(rows >= 0, 1.0, -1.0).mul_(rows.abs().mean(1, keepdim=True)).view(weight.shape)
 
 
 @torch.no_grad()
-def in_bits(bench: Workbench, query: str, bits: int, val: Prepared) -> nn.Module:
+def in_bits(bench: Workbench, query: str, bits: int, val: PreparedFrames) -> nn.Module:
     """The query's original with its weights in so many bits, its norms as `val` prefers them."""
     model = bench.models([query])[query]
     state = model.state_dict(keep_vars=True)
@@ -75,16 +74,18 @@ def in_bits(bench: Workbench, query: str, bits: int, val: Prepared) -> nn.Module
     return model
 
 
-def few(bench: Workbench, query: Query) -> Prepared:
+def few(bench: Workbench, query: Query) -> PreparedFrames:
     """At most JUDGED frames of val."""
     val = bench.val[query.id].split
     chosen = splits.thin(range(len(val)), JUDGED)
     truths = None if val.truths is None else tuple(val.truths[index] for index in chosen)
     units, times_s = tuple(val.units[index] for index in chosen), tuple(val.times_s[index] for index in chosen)
-    return Prepared(query, Split(val.name, [val.frames[index] for index in chosen], truths, units, times_s)).load()
+    return PreparedFrames(
+        query, Split(val.name, [val.frames[index] for index in chosen], truths, units, times_s)
+    ).load()
 
 
-def reached(bench: Workbench, query: str, model: nn.Module, frames: Prepared) -> float:
+def reached(bench: Workbench, query: str, model: nn.Module, frames: PreparedFrames) -> float:
     """The model's metric on these frames, by labels where there are any, else by the original's own answers."""
     found, threshold = bench.queries[query], bench.references[query].threshold
     task, truths = task_of(found.task), frames.split.truths
@@ -94,14 +95,14 @@ def reached(bench: Workbench, query: str, model: nn.Module, frames: Prepared) ->
 
 
 @torch.no_grad()
-def stem(model: nn.Module, query: Query, prepared: Prepared, indices: Sequence[int]) -> Tensor:
+def stem(model: nn.Module, query: Query, prepared: PreparedFrames, indices: Sequence[int]) -> Tensor:
     """What the first norm of a model makes of these frames: f32 (N, channels x PLACES x PLACES)."""
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, _given: object, out: Tensor) -> None:
         seen.append(out)
 
-    hook = norms_of(model)[0].register_forward_hook(keep)
+    hook = batchnorms_of(model)[0].register_forward_hook(keep)
     preprocess = preprocess_of(query.model, query.input_size)
     for start in range(0, len(indices), 32):
         model(preprocess.normalise(prepared.batch(indices[start : start + 32])))
@@ -113,7 +114,7 @@ def stem(model: nn.Module, query: Query, prepared: Prepared, indices: Sequence[i
 def probe(bench: Workbench, query: Query) -> float | None:
     """Balanced accuracy on test of a linear layer on the stem; None for a detector and for a model without norms."""
     original, train = bench.originals[query.id], bench.train[query.id]
-    if query.task != "classification" or train.targets is None or not norms_of(original):
+    if query.task != "classification" or train.targets is None or not batchnorms_of(original):
         return None
     task, sets = task_of(query.task), (bench.val[query.id], bench.test[query.id])
     chosen = train.spread(PROBED)
@@ -161,7 +162,7 @@ def measured(bench: Workbench, query: Query) -> dict[str, Any]:
         "metric": task_of(query.task).metric,
         "samples": len(test),
         "original": original,
-        "worth": worth_keeping(query, original),
+        "worth": is_competent(query, original),
         "bits": {str(bits): reached(bench, query.id, in_bits(bench, query.id, bits, val), test) for bits in BITS},
         "probe": probe(bench, query),
         "chance": task_of(query.task).chance(query.classes),
@@ -182,7 +183,7 @@ def kept_of(bench: Workbench, path: Path) -> dict[str, Any]:
         say(query.id)
         one = measured(bench, query)
         found |= {"machine": machine(), "date": datetime.now(timezone.utc).date().isoformat(), "queries": [*done, one]}
-        with writing(path, overwrite=True) as file:
+        with open_atomic(path, overwrite=True) as file:
             file.write((json.dumps(found, indent=1) + "\n").encode())
     return found
 

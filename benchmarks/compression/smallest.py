@@ -37,15 +37,15 @@ from merger.journal.progress import Progress
 from merger.journal.states import snapshot
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, store, tied_models
+from models.bits import BIT_WIDTHS
 from models.bundle import BundleQuery, Made, write_bundle
 from models.bundle.reader import open_bundle
 from models.errors import InputError
-from models.files.atomic import writing
-from models.parts.terms import BITS
+from models.io import open_atomic
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import model_bytes, weight_key
 from models.sharing.plan import SharingPlan
-from models.weights.reading import fingerprint
+from models.weights import fingerprint
 from models.workload import load_workload
 from models.zoo import is_zoo_name
 
@@ -196,7 +196,7 @@ def measured(workload: Path, bundle: Path | None, weights: str, kept: Path, prog
             "date": datetime.now(timezone.utc).date().isoformat(),
             "arms": {**found.get("arms", {}), name: arm},
         }
-        with writing(kept, overwrite=True) as file:
+        with open_atomic(kept, overwrite=True) as file:
             file.write((json.dumps(found, indent=1) + "\n").encode())
         checkpoint.remove()
     return found
@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", type=Path)
     parser.add_argument("--bundle", type=Path, help="what was merged of it, in float32")
-    parser.add_argument("--weights", choices=list(BITS), default="int2", help="the fewest bits tried")
+    parser.add_argument("--weights", choices=list(BIT_WIDTHS), default="int2", help="the fewest bits tried")
     parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
     given = parser.parse_args(arguments)
     try:

@@ -21,7 +21,7 @@ import yaml
 from benchmarks.machine import machine
 from edge_runtime import daemon
 from gemel.drift.checking import check
-from models.bundle.shipping import write_update
+from models.bundle.delta import write_update
 
 BUNDLE, WORKLOAD = "sample.safetensors", "workload.yaml"
 DAY, NIGHT, SQUARE = "junction-day", "junction-night", "square"

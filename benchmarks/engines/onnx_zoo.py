@@ -33,8 +33,8 @@ from models import zoo
 from models.bundle import Bundle
 from models.detector import OneStage
 from models.errors import InputError
-from models.zoo.inputs import answer_on_meta
 from models.zoo.registry import ENTRIES
+from models.zoo.user_models import answer_on_meta
 
 TOLERANCE = 1e-3
 SIDES = (32, 64, 96, 128, 224, 300, 320)

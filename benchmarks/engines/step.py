@@ -4,7 +4,7 @@ Usage: python -m benchmarks.engines.step [--rounds 3]
 
 Each variant runs in a process of its own, in turn; the table gives the median processor time over that of `plain`
 (glibc as it comes, AdamW tensor by tensor), and peak resident memory. `kept` is
-models.measuring.allocator.keep_freed_memory; `fused` is that and the optimiser in one pass, as merger.training.loop has
+models.process.keep_freed_memory; `fused` is that and the optimiser in one pass, as merger.training.loop has
 both.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import torch
 
-from models.measuring.allocator import keep_freed_memory
+from models.process import keep_freed_memory
 from models.zoo import build
 
 VARIANTS = ("plain", "kept", "fused")

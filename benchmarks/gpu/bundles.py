@@ -10,9 +10,9 @@ from torch import nn
 
 from benchmarks.bundles.making import asked, made
 from models import zoo
+from models.bits import Bits
 from models.bundle import Bundle
-from models.parts.terms import Width
-from models.parts.widths import choices, packed
+from models.quantization import choices, pack
 
 CLASSES = ("car", "bus", "truck")
 FAMILIES = (
@@ -32,7 +32,7 @@ def size_of(model: str, small: bool) -> int:
 
 
 def bundle_of(
-    path: Path, names: Sequence[str], model: str, small: bool, width: Width | None = None, shared: bool = True
+    path: Path, names: Sequence[str], model: str, small: bool, width: Bits | None = None, shared: bool = True
 ) -> Bundle:
     """Queries of one model that share all convolutions, unless not `shared`; with a width every weight that can be is
     stored so.
@@ -60,6 +60,6 @@ def _filled(model: nn.Module) -> nn.Module:
     return model
 
 
-def _packed(model: nn.Module, width: Width) -> dict:
+def _packed(model: nn.Module, width: Bits) -> dict:
     kinds = {key: choices(key, tensor.shape, width) for key, tensor in model.state_dict().items()}
-    return {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
+    return {key: pack(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}

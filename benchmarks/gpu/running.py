@@ -20,9 +20,9 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.streams import compute_stream
 from edge_runtime.schedule.costs import BATCHES
+from models.bits import Bits
 from models.bundle import Bundle
-from models.parts.terms import Width
-from models.products import in_full
+from models.device import disable_tf32
 
 CLOSE, CLOSE_IN_HALF = 1e-4, 2e-2
 COUNTS = (1, 3)
@@ -53,7 +53,7 @@ def forms(setting: Setting, found: Found) -> None:
     """Early start, float16, int8, weights that overflow, graphs; and one weight for all who share it."""
     model = FEW[0] if setting.small else FAMILIES[0]
     path = setting.folder / "forms"
-    widths: dict[Width, float] = {"fp16": CLOSE_IN_HALF if setting.on_card else CLOSE, "int8": CLOSE}
+    widths: dict[Bits, float] = {"fp16": CLOSE_IN_HALF if setting.on_card else CLOSE, "int8": CLOSE}
     for width, close in widths.items():
         compare(setting, found, bundle_of(path, QUERIES[:1], model, setting.small, width), "torch", close, width)
     bundle = bundle_of(path, QUERIES, model, setting.small)
@@ -61,7 +61,7 @@ def forms(setting: Setting, found: Found) -> None:
     frames = _frames(setting, bundle, 1)
     expected = _bare(setting, bundle, query, frames)
     names = bundle.names_in_order(query)
-    with setting.computing(), torch.inference_mode(), in_full():
+    with setting.computing(), torch.inference_mode(), disable_tf32():
         arena, early = _arena(setting, bundle), TorchEngine(bundle, query, setting.device)
         setting.busy(0.01)
         arena.start(names)
@@ -126,13 +126,13 @@ def onnx(setting: Setting, found: Found) -> None:
 def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: float, form: str = "fp32") -> None:
     """An engine's outputs against the plain module's, in shares of each tensor's largest value."""
     query = bundle.queries[0]
-    with in_full():  # ONNX Runtime asks when it is made
+    with disable_tf32():  # ONNX Runtime asks when it is made
         engine = _prepared(found, bundle, name, setting)
     if engine is None:
         return
     if isinstance(engine, OnnxEngine):
         found.holds(f"{name}_on_{setting.device.type}", engine.runs_on.type == setting.device.type)
-    with setting.computing(), torch.inference_mode(), in_full():
+    with setting.computing(), torch.inference_mode(), disable_tf32():
         arena = resident(bundle, {query.id: engine})
         for count in COUNTS:
             frames = _frames(setting, bundle, count)
@@ -202,7 +202,7 @@ def _module(setting: Setting, bundle: Bundle, query: str) -> Any:
 
 
 def _bare(setting: Setting, bundle: Bundle, query: str, frames: Tensor) -> Any:
-    with setting.computing(), torch.inference_mode(), in_full():
+    with setting.computing(), torch.inference_mode(), disable_tf32():
         return _module(setting, bundle, query)(frames)
 
 

@@ -28,9 +28,8 @@ from merger.training.precision import Precisions, apart
 from merger.training.recipe import Recipe
 from merger.training.work import Work
 from models.bundle import verify_bundle
-from models.frames.data import load_split
-from models.frames.prepared import Prepared
-from models.products import in_full
+from models.data import PreparedFrames, load_split
+from models.device import disable_tf32
 from models.workload import Workload, load_workload
 from models.zoo import build_query
 
@@ -42,7 +41,7 @@ def merge(setting: Setting, found: Found) -> None:
     """Frames a second and how busy the device is; the loss of an epoch in fp32 against the CPU's."""
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 512)
     workload = _workload(setting.folder / "merge", model, size, frames)
-    sets = {one.id: TrainingSet(one, Prepared(one, load_split(one, "train")).load()) for one in workload.queries}
+    sets = {one.id: TrainingSet(one, PreparedFrames(one, load_split(one, "train")).load()) for one in workload.queries}
     some = min(frames, 32)
     losses = [_loss(workload, sets, torch.device(kind), some) for kind in ("cpu", setting.device.type)]
     found.note("loss_cpu", losses[0])
@@ -67,7 +66,7 @@ def lay_out(setting: Setting, found: Found) -> None:
     """Train frames on the device, intermediates computed again, a step that does not fit, and precisions tried."""
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 64)
     workload = _workload(setting.folder / "layout", model, size, frames)
-    sets = {one.id: TrainingSet(one, Prepared(one, load_split(one, "train")).load()) for one in workload.queries}
+    sets = {one.id: TrainingSet(one, PreparedFrames(one, load_split(one, "train")).load()) for one in workload.queries}
     recipe = Recipe(epochs=1, frames_per_epoch=frames)
     elsewhere = _loss(workload, sets, setting.device, frames)
     kept = [data.prepared.keep_on(setting.device) for data in sets.values()]
@@ -129,7 +128,7 @@ def _peak(setting: Setting, begin: Callable[[], Training]) -> tuple[float, int]:
     training = begin()
     if setting.on_card:
         torch.cuda.reset_peak_memory_stats(setting.device)
-    with in_full():
+    with disable_tf32():
         loss = training.epoch()
     return loss, torch.cuda.max_memory_allocated(setting.device) if setting.on_card else 0
 
@@ -175,7 +174,7 @@ def _busy_s(training: Training) -> float:
     return sum(one.self_device_time_total for one in there) / 1e6
 
 
-@in_full()
+@disable_tf32()
 def _loss(workload: Workload, sets: dict[str, TrainingSet], device: torch.device, frames: int) -> float:
     return _training(workload, sets, device, Recipe(epochs=1, frames_per_epoch=frames), "fp32").epoch()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from merger.bench.attempt import extended
-from models.parts.terms import FP32
+from models.bits import FP32
 from models.sharing.plan import SharingPlan
 
 Step = tuple[float, float]

@@ -40,11 +40,11 @@ from gemel.progress import shown_on
 from merger import METHODS, MergeOptions, Recipe, merge
 from merger.journal.checkpoint import WORK_SUFFIX
 from merger.merging import LOG_SUFFIX
+from models.bits import FP32, WEIGHTS
 from models.errors import InputError
-from models.files.atomic import writing
-from models.parts.terms import FP32, WEIGHTS
+from models.io import open_atomic
 from models.sharing.layers import layers_of_all
-from models.weights.reading import fingerprint
+from models.weights import fingerprint
 from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def variant_of(workload: Workload, target: float | None) -> Variant:
     for query in document["queries"]:
         query.pop("accuracy_target", None)
     path = workload.path.with_name(f"{workload.path.stem}-{target:g}.yaml")
-    with writing(path, overwrite=True) as file:
+    with open_atomic(path, overwrite=True) as file:
         file.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
     return Variant(f"{workload.name}-{target:g}", load_workload(path), False)
 
@@ -159,7 +159,7 @@ def draw(cells: Sequence[Cell], folder: Path) -> None:
         drawn = {name: picture([cell for cell in own if cell.name == name]), f"{name}-targets": curves(own)}
         for stem, svg in drawn.items():
             if svg is not None:
-                with writing(folder / f"merge-{stem}.svg", overwrite=True) as file:
+                with open_atomic(folder / f"merge-{stem}.svg", overwrite=True) as file:
                     file.write(svg.encode())
 
 

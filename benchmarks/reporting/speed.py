@@ -33,11 +33,11 @@ from gemel.evaluation.clock import Clock, clock_of
 from gemel.evaluation.evaluating import MEMORY, STREAMING, WRITING, reported
 from gemel.evaluation.judging import Judged, scored
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.frames.data import Frames, Split
+from models.data import Frames, Split
+from models.predictions import Boxes, DetectionPrediction
 from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import layers_of_all
 from models.sharing.plan import SharingPlan, tie
-from models.tasks import Boxes, DetectionAnswer
 from models.workload import Workload, load_workload
 from models.zoo import build
 
@@ -71,7 +71,7 @@ def written(folder: Path, queries: int) -> tuple[Bundle, Workload]:
     return open_bundle(folder / "boxes.safetensors"), load
 
 
-def drawn(frames: int, seed: int) -> tuple[Split, dict[str, list[DetectionAnswer]]]:
+def drawn(frames: int, seed: int) -> tuple[Split, dict[str, list[DetectionPrediction]]]:
     """A split of so many frames, and what both models answer."""
     random = np.random.default_rng(seed)
     truths, sides = [], {ORIGINALS: [], MERGED: []}
@@ -90,7 +90,7 @@ def drawn(frames: int, seed: int) -> tuple[Split, dict[str, list[DetectionAnswer
     return Split("test", shown, tuple(truths), tuple(units), tuple(times)), sides
 
 
-def _answer(random: np.random.Generator, names: Sequence[str], boxes: np.ndarray) -> DetectionAnswer:
+def _answer(random: np.random.Generator, names: Sequence[str], boxes: np.ndarray) -> DetectionPrediction:
     """Nine objects of ten, each a little moved, some misnamed or doubled, and some that are not there."""
     kept = np.flatnonzero(random.random(len(names)) < 0.9)
     kept = np.concatenate([kept, kept[random.random(len(kept)) < 0.05]])
@@ -102,7 +102,7 @@ def _answer(random: np.random.Generator, names: Sequence[str], boxes: np.ndarray
     found = np.concatenate([found, np.concatenate([corner, corner + 50], axis=1)])
     said += [CLASSES[0]] * false
     scores = random.uniform(0.1, 1, len(said)).tolist()
-    return DetectionAnswer(tuple(said), tuple(scores), tuple(map(tuple, found.tolist())))
+    return DetectionPrediction(tuple(said), tuple(scores), tuple(map(tuple, found.tolist())))
 
 
 def measured(frames: int, queries: int, rounds: int) -> dict[str, Any]:

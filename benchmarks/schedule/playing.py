@@ -15,7 +15,7 @@ from typing import Any
 
 import edge_runtime
 from models.errors import InputError
-from models.files.atomic import writing
+from models.io import open_atomic
 
 Row = dict[str, Any]
 Unit = tuple[str, ...]
@@ -84,5 +84,5 @@ def _write(file: Path, asked: Mapping[str, Any], known: Mapping[str, list[Row]],
     units = {name: known[name] for name in names if name in known}
     document = {"asked": asked, "date": time.strftime("%Y-%m-%d", time.gmtime()), "units": units}
     lines = json.dumps(document).replace('], "', '],\n"')
-    with writing(file, overwrite=True) as out:
+    with open_atomic(file, overwrite=True) as out:
         out.write(lines.encode() + b"\n")

@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 from models.bundle import BundleQuery, Made, write_bundle
-from models.frames.preprocess import Preprocess
+from models.preprocess import Preprocess
 
 TRIVIAL = "benchmarks.serving.boxes:trivial"
 SLA_MS = 20_000.0

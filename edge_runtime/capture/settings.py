@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.frames.video import is_path
+from models.video import is_path
 
 TIMEOUT_S = 5.0
 

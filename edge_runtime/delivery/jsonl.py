@@ -21,8 +21,7 @@ from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.tail import mend
 from edge_runtime.schedule.settings import parse_memory
 from models.errors import InputError
-from models.files.atomic import cannot_be_written
-from models.files.lines import Lines
+from models.io import Lines, cannot_be_written
 
 STDOUT = "-"
 TIMEOUT_S = 1.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_runtime.delivery.base import SinkConfig, SinkKeys
 from models.errors import InputError
-from models.files.schema import checked
+from models.io import validate
 
 SINKS: dict[str, tuple[str, str]] = {
     "jsonl": ("edge_runtime.delivery.jsonl", "JsonLinesKeys"),
@@ -31,4 +31,4 @@ def _keys_of(path: Path, given: Mapping[str, Any], key: str) -> SinkKeys:
     if not isinstance(kind, str) or kind not in SINKS:
         raise InputError(path, f"unknown kind '{str(kind)[:40]}'", f"use {', '.join(SINKS)}", f"{key}.kind")
     module, keys = SINKS[kind]
-    return checked(path, given, getattr(importlib.import_module(module), keys), key)
+    return validate(path, given, getattr(importlib.import_module(module), keys), key)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from models.files.bounded import Fault
-from models.files.bounded_json import parsed
+from models.io import ParseError, parse_json
 
 MAX_BYTES = 2**20
 """A last line longer than this is none of ours, and is left as it is."""
@@ -34,7 +33,7 @@ def mend(path: Path) -> None:
 
 def _is_whole(record: bytes) -> bool:
     try:
-        parsed(record)
-    except Fault:
+        parse_json(record)
+    except ParseError:
         return False
     return True

@@ -15,11 +15,12 @@ from edge_runtime.engines.workspace import peak_of
 from edge_runtime.memory.binding import Bindable, TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.onednn import Convolution, convolutions_of
+from models.bits import Bits
 from models.bundle import Bundle, BundleQuery
+from models.cost import workspace_bytes
 from models.errors import InputError
-from models.measuring.cost import workspace_bytes
-from models.parts.terms import Width
-from models.tasks import Answer, DetectionAnswer, task_of
+from models.predictions import DetectionPrediction, Prediction
+from models.tasks import task_of
 
 MAX_WORKSPACES = 4096
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
@@ -44,7 +45,7 @@ class Engine(Bindable, Protocol):
         """The workspace of a run of one frame."""
         ...
 
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Answer]:
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Prediction]:
         """One answer per RGB frame (H, W, 3); boxes in pixels of the whole frame.
 
         `uploaded` is called once the frames are on their way to the device, before anything is computed.
@@ -63,7 +64,7 @@ class FrameEngine(ABC):
     starts_early: bool = False
     orders: frozenset[Order] = frozenset({Order.STORED})
     """The orders in which it takes the weights of convolutions; one engine of a class may take fewer."""
-    runs_packed: ClassVar[frozenset[Width]] = frozenset()
+    runs_packed: ClassVar[frozenset[Bits]] = frozenset()
     """The widths in which tensors stay in the arena as they are stored and are used from there."""
 
     automatic: ClassVar[bool] = True
@@ -131,7 +132,7 @@ class FrameEngine(ABC):
         Returns what `decode` takes: unless that is overridden too, what the model's forward returns.
         """
 
-    def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Answer]:
+    def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
         """Outputs as answers, boxes in pixels of the cropped frames, whose (width, height) are `sizes`."""
         return self._task.answers(self.model, outputs, sizes, self.query.classes, least_score)
 
@@ -155,7 +156,7 @@ class FrameEngine(ABC):
         return self.forward(prepare.normalise(batch))
 
     @torch.inference_mode()
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Answer]:
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Prediction]:
         """One answer per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
 
         Where the query sets no `min_score`, the threshold chosen on val takes its place.
@@ -185,12 +186,12 @@ class FrameEngine(ABC):
             raise ValueError(f"roi {list(self.query.roi)} lies outside a frame of {width}x{height} pixels")
         return cropped
 
-    def _uncrop(self, answer: Answer) -> Answer:
-        if self.query.roi is None or not isinstance(answer, DetectionAnswer):
+    def _uncrop(self, answer: Prediction) -> Prediction:
+        if self.query.roi is None or not isinstance(answer, DetectionPrediction):
             return answer
         dx, dy = round(self.query.roi[0]), round(self.query.roi[1])
         boxes = tuple((x0 + dx, y0 + dy, x1 + dx, y1 + dy) for x0, y0, x1, y1 in answer.boxes)
-        return DetectionAnswer(answer.classes, answer.scores, boxes)
+        return DetectionPrediction(answer.classes, answer.scores, boxes)
 
 
 def _shape_of(query: BundleQuery, model: nn.Module) -> tuple[Any, ...]:

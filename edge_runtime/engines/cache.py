@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.files.atomic import told_of, writing
-from models.files.bounded import Fault
-from models.files.bounded_json import parsed
-from models.files.private import cache_folder, own_bytes, private_folder
+from models.io import ParseError, cache_folder, describe_problem, open_atomic, own_bytes, parse_json, private_folder
 
 RECORD = ".json"
 COMPILERS = "inductor"
@@ -50,13 +47,13 @@ class EngineCache:
         """What was kept under this key; None when there is nothing, or when its bytes are not what was written."""
         path = self._path(key, suffix)
         try:
-            record = parsed(own_bytes(path.with_name(path.name + RECORD), MAX_RECORD_BYTES))
+            record = parse_json(own_bytes(path.with_name(path.name + RECORD), MAX_RECORD_BYTES))
             if record["key"] != _plain(key):
                 return None
             notes = record["notes"]
             if record["sha256"] != _digest(own_bytes(path, min(record["bytes"], MAX_BYTES)), notes):
                 return None
-        except (OSError, Fault, KeyError, TypeError, AttributeError):
+        except (OSError, ParseError, KeyError, TypeError, AttributeError):
             return None
         return Kept(path, json.loads(notes))
 
@@ -70,7 +67,7 @@ class EngineCache:
         if found is not None:
             return found
         path = self._path(key, suffix)
-        with told_of(self.folder), self._alone(path):
+        with describe_problem(self.folder), self._alone(path):
             found = self.find(key, suffix)
             if found is not None:
                 return found
@@ -82,9 +79,9 @@ class EngineCache:
                 noted = json.dumps(dict(make(made)))
                 data = made.read_bytes()
             record = {"key": _plain(key), "bytes": len(data), "sha256": _digest(data, noted), "notes": noted}
-            with writing(path, overwrite=True) as file:
+            with open_atomic(path, overwrite=True) as file:
                 file.write(data)
-            with writing(path.with_name(path.name + RECORD), overwrite=True) as file:
+            with open_atomic(path.with_name(path.name + RECORD), overwrite=True) as file:
                 file.write(json.dumps(record, indent=1).encode())
         return Kept(path, json.loads(noted))
 

@@ -12,7 +12,7 @@ from edge_runtime.engines.eager.engine import FULL
 from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine
 from edge_runtime.engines.telling import told_while
 from models.bundle import Bundle
-from models.errors import one_line, said_of
+from models.errors import message_of, one_line
 
 log = logging.getLogger("gemel.run")
 
@@ -106,7 +106,7 @@ def _prepared(
     except Exception as error:  # a library can fail in any way
         if name == FALLBACK:
             raise
-        said = one_line(error) if isinstance(error, EngineError) else said_of(error)
+        said = one_line(error) if isinstance(error, EngineError) else message_of(error)
         line = f"engine {name} cannot run {model}: {said}; engine {FALLBACK} does"
         if line not in told:
             log.warning("%s", line)

@@ -32,6 +32,6 @@ def told_while(what: str, every_s: float = INTERVAL_S) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    """As `log.info`, also while a compiler is kept from logging (`models.quiet`), which silences everybody."""
+    """As `log.info`, also while a compiler is kept from logging (`models.process`), which silences everybody."""
     if log.getEffectiveLevel() <= logging.INFO:
         log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))

@@ -12,7 +12,7 @@ from edge_runtime.engines.base import Engine, FrameEngine, nothing
 from edge_runtime.memory.binding import Wait
 from edge_runtime.memory.store import Store
 from edge_runtime.schedule.costs import Costs, stored_name
-from models.tasks import Answer
+from models.predictions import Prediction
 
 
 def store_for(store: Store, costs: Costs) -> Store:
@@ -48,5 +48,5 @@ class UnsharedEngine:
     def unbind(self) -> None:
         self._engine.unbind()
 
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Answer]:
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Prediction]:
         return self._engine.run(frames, uploaded)

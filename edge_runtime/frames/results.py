@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_runtime.frames.mailbox import Frame
 from models.bundle import BundleQuery
-from models.tasks import Answer, ClassAnswer
+from models.predictions import ClassPrediction, Prediction
 
 BUNDLE_DIGITS = 12
 
@@ -25,7 +25,7 @@ class Identity:
 
 
 def record_of(
-    query: BundleQuery, frame: Frame, answer: Answer, finished_at: float, identity: Identity
+    query: BundleQuery, frame: Frame, answer: Prediction, finished_at: float, identity: Identity
 ) -> dict[str, Any]:
     """The result record as docs/box.md defines it; `finished_at` is in seconds of the clock of `frame.captured_at`.
 
@@ -38,7 +38,7 @@ def record_of(
         "age_ms": round(age_s * 1000, 3), "late": age_s > query.sla_ms / 1000,
         "bundle": identity.bundle[:BUNDLE_DIGITS],
     }  # fmt: skip
-    if isinstance(answer, ClassAnswer):
+    if isinstance(answer, ClassPrediction):
         return {**record, "label": answer.label, "score": answer.score}
     found = zip(answer.classes, answer.scores, answer.boxes, strict=True)
     detections = [{"class": name, "score": score, "box": list(box)} for name, score, box in found]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from models.bundle import Bundle
-from models.bundle.container import Entry, tensor_hash
-from models.bundle.file import CHUNK_BYTES
+from models.bundle.format import CHUNK_BYTES, Entry, tensor_hash
 
 # hashlib lets go of the interpreter meanwhile.
 HASH_THREADS = 2

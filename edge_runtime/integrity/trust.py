@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from models.bundle.file import Stamp
+from models.bundle.format import Stamp
 
 STILL_S = 0.5
 """A file that was changed is hashed again once it has stood still so long."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from models.measuring.room import is_out_of_memory
+from models.device import is_out_of_memory
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from models.parts.widths import WIDE
+from models.quantization import WIDE
 
 Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of every tensor by name."""

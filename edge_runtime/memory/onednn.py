@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from edge_runtime.memory.layout import Layout
-from models.parts.widths import WIDE
+from models.quantization import WIDE
 
 MIN_BYTES = 512 * 1024
 """A smaller weight is put into order in less time than oneDNN's own call costs over PyTorch's (docs/figures.md)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edge_runtime.memory.copies import Extent
 from models.bundle import Bundle
-from models.bundle.file import BundleFile
+from models.bundle.format import BundleFile
 
 
 @dataclass(frozen=True, eq=False)

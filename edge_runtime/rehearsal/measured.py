@@ -17,9 +17,7 @@ from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
 from edge_runtime.schedule.staleness import MAX_AGES, Curve, falling
 from models.bundle import Bundle
 from models.errors import InputError
-from models.files.atomic import writing
-from models.files.json_file import read_json
-from models.files.schema import Exact, checked
+from models.io import Exact, open_atomic, read_json, validate
 
 FORMAT = 1
 SUFFIX = ".profile.json"
@@ -111,7 +109,7 @@ def write_profile(bundle: str | Path, profile: MeasuredProfile) -> Path:
     """Write a profile beside its bundle, over an older one."""
     path = profile_path(bundle)
     document = {"profile": FORMAT, **asdict(profile)}
-    with writing(path, overwrite=True) as file:
+    with open_atomic(path, overwrite=True) as file:
         file.write(json.dumps(document, indent=1).encode())
     return path
 
@@ -121,7 +119,7 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     path = profile_path(bundle.path)
     if not path.exists():
         raise InputError(path, "the costs of this bundle were never measured", REMEDY)
-    found = checked(path, read_json(path, REMEDY), _ProfileKeys, remedy=REMEDY)
+    found = validate(path, read_json(path, REMEDY), _ProfileKeys, remedy=REMEDY)
     queries = {
         query: QueryProfile(
             one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches), falling(one.staleness)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost
 from edge_runtime.schedule.overflow import Layer, scratch_bytes
-from models.bundle.described import asked_of, is_ours
-from models.files.remembered import remembered
+from models.bundle.model_spec import is_zoo_model, model_request
+from models.io import cached_on_disk
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery
@@ -180,18 +180,18 @@ _COUNTED: dict[tuple[object, ...], _OnPaper] = {}
 
 def _on_paper(bundle: Bundle, query: BundleQuery) -> _OnPaper:
     """Counted once for all queries with the same model, corrected and stored alike; the zoo's are remembered."""
-    if not is_ours(query.model):
+    if not is_zoo_model(query.model):
         return _counted(bundle, query)
     asked = {
-        "costs": asked_of(query),
+        "costs": model_request(query),
         "residuals": {path: residual.rank for path, residual in query.residuals.items()},
         "stored": {path: own.dtype for path, own in query.stored.items()},
     }
-    return _OnPaper(**remembered(asked, lambda: asdict(_counted(bundle, query))))
+    return _OnPaper(**cached_on_disk(asked, lambda: asdict(_counted(bundle, query))))
 
 
 def _counted(bundle: Bundle, query: BundleQuery) -> _OnPaper:
-    from models.measuring.cost import flops, workspace_bytes
+    from models.cost import flops, workspace_bytes
 
     model = bundle.build(query.id, "meta")
     shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in model.state_dict().items())

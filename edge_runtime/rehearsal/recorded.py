@@ -13,8 +13,7 @@ from edge_runtime.rehearsal.trace import FORMAT
 from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
 from edge_runtime.schedule.staleness import MAX_AGES
 from models.errors import InputError
-from models.files.json_file import read_json_lines
-from models.files.schema import Exact, checked
+from models.io import Exact, read_json_lines, validate
 
 REMEDY = "give the file that `trace:` named"
 MAX_BYTES, MAX_LINES, MAX_LINE_BYTES = 2**29, 300_000, 2**23
@@ -103,7 +102,7 @@ def read_trace(path: str | Path) -> tuple[Head, Iterator[Arrival | Step]]:
     if first is None or first[1].get("trace") != FORMAT:
         raise InputError(path, f"is no trace of format {FORMAT}", REMEDY)
     where = f"{path}: line 1"
-    head = checked(where, first[1], Head, remedy=REMEDY)
+    head = validate(where, first[1], Head, remedy=REMEDY)
     _check_known(where, head.demands, head.queries)
     if head.demands.keys() != head.queries.keys():
         raise InputError(where, "not every query has a demand", REMEDY, "demands")
@@ -147,7 +146,7 @@ def _events(path: str | Path, head: Head, lines: Iterator[tuple[int, dict[str, A
         if number > MAX_LINES:
             raise InputError(path, f"has more than {MAX_LINES} lines", "record a shorter run")
         if "frame" in line:
-            arrival = checked(where, line, Arrival, remedy=REMEDY)
+            arrival = validate(where, line, Arrival, remedy=REMEDY)
             query, _, at = arrival.frame
             _check_known(where, [query], head.queries)
             if at < told[query]:
@@ -155,7 +154,7 @@ def _events(path: str | Path, head: Head, lines: Iterator[tuple[int, dict[str, A
             told[query] = at
             yield arrival
             continue
-        step = checked(where, line, Step, remedy=REMEDY)
+        step = validate(where, line, Step, remedy=REMEDY)
         if step.at < now:
             raise InputError(where, "the time goes backwards", REMEDY, "at")
         now = step.at

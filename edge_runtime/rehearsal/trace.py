@@ -23,7 +23,7 @@ from typing import Any
 from edge_runtime.schedule import Decision, Demand, Situation
 from edge_runtime.schedule.costs import Costs
 from models.errors import InputError
-from models.files.lines import Lines
+from models.io import Lines
 
 FORMAT = 1
 MAX_WAITING = 100_000

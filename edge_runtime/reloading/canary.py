@@ -1,7 +1,7 @@
 """The canary: new weights are tried on the last frames before they serve; a query that answers otherwise keeps its old.
 
 Otherwise means: its agreement with the answers that were given is below its accuracy target, for certain
-(`models.measuring.agreement`). Queries that are asked something else from now on are not tried, nor those that the last
+(`models.evaluation`). Queries that are asked something else from now on are not tried, nor those that the last
 drift check found below their target: there the old answers are what is wrong.
 """
 
@@ -21,9 +21,9 @@ from edge_runtime.spool.checked import read_checked
 from edge_runtime.spool.comparing import Answering, compared
 from edge_runtime.spool.sample import SUFFIX, expected_agreement, read_head
 from edge_runtime.spool.settings import SpoolConfig
-from models.bundle import Bundle, BundleQuery, write_exchanged
+from models.bundle import Bundle, BundleQuery, write_substituted
 from models.errors import InputError
-from models.measuring.agreement import BELOW, TOO_FEW, Judged, judged
+from models.evaluation import BELOW, TOO_FEW, Agreement, judge_agreement
 from models.tasks import task_of
 
 MAX_FRAMES = 64
@@ -40,19 +40,21 @@ def tried(before: OpenBox, after: OpenBox, spool: SpoolConfig) -> OpenBox:
     `held_back` of the box says which and why. Raises InputError where that cannot be written.
     """
     old, new = before.bundle, after.bundle
-    digits, found = old.digest[:BUNDLE_DIGITS], dict[str, Judged]()
+    digits, found = old.digest[:BUNDLE_DIGITS], dict[str, Agreement]()
     for query in to_try(old, new, _fallen(spool, digits)):
         paths = _newest(spool.samples, query.id, digits)
         beside = compared(query, paths, _asking(new, query.id))
         expected = beside.expected * expected_agreement(query)
-        found[query.id] = judged(replace(beside, expected=expected), task_of(query.task), query.accuracy_target)
+        found[query.id] = judge_agreement(
+            replace(beside, expected=expected), task_of(query.task), query.accuracy_target
+        )
         if found[query.id].verdict == TOO_FEW:
             log.info("query %s: %d samples are too few to try its new weights on", query.id, len(paths))
     reasons = held_back(found, {query.id: query.accuracy_target for query in new.queries})
     if not reasons:
         return after
     path = spool.samples / next(name for name in FILES if name != old.path.name)
-    write_exchanged(path, new, dict.fromkeys(reasons, old), overwrite=True)
+    write_substituted(path, new, dict.fromkeys(reasons, old), overwrite=True)
     for query, reason in reasons.items():
         log.warning("query %s keeps its old weights: %s", query, reason)
     mixed = open_box(replace(after.config, bundle=path, public_key=None))  # what it is made of was checked
@@ -69,7 +71,7 @@ def to_try(old: Bundle, new: Bundle, fallen: Collection[str]) -> list[BundleQuer
     ]  # fmt: skip
 
 
-def held_back(found: Mapping[str, Judged], targets: Mapping[str, float]) -> dict[str, str]:
+def held_back(found: Mapping[str, Agreement], targets: Mapping[str, float]) -> dict[str, str]:
     """The queries that keep their old weights, and why."""
     return {
         query: f"on the last {one.frames} frames the new ones agree with its answers by {one.ratio:.2f}, its target is "

@@ -19,7 +19,7 @@ from edge_runtime.reloading.differences import changes_text
 from edge_runtime.reloading.steps import Asked, Checked, Ended, Event, Phase, Refused, State, TakenUp, Told, step
 from edge_runtime.reloading.workplace import AtWork, Successor, Workplace
 from edge_runtime.serving.switching import Switching
-from models.errors import said_of
+from models.errors import message_of
 
 if TYPE_CHECKING:
     from edge_runtime.serving.inference import Inference
@@ -137,7 +137,7 @@ class Reloads:
             if box is not None:
                 return self._workplace.prepare(box)
         except (Exception, SystemExit) as error:  # what a bundle names is imported, and may do anything
-            reason = said_of(error)
+            reason = message_of(error)
             log.error("not reloaded, the box serves on as it is: %s", reason)
             return Refused(reason)
         log.info("reloaded: nothing has changed")

@@ -34,8 +34,7 @@ from edge_runtime.serving.executor import Executor, Parts, Turn
 from edge_runtime.serving.publishing import Publisher
 from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle, BundleQuery
-from models.errors import InputError
-from models.sizes import exact_text
+from models.errors import InputError, exact_text
 
 log = logging.getLogger("gemel.run")
 

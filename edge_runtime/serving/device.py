@@ -16,8 +16,8 @@ from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.layout import Layouts
 from edge_runtime.schedule.costs import Costs, stored_name
 from edge_runtime.schedule.pieces import pieces_of
-from models.sizes import exact_text
-from models.tasks import Answer
+from models.errors import exact_text
+from models.predictions import Prediction
 
 # How much less memory the runtime asks for once the device had none left: the failed query's workspace, or this.
 MIN_CUT_SHARE = 1 / 16
@@ -102,7 +102,7 @@ class Device:
                 self._held = None
         self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
-    def run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None] = nothing) -> list[Answer]:
+    def run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None] = nothing) -> list[Prediction]:
         """The answers of the query to RGB frames (H, W, 3), once all it needs is resident or arriving.
 
         `beside` is called when the run is about to begin, on a device where loads overlap runs: behind the upload of
@@ -147,7 +147,7 @@ class Device:
         if not early:
             self.arena.finish(self._tensors[query])
 
-    def _answers(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None]) -> list[Answer]:
+    def _answers(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None]) -> list[Prediction]:
         engine, names = self.engines[query], self._tensors[query]
         workspace = self.costs.queries[query].workspace_of(len(images))
         residency = self.arena.residency

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import InputError
-from models.files.atomic import writing
+from models.io import open_atomic
 
 LEDGER_FILE, BEFORE_FILE = "ledger.json", "ledger.json.1"
 INTERVAL_S = 10.0
@@ -72,7 +72,7 @@ class LedgerFile:
                 self._changed.wait_for(lambda: self._given is not None)
                 summary, self._given, last = self._given, None, self._last
             try:
-                with writing(self._path, overwrite=True) as file:
+                with open_atomic(self._path, overwrite=True) as file:
                     file.write(json.dumps(summary, indent=2).encode())
                 self.refused = None
             except InputError as error:

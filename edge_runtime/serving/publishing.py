@@ -13,8 +13,8 @@ from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.rehearsal.simulator import age_p95_ms
 from models.bundle import BundleQuery
-from models.errors import said_of
-from models.tasks import Answer
+from models.errors import message_of
+from models.predictions import Prediction
 
 AGES_KEPT = 1000
 """Of each query's newest results: a box that works for months reaches it within minutes, and holds no more."""
@@ -54,7 +54,7 @@ class Publisher:
         """The queries that cannot run."""
         return self._out
 
-    def publish(self, query: str, frames: Sequence[Frame], answers: Sequence[Answer], finished_at: float) -> None:
+    def publish(self, query: str, frames: Sequence[Frame], answers: Sequence[Prediction], finished_at: float) -> None:
         """One record per frame; the frames count as processed, whatever becomes of the records."""
         records = [
             record_of(self._queries[query], frame, answer, finished_at, self._identity)
@@ -96,7 +96,7 @@ class Publisher:
 
     def tell(self, query: str, error: Exception) -> None:
         """Remember why a query failed; say it once, also where only numbers in it change."""
-        text = said_of(error)
+        text = message_of(error)
         if _gist(self.failures.get(query, "")) != _gist(text):
             log.error("query %s failed on a frame: %s", query, text)
         self.failures[query] = text

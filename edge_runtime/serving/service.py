@@ -24,7 +24,7 @@ from edge_runtime.serving.switching import Switching
 from edge_runtime.serving.watchdog import POLL_INTERVAL_S, Watchdog
 from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle
-from models.measuring.allocator import give_back_freed, look_no_more_at_what_is_there
+from models.process import freeze_garbage_collector, trim_heap
 
 if TYPE_CHECKING:
     from edge_runtime.serving.watched import Observer
@@ -133,8 +133,8 @@ class Serving:
             gc.collect()
         else:
             self._is_settled.set()
-            look_no_more_at_what_is_there()
-        give_back_freed()
+            freeze_garbage_collector()
+        trim_heap()
 
     def _reloading(self, begins: bool) -> None:
         """Tell the service manager of a reload."""

@@ -9,10 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from edge_runtime.spool.sample import Digits, Fraction
-from models.files.atomic import writing
-from models.files.json_file import read_json
-from models.files.schema import Exact, checked
-from models.limits import MAX_QUERIES, Name
+from models.io import MAX_QUERIES, Exact, Name, open_atomic, read_json, validate
 
 FILE = "drift.json"
 MAX_FILE_BYTES = 1 << 20
@@ -21,7 +18,7 @@ Ratio = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class CheckedQuery(Exact):
-    """One query, as `models.measuring.agreement.Judged` says, by its `target`; whether it was reverted."""
+    """One query, as `models.evaluation.Agreement` says, by its `target`; whether it was reverted."""
 
     id: Name
     frames: Annotated[int, Field(ge=0, le=1 << 40)]
@@ -43,11 +40,11 @@ class Checked(Exact):
 
 def write_checked(spool: Path, found: Checked) -> None:
     """Leave in the spool what was found; InputError where that cannot be."""
-    with writing(spool / FILE, overwrite=True) as file:
+    with open_atomic(spool / FILE, overwrite=True) as file:
         file.write(json.dumps(found.model_dump(), allow_nan=False).encode())
 
 
 def read_checked(spool: Path) -> Checked:
     """What the last check left, whoever wrote it; InputError where that is nothing, or damaged."""
     path, remedy = spool / FILE, "run `gemel drift check` again"
-    return checked(path, read_json(path, remedy, MAX_FILE_BYTES), Checked, remedy=remedy)
+    return validate(path, read_json(path, remedy, MAX_FILE_BYTES), Checked, remedy=remedy)

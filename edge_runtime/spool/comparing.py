@@ -12,11 +12,12 @@ from torch import Tensor
 
 from edge_runtime.spool.sample import Head, Sample, read_sample
 from models.errors import InputError
-from models.measuring.agreement import Compared
-from models.tasks import Answer, ClassAnswer, DetectionAnswer, task_of
+from models.evaluation import ComparedFrames
+from models.predictions import ClassPrediction, DetectionPrediction, Prediction
+from models.tasks import task_of
 
 BATCH = 32
-Answering = Callable[[Tensor, Sequence[tuple[int, int]]], list[Answer]]
+Answering = Callable[[Tensor, Sequence[tuple[int, int]]], list[Prediction]]
 """Answers of a model to pictures, uint8 (N, 3, S, S), boxes in pixels of what they were resized from, whose (width,
 height) are given.
 """
@@ -35,7 +36,7 @@ class Asked(Protocol):
 
 def compared(
     query: Asked, paths: Sequence[Path], answering: Answering, told: Callable[[int], object] = lambda frames: None
-) -> Compared:
+) -> ComparedFrames:
     """The box's answers in these samples beside those of another model, which are their truth, in the order of the
     paths.
 
@@ -55,18 +56,18 @@ def compared(
                 truth = task.truth_of(answer, threshold)
                 counts.append(task.tallies([answer_of(sample.head)], [truth], query.classes, threshold)[0])
         told(len(chunk))
-    return Compared(np.array(counts, np.int64), expected, len(paths) - len(counts))
+    return ComparedFrames(np.array(counts, np.int64), expected, len(paths) - len(counts))
 
 
-def answer_of(head: Head) -> Answer:
+def answer_of(head: Head) -> Prediction:
     """What the box answered, boxes in pixels of the part of the frame that the query looks at."""
     if head.detections is None:
         assert head.label is not None and head.score is not None
-        return ClassAnswer(head.label, head.score, ())
+        return ClassPrediction(head.label, head.score, ())
     left, top = (0, 0) if head.roi is None else (round(head.roi[0]), round(head.roi[1]))
     found = [(one.name, one.score, one.box) for one in head.detections]
     boxes = tuple((x0 - left, y0 - top, x1 - left, y1 - top) for _, _, (x0, y0, x1, y1) in found)
-    return DetectionAnswer(tuple(name for name, _, _ in found), tuple(score for _, score, _ in found), boxes)
+    return DetectionPrediction(tuple(name for name, _, _ in found), tuple(score for _, score, _ in found), boxes)
 
 
 def _usable(path: Path, query: Asked) -> Sample | None:

@@ -19,12 +19,9 @@ from pydantic import ConfigDict, Field
 
 from models.bundle import BundleQuery
 from models.errors import InputError
-from models.files.bounded import Fault, read_bounded
-from models.files.bounded_json import parsed
-from models.files.schema import Exact, checked
-from models.frames.pictures import MAX_BYTES, picture_of
-from models.frames.preprocess import FURTHEST_PIXEL, crop
-from models.limits import ClassName, Name
+from models.io import ClassName, Exact, Name, ParseError, parse_json, read_bounded, validate
+from models.pictures import MAX_PICTURE_BYTES, decode_picture
+from models.preprocess import FURTHEST_PIXEL, crop
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,21 +124,21 @@ def sample_name(record: Mapping[str, Any]) -> str:
 
 def read_head(path: Path) -> Head:
     """What a sample says of itself; its picture is not decoded. InputError where it is none."""
-    return _head(path, read_bounded(path, MAX_BYTES, REMEDY))
+    return _head(path, read_bounded(path, MAX_PICTURE_BYTES, REMEDY))
 
 
 def read_sample(path: Path) -> Sample:
     """A sample, whoever wrote it; InputError where it is none, or damaged."""
-    data = read_bounded(path, MAX_BYTES, REMEDY)
-    return Sample(_head(path, data), picture_of(data, path))
+    data = read_bounded(path, MAX_PICTURE_BYTES, REMEDY)
+    return Sample(_head(path, data), decode_picture(data, path))
 
 
 def _head(path: Path, data: bytes) -> Head:
     try:
-        said = parsed(_text(data))
-    except Fault as fault:
+        said = parse_json(_text(data))
+    except ParseError as fault:
         raise InputError(path, f"is no sample: {fault.text}", REMEDY) from fault
-    head = checked(path, said, Head, remedy=REMEDY)
+    head = validate(path, said, Head, remedy=REMEDY)
     if (head.label is None) == (head.detections is None) or (head.label is None) != (head.score is None):
         raise InputError(path, "has no answer: a label with its score, or detections", REMEDY)
     return head
@@ -151,13 +148,13 @@ def _text(data: bytes) -> bytes:
     """The JSON that stands in the text chunk of a PNG file."""
     start = _FIRST_CHUNKS
     if data[: len(_SIGNATURE)] != _SIGNATURE or data[start + 4 : start + 8] != b"tEXt":
-        raise Fault("there is no text chunk at its beginning")
+        raise ParseError("there is no text chunk at its beginning")
     length = int.from_bytes(data[start : start + 4], "big")
     body = data[start + 8 : start + 8 + length]
     if length > MAX_HEAD_BYTES or data[start : start + 12 + length] != _chunk(body):
-        raise Fault("its text chunk is damaged or too long")
+        raise ParseError("its text chunk is damaged or too long")
     if not body.startswith(_KEYWORD):
-        raise Fault("its text chunk is of something else")
+        raise ParseError("its text chunk is of something else")
     return body.removeprefix(_KEYWORD)
 
 

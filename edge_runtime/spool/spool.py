@@ -23,7 +23,7 @@ from edge_runtime.spool.sampling import Choice, Sampling, answered, making_way
 from edge_runtime.spool.settings import FILE_MODE, FOLDER_MODE, SpoolConfig
 from models.bundle import BundleQuery
 from models.errors import InputError
-from models.files.atomic import told_of, writing
+from models.io import describe_problem, open_atomic
 
 WAITING = 16
 """Samples that wait to be written, each with its frame."""
@@ -108,11 +108,11 @@ class Spool:
     def _find(self) -> None:
         """What is there already; what was being written when a box was killed goes."""
         folder = self._own_folder()
-        with told_of(folder):
+        with describe_problem(folder):
             found = [(one.name, one.stat(follow_symlinks=False).st_size) for one in os.scandir(folder)]
         for name, _ in found:
             if name.startswith(".") and name.endswith(".tmp"):
-                with told_of(folder / name):
+                with describe_problem(folder / name):
                     os.unlink(folder / name)
         self._kept.extend(sorted(one for one in found if one[0].endswith(SUFFIX)))
         self._nbytes = sum(size for _, size in self._kept)
@@ -126,11 +126,11 @@ class Spool:
             return
         folder = self._own_folder()
         for _ in range(gone):
-            with told_of(folder), contextlib.suppress(FileNotFoundError):
+            with describe_problem(folder), contextlib.suppress(FileNotFoundError):
                 os.unlink(folder / self._kept[0][0])
             self._nbytes -= self._kept.popleft()[1]
         path = folder / sample_name(parcel.record)
-        with writing(path, overwrite=True) as file:
+        with open_atomic(path, overwrite=True) as file:
             os.fchmod(file.fileno(), FILE_MODE)
             file.write(data)
         self._kept.append((path.name, len(data)))
@@ -140,7 +140,7 @@ class Spool:
     def _own_folder(self) -> Path:
         """The folder of the samples, which nobody else looks into; made where it is not there."""
         folder = self._config.samples
-        with told_of(folder):
+        with describe_problem(folder):
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
             opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

@@ -11,7 +11,7 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 
 from models.errors import InputError
-from models.files.bounded import read_bounded
+from models.io import read_bounded
 
 COOKIE = "gemel_token"
 MIN_TOKEN, MAX_TOKEN = 16, 512

@@ -100,7 +100,7 @@ def export(args: argparse.Namespace) -> Outcome:
 
 def diff(args: argparse.Namespace) -> Outcome:
     """What to ship to a box."""
-    from models.bundle.shipping import write_update
+    from models.bundle.delta import write_update
 
     made = write_update(args.old, args.new, args.out)
     counts = f"{size(made.bytes)} in place of {size(made.bundle_bytes)}, {made.tensors} of {made.of_tensors} tensors"
@@ -110,7 +110,7 @@ def diff(args: argparse.Namespace) -> Outcome:
 
 def apply(args: argparse.Namespace) -> Outcome:
     """The new bundle."""
-    from models.bundle.shipping import apply_update
+    from models.bundle.delta import apply_update
 
     made = apply_update(args.old, args.update, args.out)
     return Outcome(

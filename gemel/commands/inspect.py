@@ -12,7 +12,7 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import Outcome
 from models.errors import InputError, one_line
-from models.files.bounded import read_bounded
+from models.io import read_bounded
 
 MAX_PICTURE_BYTES = 2**24
 
@@ -52,19 +52,19 @@ def inspect(args: argparse.Namespace) -> Outcome:
 
 def _zoo(args: argparse.Namespace) -> Outcome:
     from gemel.looking.zoo_matrix import zoo_matrix
-    from models.files.atomic import writing
+    from models.io import open_atomic
 
     picture = _picture(args.picture) if args.picture else None
     matrix = zoo_matrix(args.signature)
     if picture is not None:
-        with writing(picture, overwrite=True) as file:
+        with open_atomic(picture, overwrite=True) as file:
             file.write(matrix.to_svg().encode())
     return Outcome(matrix.to_json(), matrix.to_text())
 
 
 def _picture(path: str) -> Path:
     """Where the picture may go: over another picture, and over nothing else."""
-    from models.files.atomic import check_output
+    from models.io import check_output
 
     picture = check_output(path, overwrite=True)
     if os.path.lexists(picture):

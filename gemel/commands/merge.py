@@ -8,7 +8,7 @@ from typing import Any
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
 from gemel.text import duration, percent, size
-from models.parts.terms import WEIGHTS
+from models.bits import WEIGHTS
 
 METHODS = (
     "wide", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",

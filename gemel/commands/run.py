@@ -16,7 +16,7 @@ from gemel.commands import grammar
 from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
 from gemel.commands.shown import Shown
 from gemel.interrupts import Early
-from models.measuring.allocator import begin_with_one_heap
+from models.process import begin_with_one_heap
 
 SETTLE_S = 0.3
 PROGRAMS = ("gemel", "gemel/__main__.py")

@@ -22,11 +22,12 @@ from edge_runtime.spool.comparing import Answering, compared
 from gemel.drift.gathering import Gathered, gather
 from gemel.drift.reverting import bundle_of, check_same, is_own_already, original_of, write_originals
 from merger.journal.progress import Progress, Stages, silent
-from models.bundle import Bundle, check_output, write_exchanged
+from models.bundle import Bundle, check_output, write_substituted
 from models.errors import InputError
-from models.files.apart import check_apart
-from models.measuring.agreement import BELOW, Judged, judged
-from models.tasks import Answer, task_of
+from models.evaluation import BELOW, Agreement, judge_agreement
+from models.io import check_apart
+from models.predictions import Prediction
+from models.tasks import task_of
 from models.workload import Query, Workload, inputs_of, load_workload
 from models.zoo import preprocess_of
 
@@ -82,16 +83,16 @@ def check(
     }  # fmt: skip
 
 
-def _judged(load: Workload, found: Gathered, stages: Stages) -> tuple[dict[str, Judged], Counter[str]]:
+def _judged(load: Workload, found: Gathered, stages: Stages) -> tuple[dict[str, Agreement], Counter[str]]:
     """The verdict on each query, and how many samples were left out by then, by reason."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows, left_out = dict[str, Judged](), found.left_out.copy()
+    rows, left_out = dict[str, Agreement](), found.left_out.copy()
     stages.begin(JUDGING, sum(map(len, found.samples.values())))
     for query in load.queries:
         paths = found.samples[query.id]
         beside = compared(query, paths, _asking(query, original_of(query).to(device)), stages.add)
         left_out[UNUSABLE] += beside.unusable
-        rows[query.id] = judged(beside, task_of(query.task), query.accuracy_target)
+        rows[query.id] = judge_agreement(beside, task_of(query.task), query.accuracy_target)
     return rows, +left_out
 
 
@@ -100,7 +101,7 @@ def _asking(query: Query, original: nn.Module) -> Answering:
     task, device = task_of(query.task), next(original.parameters()).device
 
     @torch.inference_mode()
-    def answers(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Answer]:
+    def answers(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
         prepared = preprocess_of(query.model, query.input_size).normalise(batch.to(device))
         return task.answers(original, original(prepared), sizes, query.classes)
 
@@ -113,11 +114,11 @@ def _write_reverted(out: Path, below: list[Query], bundle: Bundle) -> frozenset[
         own = write_originals(Path(folder) / "own", below, bundle)
         reverted = frozenset(query.id for query in below if not is_own_already(query.id, own, bundle))
         if reverted:
-            write_exchanged(out, bundle, dict.fromkeys(reverted, own))
+            write_substituted(out, bundle, dict.fromkeys(reverted, own))
     return reverted
 
 
-def _row(query: Query, one: Judged, reverted: bool) -> CheckedQuery:
+def _row(query: Query, one: Agreement, reverted: bool) -> CheckedQuery:
     return CheckedQuery(
         id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
         target=query.accuracy_target, verdict=one.verdict, reverted=reverted,  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ from edge_runtime.serving.ledger_file import LEDGER_FILE
 from gemel.evaluation.belonging import belonging
 from models.bundle import Bundle, BundleEvidence, Made, open_bundle, write_bundle
 from models.errors import InputError
-from models.files.json_file import read_json
-from models.weights.reading import load_weights
+from models.io import read_json
+from models.weights import load_weights
 from models.workload import Query, Workload
 from models.zoo import build_query
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemel.text import number, table
-from models.measuring.agreement import BELOW, KEPT, TOO_FEW, UNSURE
+from models.evaluation import BELOW, KEPT, TOO_FEW, UNSURE
 
 WORDS = {
     KEPT: "on target", BELOW: "BELOW its target", UNSURE: "below its target, perhaps by chance",

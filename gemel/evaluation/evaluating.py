@@ -30,11 +30,8 @@ from gemel.text import size
 from merger.journal.progress import Progress, Stages, silent
 from models.bundle import Bundle
 from models.errors import InputError
-from models.files.apart import check_apart
-from models.files.atomic import writing
-from models.files.json_file import finite
-from models.files.lock import locked
-from models.measuring.evaluation import BOOTSTRAP_ROUNDS
+from models.evaluation import BOOTSTRAP_ROUNDS
+from models.io import check_apart, finite, locked, open_atomic
 from models.workload import inputs_of, load_workload
 
 MEMORY = (LEAST, "50%", "75%")
@@ -123,8 +120,8 @@ def _on_the_wall(bundle: Bundle, judged: Sequence[Judged], budget: int, seconds:
 def _write(out_dir: Path, document: str, page: str) -> None:
     """Both files, or neither where there is no room; a name that is no UTF-8 stands there by its escape."""
     with (
-        writing(out_dir / REPORT_JSON, overwrite=True) as first,
-        writing(out_dir / REPORT_HTML, overwrite=True) as second,
+        open_atomic(out_dir / REPORT_JSON, overwrite=True) as first,
+        open_atomic(out_dir / REPORT_HTML, overwrite=True) as second,
     ):
         for file, text in ((first, document), (second, page)):
             file.write(text.encode("utf-8", "backslashreplace"))

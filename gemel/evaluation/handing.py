@@ -18,7 +18,7 @@ import numpy as np
 
 from gemel.evaluation.arms import MERGED, ORIGINALS
 from models.errors import InputError
-from models.files.atomic import told_of
+from models.io import describe_problem
 
 if TYPE_CHECKING:
     from gemel.evaluation.judging import Judged
@@ -37,7 +37,7 @@ def check_handing(folder: Path | None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(folder, "holds other files", "choose a new or empty folder", KEY)
     if not folder.exists():
-        with told_of(folder, KEY):
+        with describe_problem(folder, KEY):
             folder.mkdir()
             folder.rmdir()
 
@@ -46,7 +46,7 @@ def hand_over(judged: Sequence[Judged], folder: Path) -> None:
     """Fill the folder; what was begun is removed where that fails."""
     new = not folder.exists()
     try:
-        with told_of(folder, KEY):
+        with describe_problem(folder, KEY):
             for one in judged:
                 _query(one, folder / one.tested.query.id)
     except BaseException:

@@ -13,16 +13,14 @@ from gemel.evaluation.arms import MERGED, ORIGINALS, Tested
 from gemel.evaluation.streaming import Footage, frame_interval_s
 from gemel.report.frames import examples
 from models.bundle import Bundle
+from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError
-from models.frames.data import Split, load_split
-from models.frames.prepared import Prepared
-from models.measuring.error_types import error_types
-from models.measuring.evaluation import Evidence, compare, predict, truths_of
+from models.evaluation import Evidence, compare, load_labels, predict
+from models.metrics import average_precision, error_types, overlaps_of
+from models.predictions import Boxes
 from models.sharing.layers import state_bytes
-from models.tasks import Boxes, task_of
-from models.tasks.average_precision import average_precision
-from models.tasks.overlaps import overlaps_of
-from models.weights.reading import load_weights
+from models.tasks import task_of
+from models.weights import load_weights
 from models.workload import Query
 from models.zoo import build_query
 
@@ -69,7 +67,7 @@ def judge(query: Query, bundle: Bundle) -> Judged:
     load_weights(query, original)
     original_bytes = state_bytes(original)
     split = load_split(query, "test")
-    prepared = Prepared(query, split).load()
+    prepared = PreparedFrames(query, split).load()
     if split.truths is not None and query.task == "detection":
         check_boxes(query, split.truths, prepared.sizes(range(len(split))))  # type: ignore[arg-type]
     before = predict(original.to(device), query, prepared)
@@ -87,7 +85,7 @@ def scored(
 ) -> Judged:
     """Judge the answers of both models (by arm) to the frames of a split."""
     before, after = sides[ORIGINALS], sides[MERGED]
-    truths = truths_of(query, split, before, threshold)
+    truths = load_labels(query, split, before, threshold)
     told = _boxes_told if query.task == "detection" else _classes_told
     return Judged(
         Tested(query, Footage(split.units, split.times_s, query.fps), truths, threshold, sides),

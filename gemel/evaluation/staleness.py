@@ -10,9 +10,10 @@ from typing import Any
 from edge_runtime.schedule.staleness import Curve, falling
 from gemel.evaluation.streaming import Footage, units_of
 from models.bundle import Bundle
-from models.frames.data import load_split
-from models.measuring.evaluation import predict, truths_of
-from models.tasks import Task, task_of
+from models.data import load_split
+from models.evaluation import load_labels, predict
+from models.predictions import Task
+from models.tasks import task_of
 from models.workload import Query
 
 AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -29,7 +30,7 @@ def curve_of(query: Query, bundle: Bundle, device: str) -> Curve:
     answers = predict(bundle.build(query.id, device), query, split)
     threshold = bundle.query(query.id).threshold
     threshold = query.min_score if threshold is None else threshold
-    truths = truths_of(query, split, answers, threshold)
+    truths = load_labels(query, split, answers, threshold)
     curve = staleness_curve(
         task, Footage(split.units, split.times_s, query.fps), answers, truths, query.classes, threshold
     )

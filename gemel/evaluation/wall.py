@@ -32,7 +32,7 @@ from gemel.evaluation.arms import MERGED, Scorer, Tested
 from gemel.evaluation.streaming import Stream, shown
 from models.bundle import Bundle
 from models.errors import InputError
-from models.frames.preprocess import Roi
+from models.preprocess import Roi
 
 DEFAULT_FPS = 10.0
 MAX_PICTURE_BYTES = 2**30

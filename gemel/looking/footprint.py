@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from models.bits import FP32, WEIGHTS
 from models.bundle import Bundle
-from models.bundle.counting import original_bytes
-from models.parts.terms import FP32, WEIGHTS
+from models.bundle.manifest import original_bytes
 
 
 def shared_of(bundle: Bundle) -> list[dict[str, Any]]:

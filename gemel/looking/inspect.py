@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gemel.looking.missing import missing
 from gemel.text import percent, size, table
-from models.sharing.equal import ceiling_with_copies, copies
 from models.sharing.groups import Group, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
-from models.sharing.likeness import cosine_likeness
-from models.weights.reading import load_weights
+from models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
+from models.weights import load_weights
 from models.workload import Workload
 from models.zoo import build_query
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from models.errors import InputError
-from models.files.json_file import read_json_lines
-from models.files.schema import Exact, checked
+from models.io import Exact, read_json_lines, validate
 
 OUTCOMES = ("kept", "repaired", "partly", "refused", "untried")
 """In the order in which they are shown."""
@@ -90,5 +89,5 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
             raise InputError(path, f"has more than {MAX_LINES} lines")
         for key, kind in _KINDS.items():
             if key in row:
-                checked(f"{path}: line {number}", row, kind)
+                validate(f"{path}: line {number}", row, kind)
         yield row

@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from models.data import SPLITS, load_split
 from models.errors import InputError
-from models.frames.data import SPLITS, load_split
-from models.frames.video import is_path
-from models.weights.published import Published
-from models.weights.reading import check_weights
+from models.video import is_path
+from models.weights import Published, check_weights
 from models.workload import Query, Workload
 from models.zoo import build_query
 

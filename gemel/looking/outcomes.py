@@ -9,9 +9,9 @@ from typing import Any
 
 from gemel.looking.log import OUTCOMES, read_log
 from gemel.text import number, percent, size, table
+from models.bits import FACTORS
 from models.bundle import Bundle
 from models.errors import InputError, one_line
-from models.parts.terms import FACTORS
 from models.sharing.layers import weight_key
 
 LOG_SUFFIX = ".log.jsonl"

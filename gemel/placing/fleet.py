@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile
 from edge_runtime.schedule.settings import parse_memory
-from models.errors import InputError, listed
-from models.files.yaml_file import read_yaml
-from models.limits import MAX_CAMERAS, MAX_QUERIES, Name, PathText
+from models.errors import InputError
+from models.io import MAX_CAMERAS, MAX_QUERIES, Name, PathText, read_yaml
 from models.workload import Camera, Query, Workload, load_workload
 
 MAX_BOXES = 10_000

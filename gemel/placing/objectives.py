@@ -15,7 +15,7 @@ from gemel.placing.columns import INTEGER_SHARE, Aim, Columns
 from gemel.placing.filling import evened, filled_up, with_the_rest
 from gemel.placing.needs import Needs
 from gemel.placing.rooms import TIGHT, Filled, Room, left_out
-from models.quiet import without_native_output
+from models.process import without_native_output
 
 STARTS, NOISE = 24, 0.6
 """Placements that are filled up at random to begin with, and by how much they differ."""

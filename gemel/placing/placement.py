@@ -16,12 +16,8 @@ from gemel.placing.asked import Asked
 from gemel.placing.fleet import MAX_BOXES, Boxes, Fleet
 from gemel.text import percent, size, table
 from models.errors import InputError
-from models.files.apart import check_apart
-from models.files.atomic import cannot_be_written, writing
-from models.files.json_file import read_json
-from models.files.schema import Exact, checked
-from models.frames.video import is_path
-from models.limits import Name
+from models.io import Exact, Name, cannot_be_written, check_apart, open_atomic, read_json, validate
+from models.video import is_path
 from models.workload import Query, inputs_of
 
 FILE = "placement.json"
@@ -130,9 +126,9 @@ class Placement:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for box in self.boxes:
-                with writing(folder / f"{box.id}.yaml", overwrite=True) as file:
+                with open_atomic(folder / f"{box.id}.yaml", overwrite=True) as file:
                     file.write(self._workload(box, folder.resolve()).encode())
-            with writing(folder / FILE, overwrite=True) as file:
+            with open_atomic(folder / FILE, overwrite=True) as file:
                 file.write(json.dumps(self.to_json(), indent=1).encode())
             for box in set(stale) - {one.id for one in self.boxes}:
                 (folder / f"{box}.yaml").unlink(missing_ok=True)
@@ -176,7 +172,7 @@ def read_placed(folder: str | Path) -> dict[str, list[str]]:
     if isinstance(rows, list):
         rows = [{key: row[key] for key in ("id", "queries") if key in row} if isinstance(row, dict) else row
                 for row in rows]  # fmt: skip
-    written = checked(path, {"boxes": rows}, _Written, remedy=remedy)
+    written = validate(path, {"boxes": rows}, _Written, remedy=remedy)
     for what, names in (
         ("box", [row.id for row in written.boxes]),
         ("query", [query for row in written.boxes for query in row.queries]),

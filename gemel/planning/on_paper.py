@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile, costs_for
 from edge_runtime.schedule.costs import Costs
 from gemel.planning.conditions import DEFAULT_DEVICE
+from models.bits import with_ranks
 from models.bundle import Bundle, BundleQuery, open_bundle
-from models.bundle.described import architecture, described, is_ours
-from models.bundle.dtypes import ITEM_BYTES
+from models.bundle.format import ITEM_BYTES
+from models.bundle.model_spec import architecture, is_zoo_model, load_model_spec
 from models.errors import InputError
-from models.parts.terms import with_ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +57,7 @@ class _Unweighted:
 
     def _named(self, query: BundleQuery, names: Mapping[tuple[str, str], str]) -> dict[str, str]:
         """The name of each tensor by its key; what is one tensor in the model has one name."""
-        wanted, named = described(query, self._builds[query.id]), dict[str, str]()
+        wanted, named = load_model_spec(query, self._builds[query.id]), dict[str, str]()
         for key, (dtype, shape) in wanted.tensors.items():
             # Counters of batches seen: as a bundle tells them apart, and without one as if all were equal.
             own = key if shape else query.tensors.get(key, "counter")
@@ -79,7 +79,7 @@ def originals(bundle: Bundle) -> Bundle:
 def remember(path: str | Path) -> None:
     """Work out what looking at a bundle of zoo models needs, while torch is there: what comes next does not wait."""
     bundle = open_bundle(path)
-    if all(is_ours(query.model) for query in bundle.queries):
+    if all(is_zoo_model(query.model) for query in bundle.queries):
         for query in bundle.queries:
             bundle.check(query.id)
         for one in (originals(bundle), bundle):
@@ -100,7 +100,7 @@ def at_ceiling(queries: Sequence[Query], layers: Iterable[Layer] | None = None) 
     from models.sharing.layers import layers_of_all, weight_key
 
     builds = _builds(queries)
-    keys = {query.id: described(query, builds[query.id]).tensors for query in queries}
+    keys = {query.id: load_model_spec(query, builds[query.id]).tensors for query in queries}
     names = {
         (query, weight_key(keys[query], path)): f"group{index:05}"
         for index, group in enumerate(groups(layers_of_all(queries) if layers is None else layers))

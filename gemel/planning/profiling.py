@@ -23,9 +23,7 @@ from edge_runtime.schedule.costs import BATCHES, BatchCost
 from gemel.text import size, table
 from merger.journal.progress import Progress, Stages, silent
 from models.bundle import open_bundle
-from models.files.apart import check_apart
-from models.files.atomic import check_output
-from models.files.lock import locked
+from models.io import check_apart, check_output, locked
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,10 +10,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from models.frames.data import Split
-from models.tasks import DetectionAnswer, task_of
-from models.tasks.f1 import MATCH_IOU
-from models.tasks.overlaps import NOBODY, overlaps_of
+from models.data import Split
+from models.metrics import MATCH_IOU, NOBODY, overlaps_of
+from models.predictions import DetectionPrediction
+from models.tasks import task_of
 from models.workload import Query
 
 DETECTION_FRAMES, CLASSIFICATION_FRAMES = 3, 6
@@ -113,10 +113,10 @@ def _boxes(truth: Any, said: dict[str, Any], threshold: float) -> dict[str, Any]
     return {"truth": objects, **answers}
 
 
-def _kept(answer: DetectionAnswer, threshold: float) -> DetectionAnswer:
+def _kept(answer: DetectionPrediction, threshold: float) -> DetectionPrediction:
     """What scores enough, the best first."""
     kept = [index for index, score in enumerate(answer.scores) if score >= threshold]
     kept.sort(key=lambda index: -answer.scores[index])
     classes = tuple(answer.classes[index] for index in kept)
     scores = tuple(answer.scores[index] for index in kept)
-    return DetectionAnswer(classes, scores, tuple(answer.boxes[index] for index in kept))
+    return DetectionPrediction(classes, scores, tuple(answer.boxes[index] for index in kept))

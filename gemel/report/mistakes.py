@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.measuring.error_types import KINDS
+from models.metrics import KINDS
 
 SIDES = ("original", "merged")
 MAX_CLASSES = 8

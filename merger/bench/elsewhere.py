@@ -25,7 +25,7 @@ from merger.workers.fellows import Fellows
 from merger.workers.jobs import Done, Job, Order, Resources, Threads, using
 from models.errors import InputError
 from models.sharing.groups import groups
-from models.weights.reading import fingerprint
+from models.weights import fingerprint
 from models.workload import Query, Workload
 
 MAX_THREADS = 1024

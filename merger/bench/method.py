@@ -15,8 +15,8 @@ from merger.journal.outcomes import Trial
 from merger.training.precision import check_precision
 from merger.training.recipe import Recipe, check
 from merger.workers.jobs import Resources
+from models.bits import FP32, WEIGHTS, WeightBits
 from models.errors import InputError
-from models.parts.terms import FP32, WEIGHTS, Asked
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MergeOptions:
     max_work: float | None = None
     precision: str = "auto"
     beyond: bool = False
-    weights: Asked = FP32
+    weights: WeightBits = FP32
     resources: Resources = field(default_factory=Resources)
 
     def __post_init__(self) -> None:

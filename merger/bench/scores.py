@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from merger.training.loop import TrainingSet
 from merger.training.recipe import BACKWARD_PASSES
 from models.detector import Detector, OneStage
-from models.measuring.room import halving
+from models.device import retry_with_smaller_batch
 from models.sharing.layers import layers_of
-from models.tasks import task_of
-from models.tasks.detection import MIN_SCORE
+from models.tasks import MIN_SCORE, task_of
 from models.workload import Query
 
 FRAMES = 96
@@ -48,7 +47,7 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
                 found += answer.scores  # type: ignore[union-attr]
         return found
 
-    _, found = halving(BATCH, scores)
+    _, found = retry_with_smaller_batch(BATCH, scores)
     model.train(was_training)
     return torch.tensor(found).sort(descending=True).values
 

@@ -17,13 +17,13 @@ from merger.crew.crew import Crew
 from merger.journal.progress import Progress
 from merger.training.device import default_device
 from merger.training.loop import TrainingSet
-from models.errors import InputError, listed
-from models.frames.data import load_split
-from models.frames.prepared import Prepared
-from models.measuring.evaluation import predict, score, tallies_by_unit, truths_of, worth_keeping
+from models.data import PreparedFrames, load_split
+from models.errors import InputError
+from models.evaluation import is_competent, load_labels, predict, score, tallies_by_unit
+from models.predictions import GroundTruth
 from models.sharing.layers import Layer, layers_of_all
-from models.tasks import Truth, task_of
-from models.weights.reading import load_weights
+from models.tasks import task_of
+from models.weights import load_weights
 from models.workload import Query, Workload
 from models.zoo import build_query
 
@@ -65,9 +65,9 @@ class Stock:
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.originals: Mapping[str, nn.Module] = OnDemand(self.queries, self._original)
-        self.test: Mapping[str, Prepared] = OnDemand(self.queries, partial(self._decoded, "test"))
+        self.test: Mapping[str, PreparedFrames] = OnDemand(self.queries, partial(self._decoded, "test"))
         self.train: Mapping[str, TrainingSet] = OnDemand(self.queries, self._training_set)
-        self.val: Mapping[str, Prepared] = OnDemand(self.queries, partial(self._decoded, "val"))
+        self.val: Mapping[str, PreparedFrames] = OnDemand(self.queries, partial(self._decoded, "val"))
         self._parts = (self.originals, self.test, self.train, self.val)
         self._told: Callable[[float], None] = lambda done: None
 
@@ -102,8 +102,8 @@ class Stock:
             _ = found.targets  # labels that are none are found now
         return found
 
-    def _decoded(self, name: str, query: Query) -> Prepared:
-        found = Prepared(query, load_split(query, name))
+    def _decoded(self, name: str, query: Query) -> PreparedFrames:
+        found = PreparedFrames(query, load_split(query, name))
         return found.load(self._told) if self._here(query) else found
 
     def _here(self, query: Query) -> bool:
@@ -118,7 +118,7 @@ class Reference:
     track; `detections` is how many of a detector's count on some train frames (merger.bench.scores).
     """
 
-    truths: Sequence[Truth]
+    truths: Sequence[GroundTruth]
     threshold: float
     score: float
     one_error: float
@@ -126,19 +126,19 @@ class Reference:
     detections: int = 0
 
 
-def named_otherwise(query: Query, answers: Sequence[Any], labels: Sequence[Truth]) -> tuple[str, ...] | None:
+def named_otherwise(query: Query, answers: Sequence[Any], labels: Sequence[GroundTruth]) -> tuple[str, ...] | None:
     """The order of the classes in which the answers fit the labels, where it is another one than the query's.
 
     An output is called what most frames that it is the answer to are labelled as; None where two outputs are called
     the same then, or where the answers would still prove nothing.
     """
-    met = {name: Counter[Truth]() for name in query.classes}
+    met = {name: Counter[GroundTruth]() for name in query.classes}
     for answer, label in zip(answers, labels, strict=True):
         met[answer.label][label] += 1
     most = [one.most_common(1)[0] for one in met.values() if one]
     order, right = tuple(str(label) for label, _ in most), sum(count for _, count in most) / len(labels)
     another = set(order) == set(query.classes) and order != query.classes
-    return order if another and worth_keeping(query, right) else None
+    return order if another and is_competent(query, right) else None
 
 
 def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int], None]) -> Reference:
@@ -150,7 +150,7 @@ def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int],
     answers = predict(stock.originals[query.id], query, val, told=told)
     labelled = val.split.truths
     threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
-    truths = truths_of(query, val.split, answers, threshold)
+    truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)
     needed = query.accuracy_target * reached  # the target is a ratio, so what it asks for depends on the original
     progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
@@ -158,7 +158,7 @@ def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int],
     if order is not None:
         text = f"{query.id}: its original's answers fit the labels when its outputs are called {listed(order)}, in this"
         progress("warning", text=f"{text} order; list `classes` so, or look how the weights belong to them")
-    elif not worth_keeping(query, reached):
+    elif not is_competent(query, reached):
         text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
         progress("warning", text=f"{text}; train it longer, or on more frames")
     units = len(set(val.split.units))

@@ -26,13 +26,13 @@ from merger.training.recipe import Recipe
 from merger.training.spread import SpreadTraining, Team, backwards, gathered
 from merger.training.work import Work
 from merger.workers.jobs import Threads, Workers
+from models.batchnorm import batchnorms_of, is_frozen, recalibrate_batchnorm
+from models.bits import with_ranks
 from models.detector import Detector
-from models.measuring.evaluation import Evidence, compare, predict, sure_ratio, tallies_by_unit
-from models.measuring.room import halving
+from models.device import retry_with_smaller_batch
+from models.evaluation import Evidence, compare, lower_bound_ratio, predict, tallies_by_unit
 from models.parts.low_rank import factorise
-from models.parts.norms import at_rest, calibrate_norms, norms_of
 from models.parts.residual import attach
-from models.parts.terms import with_ranks
 from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
 from models.workload import Query, Workload
@@ -211,7 +211,7 @@ class Workbench(Stock):
         """
         data = self.train[query]
         count = min(len(data), frames)
-        if all(map(at_rest, norms_of(model))) or count < 2:
+        if all(map(is_frozen, batchnorms_of(model))) or count < 2:
             return False
         mixed = torch.randperm(count, generator=torch.Generator().manual_seed(0))
         indices = torch.linspace(0, len(data) - 1, count).long()[mixed]
@@ -219,9 +219,9 @@ class Workbench(Stock):
         def measured(most: int) -> None:
             draws = torch.Generator().manual_seed(0)
             chunks = indices.tensor_split(math.ceil(count / most))
-            calibrate_norms(model, (data.fed(data.batch(one.tolist(), draws)[0], self.device) for one in chunks))
+            recalibrate_batchnorm(model, (data.fed(data.batch(one.tolist(), draws)[0], self.device) for one in chunks))
 
-        halving(min(CALIBRATION_BATCH, count), measured, MIN_CALIBRATED)
+        retry_with_smaller_batch(min(CALIBRATION_BATCH, count), measured, MIN_CALIBRATED)
         self.work.add(self.queries[query], count)
         return True
 
@@ -287,7 +287,7 @@ class Workbench(Stock):
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
         if not self.interval or ratio >= 1 - reference.one_error:
             return ratio
-        return sure_ratio(task, reference.tallies, tallies, reference.one_error)
+        return lower_bound_ratio(task, reference.tallies, tallies, reference.one_error)
 
     def required(self, query: str, margin: float | None = None) -> float:
         """The ratio on val from which a query is accepted: its target, or `margin` of the way from there to 1.

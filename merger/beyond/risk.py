@@ -15,8 +15,8 @@ from merger.bench.probing import HEAD_FRAMES, Answers, answers, distance
 from merger.bench.workbench import Workbench
 from merger.beyond.candidates import INSIDE, LOW_RANK, Candidate
 from merger.journal.states import State
+from models.bits import FACTORS
 from models.parts.low_rank import factors
-from models.parts.terms import FACTORS
 from models.sharing.layers import weight_key
 from models.sharing.plan import Member, tie
 

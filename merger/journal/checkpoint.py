@@ -29,8 +29,7 @@ from merger.crew.crew import Crew
 from merger.journal.sealed import FAULTS, load_sealed, save_sealed
 from merger.journal.steps import Journal
 from models.errors import InputError
-from models.files.atomic import writing
-from models.files.bounded import read_bounded
+from models.io import open_atomic, read_bounded
 
 WORK_SUFFIX = ".work"
 """Of the folder beside what is made: its name, and this."""
@@ -107,7 +106,7 @@ class Checkpoint(Journal):
             if not os.path.lexists(self.folder):
                 _make(self.folder)
             _check_own(self.folder)
-            with writing(path, overwrite=True) as file:
+            with open_atomic(path, overwrite=True) as file:
                 save_sealed(content, file)
         except _Foreign:
             raise

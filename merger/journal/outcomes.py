@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.parts.terms import FACTORS
+from models.bits import FACTORS
 from models.sharing.plan import Member, SharingPlan
 
 KEPT, REPAIRED, PARTLY, REFUSED, UNTRIED = "kept", "repaired", "partly", "refused", "untried"

@@ -35,7 +35,7 @@ from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
-from models.weights.reading import load_matching
+from models.weights import load_matching
 
 SEARCHING = "finding how many first layers each model can share"
 

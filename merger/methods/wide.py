@@ -41,11 +41,10 @@ from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
 from merger.training.recipe import Recipe
-from models.sharing.equal import equal_sets, settled, with_equal
 from models.sharing.groups import groups
 from models.sharing.layers import model_bytes
-from models.sharing.likeness import cosine_likeness
 from models.sharing.plan import SharingPlan
+from models.sharing.similarity import add_identical, cosine_likeness, identical_sets, queries_identical
 
 RATES = (5e-4, 2e-4, 1e-3)
 JOINT = 0.8
@@ -80,8 +79,8 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     from there past the ceiling.
     """
     whole, originals = bench.once(partial(whole_plan, bench, options)), snapshots(bench.originals)
-    equal = equal_sets(whole, originals)
-    known = settled(whole, equal)
+    equal = identical_sets(whole, originals)
+    known = queries_identical(whole, equal)
     plan = whole.without(*known)
     recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
     bounds = Bounds.of(bench, options, checkpoint)
@@ -99,7 +98,7 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
         merged, recipe = _merged(bench, plan, recipe, options, checkpoint, bounds)
     apart = bench.queries.keys() - merged.plan.queries()
     states = {query: originals[query] if query in apart else state for query, state in merged.states.items()}
-    merged = Merged(with_equal(merged.plan, equal, apart), states)
+    merged = Merged(add_identical(merged.plan, equal, apart), states)
     if stored_bytes(bench, merged.plan) > stored_bytes(bench, equal):
         bench.progress("warning", text="less is saved than by what is equal already: that alone is shared")
         merged = Merged(equal, originals)

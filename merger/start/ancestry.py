@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from models.sharing.layers import Layer
-from models.sharing.likeness import cosine_likeness
 from models.sharing.plan import SharingPlan
+from models.sharing.similarity import cosine_likeness
 
 COMMON = 0.2
 """The cosine of two weights from which an ancestor is taken for common. Independent weights of trained networks show

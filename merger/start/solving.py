@@ -20,7 +20,7 @@ from merger.bench.workbench import Workbench
 from merger.journal.states import State
 from merger.journal.steps import Journal
 from merger.training.nodes import seed_of
-from models.parts.norms import norms_of
+from models.batchnorm import batchnorms_of
 from models.sharing.layers import weight_key
 from models.sharing.plan import Member, SharingPlan
 
@@ -147,7 +147,7 @@ def _equations(
     bench.calibrate(query, model, FRAMES)
     for one in (model, teacher):
         one.eval()
-    has_norms = bool(norms_of(model))
+    has_norms = bool(batchnorms_of(model))
     found: dict[str, _Equations] = {}
     frames = raw_frames(bench, query, FRAMES)
     for start in range(0, len(frames), BATCH):

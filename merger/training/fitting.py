@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from merger.journal.progress import Progress, silent
 from merger.training.recipe import Recipe
+from models.data import PreparedFrames
+from models.device import empty_caches, is_out_of_memory
 from models.errors import InputError
-from models.frames.prepared import Prepared
-from models.measuring.room import is_out_of_memory, make_room
 
 STEPS = 2
 """Steps that are tried: AdamW's moments are there from the second on."""
@@ -40,7 +40,7 @@ class Layout:
         """The few steps that show whether it fits."""
         return replace(self.recipe(recipe), epochs=1, frames_per_epoch=STEPS * recipe.batch)
 
-    def place(self, sets: Iterable[Prepared], card: torch.device) -> bool:
+    def place(self, sets: Iterable[PreparedFrames], card: torch.device) -> bool:
         """Put the train frames where they belong; whether there was room."""
         where = card if self.on_card else torch.device("cpu")
         found = [prepared.keep_on(where) for prepared in sets]
@@ -83,7 +83,7 @@ def first_that_fits(tried: Sequence[Layout], attempt: Callable[[Layout], bool]) 
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        make_room()
+        empty_caches()
     raise InputError("the card", f"is full with {tried[-1]}", REMEDY)
 
 

@@ -25,10 +25,10 @@ from merger.training.recipe import Recipe
 from merger.training.recomputing import recomputed
 from merger.training.taught import Answers, answer_bytes, rooms_of
 from merger.training.work import Work
-from models.frames.prepared import Prepared
-from models.measuring.allocator import keep_freed_memory
-from models.measuring.room import is_out_of_memory, make_room
-from models.parts.norms import at_rest, norms_of
+from models.batchnorm import batchnorms_of, is_frozen
+from models.data import PreparedFrames
+from models.device import empty_caches, is_out_of_memory
+from models.process import keep_freed_memory
 from models.tasks import task_of
 from models.workload import Query
 from models.zoo import preprocess_of
@@ -49,7 +49,7 @@ class Diverged(Exception):
 class TrainingSet:
     """The train split of one query, batch by batch, augmented by its task."""
 
-    def __init__(self, query: Query, prepared: Prepared) -> None:
+    def __init__(self, query: Query, prepared: PreparedFrames) -> None:
         self.query, self.prepared = query, prepared
         self.task = task_of(query.task)
         self.preprocess = preprocess_of(query.model, query.input_size)
@@ -143,7 +143,7 @@ class Training:
         rooms = rooms_of(every, recipe) if self._taught() else {}
         self._answers = {query: Answers(room) for query, room in rooms.items()}
         taught = [model for query, model in models.items() if query in self.teachers]
-        self._momenta = {norm: norm.momentum for model in taught for norm in norms_of(model) if norm.momentum}
+        self._momenta = {norm: norm.momentum for model in taught for norm in batchnorms_of(model) if norm.momentum}
 
     @property
     def epochs(self) -> int:
@@ -273,7 +273,7 @@ class Training:
             if self.fitting is None or not is_out_of_memory(error):
                 raise
         self.optimiser.zero_grad(set_to_none=True)
-        make_room()
+        empty_caches()
         self._undo.back()
         self.work.total, known = before
         for query, answers in self._answers.items():
@@ -378,7 +378,7 @@ def as_float32(outputs: Any) -> Any:
 
 def _rest_frozen_norms(model: nn.Module) -> None:
     for part in model.modules():
-        if isinstance(part, _BatchNorm) and at_rest(part):
+        if isinstance(part, _BatchNorm) and is_frozen(part):
             part.eval()
 
 

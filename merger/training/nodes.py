@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
-from models.vision import torchvision
+from models.device import torchvision
 
 RANDOM = (_DropoutNd, torchvision.ops.StochasticDepth)
 

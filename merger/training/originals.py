@@ -23,15 +23,13 @@ from merger.training.fitting import Fitting, Layout, first_that_fits, layouts
 from merger.training.loop import Diverged, Training, TrainingSet
 from merger.training.recipe import Recipe, check
 from merger.training.work import Work
+from models.batchnorm import recalibrate_batchnorm, unfold_batchnorm
+from models.data import PreparedFrames, load_split
 from models.errors import InputError
-from models.files.apart import check_apart
-from models.files.lock import locked
-from models.frames.data import load_split
-from models.frames.prepared import Prepared
-from models.measuring.evaluation import predict, score, worth_keeping
-from models.parts.norms import calibrate_norms, unfold_norms
+from models.evaluation import is_competent, predict, score
+from models.io import check_apart, locked
 from models.tasks import task_of
-from models.weights.reading import fingerprint, load_matching, save_weights
+from models.weights import fingerprint, load_matching, save_weights
 from models.workload import Query, Workload, inputs_of
 from models.zoo import build_query, check_input
 
@@ -147,7 +145,7 @@ def _train(
     query: Query, seed: int, progress: Progress, options: TrainOptions, stages: Stages, checkpoint: Checkpoint
 ) -> TrainResult:
     started = time.monotonic() - checkpoint.seconds
-    splits = {name: Prepared(query, load_split(query, name)).load() for name in ("train", "val", "test")}
+    splits = {name: PreparedFrames(query, load_split(query, name)).load() for name in ("train", "val", "test")}
     data = TrainingSet(query, splits["train"])
     torch.manual_seed(seed)
     model = build_query(query)
@@ -176,7 +174,7 @@ def _train(
         if ended := val - before < options.enough:
             mean.update_parameters(model)
             model = mean.module
-            calibrate_norms(model, _as_trained_on(data, seed))
+            recalibrate_batchnorm(model, _as_trained_on(data, seed))
             val, threshold = _judge(query, model, splits["val"])
         checkpoint.forget(f"cycle {cycle + 1}")
         now.update(done=cycle + 1, val=val, threshold=threshold, state=snapshot(model), ended=ended)
@@ -188,7 +186,7 @@ def _train(
     seconds, val = time.monotonic() - started, now["val"]
     metric = task_of(query.task).metric
     progress("original", query=query.id, metric=metric, val=val, test=test, seconds=seconds)
-    if not worth_keeping(query, test):
+    if not is_competent(query, test):
         text = f"{query.id}: {test:.2f} {metric} on test is too little to be evidence for anything"
         progress("warning", text=f"{text}; lower --rate (now {options.rate:g}), or raise --passes or --cycles")
     return TrainResult(query.id, metric, val, test, seconds)
@@ -242,7 +240,9 @@ def _cycle(query: Query, training: Training, progress: Progress, cycle: int, che
         progress("epoch", queries=[query.id], epoch=training.epochs, epochs=recipe.epochs, cycle=cycle + 1, loss=loss)
 
 
-def _judge(query: Query, model: nn.Module, prepared: Prepared, threshold: float | None = None) -> tuple[float, float]:
+def _judge(
+    query: Query, model: nn.Module, prepared: PreparedFrames, threshold: float | None = None
+) -> tuple[float, float]:
     """The metric and the score threshold it holds for, chosen on these frames where none is given."""
     task, truths = task_of(query.task), prepared.split.truths
     if truths is None:
@@ -257,7 +257,7 @@ def _unfold(model: nn.Module, data: TrainingSet) -> None:
     """Make norms that start as identities agree with the data, so that training starts from what was loaded."""
     indices = data.spread(UNFOLDING_BATCHES * NORM_BATCH)
     chunks = [indices[start : start + NORM_BATCH] for start in range(0, len(indices), NORM_BATCH)]
-    unfold_norms(model, [data.frames(chunk, default_device()) for chunk in chunks])
+    unfold_batchnorm(model, [data.frames(chunk, default_device()) for chunk in chunks])
 
 
 def _as_trained_on(data: TrainingSet, seed: int) -> Iterator[Tensor]:

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from merger.journal.progress import Progress, silent
 from merger.training.features import feature_loss, watched_layers, watching
+from models.device import disable_tf32
 from models.errors import InputError
-from models.products import in_full
 from models.workload import Query
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
@@ -46,7 +46,7 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 def multiplying(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """Products of float32 on a card as the precision says, forwards and backwards: in TF32, or in full."""
-    return in_full(precision != "tf32") if device.type == "cuda" else nullcontext()
+    return disable_tf32(precision != "tf32") if device.type == "cuda" else nullcontext()
 
 
 def by_rule(model: nn.Module, device: torch.device) -> str:

@@ -14,8 +14,8 @@ from merger.crew.crew import Crew
 from merger.crew.sums import Common, Sums
 from merger.training.fitting import REMEDY, Layout
 from merger.training.loop import MAX_GRADIENT_NORM, Diverged, Training, numbers
+from models.device import empty_caches, is_out_of_memory
 from models.errors import InputError
-from models.measuring.room import is_out_of_memory, make_room
 from models.sharing.layers import weight_of
 from models.sharing.plan import Member, SharingPlan
 
@@ -128,7 +128,7 @@ class SpreadTraining(Training):
         full = self._is_full(learn)
         if full:  # the others wait for this one's sums, and must hear of it
             self.optimiser.zero_grad(set_to_none=True)
-            make_room()
+            empty_caches()
         self._sum_up()
         full = full or self._is_full(self._make_moments)
         own = [p for group in self.optimiser.param_groups for p in group["params"]]

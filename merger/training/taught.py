@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from merger.training.features import watched_layers, watching
 from merger.training.recipe import Recipe
-from models.compiler import without_compiler
-from models.sent import sent
+from models.device import to_device
+from models.process import without_compiler
 from models.workload import Query
 from models.zoo import build_query
 
@@ -121,7 +121,7 @@ class Answers:
             return found
         new: list[Any] = []
         if places:
-            found = compute(images[sent(torch.tensor(list(places.values())), images.device)])
+            found = compute(images[to_device(torch.tensor(list(places.values())), images.device)])
             self._keep(list(places), found)
             new, self._form = tree_flatten(found)
         kept = self._rows or new
@@ -140,7 +140,7 @@ class Answers:
         slots = torch.arange(len(self._slots), len(self._slots) + len(mine))
         self._slots.update((frames[place], int(slot)) for place, slot in zip(mine, slots))
         for rows, leaf in zip(self._rows, leaves):
-            rows[slots] = leaf.detach()[sent(torch.tensor(mine), leaf.device)].cpu()
+            rows[slots] = leaf.detach()[to_device(torch.tensor(mine), leaf.device)].cpu()
 
 
 def _joined(
@@ -158,9 +158,9 @@ def _joined(
     found = _like(rows, len(frames), device)
     if old:
         there, here = (torch.tensor(one) for one in zip(*old))
-        found[sent(there, device)] = sent(rows[here], device)
+        found[to_device(there, device)] = to_device(rows[here], device)
     if just and new is not None:
-        there, here = (sent(torch.tensor(one), device) for one in zip(*just))
+        there, here = (to_device(torch.tensor(one), device) for one in zip(*just))
         found[there] = new[here]
     return found
 

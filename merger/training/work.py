@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models.measuring.cost import flops
+from models.cost import flops
 from models.workload import Query
 from models.zoo import build_query
 

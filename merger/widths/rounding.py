@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from merger.training.loop import Training
 from merger.widths.storing import Widths
-from models.parts.terms import Width, most_code
-from models.parts.widths import scales_of
+from models.bits import Bits, max_code
+from models.quantization import scales_of
 
 
 class Rounded:
@@ -25,7 +25,7 @@ class Rounded:
     """
 
     def __init__(self, training: Training, widths: Widths) -> None:
-        self.training, self._widths = training, dict[nn.Parameter, Width]()
+        self.training, self._widths = training, dict[nn.Parameter, Bits]()
         for query, model in training.models.items():
             own = dict(model.named_parameters(remove_duplicate=False))
             self._widths |= {own[name]: width for name, width in widths.get(query, {}).items() if name in own}
@@ -78,5 +78,5 @@ class Rounded:
             if scale is None:
                 parameter.copy_(parameter.half())
                 continue
-            by_row, most = scale.view(-1, *(1,) * (parameter.ndim - 1)), most_code(width)
+            by_row, most = scale.view(-1, *(1,) * (parameter.ndim - 1)), max_code(width)
             parameter.div_(by_row).round_().clamp_(-most, most).mul_(by_row)

@@ -29,8 +29,8 @@ from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes
 from merger.widths.learning import most_work as work_of_learning
 from merger.widths.storing import Storage, Weight, nbytes_of, store, tied_models, weights_of, widths_of
 from merger.widths.training import FOR_BITS, ForBits
-from models.parts.terms import BITS, FP32, Width
-from models.parts.widths import packed
+from models.bits import BIT_WIDTHS, FP32, Bits
+from models.quantization import pack
 from models.sharing.plan import SharingPlan
 
 KEPT = 0.99
@@ -45,7 +45,7 @@ TRAININGS = 2
 
 
 def fit_widths(
-    bench: Workbench, merged: Merged, width: Width, required: Mapping[str, float], journal: Journal, bounds: Bounds
+    bench: Workbench, merged: Merged, width: Bits, required: Mapping[str, float], journal: Journal, bounds: Bounds
 ) -> dict[str, Any]:
     """The `storage` (plain) of what is merged for the `width` asked for, the `states` of those who trained for it, the
     `stored_bytes` by width, and log `rows`.
@@ -112,7 +112,7 @@ class _Search:
     originals: dict[str, _Fitted] = field(default_factory=dict)
     """Those whose bits are known, alone."""
 
-    def run(self, asked_for: Width) -> dict[str, Any]:
+    def run(self, asked_for: Bits) -> dict[str, Any]:
         """Fit the weights of those who share with each other, one such party after the other."""
         weights, done = weights_of(self.bench, self.merged, asked_for), set[str]()
         fitted, norms, states, rows = list[Weight](), dict[str, State](), dict[str, State](), list[dict[str, Any]]()
@@ -133,7 +133,7 @@ class _Search:
             "storage": storage, "rows": rows, "states": states, "left": left, "stored_bytes": _by_width(fitted),
         }  # fmt: skip
 
-    def _fitted(self, asked_for: Width, weights: list[Weight], party: list[str]) -> _Fitted:
+    def _fitted(self, asked_for: Bits, weights: list[Weight], party: list[str]) -> _Fitted:
         """The weights of a party in as few bits as all bear: rounded, or trained where that takes less."""
         wide = {query: self.journal.step(f"wide {query}", partial(self._wide, query)) for query in party}
         need = {
@@ -156,7 +156,7 @@ class _Search:
         return _Fitted(weights, {query: one["norms"] for query, one in found.items() if one["norms"]}, {}, rows)
 
     def _trained(
-        self, asked_for: Width, weights: Sequence[Weight], need: Mapping[str, float], rows: list[dict[str, Any]]
+        self, asked_for: Bits, weights: Sequence[Weight], need: Mapping[str, float], rows: list[dict[str, Any]]
     ) -> _Fitted | None:
         """What training a party for its bits came to, None where that was not enough; `rows` hear of each try."""
         party, alone = sorted(need), partial(self._alone, asked_for)
@@ -179,7 +179,7 @@ class _Search:
         told = [*rows, *(row for one in left.values() for row in one.rows)]
         return _Fitted(stored, norms, {**found["states"], **states}, told, sorted(left))
 
-    def _alone(self, asked_for: Width, query: str) -> _Fitted:
+    def _alone(self, asked_for: Bits, query: str) -> _Fitted:
         """The weights of a query's original, which shares nothing."""
         if query in self.originals:
             return self.originals[query]
@@ -205,7 +205,7 @@ class _Search:
         """
         of_short = [at for at, weight in enumerate(weights) if weight.width is not None and weight.used_by(short)]
         present = {weights[at].width for at in of_short}
-        width = next(one for one in BITS if one in present)
+        width = next(one for one in BIT_WIDTHS if one in present)
         open_ = [at for at in of_short if weights[at].width == width]
 
         def wider(chosen: Sequence[int]) -> list[Weight]:
@@ -252,7 +252,7 @@ class _Search:
             kept = {key: tensor.detach().clone() for key, tensor in own.items()}
             assert weight.width is not None
             for key, tensor in own.items():
-                tensor.copy_(packed(kept[key], weight.width).wide())
+                tensor.copy_(pack(kept[key], weight.width).wide())
             if own:
                 errors[at] = float(feature_loss(self._seen(query, model, frames, paths), wanted))
             for key, tensor in own.items():
@@ -281,12 +281,12 @@ class _Search:
         measured again, else learnt anew from the best of these. A detector's scores are matched to its original's.
         """
         bench, own = self.bench, widths_of(weights).get(query, {})
-        model, packed = self._stored(own, query)
+        model, pack = self._stored(own, query)
         best = _as_it_is(bench.ratio(query, model))
         learnt = [(self.learnt[query], False)] if query in self.learnt else []
         begins: list[tuple[State | None, bool]] = [(None, False), *learnt, (None, True)]
         for norms, again in begins:
-            if best["ratio"] >= need or not packed:
+            if best["ratio"] >= need or not pack:
                 return best
             model, _ = self._stored(own, query, norms)
             moved = dict(norms or {})
@@ -299,13 +299,13 @@ class _Search:
         if best["ratio"] >= need or self.bounds.over:
             return best
         model, _ = self._stored(own, query, best["norms"])
-        rest_codes(query, model, self.merged.plan, packed)
+        rest_codes(query, model, self.merged.plan, pack)
         recipe = AGAIN if query in self.learnt else FIRST
         found = learn_norms(bench, query, model, self.merged.plan, recipe, need, self.journal)
         return {**found, "learnt": True} if found["ratio"] > best["ratio"] else best
 
     def _stored(
-        self, widths: Mapping[str, Width], query: str, norms: State | None = None
+        self, widths: Mapping[str, Bits], query: str, norms: State | None = None
     ) -> tuple[nn.Module, list[str]]:
         """A fresh model of a query with its weights stored so and these norms, and the keys that are packed."""
         model = tied_models(self.bench, self.merged, [query])[query]

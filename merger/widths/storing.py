@@ -13,15 +13,15 @@ from torch import nn
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.journal.states import State
+from models.bits import Bits, stored_bytes
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers
-from models.parts.terms import Width, stored_bytes
-from models.parts.widths import WIDE, Packed, choices, packed
+from models.quantization import WIDE, PackedWeight, choices, pack
 from models.sharing.layers import layers_of, weight_key
 from models.sharing.plan import tie
 
 LARGEST_FP16 = torch.finfo(torch.float16).max
-Widths = Mapping[str, Mapping[str, Width]]
+Widths = Mapping[str, Mapping[str, Bits]]
 """Query -> state dict key -> how it is stored; float32 where nothing is said."""
 
 
@@ -46,11 +46,11 @@ class Weight:
 
     places: tuple[tuple[str, str], ...]
     shape: tuple[int, ...]
-    widths: tuple[Width, ...]
+    widths: tuple[Bits, ...]
     level: int = 0
 
     @property
-    def width(self) -> Width | None:
+    def width(self) -> Bits | None:
         """How it is stored; None for float32."""
         return self.widths[self.level] if self.level < len(self.widths) else None
 
@@ -85,24 +85,24 @@ def nbytes_of(weights: Iterable[Weight]) -> int:
     return sum(weight.nbytes for weight in weights)
 
 
-def store(models: Mapping[str, nn.Module], storage: Storage) -> dict[str, dict[str, Packed]]:
+def store(models: Mapping[str, nn.Module], storage: Storage) -> dict[str, dict[str, PackedWeight]]:
     """Give these models, tied, the weights that their packed tensors widen to, in place; returns those tensors."""
-    made: dict[int, Packed] = {}
-    stored: dict[str, dict[str, Packed]] = {}
+    made: dict[int, PackedWeight] = {}
+    stored: dict[str, dict[str, PackedWeight]] = {}
     with torch.no_grad():
         for query, model in models.items():
             parameters = model.state_dict(keep_vars=True)
             for key, width in storage.widths.get(query, {}).items():
                 weight = parameters[key]
                 if id(weight) not in made:  # what is tied was packed with the first that uses it
-                    made[id(weight)] = packed(weight, width)
+                    made[id(weight)] = pack(weight, width)
                     weight.copy_(made[id(weight)].wide())
                 stored.setdefault(query, {})[key] = made[id(weight)]
             model.load_state_dict(storage.norms.get(query, {}), strict=False)
     return stored
 
 
-def weights_of(bench: Workbench, merged: Merged, asked_for: Width) -> list[Weight]:
+def weights_of(bench: Workbench, merged: Merged, asked_for: Bits) -> list[Weight]:
     """Every weight that may be stored in fewer bits, each once, in the fewest that were asked for."""
     models = tied_models(bench, merged, bench.queries)
     found: dict[int, Weight] = {}
@@ -110,7 +110,7 @@ def weights_of(bench: Workbench, merged: Merged, asked_for: Width) -> list[Weigh
         state = model.state_dict(keep_vars=True)
         heads = {weight_key(state, row.path) for row in layers_of(bench.asked(query, merged.plan)) if row.head}
         for key, tensor in state.items():
-            own: tuple[Width, ...] = ()
+            own: tuple[Bits, ...] = ()
             if tensor.dtype == WIDE:
                 own = choices(key, tensor.shape, asked_for, key in heads)
             if tensor.numel() and float(tensor.detach().abs().max()) > LARGEST_FP16:
@@ -125,7 +125,7 @@ def weights_of(bench: Workbench, merged: Merged, asked_for: Width) -> list[Weigh
 
 def widths_of(weights: Sequence[Weight]) -> Widths:
     """How the tensors of each query are stored."""
-    widths: dict[str, dict[str, Width]] = {}
+    widths: dict[str, dict[str, Bits]] = {}
     for weight in weights:
         for query, key in weight.places:
             if weight.width is not None:
@@ -140,7 +140,7 @@ def tied_models(bench: Workbench, merged: Merged, queries: Iterable[str]) -> dic
     return models
 
 
-def residual_bytes(model: nn.Module, stored: Mapping[str, Packed]) -> int:
+def residual_bytes(model: nn.Module, stored: Mapping[str, PackedWeight]) -> int:
     """Bytes of a model's residuals as they are stored."""
     total = 0
     for layer, module in residual_layers(model).items():

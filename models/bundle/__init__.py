@@ -3,7 +3,6 @@
 `write_bundle` writes one, `open_bundle` maps one, `verify_bundle` checks every byte of one.
 """
 
-from models.bundle.exchanging import write_exchanged
 from models.bundle.manifest import (
     BundleEvidence,
     BundleQuery,
@@ -15,9 +14,10 @@ from models.bundle.manifest import (
     Trained,
 )
 from models.bundle.reader import Bundle, open_bundle
+from models.bundle.substitute import write_substituted
 from models.bundle.verify import unchecked, verify_bundle
 from models.bundle.writer import Made, write_bundle
-from models.files.atomic import check_output
+from models.io import check_output
 
 __all__ = [
     "Bundle",

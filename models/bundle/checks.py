@@ -10,22 +10,22 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
-from models.bundle.container import ALIGNMENT_BYTES, Entry, Header
-from models.bundle.counting import count_bytes, original_bytes, wide_code, wide_shape
-from models.bundle.described import Described
-from models.bundle.dtypes import ITEM_BYTES
-from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B, BundleQuery, Manifest, StoredTensor, shared_of
-from models.bundle.writer import load_order
-from models.parts.terms import (
-    BITS,
-    BYTE,
-    STORED_CODES,
-    WIDE_CODE,
-    Width,
-    most_code,
-    residual_shapes,
-    stored_shape,
+from models.bits import BIT_WIDTHS, BYTE, STORED_CODES, WIDE_CODE, Bits, max_code, residual_shapes, stored_shape
+from models.bundle.format import ALIGNMENT_BYTES, ITEM_BYTES, Entry, Header
+from models.bundle.manifest import (
+    RESIDUAL_A,
+    RESIDUAL_B,
+    BundleQuery,
+    Manifest,
+    StoredTensor,
+    count_bytes,
+    original_bytes,
+    shared_of,
+    wide_code,
+    wide_shape,
 )
+from models.bundle.model_spec import ModelSpec
+from models.bundle.writer import load_order
 
 MAX_FP32 = float(np.finfo(np.float32).max)
 """A scale that is larger than this over the largest code would widen a code to infinity."""
@@ -106,7 +106,7 @@ def order_problems(manifest: Manifest, header: Header) -> Iterator[str]:
         current = who
 
 
-def architecture_problems(query: BundleQuery, wanted: Described, entries: Mapping[str, Entry]) -> Iterator[str]:
+def architecture_problems(query: BundleQuery, wanted: ModelSpec, entries: Mapping[str, Entry]) -> Iterator[str]:
     """Paths, shapes, dtypes and residuals that do not fit the architecture."""
     where = f"query {query.id}"
     for path in wanted.tensors.keys() - query.tensors.keys():
@@ -160,7 +160,7 @@ def _stored_problems(query: BundleQuery, entries: Mapping[str, Entry]) -> Iterat
         entry = entries[state[key]]
         if entry.dtype != STORED_CODES[own.dtype]:
             yield f"{where} has a tensor of dtype {entry.dtype}"
-        if (BITS[own.dtype] < BYTE) != (own.shape is not None):
+        if (BIT_WIDTHS[own.dtype] < BYTE) != (own.shape is not None):
             yield f"{where} names {'no shape' if own.shape is None else 'a shape, which it has no use for'}"
             continue
         shape = wide_shape(query, key, entry)
@@ -180,7 +180,7 @@ def value_problems(entry: Entry, stored: Collection[StoredTensor], data: memoryv
     `data` are its bytes; `stored` says as what it is packed.
     """
     where, item = f"tensor {entry.name[:80]}", ITEM_BYTES[entry.dtype]
-    least = -most_code("int8")
+    least = -max_code("int8")
     for at in range(0, entry.nbytes, _CHUNK_BYTES):
         values = np.frombuffer(data, _READ_AS[entry.dtype], min(_CHUNK_BYTES, entry.nbytes - at) // item, at)
         if entry.dtype in _INFINITE and bool(((values & _INFINITE[entry.dtype]) == _INFINITE[entry.dtype]).any()):
@@ -197,9 +197,9 @@ def value_problems(entry: Entry, stored: Collection[StoredTensor], data: memoryv
             yield f"{where} holds, as {own.dtype}, a code or padding that no weight has"
 
 
-def _holds_other_bits(width: Width, count: int, entry: Entry, data: memoryview) -> bool:
+def _holds_other_bits(width: Bits, count: int, entry: Entry, data: memoryview) -> bool:
     """Whether a row of `count` codes holds one with all bits set, the only one that no weight has, or bits after it."""
-    rows, bits = np.frombuffer(data, np.uint8).reshape(entry.shape), BITS[width]
+    rows, bits = np.frombuffer(data, np.uint8).reshape(entry.shape), BIT_WIDTHS[width]
     at_once = max(1, _CHUNK_BYTES // BYTE // max(entry.shape[1], 1))
     for at in range(0, len(rows), at_once):
         found = np.unpackbits(rows[at : at + at_once], axis=1, bitorder="little")
@@ -221,5 +221,5 @@ def scale_problems(manifest: Manifest, header: Header, content: memoryview | mma
             values = np.frombuffer(
                 content, "<f4", entry.nbytes // ITEM_BYTES[WIDE_CODE], header.data_start + entry.begin
             )
-            if not bool(np.all((values > 0) & (values <= MAX_FP32 / most_code(own.dtype)))):
+            if not bool(np.all((values > 0) & (values <= MAX_FP32 / max_code(own.dtype)))):
                 yield f"query {query.id}: the scale of {key} is not above zero and finite in every channel"

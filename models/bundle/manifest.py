@@ -1,4 +1,7 @@
-"""The manifest of a bundle as values, and its strict reading from untrusted JSON."""
+"""The manifest of a bundle as values, and its strict reading from untrusted JSON.
+
+What a bundle's bytes are: those of its unique tensors as stored, and those that its originals would take.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from models.bundle.container import MAX_BYTES, Fault, loads_strict
+from models.bits import FACTORS, LOW_RANK, WIDE_CODE, Bits
+from models.bundle.format import ITEM_BYTES, MAX_BYTES, Entry, Fault, loads_strict
 from models.errors import InputError
-from models.frames.preprocess import FURTHEST_PIXEL, Preprocess
-from models.limits import MAX_QUERIES, Fps, Priority, SlaMs
-from models.parts.terms import LOW_RANK, Width
+from models.io import MAX_QUERIES, Fps, Priority, SlaMs
+from models.preprocess import FURTHEST_PIXEL, Preprocess
 
 if TYPE_CHECKING:
     from models.workload import Query
+
 
 FORMAT, PACKED_FORMAT = 1, 2
 """A bundle is of format 2 when it holds tensors that are stored packed, else of format 1."""
@@ -60,12 +64,12 @@ class ResidualTensors:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """How a tensor is stored where the architecture wants float32 (models.parts.widths).
+    """How a tensor is stored where the architecture wants float32 (models.quantization).
 
     Codes name their scale's tensor, and those of less than a byte the shape of what they are widened to.
     """
 
-    dtype: Width
+    dtype: Bits
     scale: TensorName | None = None
     shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(min_length=2, max_length=8)] | None = (
         None
@@ -306,3 +310,43 @@ def _first(error: ValidationError) -> str:
 
 _MANIFEST = TypeAdapter(Manifest)
 _QUERY = TypeAdapter(BundleQuery)
+
+
+def count_bytes(queries: Iterable[BundleQuery], entries: Mapping[str, Entry], ceiling_bytes: int) -> ByteCounts:
+    """before = the sum over queries of `original_bytes`; after = all unique tensors, residuals and scales included."""
+    before = 0
+    unique: set[str] = set()
+    for query in queries:
+        before += original_bytes(query, entries)
+        unique.update(query.places().values())
+    return ByteCounts(before, sum(entries[name].nbytes for name in unique), ceiling_bytes)
+
+
+def original_bytes(query: BundleQuery, entries: Mapping[str, Entry]) -> int:
+    """Bytes of a query's original: every place of its plain architecture has a tensor of its own there, stored wide.
+
+    However the bundle came by what stands at a place: shared within the model, or a layer as two factors.
+    """
+    total = sum(
+        math.prod(wide_shape(query, key, entries[name])) * ITEM_BYTES[wide_code(query, key, entries[name])]
+        for key, name in query.tensors.items()
+    )
+    for path in query.model_args.get(LOW_RANK, {}):  # type: ignore[union-attr]
+        keys = [f"{path}.{factor}.weight" for factor in FACTORS]
+        found = [entries.get(query.tensors.get(key, "")) for key in keys]
+        a, b = (() if entry is None else wide_shape(query, key, entry) for key, entry in zip(keys, found, strict=True))
+        if a and b and found[0] is not None:
+            factors = math.prod(a) + math.prod(b)
+            total += (b[0] * math.prod(a[1:]) - factors) * ITEM_BYTES[wide_code(query, keys[0], found[0])]
+    return total
+
+
+def wide_code(query: BundleQuery, key: str, entry: Entry) -> str:
+    """The dtype (its code) in which the tensor at a state_dict key is used, however it is stored."""
+    return WIDE_CODE if key in query.stored else entry.dtype
+
+
+def wide_shape(query: BundleQuery, key: str, entry: Entry) -> tuple[int, ...]:
+    """The shape in which the tensor at a state_dict key is used, however it is stored."""
+    own = query.stored.get(key)
+    return entry.shape if own is None or own.shape is None else own.shape

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.bundle.checks import architecture_problems, layout_problems, manifest_problems, scale_problems
-from models.bundle.container import Fault, Header, parse_header
-from models.bundle.described import REMEDY, Described, architecture, describe, described
-from models.bundle.dtypes import dtype_of
-from models.bundle.file import CHUNK_BYTES, BundleFile, open_file
+from models.bundle.format import CHUNK_BYTES, BundleFile, Fault, Header, dtype_of, open_file, parse_header
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
+from models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
 from models.errors import BundleError, InputError
-from models.frames.preprocess import Cropped
+from models.preprocess import Cropped
 
 if TYPE_CHECKING:
     import torch
@@ -112,12 +110,12 @@ class Bundle:
         if found is None:
             from torch import nn
 
-            from models.parts.widths import Packed
+            from models.quantization import PackedWeight
 
             scale = None if own.scale is None else self.tensor(own.scale)
             # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
             stored = self.tensor(name)
-            wide = Packed(stored, scale, own.dtype, own.shape or tuple(stored.shape)).wide()
+            wide = PackedWeight(stored, scale, own.dtype, own.shape or tuple(stored.shape)).wide()
             found = self._widened[name, own] = nn.Parameter(wide, requires_grad=False)
         return found
 
@@ -133,12 +131,12 @@ class Bundle:
     def check(self, query_id: str) -> None:
         """Raise BundleError unless the query's tensors fit its architecture; no tensor is read."""
         query = self.query(query_id)
-        self._check(query, described(query, lambda: self._architecture(query)))
+        self._check(query, load_model_spec(query, lambda: self._architecture(query)))
 
     def _architecture(self, query: BundleQuery) -> nn.Module:
         return architecture(query, self.factories, self.path, self.folder)
 
-    def _check(self, query: BundleQuery, wanted: Described) -> None:
+    def _check(self, query: BundleQuery, wanted: ModelSpec) -> None:
         for problem in architecture_problems(query, wanted, self.header.entries):
             raise BundleError(self.path, problem, REMEDY)
 
@@ -158,7 +156,7 @@ class Bundle:
 
         query = self.query(query_id)
         model = self._architecture(query)
-        self._check(query, describe(model))
+        self._check(query, model_spec(model))
         for layer, residual in query.residuals.items():
             attach(model.get_submodule(layer), residual.rank)
         if torch.device(device).type == "meta":

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.bundle.container import DIGEST_KEY, Header, encode_header
+from models.bundle.format import DIGEST_KEY, Header, encode_header
 from models.bundle.reader import Bundle, open_bundle
 from models.errors import BundleError, InputError
-from models.files.atomic import writing
-from models.files.bounded import read_bounded
+from models.io import open_atomic, read_bounded
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -34,7 +33,7 @@ def sign_bundle(path: str | Path, key: str | Path) -> None:
     signing, bundle = _private(Path(key)), open_bundle(path)
     signature = signing.sign(_signed_text(bundle.header)).hex()
     head = encode_header(bundle.header.entries.values(), _metadata(bundle.header, signature))
-    with writing(path, overwrite=True) as file, memoryview(bundle.mapping) as view:
+    with open_atomic(path, overwrite=True) as file, memoryview(bundle.mapping) as view:
         file.write(head)
         for start in range(bundle.header.data_start, len(view), _CHUNK_BYTES):
             file.write(view[start : start + _CHUNK_BYTES])

@@ -14,9 +14,9 @@ from models.bundle.checks import (
     scale_problems,
     value_problems,
 )
-from models.bundle.container import ALIGNMENT_BYTES, Fault, Header, tensor_name
-from models.bundle.described import architecture, described
+from models.bundle.format import ALIGNMENT_BYTES, Fault, Header, tensor_name
 from models.bundle.manifest import Manifest, StoredTensor
+from models.bundle.model_spec import architecture, load_model_spec
 from models.bundle.reader import map_file, parse
 from models.errors import BundleError
 
@@ -90,7 +90,7 @@ def _architecture_problems(
         if ":" in query.model and query.model not in factories:
             continue
         try:
-            wanted = described(query, partial(architecture, query, factories, path, folder))
+            wanted = load_model_spec(query, partial(architecture, query, factories, path, folder))
         except BundleError as error:
             yield f"{error.fault}; {error.remedy}"
             continue

@@ -10,9 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from models.bundle.container import Entry, Fault, encode_header, place, raw_bytes, tensor_name
-from models.bundle.counting import count_bytes
-from models.bundle.dtypes import code_of
+from models.bundle.format import Entry, Fault, code_of, encode_header, place, raw_bytes, tensor_name
 from models.bundle.manifest import (
     MANIFEST_KEY,
     RESIDUAL_A,
@@ -22,17 +20,18 @@ from models.bundle.manifest import (
     Manifest,
     ResidualTensors,
     StoredTensor,
+    count_bytes,
     format_of,
     parse_manifest,
     shared_of,
 )
 from models.errors import InputError
-from models.files.atomic import check_output, writing
+from models.io import check_output, open_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from models.parts.widths import Packed
+    from models.quantization import PackedWeight
 
 _HASH_THREADS = 2  # hashlib lets go of the interpreter; more than two threads wait for memory
 _PUSH_BYTES = 32 << 20
@@ -55,7 +54,7 @@ def write_bundle(
     made: Made,
     *,
     overwrite: bool = False,
-    packed: Mapping[str, Mapping[str, Packed]] | None = None,
+    packed: Mapping[str, Mapping[str, PackedWeight]] | None = None,
 ) -> Manifest:
     """Write the models of a workload as one bundle and return its manifest; with `packed` tensors of format 2.
 
@@ -92,7 +91,7 @@ def write_bundle(
     except Fault as fault:
         raise InputError(path, f"this bundle could not be read again: {fault}", "change the workload") from None
     head_bytes = len(encode_header(entries, {MANIFEST_KEY: draft}))
-    with writing(path, overwrite) as file:
+    with open_atomic(path, overwrite) as file:
         file.write(bytes(head_bytes))
         names = _write_tensors(file, entries, tensors)
         text = manifest_with(names).to_json()
@@ -183,7 +182,7 @@ def _name_of(tensor: Tensor) -> str:
     return tensor_name(code_of(tensor.dtype), tensor.shape, raw_bytes(tensor))
 
 
-def _as_stored(state: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> dict[str, Tensor]:
+def _as_stored(state: Mapping[str, Tensor], packed: Mapping[str, PackedWeight]) -> dict[str, Tensor]:
     """The state with packed tensors in the places of wide ones and their scales beside them."""
     stored: dict[str, Tensor] = {}
     for key, tensor in state.items():
@@ -217,7 +216,7 @@ def _bind(
     query: BundleQuery,
     model: nn.Module,
     state: Mapping[str, Tensor],
-    packed: Mapping[str, Packed],
+    packed: Mapping[str, PackedWeight],
     names: Mapping[tuple[object, ...], str],
 ) -> BundleQuery:
     """The query's record with the names of its tensors, residuals and scales."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.bits import LOW_RANK
 from models.errors import InputError
-from models.parts.terms import LOW_RANK
 
 EXACT_BELOW = 512
 """Up to this smaller side a weight is decomposed exactly; above, by random projection."""

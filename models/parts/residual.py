@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.parts.terms import residual_shapes
+from models.bits import residual_shapes
 
 
 class ResidualConv2d(nn.Conv2d):

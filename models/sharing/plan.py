@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from models.bits import FACTORS
 from models.errors import InputError
-from models.parts.terms import FACTORS
 from models.sharing.groups import Group
 from models.sharing.layers import Layer, weight_of
 

@@ -13,17 +13,23 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-import models.vision  # noqa: F401  (before a family imports torchvision)
+import models.device  # noqa: F401  (before a family imports torchvision)
+from models.bits import LOW_RANK
 from models.errors import InputError
-from models.frames.preprocess import Preprocess
 from models.parts.low_rank import factorise, ranks_of
-from models.parts.terms import LOW_RANK
-from models.zoo.arguments import check_arguments, check_size
-from models.zoo.foreign import FORM, NAME, build_foreign, foreign_factory, reason
-from models.zoo.foreign_checks import check_foreign
-from models.zoo.inputs import answer_on_meta, check_answer, check_logits
-from models.zoo.registry import ENTRIES, Factory, ZooEntry
-from models.zoo.unfilled import built_on
+from models.preprocess import Preprocess
+from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
+from models.zoo.user_models import (
+    FORM,
+    NAME,
+    answer_on_meta,
+    build_foreign,
+    check_answer,
+    check_foreign,
+    check_logits,
+    foreign_factory,
+    reason,
+)
 
 __all__ = [
     "build",

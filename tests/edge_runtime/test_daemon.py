@@ -26,10 +26,10 @@ from edge_runtime.serving import publishing
 from edge_runtime.spool.sample import read_sample
 from models.bundle import open_bundle
 from models.bundle.signing import sign_bundle
-from models.errors import BundleError, InputError
-from models.files.lock import held
-from models.sizes import exact_text
-from models.tasks import ClassAnswer, task_of
+from models.errors import BundleError, InputError, exact_text
+from models.io import is_locked
+from models.predictions import ClassPrediction
+from models.tasks import task_of
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import FACTORY, query, tiny_bundle, trained_looking, write_clip, write_config, write_folder
 
@@ -86,7 +86,7 @@ def test_a_box_with_room_for_one_query_at_a_time_answers_as_the_unswapped_models
             batch = asked.preprocess.normalise(torch.stack([asked.preprocess.resize(frame)]))
             outputs = bundle.build(asked.id)(batch)
         answer = task_of("classification").answers(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
-        assert isinstance(answer, ClassAnswer)
+        assert isinstance(answer, ClassPrediction)
         assert (record["label"], record["score"]) == (answer.label, answer.score)
     assert summary["balanced"] and summary["stopped_by"] == "cameras ended" and not summary["fits"]
     assert summary["max_used_bytes"] <= budget < summary["weights_bytes"] + summary["workspace_bytes"]
@@ -117,7 +117,7 @@ def test_samples_are_what_the_models_saw_and_answered(box):
         with torch.inference_mode():
             outputs = bundle.build(asked.id)(asked.preprocess(sample.picture))
         answer = task_of("classification").answers(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
-        assert isinstance(answer, ClassAnswer) and (answer.label, answer.score) == (head.label, head.score)
+        assert isinstance(answer, ClassPrediction) and (answer.label, answer.score) == (head.label, head.score)
 
 
 def test_a_spool_that_takes_nothing_disturbs_nothing_and_is_counted(box):
@@ -388,7 +388,7 @@ def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_pat
 def test_a_second_box_on_one_spool_is_refused_and_the_first_serves_on(box: Path) -> None:
     config = write_config(box, spool="kept")
     (box / "kept").mkdir()
-    with held(box / "kept"):
+    with is_locked(box / "kept"):
         with pytest.raises(InputError, match=r"kept: is being written by another process"):
             run(config)
         assert not (box / "kept" / "ledger.json").exists()

@@ -14,8 +14,8 @@ from torch import nn
 
 from edge_runtime.delivery.parcel import Parcel
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
+from models.preprocess import Preprocess
 
 FACTORY = "tests.edge_runtime.tiny:net"
 SIZE = 16

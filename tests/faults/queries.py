@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models.bundle import Made, write_bundle
-from models.frames.preprocess import Preprocess
+from models.preprocess import Preprocess
 from tests.edge_runtime.tiny import FACTORY, SIZE, net, query
 
 MOODY, BUSY = "tests.faults.queries:moody", "tests.faults.queries:busy"

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from models.measuring.error_types import KINDS
+from models.metrics import KINDS
 
 QUERIES = {"bridge-cars": 0.80, "gate-people": 0.70, "square-busy": 0.93}
 MEMORY = {"min": 40_000_000, "50%": 60_000_000, "75%": 70_000_000}

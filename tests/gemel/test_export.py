@@ -20,8 +20,8 @@ from models import zoo
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.export import metadata_of
 from models.parts.residual import attach
+from models.predictions import DetectionPrediction
 from models.tasks import task_of
-from models.tasks.base import DetectionAnswer
 
 SIDE = 64
 MIN_SCORE = 0.73
@@ -102,7 +102,7 @@ def test_the_code_of_the_documentation_finds_what_the_box_finds(bundle, tmp_path
     query, model = opened.query("bridge"), opened.build("bridge")
     batch = query.preprocess.normalise(query.preprocess.resize(frame)[None])
     answer = task_of("detection").answers(model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
-    assert isinstance(answer, DetectionAnswer)
+    assert isinstance(answer, DetectionPrediction)
     wanted = sorted(zip(answer.classes, answer.scores, answer.boxes, strict=True))
     assert 5 < len(wanted) < 50 and len({label for label, _, _ in wanted}) > 1
     found = sorted(names["detections"])

@@ -38,10 +38,10 @@ from gemel.planning.profiling import profile_bundle
 from merger import MergeOptions, Recipe, merge
 from merger.merging import MEASURING
 from models.bundle import open_bundle
-from models.bundle.shipping import write_update
+from models.bundle.delta import write_update
 from models.bundle.signing import sign_bundle
-from models.tasks import ClassAnswer
-from models.weights.reading import save_weights
+from models.predictions import ClassPrediction
+from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build
 
@@ -137,7 +137,7 @@ def _write_update(folder: Path) -> None:
 
 def _write_spool(folder: Path) -> None:
     bundle = open_bundle(folder / OLD)
-    answer = ClassAnswer("busy", 0.75, (0.25, 0.75))
+    answer = ClassPrediction("busy", 0.75, (0.25, 0.75))
     identity = Identity(bundle.digest, "0011")
     image = cv2.resize(np.random.default_rng(2).integers(0, 256, (4, 6, 3), np.uint8), (48, 32))
     record = record_of(bundle.query("a"), Frame(1, 0.0, 1.7e9, image), answer, 0.01, identity)

@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from models.errors import InputError
-from models.files.lock import locked
+from models.io import locked
 from tests.hostile.harness import Seen, refused, tried, tried_apart
 from tests.hostile.samples import BUNDLE, HALF, RESUME
 
-HOLDER = (
-    "import sys; from models.files.lock import locked\nwith locked(sys.argv[1]): print('held', flush=True); input()"
-)
+HOLDER = "import sys; from models.io import locked\nwith locked(sys.argv[1]): print('held', flush=True); input()"
 SECONDS = 30.0
 
 WRITERS = {

@@ -20,10 +20,10 @@ OWN = {
     "edge_runtime/memory/movers/readers.py": "the bundle that was checked and is mapped",
     "edge_runtime/capture/sources/gstreamer.py": "a camera's stream",
     "gemel/cli.py": "/dev/null",
-    "models/quiet.py": "/dev/null",
+    "models/process.py": "/dev/null",
     "edge_runtime/delivery/jsonl.py": "an output, whether it can be written",
     "edge_runtime/delivery/tail.py": "an output, whether its last line is whole",
-    "models/files/lines.py": "an output",
+    "models/io.py": "an output",
     "gemel/doctor.py": "reads back what it wrote, to measure the disk",
     "gemel/report/sheet.py": "its own pages and style",
     "edge_runtime/engines/architecture.py": "/proc, and this project's sources",
@@ -39,8 +39,8 @@ OWN = {
     "merger/merging.py": "a workload that was read before, for its digest",
     "merger/report.py": "its own report, as JSON would give it back",
     "models/export.py": "metadata that were written before",
-    "models/files/private.py": "a cache that nobody else can write to",
-    "models/files/remembered.py": "this project's sources",
+    "models/io.py": "a cache that nobody else can write to",
+    "models/io.py": "this project's sources",
     "models/sharing/layers.py": "arguments that were JSON before",
 }
 

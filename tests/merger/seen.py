@@ -12,8 +12,8 @@ import torch
 import yaml
 from torch import nn
 
-from models.parts.norms import calibrate_norms, norms_of
-from models.weights.reading import save_weights
+from models.batchnorm import batchnorms_of, recalibrate_batchnorm
+from models.weights import save_weights
 from models.workload import Query, Workload, load_workload
 from models.zoo import build_query
 
@@ -60,10 +60,10 @@ def original(query: Query, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = build_query(query)
     with torch.no_grad():
-        for norm in norms_of(model):
+        for norm in batchnorms_of(model):
             norm.weight.copy_(1 + 0.1 * torch.randn_like(norm.weight))
             norm.bias.copy_(0.1 * torch.randn_like(norm.bias))
-    calibrate_norms(model, [torch.randn(4, 3, query.input_size, query.input_size)])
+    recalibrate_batchnorm(model, [torch.randn(4, 3, query.input_size, query.input_size)])
     return model
 
 

@@ -23,9 +23,9 @@ from merger.bench.merged import Merged
 from merger.bench.stock import named_otherwise
 from merger.bench.workbench import Workbench
 from merger.methods.parts import Parts
+from models.predictions import ClassPrediction
 from models.sharing.plan import SharingPlan
-from models.tasks.base import ClassAnswer
-from models.weights.reading import save_weights
+from models.weights import save_weights
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK
 from tests.merger.tiny import data_of, weights_of, write_random_weights, write_workload
@@ -126,7 +126,7 @@ def test_classes_in_another_order_than_the_outputs_are_told_with_the_right_one(
 @pytest.mark.parametrize("answered", ["bbbbbbbbb", "aaabbbccc", "bacacbcba"], ids=["one class", "right", "guessed"])
 def test_an_order_of_classes_is_told_only_where_the_answers_show_one(workload: Workload, answered: str) -> None:
     query = replace(workload.query("q1"), classes=("a", "b", "c"))
-    assert named_otherwise(query, [ClassAnswer(label, 1.0, ()) for label in answered], "aaabbbccc") is None
+    assert named_otherwise(query, [ClassPrediction(label, 1.0, ()) for label in answered], "aaabbbccc") is None
 
 
 def test_a_query_that_cannot_reach_its_target_keeps_its_original_and_the_log_says_why(

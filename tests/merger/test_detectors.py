@@ -36,8 +36,8 @@ from merger.methods.parts import Parts
 from merger.methods.sprints import Sprints
 from merger.start.choosing import Start, donated
 from merger.training.features import REGION_PROPOSALS, watched_layers, watching
+from models.batchnorm import batchnorms_of
 from models.bundle import Bundle, open_bundle, verify_bundle
-from models.parts.norms import norms_of
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of, layers_of_all
 from models.sharing.plan import SharingPlan
@@ -109,7 +109,7 @@ def _private_norms(workload: Workload, bundle: Bundle) -> None:
     places = [member for one in bundle.manifest.shared for member in one.members]
     for query in workload.queries:
         model = build_query(query)
-        norms = set(norms_of(model))
+        norms = set(batchnorms_of(model))
         own = {path for path, part in model.named_modules() if part in norms}
         assert own
         kept = [key for name, key in places if name == query.id and key.rpartition(".")[0] in own]

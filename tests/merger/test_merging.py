@@ -22,9 +22,9 @@ from merger import merge
 from merger.bench.workbench import Workbench
 from merger.merging import ceiling_fraction
 from models.bundle import open_bundle, verify_bundle
+from models.data import load_split
 from models.errors import InputError
-from models.frames.data import load_split
-from models.measuring.evaluation import predict, score
+from models.evaluation import predict, score
 from models.tasks import task_of
 from models.workload import Workload, load_workload
 from tests.merger.options import QUICK

@@ -13,7 +13,7 @@ from gemel.evaluation.evaluating import evaluate
 from merger import MergeOptions, Recipe, merge
 from models.bundle import open_bundle, verify_bundle
 from models.errors import BundleError
-from models.weights.reading import save_weights
+from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build_query
 from tests.merger.tiny import SIZE, write_workload

@@ -79,7 +79,7 @@ def _frame(random: np.random.Generator, background: np.ndarray, far: bool) -> np
 
 def write_random_weights(path: Path) -> None:
     """Weights for every query of a workload without training: for tests that need files, not answers."""
-    from models.weights.reading import save_weights
+    from models.weights import save_weights
     from models.workload import load_workload
     from models.zoo import build
 

@@ -13,8 +13,8 @@ import torch
 
 from models import zoo
 from models.bundle import BundleQuery, Made, write_bundle
-from models.bundle.container import encode_header, parse_header, tensor_name
-from models.parts.widths import packed
+from models.bundle.format import encode_header, parse_header, tensor_name
+from models.quantization import pack
 from models.workload import Query
 from tests.exhaustive import one_in
 
@@ -38,7 +38,7 @@ def loaded_after(script: str, *names: str) -> list[str]:
 
 def test_the_zoo_and_its_architectures_need_no_compiler():
     script = (
-        "import torch\nfrom models import zoo\nfrom models.frames.preprocess import Preprocess\nimport numpy\n"
+        "import torch\nfrom models import zoo\nfrom models.preprocess import Preprocess\nimport numpy\n"
         "for name in ('resnet18', 'mobilenet_v3_small'): zoo.build(name, ('a', 'b'), device='meta')\n"
         "Preprocess(16).resize(numpy.zeros((20, 30, 3), numpy.uint8))"
     )
@@ -47,7 +47,7 @@ def test_the_zoo_and_its_architectures_need_no_compiler():
 
 def test_torchvision_gets_its_answer_from_the_compiler_when_it_asks():
     script = (
-        "import torch\nfrom models.vision import torchvision\n"
+        "import torch\nfrom models.device import torchvision\n"
         "assert torchvision.ops.roi_align(torch.ones(1, 1, 8, 8), [torch.zeros(1, 4)], 2).shape[-1] == 2\n"
         "from torchvision.ops import roi_align\nimport importlib\n"
         "own = importlib.import_module('torchvision.ops.roi_align')\n"
@@ -61,7 +61,7 @@ def test_torchvision_gets_its_answer_from_the_compiler_when_it_asks():
 @pytest.mark.exhaustive
 def test_operations_are_counted_without_it_and_to_the_same_numbers():
     count = (
-        "from models import zoo\nfrom models.measuring.cost import flops, workspace_bytes\n"
+        "from models import zoo\nfrom models.cost import flops, workspace_bytes\n"
         "for name in ('mobilenet_v3_small', 'ssdlite320_mobilenet_v3_large'):\n"
         "    model = zoo.build(name, ('a', 'b'), {}, 320, zoo.ENTRIES[name].task, 'meta')\n"
         "    print(flops(model, 320), workspace_bytes(model, 320))"
@@ -73,8 +73,8 @@ def test_operations_are_counted_without_it_and_to_the_same_numbers():
 
 def test_the_compiler_is_there_for_who_wants_it_and_nothing_stays_left_out_for_good():
     script = (
-        "import torch, types\nfrom models import zoo\nfrom models.compiler import MARK, without_compiler\n"
-        "from models.measuring.cost import flops\n"
+        "import torch, types\nfrom models import zoo\nfrom models.process import MARK, without_compiler\n"
+        "from models.cost import flops\n"
         "flops(zoo.build('mobilenet_v3_small', ('a', 'b'), device='meta'), 64)\n"
         "with without_compiler():\n"
         "    import torch._dynamo as stand_in\n"
@@ -104,7 +104,7 @@ def bundle(tmp_path, monkeypatch):
         ),
     ]
     models = {query.id: zoo.build_query(query) for query in queries}
-    stored = {"a": {"layer1.0.conv1.weight": packed(models["a"].get_parameter("layer1.0.conv1.weight"), "int8")}}
+    stored = {"a": {"layer1.0.conv1.weight": pack(models["a"].get_parameter("layer1.0.conv1.weight"), "int8")}}
     path = tmp_path / "b.safetensors"
     write_bundle(path, models, list(map(BundleQuery.of, queries)), Made("one", "none", 0), packed=stored)
     return path

@@ -19,10 +19,10 @@ from models.errors import InputError
 from models.export import OPSET, export_onnx
 from models.parts.residual import attach
 from models.zoo.detectors import two_stage
-from models.zoo.detectors.boxes import FixedBoxes
+from models.zoo.detectors.box_ops import FixedBoxes
 from models.zoo.detectors.two_stage import TwoStage
-from models.zoo.inputs import answer_on_meta
 from models.zoo.registry import ENTRIES
+from models.zoo.user_models import answer_on_meta
 from tests.exhaustive import every
 
 CLASSES = ("car", "bus", "truck")

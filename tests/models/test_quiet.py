@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import ctypes
-from models.quiet import without_native_output
+from models.process import without_native_output
 c = ctypes.CDLL(None)
 print("before")
 with without_native_output():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.sizes import exact_text, size_text
+from models.errors import exact_text, size_text
 
 
 @pytest.mark.parametrize(

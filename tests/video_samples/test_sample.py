@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import video_samples.__main__ as command
-from models.frames.data import load_split
+from models.data import load_split
 from models.workload import load_workload
 from video_samples.footage.casting import cast
 from video_samples.footage.clips import Clip

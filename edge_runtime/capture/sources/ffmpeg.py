@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import Shot, SourceLost, reason_of
-from models.frames.pictures import MAX_PIXELS
-from models.frames.video import FASTEST, FORMATS, PROTOCOLS, SLOWEST
+from models.pictures import MAX_PIXELS
+from models.video import FASTEST, PROTOCOLS, SLOWEST, VIDEO_FORMATS
 
 if TYPE_CHECKING:
     import av
     import numpy as np
 
-CONTAINERS = ",".join(("video4linux2", *(name for name in FORMATS if name != "hls")))
+CONTAINERS = ",".join(("video4linux2", *(name for name in VIDEO_FORMATS if name != "hls")))
 """What holds its own frames. Playlists are not among it: they name files and addresses."""
 FILE_PROTOCOLS = "file"
 ADDRESS_PROTOCOLS = ",".join(name for name in PROTOCOLS if name != "file")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from edge_runtime.capture.sources.base import Shot, SourceLost
-from models.frames.pictures import pictures_in, read_picture
+from models.pictures import list_pictures, read_picture
 
 
 class FolderSource:
@@ -17,7 +17,7 @@ class FolderSource:
     damaged = 0
 
     def __init__(self, folder: Path) -> None:
-        found = pictures_in(folder)
+        found = list_pictures(folder)
         if not found:
             raise SourceLost(f"the folder {folder} has no .jpg or .png files")
         self._paths: Iterator[Path] = iter(found)

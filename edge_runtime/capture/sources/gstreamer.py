@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import Shot, SourceLost
-from models.frames.video import FASTEST, SLOWEST, opencv
+from models.video import FASTEST, SLOWEST, opencv
 
 DECODED = (
     "nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! video/x-raw,format=BGR ! appsink max-buffers=1 sync=false"

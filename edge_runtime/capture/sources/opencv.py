@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import Shot, SourceLost
 from models.errors import InputError
-from models.frames.video import Video
+from models.video import Video
 
 
 class OpenCVSource:

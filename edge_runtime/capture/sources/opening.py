@@ -10,7 +10,7 @@ from edge_runtime.capture.sources.ffmpeg import FFmpegSource
 from edge_runtime.capture.sources.folder import FolderSource
 from edge_runtime.capture.sources.gstreamer import GStreamerSource, has_gstreamer
 from edge_runtime.capture.sources.opencv import OpenCVSource
-from models.frames.video import SCHEMES
+from models.video import SCHEMES
 
 AUTO, PYAV, OPENCV, GSTREAMER = "auto", "pyav", "opencv", "gstreamer"
 DECODERS = (AUTO, PYAV, OPENCV, GSTREAMER)

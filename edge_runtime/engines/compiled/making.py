@@ -18,8 +18,8 @@ from edge_runtime.engines.workspace import peak_bytes
 from edge_runtime.memory.onednn import blocked, convolutions_of, takes_blocked
 from edge_runtime.schedule.costs import BATCHES
 from models.bundle import Bundle, BundleQuery
-from models.products import in_full
-from models.quiet import quiet
+from models.device import disable_tf32
+from models.process import quiet
 
 SUFFIX = ".pt2"
 INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -152,7 +152,7 @@ def _used(program: torch.export.ExportedProgram) -> set[str]:
     }
 
 
-@in_full()
+@disable_tf32()
 def _verify(model: _Flat, package: Any, frames: Tensor, constants: Mapping[str, Tensor]) -> None:
     """Compare with eager, then once more after every weight was changed in place, which shows one left inside."""
     state = {**constants, **model.state_dict()}

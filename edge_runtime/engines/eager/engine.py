@@ -18,8 +18,8 @@ from edge_runtime.engines.graphs import graphs_for
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.onednn import takes_blocked
+from models.bits import BIT_WIDTHS
 from models.bundle import Bundle
-from models.parts.terms import BITS
 
 FULL = "fp32"
 PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,7 +42,7 @@ class TorchEngine(FrameEngine):
     name = "torch"
     starts_early = True
     orders = frozenset(Order)
-    runs_packed = frozenset(BITS)
+    runs_packed = frozenset(BIT_WIDTHS)
 
     def __init__(
         self,

@@ -19,12 +19,12 @@ from edge_runtime.engines.eager.streamed import Streamed
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import row_major
 from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
+from models.bits import BIT_WIDTHS, BYTE, stored_bytes
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
-from models.compiler import without_compiler
 from models.parts.low_rank import READS_WEIGHTS
-from models.parts.terms import BITS, BYTE, stored_bytes
-from models.parts.widths import WIDE, widen
+from models.process import without_compiler
+from models.quantization import WIDE, unpack
 
 HALF = "fp16"
 ALIGNMENT_BYTES = 64
@@ -82,7 +82,7 @@ class _Place:
         # In the order in which the arena holds it: an engine that asks for channels last gets that.
         strides = stored.stride() if self.own.shape is None else row_major(self.shape)
         wide = scratch.view(WIDE).as_strided(self.shape, strides, self.start // WIDE.itemsize)
-        self.where[self.attribute] = widen(stored, self.factor, self.own.dtype, wide)
+        self.where[self.attribute] = unpack(stored, self.factor, self.own.dtype, wide)
 
 
 class Staging:
@@ -223,7 +223,7 @@ def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, devi
     if stored is None:
         return Part(key, name, 0, nbytes)
     packed = 0 if device == "cpu" else _aligned(stored_bytes(stored.dtype, tensor.shape))
-    unpacking = _aligned(tensor.numel()) if BITS[stored.dtype] < BYTE else 0
+    unpacking = _aligned(tensor.numel()) if BIT_WIDTHS[stored.dtype] < BYTE else 0
     return Part(key, name, nbytes + unpacking, nbytes + packed + unpacking)
 
 

@@ -16,11 +16,11 @@ from edge_runtime.engines.onnx.graph import SUFFIX, graph_key, write_graph
 from edge_runtime.engines.onnx.session import CPU, CUDA, TENSORRT, Session, available, session_of
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.streams import computing
+from models.bits import Bits
 from models.bundle import Bundle
 from models.detector import OneStage
 from models.export import INPUT
-from models.parts.terms import Width
-from models.tasks import Answer
+from models.predictions import Prediction
 
 
 class OnnxEngine(FrameEngine):
@@ -33,7 +33,7 @@ class OnnxEngine(FrameEngine):
     """
 
     name = "onnx"
-    runs_packed = frozenset[Width]({"fp16", "int8"})
+    runs_packed = frozenset[Bits]({"fp16", "int8"})
     providers: ClassVar[Mapping[str, str]] = {"cpu": CPU, "cuda": CUDA}
     """By device."""
 
@@ -122,7 +122,7 @@ class OnnxEngine(FrameEngine):
             outputs = self._run(batch)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Answer]:
+    def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
         """As every engine; a one-stage detector's boxes and scores come decoded from the graph."""
         return self._task.answers(self._decoded or self.model, outputs, sizes, self.query.classes, least_score)
 

@@ -124,7 +124,7 @@ def _tensorrt_options(path: Path, device: torch.device) -> dict[str, str]:
 
 
 def _in_tf32() -> bool:
-    """Whether torch convolves so here (`models.products.in_full`); ONNX Runtime has one setting for all products."""
+    """Whether torch convolves so here (`models.device.disable_tf32`); ONNX Runtime has one setting for all products."""
     return torch.backends.cudnn.allow_tf32
 
 

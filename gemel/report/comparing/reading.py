@@ -8,9 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from models.errors import InputError
-from models.files.json_file import read_json
-from models.files.schema import Exact, checked
-from models.limits import MAX_QUERIES
+from models.io import MAX_QUERIES, Exact, read_json, validate
 
 REPORT_JSON = "report.json"
 FORMAT = 2
@@ -102,7 +100,7 @@ def read_report(path: Path) -> dict[str, Any]:
     document = read_json(path, REMEDY)
     if document.get("format") != FORMAT:
         raise InputError(path, "is no report of this version's gemel eval", REMEDY, "format")
-    checked(path, document, _Report, remedy=REMEDY)
+    validate(path, document, _Report, remedy=REMEDY)
     queries = [row["query"] for row in document["offline"]]
     if len(set(queries)) < len(queries):
         raise InputError(path, "a query stands twice", REMEDY, "offline")

@@ -9,8 +9,7 @@ from typing import Any
 from gemel.report.comparing.comparison import compare
 from gemel.report.comparing.page import render
 from gemel.report.comparing.reading import read_report, report_path
-from models.files.apart import check_apart
-from models.files.atomic import check_output, writing
+from models.io import check_apart, check_output, open_atomic
 
 
 def write_comparison(reports: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -19,6 +18,6 @@ def write_comparison(reports: Sequence[str | Path], out: str | Path) -> dict[str
     check_apart([("--out", out)], [("one of the reports", path) for path in paths])
     check_output(out, overwrite=True)
     found = compare([(path, read_report(path)) for path in paths])
-    with writing(Path(out), overwrite=True) as file:
+    with open_atomic(Path(out), overwrite=True) as file:
         file.write(render(found).encode("utf-8", "backslashreplace"))
     return found

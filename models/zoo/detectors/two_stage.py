@@ -1,24 +1,107 @@
-"""Faster R-CNN (Ren et al. 2015) as a graph of tensors: proposals, pooled regions, detections, suppression inside."""
+"""What Faster R-CNN learns from: objects with weights, on sampled anchors and proposals (Ren et al. 2015, section 3.1).
+
+A target holds `boxes` (M, 4) in pixels, `labels` (M,) from 1, and `weights` (M,) from 0 to 1: how surely it is an
+object. With weights of 1 these are torchvision's losses; matching and sampling are torchvision's own.
+
+Faster R-CNN (Ren et al. 2015) as a graph of tensors: proposals, pooled regions, detections, suppression inside.
+
+Faster R-CNN: torchvision's on feature pyramids, and ResNets with a single map (Ren et al. 2015).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import torchvision
 import torchvision.models.detection as detection
-from torch import Tensor
+from torch import Tensor, nn
+from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.rpn import concat_box_prediction_layers
-from torchvision.ops import roi_align
+from torchvision.ops import MultiScaleRoIAlign, box_iou, roi_align
 
 from models.detector import BoxTarget, Candidates, Detector
-from models.zoo.detectors.boxes import FixedBoxes, anchors_of, decode_boxes, nearest_power
-from models.zoo.detectors.losses.focal import pixel_targets
-from models.zoo.detectors.losses.two_stage import proposal_loss, region_loss
+from models.zoo.detectors.box_ops import (
+    NOTHING,
+    FixedBoxes,
+    anchors_of,
+    decode_boxes,
+    nearest_power,
+    rows_at,
+    rows_where,
+    suppress,
+)
+from models.zoo.detectors.focal_loss_detectors import pixel_targets
 from models.zoo.detectors.single_stage import map_shapes
-from models.zoo.detectors.suppression import NOTHING, rows_at, rows_where, suppress
+from models.zoo.registry import register
+
+BETA = 1 / 9
+"""Where smooth L1 turns from a square into a line."""
+Target = dict[str, Tensor]
+
+
+def proposal_loss(rpn: Any, objectness: Tensor, deltas: Tensor, anchors: Tensor, targets: Sequence[Target]) -> Tensor:
+    """Loss of objectness logits (N, A) and box deltas (N, A, 4); `rpn` is a RegionProposalNetwork."""
+    labels, matched = zip(*(_match(rpn.proposal_matcher, anchors, target) for target in targets))
+    positive, negative = (torch.stack(masks).bool() for masks in rpn.fg_bg_sampler(list(labels)))
+    sampled = (positive | negative).sum()
+    weights = torch.stack([_at(t["weights"], rows) for t, rows in zip(targets, matched)])
+    boxes = torch.stack([_at(t["boxes"], rows) for t, rows in zip(targets, matched)])
+    chosen = positive | negative
+    wanted = (weights * positive)[chosen]
+    class_loss = F.binary_cross_entropy_with_logits(objectness[chosen], wanted)
+    encoded = rpn.box_coder.encode_single(boxes[positive], anchors.expand(len(targets), -1, -1)[positive])
+    return class_loss + _box_loss(deltas[positive], encoded, weights[positive]) / sampled
+
+
+def region_loss(
+    heads: Any,
+    proposals: Sequence[Tensor],
+    targets: Sequence[Target],
+    classify: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Loss of sampled proposals, each (P, 4) in pixels; `classify` gives logits and deltas of rois (R, 5).
+
+    `heads` is a RoIHeads. A region of an object of weight w is taught its class with w and the background with 1 - w.
+    """
+    picked, matched, labels, encoded = heads.select_training_samples(list(proposals), list(targets))
+    frames = [torch.full_like(boxes[:, :1], index) for index, boxes in enumerate(picked)]
+    logits, deltas = classify(torch.cat([torch.cat(frames), torch.cat(picked)], dim=1))
+    weights = torch.cat([_at(target["weights"], rows) for target, rows in zip(targets, matched)])
+    label, wanted = torch.cat(labels), torch.cat(encoded)
+    background = torch.zeros_like(label)
+    # A region of the background loses the same either way.
+    is_label, is_background = (F.cross_entropy(logits, goal, reduction="none") for goal in (label, background))
+    class_loss = (weights * is_label + (1 - weights) * is_background).mean()
+    rows = (label > 0).nonzero().squeeze(1)
+    own = deltas.unflatten(1, (-1, 4))[rows, label[rows]]
+    return class_loss + _box_loss(own, wanted[rows], weights[rows]) / len(label)
+
+
+def _match(matcher: Any, anchors: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    """Label of each anchor (A,): 1 an object, 0 background, -1 neither; and the row of the object it fits best."""
+    if not len(target["boxes"]):
+        return torch.zeros_like(anchors[:, 0]), torch.zeros(len(anchors), dtype=torch.int64, device=anchors.device)
+    matched = matcher(box_iou(target["boxes"], anchors))
+    labels = (matched >= 0).to(anchors.dtype)
+    labels[matched == matcher.BETWEEN_THRESHOLDS] = -1
+    return labels, matched.clamp(min=0)
+
+
+def _at(values: Tensor, rows: Tensor) -> Tensor:
+    """values (M, ...) at rows; zeros where there are none to take."""
+    return values[rows] if len(values) else values.new_zeros(len(rows), *values.shape[1:])
+
+
+def _box_loss(deltas: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+    distance = F.smooth_l1_loss(deltas, wanted, beta=BETA, reduction="none").sum(dim=-1)
+    return (distance * weights).sum()
+
 
 CANDIDATES_PER_PROPOSAL = 2
 """How many classes of a proposal, on average, may come to the last suppression."""
@@ -181,3 +264,79 @@ class TwoStage(Detector):
 
 def _large(boxes: Tensor, least: float) -> Tensor:
     return (boxes[..., 2] - boxes[..., 0] >= least) & (boxes[..., 3] - boxes[..., 1] >= least)
+
+
+SIZES = (32, 64, 128, 256, 512)
+RATIOS = (0.5, 1.0, 2.0)
+INPUT_SIZE = 800
+
+
+class SingleMap(nn.Module):
+    """A ResNet up to layer4: one map of 2048 channels at stride 32, or at 16 with its last stage dilated."""
+
+    out_channels = 2048
+
+    def __init__(self, name: str, dilated: bool) -> None:
+        super().__init__()
+        whole = torchvision.models.get_model(name, weights=None, replace_stride_with_dilation=[False, False, dilated])
+        self.body = IntermediateLayerGetter(whole, {"layer4": "0"})
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.body(x)
+
+
+def _two_stage(whole: detection.FasterRCNN, input_size: int, anchor_scale: float) -> TwoStage:
+    generator: Any = whole.rpn.anchor_generator
+    sizes = tuple(tuple(size * anchor_scale for size in level) for level in generator.sizes)
+    whole.rpn.anchor_generator = AnchorGenerator(sizes, generator.aspect_ratios)
+    return TwoStage(whole, input_size)
+
+
+def _published(name: str, input_size: int) -> None:
+    builder = getattr(detection, name)
+
+    @register(name, task="detection", input_size=input_size, published=name)
+    def build(num_classes: int, input_size: int = input_size, anchor_scale: float = 1.0) -> TwoStage:
+        whole = builder(weights=None, weights_backbone=None, num_classes=num_classes)
+        return _two_stage(whole, input_size, anchor_scale)
+
+
+def _single_map(name: str, num_classes: int, input_size: int, anchor_scale: float, dilated: bool) -> TwoStage:
+    whole = detection.FasterRCNN(
+        SingleMap(name, dilated),
+        num_classes,
+        rpn_anchor_generator=AnchorGenerator((SIZES,), (RATIOS,)),
+        box_roi_pool=MultiScaleRoIAlign(["0"], output_size=7, sampling_ratio=2),
+    )
+    return _two_stage(whole, input_size, anchor_scale)
+
+
+_published("fasterrcnn_resnet50_fpn", INPUT_SIZE)
+_published("fasterrcnn_resnet50_fpn_v2", INPUT_SIZE)
+_published("fasterrcnn_mobilenet_v3_large_fpn", INPUT_SIZE)
+_published("fasterrcnn_mobilenet_v3_large_320_fpn", 320)
+
+
+@register("fasterrcnn_resnet101_fpn", task="detection", input_size=INPUT_SIZE)
+def fasterrcnn_resnet101_fpn(num_classes: int, input_size: int = INPUT_SIZE, anchor_scale: float = 1.0) -> TwoStage:
+    """As torchvision's fasterrcnn_resnet50_fpn, on ResNet-101."""
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnet101", weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
+    )
+    return _two_stage(detection.FasterRCNN(backbone, num_classes), input_size, anchor_scale)
+
+
+@register("fasterrcnn_resnet50_c5", task="detection", input_size=INPUT_SIZE)
+def fasterrcnn_resnet50_c5(
+    num_classes: int, input_size: int = INPUT_SIZE, anchor_scale: float = 1.0, dilated: bool = False
+) -> TwoStage:
+    """Faster R-CNN on layer4 of ResNet-50 alone, 15 anchors a cell."""
+    return _single_map("resnet50", num_classes, input_size, anchor_scale, dilated)
+
+
+@register("fasterrcnn_resnet101_c5", task="detection", input_size=INPUT_SIZE)
+def fasterrcnn_resnet101_c5(
+    num_classes: int, input_size: int = INPUT_SIZE, anchor_scale: float = 1.0, dilated: bool = False
+) -> TwoStage:
+    """Faster R-CNN on layer4 of ResNet-101 alone, 15 anchors a cell."""
+    return _single_map("resnet101", num_classes, input_size, anchor_scale, dilated)

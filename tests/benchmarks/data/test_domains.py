@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from benchmarks.data import domains, prepare
-from models.frames.data import load_split
-from models.tasks import Boxes
+from models.data import load_split
+from models.predictions import Boxes
 from models.workload import load_workload
 
 IMAGE = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1].tobytes()

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.data import elsewhere, prepare
 from benchmarks.data.junction import GAP_FRAMES, HUMAN_CLIPS, HUMAN_STEP
-from models.frames.data import load_split
+from models.data import load_split
 from models.workload import load_workload
 
 CAMERAS = {camera: [f"{camera}-{number}" for number in range(100)] for camera in HUMAN_CLIPS}

@@ -47,11 +47,10 @@ def test_the_workload_names_what_is_prepared(repository: Path) -> None:
 
 @pytest.mark.real
 def test_the_real_weights_reach_what_is_said_of_them(real_data: Path, tmp_path: Path, capsys) -> None:
-    from models.frames.data import load_split
-    from models.frames.prepared import Prepared
-    from models.measuring.evaluation import predict, score
+    from models.data import PreparedFrames, load_split
+    from models.evaluation import predict, score
     from models.tasks import task_of
-    from models.weights.reading import load_weights
+    from models.weights import load_weights
     from models.zoo import build_query
 
     assert prepare.main(["published", "--data", str(real_data), "--out", str(tmp_path / "out"), "--json"]) == 0
@@ -59,6 +58,6 @@ def test_the_real_weights_reach_what_is_said_of_them(real_data: Path, tmp_path: 
     query = load_workload(tmp_path / "out" / "workload.yaml").queries[0]
     model = build_query(query).eval()
     load_weights(query, model)
-    val = Prepared(query, load_split(query, "val"))
+    val = PreparedFrames(query, load_split(query, "val"))
     reached = score(task_of(query.task), predict(model, query, val), val.split.truths or (), query.classes, 0.0)
     assert reached > 0.75  # 0.917 on the images as they were; the pack has them as JPEG of quality 75

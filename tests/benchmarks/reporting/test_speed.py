@@ -6,8 +6,7 @@ from benchmarks.reporting.speed import MAX_OBJECTS, drawn, rows
 
 
 def test_frames_are_drawn_with_errors_of_every_kind() -> None:
-    from models.measuring.error_types import error_types
-    from models.tasks.overlaps import overlaps_of
+    from models.metrics import error_types, overlaps_of
 
     split, sides = drawn(400, seed=1)
     assert split.truths is not None and max(len(one.boxes) for one in split.truths) == MAX_OBJECTS  # type: ignore[union-attr]

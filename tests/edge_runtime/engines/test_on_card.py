@@ -26,10 +26,10 @@ from edge_runtime.engines.workspace import peak_of
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import Order
 from edge_runtime.memory.streams import compute_stream
+from models import preprocess
 from models.bundle import Bundle
-from models.frames import preprocess
-from models.frames.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from models.products import in_full
+from models.device import disable_tf32
+from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from tests.edge_runtime.engines.paced import only
 from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import picture, tiny_bundle
@@ -78,7 +78,7 @@ def test_onnx_runtime_is_given_a_stream_of_ours_and_its_pool_is_emptied_after_ea
     monkeypatch.setattr(onnx_session, "compute_stream", lambda device: SimpleNamespace(cuda_stream=4711 + device.index))
     (_, options), _ = onnx_session.in_order(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
     assert options["user_compute_stream"] == "4712" and options["device_id"] == "1" and options["use_tf32"] == "1"
-    with in_full():
+    with disable_tf32():
         (_, options), _ = onnx_session.in_order(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
     assert options["use_tf32"] == "0", "as torch computes"
     run = onnx_session._run_options(torch.device("cuda", 1))

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from edge_runtime.engines.telling import told_while
-from models.quiet import quiet
+from models.process import quiet
 
 
 class Heard(logging.Handler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_runtime.integrity.trust import STILL_S, Trust, found_bad, hashed, is_due, looked
-from models.bundle.file import Stamp
+from models.bundle.format import Stamp
 
 AS_OPENED, CHANGED, AGAIN = Stamp(1, 100, 10), Stamp(1, 100, 20), Stamp(1, 100, 30)
 SOUND = Trust(AS_OPENED, frozenset(), AS_OPENED)

@@ -8,7 +8,7 @@ from edge_runtime.policies import POLICIES
 from edge_runtime.rehearsal.profiles import PROFILES, costs_for
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule.settings import memory_settings
-from models.measuring.cost import flops
+from models.cost import flops
 from tests.edge_runtime.tiny import SIZE, tiny_bundle
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from edge_runtime.reloading.canary import held_back, to_try
 from edge_runtime.spool.checked import FILE
 from models.bundle import open_bundle, verify_bundle
-from models.measuring.agreement import BELOW, FEWEST, KEPT, TOO_FEW, UNSURE, Judged
+from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW, UNSURE, Agreement
 from tests.edge_runtime.reloading.running import Running, write
 from tests.edge_runtime.tiny import FACTORY, query, trained_looking, write_clip, write_config
 
@@ -47,7 +47,7 @@ def config(folder: Path, **keys) -> Path:
     return write_config(folder, cameras=CAMERAS, spool={"path": "spool", "every_s": 0.01}, **keys)
 
 
-def reloaded(box: Running, folder: Path, samples: int = FEWEST + 5) -> dict[str, str]:
+def reloaded(box: Running, folder: Path, samples: int = MIN_COMPARED_FRAMES + 5) -> dict[str, str]:
     """What is held back of a bundle in which `gate` answers otherwise and `yard` does not, once there are so many
     samples of each query.
     """
@@ -79,7 +79,7 @@ def test_asked_again_it_tries_again_beside_what_serves(folder):
         reloaded(box, folder)
         first = Path(box.serving.summary()["bundle"])
         digits = open_bundle(first).digest[:12]
-        enough = FEWEST + 5
+        enough = MIN_COMPARED_FRAMES + 5
         box.until(lambda: sum(one["bundle"] == digits for one in box.of("gate")) > enough)
         samples = len(list(folder.glob("spool/samples/*-gate-*.png")))
         box.until(lambda: len(list(folder.glob("spool/samples/*-gate-*.png"))) > samples)
@@ -111,8 +111,8 @@ def test_what_a_drift_check_found_fallen_is_not_held_to_its_old_answers(folder):
 def test_only_what_is_below_for_certain_is_held_back():
     ci95, targets = (0.1, 0.2), dict.fromkeys("abcd", 0.9)
     found = {
-        "a": Judged(64, 0.15, ci95, BELOW), "b": Judged(64, 0.85, (0.7, 0.95), UNSURE),
-        "c": Judged(64, 1.0, (1.0, 1.0), KEPT), "d": Judged(3, None, None, TOO_FEW),
+        "a": Agreement(64, 0.15, ci95, BELOW), "b": Agreement(64, 0.85, (0.7, 0.95), UNSURE),
+        "c": Agreement(64, 1.0, (1.0, 1.0), KEPT), "d": Agreement(3, None, None, TOO_FEW),
     }  # fmt: skip
     assert held_back(found, targets) == {
         "a": "on the last 64 frames the new ones agree with its answers by 0.15, its target is 0.9"

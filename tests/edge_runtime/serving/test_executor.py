@@ -18,7 +18,7 @@ from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
-from models.tasks import ClassAnswer
+from models.predictions import ClassPrediction
 from tests.edge_runtime.tiny import Kept, query
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
@@ -52,7 +52,7 @@ class SlowEngine:
         self.runs += 1
         self.clock.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
         self.batches.append(len(frames))
-        return [ClassAnswer("a", 1.0, (1.0,)) for _ in frames]
+        return [ClassPrediction("a", 1.0, (1.0,)) for _ in frames]
 
 
 def one_query(

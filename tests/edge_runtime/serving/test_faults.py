@@ -24,7 +24,7 @@ from edge_runtime.schedule.costs import Costs, QueryCost
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
-from models.tasks import ClassAnswer
+from models.predictions import ClassPrediction
 from tests.edge_runtime.memory.movers.slow_mover import SlowMover
 from tests.edge_runtime.tiny import Kept, picture, query, tiny_bundle
 
@@ -75,7 +75,7 @@ class SumEngine:
             if self.wait is not None:
                 self.wait([name])
             total += int(tensor.sum())
-        return [ClassAnswer(str(total), 1.0, (1.0,))]
+        return [ClassPrediction(str(total), 1.0, (1.0,))]
 
 
 class Box:

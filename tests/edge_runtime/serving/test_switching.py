@@ -22,7 +22,7 @@ from edge_runtime.engines.preparing import Wish, engines_for
 from edge_runtime.engines.registry import engine_named
 from edge_runtime.serving import switching
 from models.bundle import Bundle
-from models.tasks import Answer
+from models.predictions import Prediction
 from tests.edge_runtime.engines.paced import AFTER, FAULT, HEARD, RUNS, Greedy, Nimble, Quick, Slow, only
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
@@ -193,7 +193,7 @@ def test_real_engines_are_taken_up_from_torch_and_answer_as_it_does(box, monkeyp
     monkeypatch.setattr(switching, "Background", AtOnce)
     stop, plain = threading.Event(), kind.run
 
-    def run_and_count(engine: FrameEngine, frames: Sequence[np.ndarray]) -> list[Answer]:
+    def run_and_count(engine: FrameEngine, frames: Sequence[np.ndarray]) -> list[Prediction]:
         RUNS[name] += 1
         if RUNS[name] >= ENOUGH_RUNS:
             stop.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_runtime.serving.watchdog import MIN_S, POLL_INTERVAL_S, MAX_GAP_S, TIMES, Doing, Watchdog
+from edge_runtime.serving.watchdog import MAX_GAP_S, MIN_S, POLL_INTERVAL_S, TIMES, Doing, Watchdog
 
 
 def looks(dog: Watchdog, doing: Doing | None, seconds: float, start: float = 0.0) -> str | None:

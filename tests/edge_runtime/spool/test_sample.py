@@ -10,12 +10,12 @@ from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.spool.sample import expected_agreement, read_head, read_sample, sample_bytes, sample_name
 from models.errors import InputError
-from models.tasks import ClassAnswer, DetectionAnswer
+from models.predictions import ClassPrediction, DetectionPrediction
 from tests.edge_runtime.tiny import picture, query
 
 IMAGE = picture(3, 200, 120)
 ROI = (10.0, 5.0, 110.0, 85.0)
-SEEN = DetectionAnswer(("a", "b"), (0.9, 0.4), ((11.0, 6.0, 60.5, 40.0), (20.0, 20.0, 30.0, 30.0)))
+SEEN = DetectionPrediction(("a", "b"), (0.9, 0.4), ((11.0, 6.0, 60.5, 40.0), (20.0, 20.0, 30.0, 30.0)))
 
 
 def record(asked, answer):
@@ -53,7 +53,7 @@ def test_the_head_says_what_was_answered_of_what(written):
 
 def test_a_classification_has_its_label(tmp_path):
     asked = query("gate", "left")
-    (tmp_path / "a.png").write_bytes(sample_bytes(record(asked, ClassAnswer("b", 0.7, (0.3, 0.7))), IMAGE, asked))
+    (tmp_path / "a.png").write_bytes(sample_bytes(record(asked, ClassPrediction("b", 0.7, (0.3, 0.7))), IMAGE, asked))
     head = read_head(tmp_path / "a.png")
     assert (head.label, head.score, head.detections, head.roi, head.size) == ("b", 0.7, None, None, [200, 120])
 

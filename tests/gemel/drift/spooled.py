@@ -15,7 +15,7 @@ from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.spool.sample import sample_bytes, sample_name
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.weights.reading import load_weights, save_weights
+from models.weights import load_weights, save_weights
 from models.workload import Workload, load_workload
 from models.zoo import build_query
 from tests.edge_runtime.tiny import picture

@@ -16,15 +16,15 @@ from edge_runtime.spool.checked import FILE, read_checked
 from edge_runtime.spool.sample import _chunk, read_head
 from gemel import check_drift
 from gemel.cli import main
-from models.bundle import open_bundle, verify_bundle, write_exchanged
-from models.bundle.shipping import apply_update, write_update
+from models.bundle import open_bundle, verify_bundle, write_substituted
+from models.bundle.delta import apply_update, write_update
 from models.errors import InputError
-from models.measuring.agreement import BELOW, FEWEST, KEPT, TOO_FEW
+from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW
 from models.workload import load_workload
 from tests.card import a_card
 from tests.gemel.drift.spooled import answer, originals, write_merged, write_workload
 
-ENOUGH = FEWEST + 5
+ENOUGH = MIN_COMPARED_FRAMES + 5
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_samples_are_no_constant_answers(folder):
     """Else the tests here would prove little."""
     heads = [read_head(path) for path in (folder / "good" / "samples").iterdir()]
     assert {head.label for head in heads if head.query == "a"} == {"empty", "busy"}
-    assert sum(bool(head.detections) for head in heads if head.query == "d") > FEWEST
+    assert sum(bool(head.detections) for head in heads if head.query == "d") > MIN_COMPARED_FRAMES
 
 
 def test_what_fell_gets_its_own_weights_again_and_nobody_else_is_changed(folder, capsys):
@@ -223,7 +223,7 @@ def test_an_output_that_is_an_input_is_refused(folder):
 
 def test_nothing_exchanged_is_the_same_file(folder):
     bundle = open_bundle(folder / "good.safetensors")
-    write_exchanged(folder / "same.safetensors", bundle, {})
+    write_substituted(folder / "same.safetensors", bundle, {})
     assert (folder / "same.safetensors").read_bytes() == bundle.path.read_bytes()
 
 

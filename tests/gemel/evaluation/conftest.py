@@ -7,7 +7,7 @@ from models.bundle import BundleQuery, Made, write_bundle
 from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import layers_of_all
 from models.sharing.plan import SharingPlan, tie
-from models.weights.reading import save_weights
+from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build
 

@@ -16,7 +16,7 @@ from gemel.evaluation.wall import placed
 from gemel.report.page import render
 from models.bundle import open_bundle
 from models.errors import InputError
-from models.frames.preprocess import crop
+from models.preprocess import crop
 from tests.card import a_card
 
 
@@ -122,21 +122,21 @@ def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path)
 
 
 def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypatch, evaluated):
-    import models.files.atomic
+    import models.io
 
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "report.html").write_text("older")
     written = []
 
-    class Full(models.files.atomic._Remembering):
+    class Full(models.io._Remembering):
         def write(self, data, /):
             written.append(self.name)
             if len(written) == 2:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(data)
 
-    monkeypatch.setattr(models.files.atomic, "_Remembering", Full)
+    monkeypatch.setattr(models.io, "_Remembering", Full)
     with pytest.raises(InputError, match=r"report\.html: cannot be written: No space left on device; free some space"):
         evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, Asked(seeds=1))
     assert [path.name for path in folder.iterdir()] == ["report.html"]

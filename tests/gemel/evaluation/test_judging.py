@@ -12,10 +12,10 @@ from gemel.evaluation.arms import MERGED, ORIGINALS
 from gemel.evaluation.handing import hand_over
 from gemel.evaluation.judging import Judged, check_boxes
 from gemel.evaluation.streaming import Footage
+from models.data import Split
 from models.errors import InputError
-from models.frames.data import Split
-from models.tasks import Boxes, DetectionAnswer
-from models.tasks.average_precision import mean_average_precision
+from models.metrics import mean_average_precision
+from models.predictions import Boxes, DetectionPrediction
 from models.workload import Query
 
 QUERY = Query(
@@ -56,8 +56,8 @@ def _judged() -> Judged:
     frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
     truths = (Boxes(("car",), (HERE,)), Boxes(), Boxes(("bus", "car"), (HERE, (40.0, 5.0, 55.0, 20.0))))
     split = Split("test", frames, truths, ("u", "u", "v"), (0.0, 1.0, 0.0))
-    good = [DetectionAnswer(one.classes, (0.9,) * len(one.boxes), one.boxes) for one in truths]
-    worse = [good[0], DetectionAnswer(("car",), (0.4,), (HERE,)), DetectionAnswer(("bus",), (0.8,), (HERE,))]
+    good = [DetectionPrediction(one.classes, (0.9,) * len(one.boxes), one.boxes) for one in truths]
+    worse = [good[0], DetectionPrediction(("car",), (0.4,), (HERE,)), DetectionPrediction(("bus",), (0.8,), (HERE,))]
     tested = arms.Tested(QUERY, Footage(split.units, split.times_s, 5), truths, 0.5, {ORIGINALS: good, MERGED: worse})
     return Judged(tested, cast(Any, None), {}, split, 0, [], [])
 

@@ -11,16 +11,16 @@ import torch
 from gemel.cli import main
 from gemel.evaluation.staleness import aged, staleness_curve
 from gemel.evaluation.streaming import Footage
+from models.predictions import ClassPrediction
 from models.tasks import task_of
-from models.tasks.base import ClassAnswer
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
 CLASSES = ("free", "taken")
 TASK = task_of("classification")
 
 
-def answers(labels: str) -> list[ClassAnswer]:
-    return [ClassAnswer(label, 1.0, (1.0, 0.0)) for label in spelled(labels)]
+def answers(labels: str) -> list[ClassPrediction]:
+    return [ClassPrediction(label, 1.0, (1.0, 0.0)) for label in spelled(labels)]
 
 
 def spelled(labels: str) -> list[str]:

@@ -11,7 +11,7 @@ import yaml
 
 from gemel.cli import main
 from gemel.looking.zoo_matrix import ZooMatrix, zoo_matrix
-from models.weights.reading import save_weights
+from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build, names
 

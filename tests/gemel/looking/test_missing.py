@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemel.cli import main
-from models.weights.reading import save_weights
+from models.weights import save_weights
 from models.workload import load_workload
 from models.zoo import build, build_query
 

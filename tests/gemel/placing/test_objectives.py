@@ -15,7 +15,7 @@ from gemel.placing.filling import evened, filled_up, with_the_rest
 from gemel.placing.needs import Needs
 from gemel.placing.objectives import Objective, solve, worth_of
 from gemel.placing.rooms import Filled, Room, best_set
-from models.quiet import without_native_output
+from models.process import without_native_output
 from tests.exhaustive import every
 from tests.gemel.placing.fleets import made_up
 

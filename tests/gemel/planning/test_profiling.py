@@ -21,7 +21,7 @@ from gemel.planning.subject import subject_of
 from models import zoo
 from models.bundle import Made, open_bundle, write_bundle
 from models.errors import InputError
-from models.parts.widths import choices, packed
+from models.quantization import choices, pack
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 
@@ -106,7 +106,7 @@ def test_the_scratch_of_packed_weights_is_in_the_workspace_however_it_is_learned
         kinds = {
             key: choices(key, tensor.shape, weights) for key, tensor in model.state_dict().items() if weights != "fp32"
         }
-        stored = {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
+        stored = {key: pack(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
         query = tiny.query(
             "one",
             "left",

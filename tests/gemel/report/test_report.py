@@ -26,8 +26,8 @@ from gemel.report.frames import examples, worst
 from gemel.report.mistakes import class_rows, error_rows
 from gemel.report.page import render
 from gemel.text import duration, percent, size
-from models.frames.data import Split
-from models.tasks import Boxes, ClassAnswer, DetectionAnswer
+from models.data import Split
+from models.predictions import Boxes, ClassPrediction, DetectionPrediction
 from models.workload import Query
 
 DEVICE = {"title": "A box", "clock": "virtual clock", "modelled": True, "sources": ["its data sheet"]}
@@ -196,7 +196,7 @@ def test_examples_say_what_both_models_found_and_leave_out_what_scores_below_the
     frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
     box = (5.0, 5.0, 30.0, 30.0)
     split = Split("test", frames, (Boxes(), Boxes(("car",), (box,)), Boxes()), ("u",) * 3, (0.0, 1.0, 2.0))
-    sure, unsure = DetectionAnswer(("car",), (0.9,), (box,)), DetectionAnswer(("car",), (0.1,), (box,))
+    sure, unsure = DetectionPrediction(("car",), (0.9,), (box,)), DetectionPrediction(("car",), (0.1,), (box,))
     assert split.truths is not None
     rows, photos = examples(query("detection"), split, split.truths, [sure] * 3, [unsure] * 3, threshold=0.5)
     assert rows[0]["time_s"] == 1.0, "the worst first"
@@ -204,7 +204,7 @@ def test_examples_say_what_both_models_found_and_leave_out_what_scores_below_the
     assert rows[0]["truth"] == [{"class": "car", "box": list(box), "found": ["original"]}]
     assert rows[0]["original"] == [{"class": "car", "score": 0.9, "box": list(box), "right": True}]
     assert rows[0]["merged"] == [] and not rows[1]["original"][0]["right"]
-    right, wrong = ClassAnswer("car", 0.9, (0.9, 0.1)), ClassAnswer("bus", 0.9, (0.1, 0.9))
+    right, wrong = ClassPrediction("car", 0.9, (0.9, 0.1)), ClassPrediction("bus", 0.9, (0.1, 0.9))
     rows, _ = examples(query("classification"), split, ["car"] * 3, [right] * 3, [wrong] * 3, threshold=0.0)
     assert rows[0]["original"] == {"class": "car", "score": 0.9, "right": True} and not rows[0]["merged"]["right"]
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from models.files import atomic, lines
+from models import io as atomic
+from models import io as lines
 
 At = Callable[[int, bool], bool]
 """Whether to strike at the touch of this number, counted from 0, which is to change a file or not."""

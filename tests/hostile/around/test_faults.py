@@ -11,7 +11,7 @@ import pytest
 
 from gemel.cli import main
 from models.errors import InputError
-from models.files.atomic import writing
+from models.io import open_atomic
 from tests.hostile import harness
 from tests.hostile.around.faults import At, Faults, faults
 from tests.hostile.harness import TRACEBACK, Seen, snapshot, tried
@@ -134,7 +134,7 @@ def test_whatever_the_system_refuses_a_file_is_whole_or_as_it_was(tmp_path: Path
     path = tmp_path / "kept.bin"
 
     def write() -> None:
-        with writing(path, overwrite=True) as file:
+        with open_atomic(path, overwrite=True) as file:
             for part in range(3):
                 file.write(bytes([part]) * 20_000)
 

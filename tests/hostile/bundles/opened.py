@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.bundle.container import DIGEST_KEY
+from models.bundle.format import DIGEST_KEY
 from tests.hostile.harness import tried
 from tests.hostile.samples import BUNDLE, OLD
 

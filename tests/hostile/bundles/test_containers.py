@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from models.bundle.container import MAX_HEADER_BYTES, tensor_name
+from models.bundle.format import MAX_HEADER_BYTES, tensor_name
 from tests.exhaustive import every
 from tests.hostile.bundles.opened import FEW, ONCE, OPENED_BY, VERIFY, Opened, header_text, sealed, told
 from tests.hostile.harness import refused, refused_apart

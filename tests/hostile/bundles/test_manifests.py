@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.bundle.container import encode_header, parse_header, place, tensor_name
+from models.bundle.format import encode_header, parse_header, place, tensor_name
 from tests.exhaustive import every
 from tests.hostile.bundles.opened import FEW, ONCE, OPENED_BY, VERIFY, Opened, told
 from tests.hostile.harness import refused, tried

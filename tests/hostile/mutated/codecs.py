@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from merger.journal.sealed import save_sealed
-from models.bundle.container import ALIGNMENT_BYTES, DIGEST_KEY
+from models.bundle.format import ALIGNMENT_BYTES, DIGEST_KEY
 from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from models.data import load_split
 from models.errors import InputError
-from models.frames.data import load_split
 from models.workload import load_workload
 from tests.exhaustive import one_in
 from tests.hostile.asking import D, ask

@@ -10,8 +10,7 @@ import pytest
 
 from models import zoo
 from models.errors import InputError
-from models.zoo.arguments import ARGUMENTS
-from models.zoo.registry import ENTRIES
+from models.zoo.registry import ARGUMENTS, ENTRIES
 from tests.hostile.asking import A, D, ask
 from tests.hostile.harness import refused
 

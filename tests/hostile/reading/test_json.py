@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from models.errors import InputError
-from models.files.bounded import Fault
-from models.files.bounded_json import MAX_DEPTH, MAX_VALUES, parsed
-from models.files.json_file import MAX_BYTES, read_json, read_json_lines
+from models.io import (
+    MAX_JSON_BYTES,
+    MAX_JSON_DEPTH,
+    MAX_JSON_VALUES,
+    ParseError,
+    parse_json,
+    read_json,
+    read_json_lines,
+)
 
 NO_DOCUMENTS = {
     "nothing": (b"", "line 1, column 1: "),
@@ -24,9 +30,9 @@ NO_DOCUMENTS = {
     "lists in lists, whole": (b"[" * 100_000 + b"]" * 100_000, "nested more than 50 deep"),
     "mappings in mappings": (b'{"a":' * 100_000, "nested more than 50 deep"),
     "brackets after a quoted quote": (b'["\\"", "\\\\", ' + b"[" * 100_000, "nested more than 50 deep"),
-    "many values": (b"[" + b"1," * MAX_VALUES + b"1]", "more than 1000000 values"),
-    "many lists": (b"[" + b"[]," * MAX_VALUES + b"[]]", "more than 1000000 values"),
-    "many texts": (b'"a"' * (4 * MAX_VALUES), "more than 1000000 values"),
+    "many values": (b"[" + b"1," * MAX_JSON_VALUES + b"1]", "more than 1000000 values"),
+    "many lists": (b"[" + b"[]," * MAX_JSON_VALUES + b"[]]", "more than 1000000 values"),
+    "many texts": (b'"a"' * (4 * MAX_JSON_VALUES), "more than 1000000 values"),
     "a key twice": (b'{"a": {"b": 1, "c": 2, "b": 1}}', "the key 'b' stands twice"),
     "a key twice, written otherwise": (b'{"a": 1, "\\u0061": 1}', "the key 'a' stands twice"),
     "not a number": (b'{"a": NaN}', "NaN is no number"),
@@ -43,8 +49,8 @@ FILES = ("fifo", "/dev/zero", "directory", "endless", "large", "missing")
 
 @pytest.mark.parametrize(("data", "said"), NO_DOCUMENTS.values(), ids=NO_DOCUMENTS)
 def test_what_is_no_document_within_the_bounds_is_a_fault(data: bytes, said: str) -> None:
-    with pytest.raises(Fault) as refused:
-        parsed(data)
+    with pytest.raises(ParseError) as refused:
+        parse_json(data)
     assert said in refused.value.text and len(refused.value.text) < 200
 
 
@@ -54,14 +60,14 @@ def test_what_is_no_document_within_the_bounds_is_a_fault(data: bytes, said: str
         (b'{"a": [1, -2.5, 1e3, true, null, "[[\\"{\\\\"]}\n', {"a": [1, -2.5, 1000.0, True, None, '[["{\\']}),
         (b'{"\\ud83d\\ude00": "\\\\u0000"}', {"\U0001f600": "\\u0000"}),
         (b'"' + b"[" * 1000 + b'"', "[" * 1000),
-        (b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, None),
-        (b"[" + b"1," * (MAX_VALUES - 2) + b"1]", [1] * (MAX_VALUES - 1)),
+        (b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH, None),
+        (b"[" + b"1," * (MAX_JSON_VALUES - 2) + b"1]", [1] * (MAX_JSON_VALUES - 1)),
         (b"[99999999999999999999]", [10**20 - 1]),
     ],
     ids=["values", "escapes", "brackets in a text", "deep", "many", "digits"],
 )
 def test_what_is_within_the_bounds_is_read(data: bytes, value: object) -> None:
-    found = parsed(data)
+    found = parse_json(data)
     assert value is None or found == value
 
 
@@ -75,7 +81,7 @@ def make_special(path: Path, kind: str) -> None:
         path.symlink_to(path if kind == "endless" else kind)
     elif kind == "large":
         with path.open("wb") as file:
-            file.truncate(100 * MAX_BYTES)
+            file.truncate(100 * MAX_JSON_BYTES)
 
 
 @pytest.mark.parametrize("kind", FILES)

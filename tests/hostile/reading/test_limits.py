@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import InputError, listed
-from models.limits import MAX_CAMERAS, MAX_QUERIES
+from models.errors import InputError, join_names
+from models.io import MAX_CAMERAS, MAX_QUERIES
 from models.workload import load_workload
 from tests.hostile.harness import refused, tried
 
@@ -116,4 +116,4 @@ def test_as_many_queries_as_there_can_be_are_read_at_once_and_one_of_them_twice_
 
 
 def test_names_are_listed_in_a_line_of_bearable_length() -> None:
-    assert listed(["a", "b"]) == "a, b" and listed("abcdefghijk", 3) == "a, b, c and 8 more"
+    assert join_names(["a", "b"]) == "a, b" and join_names("abcdefghijk", 3) == "a, b, c and 8 more"

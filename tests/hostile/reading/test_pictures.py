@@ -19,7 +19,7 @@ from PIL import Image
 
 from edge_runtime.capture.sources.base import picture_of
 from edge_runtime.capture.sources.folder import FolderSource
-from models.frames.pictures import MAX_BYTES, read_picture
+from models.pictures import MAX_PICTURE_BYTES, read_picture
 from tests.hostile.asking import A, ask
 from tests.hostile.harness import tried
 
@@ -89,7 +89,7 @@ FILES: dict[str, bytes | Callable[[Path], Any]] = {
     "a zip": b"PK\3\4" + bytes(100),
     "a film": b"\0\0\0\x18ftypmp42" + bytes(100),
     "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n(/etc/passwd) run\n",
-    "more than 64 MB": lambda path: (path.write_bytes(JPEG), os.truncate(path, MAX_BYTES + 1)),
+    "more than 64 MB": lambda path: (path.write_bytes(JPEG), os.truncate(path, MAX_PICTURE_BYTES + 1)),
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "/dev/zero": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),

@@ -18,9 +18,9 @@ import yaml
 from edge_runtime.capture.settings import CameraConfig
 from edge_runtime.capture.sources.base import SourceLost, picture_of
 from edge_runtime.capture.sources.opening import DECODERS, open_source
+from models.data import load_split
 from models.errors import InputError
-from models.frames.data import load_split
-from models.frames.video import OPTIONS, PROTOCOLS, Video, is_path, opencv
+from models.video import OPTIONS, PROTOCOLS, Video, is_path, opencv
 from models.workload import load_workload
 from tests.exhaustive import paired
 from tests.hostile.asking import A, ask

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import InputError
-from models.weights.reading import load_weights, read_state
+from models.weights import load_weights, read_state
 from models.workload import load_workload
 from models.zoo import build_query
 from tests.exhaustive import one_in

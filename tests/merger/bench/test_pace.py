@@ -27,8 +27,8 @@ from merger.training.loop import Training
 from merger.training.precision import Precisions
 from merger.training.recipe import Recipe
 from merger.training.work import Work
+from models.data import PreparedFrames
 from models.errors import InputError
-from models.frames.prepared import Prepared
 from tests.exhaustive import every
 from tests.merger.options import QUICK
 
@@ -79,12 +79,12 @@ class _Card:
             if not fits(training.recipe):
                 raise torch.OutOfMemoryError
 
-        def keep_on(prepared: Prepared, where: torch.device) -> bool:
+        def keep_on(prepared: PreparedFrames, where: torch.device) -> bool:
             self.placed.append(where.type)
             return self.room or where.type == "cpu"
 
         monkeypatch.setattr(Training, "epoch", epoch)
-        monkeypatch.setattr(Prepared, "keep_on", keep_on)
+        monkeypatch.setattr(PreparedFrames, "keep_on", keep_on)
         bench.progress = lambda event, **fields: self.told.append({"event": event, **fields})
         bench.originals, bench.device = dict(bench.originals), torch.device("meta")
 

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils._pytree import tree_leaves
 
 from merger.start.channels import channels_of, permuted
-from models.parts.norms import norms_of
+from models.batchnorm import batchnorms_of
 from models.zoo import build
 from tests.merger.tiny import SIZE, TinyNet
 
@@ -123,7 +123,7 @@ def test_a_tensor_under_two_names_is_left_alone() -> None:
 def _lively(model: nn.Module) -> nn.Module:
     """The model in eval mode, its norms with statistics of their own, so that a channel out of place shows."""
     with torch.no_grad():
-        for norm in norms_of(model):
+        for norm in batchnorms_of(model):
             assert norm.running_mean is not None and norm.running_var is not None
             norm.running_mean.normal_(std=0.1)
             norm.running_var.uniform_(0.5, 2)

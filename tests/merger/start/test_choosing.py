@@ -23,7 +23,7 @@ from merger.journal.steps import Journal
 from merger.methods.wide import whole_plan
 from merger.start.ancestry import COMMON, kinship
 from merger.start.choosing import Judge, Start, affordable, averaged, choose_start, donated, lost, together
-from models.parts.norms import norms_of
+from models.batchnorm import batchnorms_of
 from models.sharing.groups import groups
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
@@ -114,7 +114,7 @@ def test_a_start_is_judged_with_norms_as_they_are_and_measured_again(
 
     def ruins(self: Workbench, query: str, model: torch.nn.Module, frames: int) -> bool:
         done = calibrate(self, query, model.requires_grad_(True), frames)
-        for norm in norms_of(model):
+        for norm in batchnorms_of(model):
             torch.nn.init.zeros_(norm.running_mean).add_(5)  # type: ignore[arg-type]
         return done
 

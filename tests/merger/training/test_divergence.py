@@ -21,7 +21,7 @@ from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle
 from models.sharing.plan import SharingPlan
-from models.tasks.classification import Classification
+from models.tasks import Classification
 from models.workload import Workload
 from tests.merger.options import QUICK
 from tests.merger.surely import must_train

@@ -16,9 +16,9 @@ from merger.training.batches import Node
 from merger.training.fitting import Fitting, Layout, layouts
 from merger.training.loop import Training
 from merger.training.recipe import Recipe
+from models.device import is_out_of_memory, retry_with_smaller_batch
 from models.errors import InputError
-from models.measuring.evaluation import predict
-from models.measuring.room import halving, is_out_of_memory
+from models.evaluation import predict
 from models.workload import Workload, load_workload
 from tests.exhaustive import every
 from tests.merger.options import QUICK
@@ -229,10 +229,10 @@ def test_nothing_is_halved_below_the_least(bench: Workbench) -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        halving(32, attempt, least=6)
+        retry_with_smaller_batch(32, attempt, least=6)
     assert tried == [32, 16, 8, 6]
     with pytest.raises(ValueError, match="another"):
-        halving(32, lambda size: (_ for _ in ()).throw(ValueError("another")))
+        retry_with_smaller_batch(32, lambda size: (_ for _ in ()).throw(ValueError("another")))
 
 
 def test_a_fault_that_no_memory_would_mend_is_none_of_it() -> None:

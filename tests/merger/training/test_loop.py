@@ -14,7 +14,7 @@ from merger.bench.workbench import Workbench
 from merger.training.loop import MIN_MOMENTUM, Diverged, Training
 from merger.training.recipe import Recipe
 from merger.training.work import Work, forward_flops
-from models.parts.norms import norms_of
+from models.batchnorm import batchnorms_of
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
 
@@ -64,7 +64,7 @@ def test_averages_of_norms_are_of_more_batches_as_the_rate_falls_and_nobody_is_l
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = bench.models(["q0"])["q0"], list[float]()
-    norm = norms_of(model)[0]
+    norm = batchnorms_of(model)[0]
     usual = norm.momentum
     assert usual is not None
     monkeypatch.setattr(Training, "_learn_all", lambda _self: seen.append(norm.momentum))  # type: ignore[arg-type]

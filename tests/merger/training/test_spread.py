@@ -23,9 +23,8 @@ from merger.training.batches import Node
 from merger.training.loop import Diverged, Training, TrainingSet
 from merger.training.precision import Precisions
 from merger.training.recipe import Recipe
+from models.data import PreparedFrames, load_split
 from models.errors import GemelError
-from models.frames.data import load_split
-from models.frames.prepared import Prepared
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
 from models.workload import Query, load_workload
@@ -87,7 +86,7 @@ def trained(
 
 
 def _without_labels(query: Query) -> TrainingSet:
-    return TrainingSet(query, Prepared(query, replace(load_split(query, "train"), truths=None)))
+    return TrainingSet(query, PreparedFrames(query, replace(load_split(query, "train"), truths=None)))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def settled(crew: Crew, path: Path, card: bool) -> Any:
             raise torch.OutOfMemoryError
 
     told: list[dict[str, Any]] = []
-    Training.epoch, Prepared.keep_on = epoch, lambda prepared, where: True  # type: ignore[assignment, method-assign]
+    Training.epoch, PreparedFrames.keep_on = epoch, lambda prepared, where: True  # type: ignore[assignment, method-assign]
     bench.originals = dict(bench.originals)
     bench.device, bench.progress = torch.device("meta"), lambda event, **fields: told.append(fields)
     plan = SharingPlan.of(groups(bench.layers))

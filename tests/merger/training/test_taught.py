@@ -21,8 +21,7 @@ from merger.training.features import watched_layers, watching
 from merger.training.loop import Training, TrainingSet
 from merger.training.recipe import Recipe
 from merger.training.taught import Answers, answer_bytes, passes_expected, rooms
-from models.frames.data import load_split
-from models.frames.prepared import Prepared
+from models.data import PreparedFrames, load_split
 from models.workload import load_workload
 from models.zoo import build_query
 from tests.merger.tiny import write_random_weights, write_workload
@@ -39,7 +38,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     write_random_weights(path)
     bench = Workbench(load_workload(path))
     query = bench.queries["q1"]
-    bare = Prepared(query, replace(load_split(query, "train"), truths=None))
+    bare = PreparedFrames(query, replace(load_split(query, "train"), truths=None))
     bench.train = {"q0": bench.train["q0"], "q1": TrainingSet(query, bare)}
     return bench
 

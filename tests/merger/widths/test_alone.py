@@ -15,8 +15,8 @@ from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
 from merger.merging import ALONE_IS_LESS
 from merger.widths.search import fit_widths
+from models.bits import Bits
 from models.bundle import open_bundle, verify_bundle
-from models.parts.terms import Width
 from models.workload import Workload
 from tests.merger.options import QUICK
 from tests.merger.surely import ratios_on_val
@@ -30,12 +30,12 @@ FACTORIES = ["tests.merger.tiny:tiny_net"]
     ("int8", "int4", ["merged"], True),
 ])  # fmt: skip
 def test_what_takes_less_is_stored(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: Width, asked: Width,
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: Bits, asked: Bits,
     searched: list[str], shares: bool,
 ) -> None:  # fmt: skip
     fitted: list[str] = []
 
-    def fit(bench: Workbench, merged: Merged, width: Width, *rest: Any) -> dict[str, Any]:
+    def fit(bench: Workbench, merged: Merged, width: Bits, *rest: Any) -> dict[str, Any]:
         fitted.append("merged" if merged.plan.shared else "alone")
         return fit_widths(bench, merged, bears if merged.plan.shared else width, *rest)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import merger.widths.search as search_module
-import models.parts.widths as widths_module
+import models.quantization as widths_module
 from merger import merge
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged

@@ -23,12 +23,12 @@ from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.widths.search import fit_widths, needed
 from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
+from models.bits import WEIGHTS, WeightBits
 from models.bundle import open_bundle, verify_bundle
+from models.data import load_split
 from models.errors import InputError
-from models.frames.data import load_split
-from models.measuring.evaluation import predict, score
-from models.parts.terms import WEIGHTS, Asked, Width
-from models.parts.widths import packed
+from models.evaluation import predict, score
+from models.quantization import pack
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.tasks import task_of
@@ -42,7 +42,7 @@ FACTORIES = ["tests.merger.tiny:tiny_net"]
 LAST = "last.0.weight"
 
 
-def _with(weights: Asked) -> MergeOptions:
+def _with(weights: WeightBits) -> MergeOptions:
     return replace(QUICK, weights=weights)
 
 
@@ -56,7 +56,7 @@ def tied(bench: Workbench) -> Merged:
 
 @pytest.mark.parametrize(("weights", "part"), [("int8", 0.40), ("fp16", 0.55), ("int3", 0.40)])
 def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_keeps_on_val_what_it_must(
-    workload: Workload, tmp_path: Path, weights: Asked, part: float
+    workload: Workload, tmp_path: Path, weights: WeightBits, part: float
 ) -> None:
     wide = merge(workload, tmp_path / "wide.safetensors", options=QUICK)
     report = merge(workload, tmp_path / "b.safetensors", options=_with(weights))
@@ -122,7 +122,7 @@ def test_what_is_tied_is_packed_once_and_stays_tied(bench: Workbench, tied: Merg
     assert stored["q0"][LAST] is stored["q1"][LAST] is stored["q2"][LAST]
     pointers = {model.get_parameter(LAST).data_ptr() for model in models.values()}
     assert len(pointers) == 1
-    expected = packed(tied.states["q0"][LAST], "int8").wide()
+    expected = pack(tied.states["q0"][LAST], "int8").wide()
     assert torch.equal(models["q1"].get_parameter(LAST).detach(), expected)
 
 

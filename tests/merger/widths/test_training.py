@@ -25,8 +25,8 @@ from merger.widths.rounding import Rounded
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
 from merger.widths.training import ForBits
-from models.parts.terms import BITS, Width
-from models.parts.widths import packed
+from models.bits import BIT_WIDTHS, Bits
+from models.quantization import pack
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 
@@ -86,10 +86,10 @@ def test_what_is_judged_is_what_packing_stores(bench: Workbench, tied: Merged, w
     for query, model in one.training.models.items():
         for key, stored in widths_of(weights_of(bench, tied, width))[query].items():
             weight = model.get_parameter(key).detach()
-            torch.testing.assert_close(packed(weight, stored).wide(), weight, atol=0, rtol=1e-6)
+            torch.testing.assert_close(pack(weight, stored).wide(), weight, atol=0, rtol=1e-6)
             if stored != "fp16":
                 wide = one.wide()[query][key]
-                torch.testing.assert_close(packed(wide, stored).wide(), weight, atol=0, rtol=1e-6)
+                torch.testing.assert_close(pack(wide, stored).wide(), weight, atol=0, rtol=1e-6)
 
 
 def test_an_interrupted_one_goes_on_where_it_stood(bench: Workbench, tied: Merged) -> None:
@@ -158,13 +158,13 @@ def test_what_does_not_bear_four_bits_is_left_to_rounding(
 
 @pytest.mark.parametrize(("tries", "width"), [(1, "int2"), (2, "int3"), (3, "int4")])
 def test_who_takes_less_alone_leaves_the_others(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tries: int, width: Width
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tries: int, width: Bits
 ) -> None:
     """Others are tried as long as the next width of all takes less than the others do and the one that leaves."""
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
     weights = weights_of(bench, tied, "int2")
     rest = sum(one.nbytes for one in weights if one.used_by({"q0", "q2"}))
-    level = list(BITS).index(width)
+    level = list(BIT_WIDTHS).index(width)
     takes = 1 + sum(one.at(min(level, len(one.widths) - 1)).nbytes for one in weights) - rest
     found = trained(bench, tied, alone=lambda _query: takes)
     assert len(taught.tried) == tries
@@ -235,7 +235,7 @@ def test_a_training_that_diverges_is_no_help(bench: Workbench, tied: Merged, mon
 
 @pytest.mark.parametrize(("bears", "stored"), [("int2", "int2"), ("int3", "int3"), ("int6", "int4")])
 def test_what_takes_less_is_stored_rounded_or_trained(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, bears: Width, stored: str
+    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, bears: Bits, stored: str
 ) -> None:
     """Rounded, these bear four bits."""
 
@@ -245,7 +245,7 @@ def test_what_takes_less_is_stored_rounded_or_trained(
 
     monkeypatch.setattr(search_module._Search, "_judged", judged)
     monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
-    _Taught(monkeypatch, lambda own: {q: 1.0 if list(BITS).index(w) >= list(BITS).index(bears) else 0.5
+    _Taught(monkeypatch, lambda own: {q: 1.0 if list(BIT_WIDTHS).index(w) >= list(BIT_WIDTHS).index(bears) else 0.5
                                       for q, w in own.items()})  # fmt: skip
     found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), Journal(), Bounds(bench.work))
     assert {own[LAST] for own in found["storage"]["widths"].values()} == {stored}

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from models.bundle import BundleQuery, Made, Manifest, write_bundle
-from models.bundle.container import Entry, encode_header, parse_header, place
-from models.frames.preprocess import Preprocess
+from models.bundle.format import Entry, encode_header, parse_header, place
 from models.parts.residual import attach
+from models.preprocess import Preprocess
 from models.zoo.registry import ENTRIES, register
 
 EVIDENCE: Any = {

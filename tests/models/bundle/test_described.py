@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from torch import nn
 
+from models import io as memory
 from models import zoo
-from models.bundle.described import Described, describe, described
-from models.bundle.dtypes import code_of
-from models.files import remembered as memory
+from models.bundle.format import code_of
+from models.bundle.model_spec import ModelSpec, load_model_spec, model_spec
 from models.zoo.registry import ENTRIES, register
 from tests.exhaustive import every
 
@@ -46,10 +46,10 @@ def never() -> nn.Module:
 @pytest.mark.parametrize("model", every(zoo.names(), FEW))
 def test_what_is_remembered_of_a_zoo_model_is_what_is_built(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query = asked(model)
-    described(query, partial(build, query))
+    load_model_spec(query, partial(build, query))
     monkeypatch.setattr(memory, "_HELD", {})
-    found, built = described(query, never), build(query)
-    assert found == describe(built)
+    found, built = load_model_spec(query, never), build(query)
+    assert found == model_spec(built)
     state = built.state_dict()
     assert found.tensors == {key: (code_of(value.dtype), tuple(value.shape)) for key, value in state.items()}
     layers = {path: one for path, one in built.named_modules() if type(one) in (nn.Conv2d, nn.Linear)}
@@ -68,23 +68,23 @@ def test_everything_that_changes_an_architecture_is_asked_for() -> None:
         asked("vit_b_16", input_size=96),
     ]
     for query in queries:
-        assert described(query, partial(build, query)) == describe(build(query))
+        assert load_model_spec(query, partial(build, query)) == model_spec(build(query))
 
 
 def test_ones_own_models_are_built_each_time() -> None:
     query = asked("tests.edge_runtime.tiny:net")
-    described(query, partial(nn.Linear, 2, 3))
-    assert described(query, partial(nn.Linear, 2, 4)).tensors["weight"] == ("F32", (4, 2))
+    load_model_spec(query, partial(nn.Linear, 2, 3))
+    assert load_model_spec(query, partial(nn.Linear, 2, 4)).tensors["weight"] == ("F32", (4, 2))
 
 
 def test_what_others_entered_into_the_zoo_is_built_each_time() -> None:
     register("somebodys", task="classification")(lambda num_classes, input_size: nn.Linear(2, num_classes))
     try:
         query = asked("somebodys")
-        described(query, partial(build, query))
+        load_model_spec(query, partial(build, query))
         ENTRIES.pop("somebodys")
         register("somebodys", task="classification")(lambda num_classes, input_size: nn.Linear(5, num_classes))
-        assert described(query, partial(build, query)).tensors["weight"] == ("F32", (2, 5))
+        assert load_model_spec(query, partial(build, query)).tensors["weight"] == ("F32", (2, 5))
     finally:
         ENTRIES.pop("somebodys")
 
@@ -92,6 +92,6 @@ def test_what_others_entered_into_the_zoo_is_built_each_time() -> None:
 def test_tied_tensors_are_one() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
-    found = describe(model)
+    found = model_spec(model)
     assert found.same == {"1.weight": "0.weight"}
-    assert Described.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert ModelSpec.from_json(json.loads(json.dumps(found.to_json()))) == found

@@ -13,7 +13,7 @@ from torch import nn
 from models import zoo
 from models.bundle import open_bundle, verify_bundle
 from models.parts.residual import attach
-from models.parts.widths import choices, packed
+from models.quantization import choices, pack
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8", "int6", "int3"])
@@ -27,7 +27,7 @@ def test_a_bundle_is_read_with_safetensors_and_torchvision_alone(
         nn.init.normal_(attach(original.get_submodule("classifier.0"), rank=1).residual_b, std=0.01)
     path = tmp_path / "one.safetensors"
     record = replace(sample.queries[0], model="mobilenet_v3_small", model_args=ranks, residuals={})
-    stored = {key: packed(tensor, own[0]) for key, tensor in original.state_dict().items()
+    stored = {key: pack(tensor, own[0]) for key, tensor in original.state_dict().items()
               if weights != "fp32" and (own := choices(key, tensor.shape, weights))}  # fmt: skip
     assert bool(stored) == (weights != "fp32")
     manifest = writer(path, {"north": original}, [record], packed={"north": stored})

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from models.bundle.file import is_open_as, open_file
+from models.bundle.format import is_open_as, open_file
 
 
 def test_bytes_are_read_until_the_file_looks_otherwise(tmp_path):

@@ -17,8 +17,8 @@ from torch import nn
 from models import zoo
 from models.bundle import open_bundle
 from models.errors import BundleError, InputError
-from models.frames.preprocess import Cropped, Preprocess
-from models.weights.reading import save_weights
+from models.preprocess import Cropped, Preprocess
+from models.weights import save_weights
 
 
 def test_tensors_are_views_of_one_mapping_and_shared_by_the_models(sample):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from models.bundle import Made, open_bundle, verify_bundle, write_bundle
-from models.bundle.container import encode_header, parse_header, place
-from models.bundle.shipping import HEAD, UPDATE_FORMAT, UPDATE_KEY, apply_update, write_update
+from models.bundle.delta import HEAD, UPDATE_FORMAT, UPDATE_KEY, apply_update, write_update
+from models.bundle.format import encode_header, parse_header, place
 from models.errors import GemelError
 
 

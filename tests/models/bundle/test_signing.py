@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 
 from models.bundle import open_bundle, verify_bundle
-from models.bundle.container import encode_header
+from models.bundle.format import encode_header
 from models.bundle.signing import SIGNATURE_KEY, check_signature, is_signed, sign_bundle
 from models.errors import BundleError, InputError
 

@@ -12,21 +12,20 @@ from torch import nn
 
 from models.bundle import Bundle, open_bundle, verify_bundle
 from models.bundle.checks import value_problems
-from models.bundle.container import Entry, parse_header, raw_bytes, tensor_name
-from models.bundle.dtypes import code_of
+from models.bundle.format import Entry, code_of, parse_header, raw_bytes, tensor_name
 from models.errors import BundleError
 from models.parts.residual import ResidualConv2d
-from models.parts.widths import Packed, packed
+from models.quantization import PackedWeight, pack
 
 SCALE, KEY = "conv.weight.scale", "conv.weight"
 
 
-def packed_of(models: dict[str, nn.Module]) -> dict[str, dict[str, Packed]]:
+def packed_of(models: dict[str, nn.Module]) -> dict[str, dict[str, PackedWeight]]:
     """The shared convolution as int8, the depthwise one and the residual as float16."""
-    shared = packed(models["north"].get_parameter(KEY), "int8")
-    depthwise = packed(models["north"].get_parameter("depthwise.weight"), "fp16")
-    residual = packed(models["gate"].get_parameter("conv.residual_a"), "fp16")
-    other = packed(models["gate"].get_parameter("conv.residual_b"), "fp16")
+    shared = pack(models["north"].get_parameter(KEY), "int8")
+    depthwise = pack(models["north"].get_parameter("depthwise.weight"), "fp16")
+    residual = pack(models["gate"].get_parameter("conv.residual_a"), "fp16")
+    other = pack(models["gate"].get_parameter("conv.residual_b"), "fp16")
     return {
         "north": {KEY: shared, "depthwise.weight": depthwise},
         "south": {KEY: shared, "depthwise.weight": depthwise},
@@ -113,7 +112,7 @@ def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(small):
 
 def test_packed_tensors_must_fit_the_model(tmp_path, tied, writer):
     models, queries = tied()
-    wrong = {"north": {KEY: packed(torch.ones(3, 2), "int8")}}
+    wrong = {"north": {KEY: pack(torch.ones(3, 2), "int8")}}
     with pytest.raises(ValueError, match=r"conv\.weight has shape \(8, 3, 3, 3\), its packed tensor \(3, 2\)"):
         writer(tmp_path / "b.safetensors", models, queries, packed=wrong)
     with pytest.raises(ValueError, match=r"no conv\.kernel that could be packed"):
@@ -125,7 +124,7 @@ def test_packed_tensors_must_fit_the_model(tmp_path, tied, writer):
 def fewer(tmp_path, tied, writer) -> Bundle:
     """The sample with the shared convolution in three bits."""
     models, queries = tied()
-    one = packed(models["north"].get_parameter(KEY), "int3")
+    one = pack(models["north"].get_parameter(KEY), "int3")
     writer(tmp_path / "f.safetensors", models, queries, packed={query.id: {KEY: one} for query in queries})
     return open_bundle(tmp_path / "f.safetensors")
 
@@ -137,7 +136,7 @@ def test_codes_of_less_than_a_byte_are_stored_once_side_by_side(fewer, tied):
     assert fewer.nbytes(places[KEY]) == 8 * 11 and fewer.nbytes(places[SCALE]) == 8 * 4  # 27 weights of 3 bits a row
     assert {query.places()[KEY] for query in fewer.queries} == {places[KEY]}
     assert fewer.query("north").stored[KEY].shape == (8, 3, 3, 3)
-    expected = packed(models["north"].get_parameter(KEY), "int3").wide()
+    expected = pack(models["north"].get_parameter(KEY), "int3").wide()
     built = [fewer.build(query.id) for query in fewer.queries]
     assert all(torch.equal(model.get_parameter(KEY), expected) for model in built)
     assert len({model.get_parameter(KEY).data_ptr() for model in built}) == 1

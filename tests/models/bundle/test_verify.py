@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.bundle import open_bundle, unchecked, verify_bundle
-from models.bundle.container import Entry, encode_header, parse_header
+from models.bundle.format import Entry, encode_header, parse_header
 from models.errors import BundleError
 
 same_file = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -18,10 +18,10 @@ from safetensors import safe_open
 
 from models.bundle import Made, check_output, open_bundle, verify_bundle, write_bundle
 from models.bundle import writer as bundle_writer
-from models.bundle.container import parse_header
+from models.bundle.format import parse_header
 from models.bundle.writer import load_order
 from models.errors import InputError
-from models.files.atomic import writing
+from models.io import open_atomic
 
 
 def test_round_trip_is_bit_equal(sample):
@@ -192,7 +192,7 @@ def test_an_interruption_while_overwriting_leaves_the_old_bundle(sample, monkeyp
 
 def test_a_file_that_takes_the_name_meanwhile_is_not_overwritten(tmp_path):
     path = tmp_path / "b.safetensors"
-    with pytest.raises(InputError, match="created by someone else"), writing(path) as file:
+    with pytest.raises(InputError, match="created by someone else"), open_atomic(path) as file:
         file.write(b"ours")
         path.write_text("theirs")
     assert path.read_text() == "theirs"
@@ -216,7 +216,7 @@ def test_a_disk_without_space_is_named_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with (
         pytest.raises(InputError, match="cannot be written: No space left on device; free some space"),
-        writing(tmp_path / "b.safetensors") as file,
+        open_atomic(tmp_path / "b.safetensors") as file,
     ):
         file.write(b"bytes")
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from models.files import remembered as module
-from models.files.remembered import remembered
+from models.files import cached_on_disk as module
+from models.io import cached_on_disk
 
 ASKED = {"model": "resnet18", "classes": 2}
 
@@ -39,17 +39,17 @@ def _finding(value: object) -> tuple[Callable[[], object], list[object]]:
 def test_the_same_is_found_once_by_any_number_of_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find, calls = _finding({"flops": 3, "shape": [1, 2]})
     for _ in range(3):
-        assert remembered(ASKED, find) == {"flops": 3, "shape": [1, 2]}
+        assert cached_on_disk(ASKED, find) == {"flops": 3, "shape": [1, 2]}
         _started_anew(monkeypatch, folder)
     assert len(calls) == 1 and len(list(folder.iterdir())) == 1
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_another_question_or_other_code_has_another_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert remembered(ASKED, lambda: 1) == 1
-    assert remembered({**ASKED, "classes": 3}, lambda: 2) == 2
+    assert cached_on_disk(ASKED, lambda: 1) == 1
+    assert cached_on_disk({**ASKED, "classes": 3}, lambda: 2) == 2
     monkeypatch.setattr(module, "_code", lambda: "changed")
-    assert remembered(ASKED, lambda: 3) == 3
+    assert cached_on_disk(ASKED, lambda: 3) == 3
 
 
 def test_the_code_is_every_source_and_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_the_code_is_every_source_and_the_libraries(tmp_path: Path, monkeypatch:
 def test_what_is_not_as_it_was_written_is_found_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    remembered(ASKED, lambda: {"flops": 3})
+    cached_on_disk(ASKED, lambda: {"flops": 3})
     (path,) = folder.iterdir()
     good = path.read_bytes()
     if damage == "link":
@@ -81,7 +81,7 @@ def test_what_is_not_as_it_was_written_is_found_anew(
         )
     _started_anew(monkeypatch, folder)
     find, calls = _finding({"flops": 3})
-    assert remembered(ASKED, find) == {"flops": 3} and len(calls) == 1
+    assert cached_on_disk(ASKED, find) == {"flops": 3} and len(calls) == 1
 
 
 def test_without_a_folder_of_ones_own_it_is_found_each_time(
@@ -91,7 +91,7 @@ def test_without_a_folder_of_ones_own_it_is_found_each_time(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     for _ in range(2):
-        assert remembered(ASKED, find) == 1
+        assert cached_on_disk(ASKED, find) == 1
         _started_anew(monkeypatch, folder)
     assert len(calls) == 2
 
@@ -102,14 +102,14 @@ def test_what_fails_is_not_remembered(folder: Path) -> None:
 
     for _ in range(2):
         with pytest.raises(ValueError, match="cannot be built"):
-            remembered(ASKED, fail)
+            cached_on_disk(ASKED, fail)
     assert not list(folder.iterdir())
 
 
 def test_no_more_is_kept_than_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KEPT", 6)
     for index in range(20):
-        remembered({"index": index}, lambda: 0)
+        cached_on_disk({"index": index}, lambda: 0)
         newest = max(folder.iterdir(), key=lambda path: path.stat().st_ctime_ns)
         os.utime(newest, (index, index))
         assert len(list(folder.iterdir())) <= 6

@@ -10,11 +10,11 @@ import cv2
 import numpy as np
 import pytest
 
+from models.data import load_split
 from models.errors import InputError
-from models.frames.data import load_split
-from models.frames.pictures import pictures_in
-from models.frames.preprocess import crop
-from models.tasks import Boxes
+from models.pictures import list_pictures
+from models.predictions import Boxes
+from models.preprocess import crop
 from models.workload import Query
 
 
@@ -139,7 +139,7 @@ def test_a_folder_of_frames_is_cut_in_time_and_cropped(tmp_path: Path) -> None:
 def test_frames_whose_numbers_have_no_leading_zeros_stand_as_they_came(tmp_path: Path) -> None:
     for index in (*range(12), "٣"):
         _image(tmp_path / f"frame {index}.jpg")
-    names = [path.stem.removeprefix("frame ") for path in pictures_in(tmp_path)]
+    names = [path.stem.removeprefix("frame ") for path in list_pictures(tmp_path)]
     assert names == [*map(str, range(12)), "٣"]
 
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import models.frames.prepared as prepared_module
+import models.data as prepared_module
+from models.data import Frames, PreparedFrames, Split
 from models.errors import InputError
-from models.frames.data import Frames, Split
-from models.frames.prepared import Prepared
 from models.workload import Query
 from tests.models.frames.test_data import _query
 
@@ -43,7 +42,7 @@ def test_frames_are_decoded_several_at_a_time(query: Query, monkeypatch: pytest.
         two.wait()
         return _frame(value)
 
-    found = Prepared(query, _split([lambda value=value: meeting(value) for value in range(4)]))
+    found = PreparedFrames(query, _split([lambda value=value: meeting(value) for value in range(4)]))
     told: list[float] = []
     if kept:
         found.load(told.append)
@@ -58,18 +57,18 @@ def test_the_first_frame_that_does_not_decode_is_told_of(query: Query) -> None:
     loaders: list[Callable[[], np.ndarray]] = [lambda: _frame(1) for _ in range(6)]
     loaders[2:4] = [lambda: broken("a.png"), lambda: broken("b.png")]
     with pytest.raises(InputError, match=r"a\.png"):
-        Prepared(query, _split(loaders)).load()
+        PreparedFrames(query, _split(loaders)).load()
 
 
 def test_frames_kept_on_a_device_come_from_there(query: Query) -> None:
-    found = Prepared(query, _split([lambda: _frame(1) for _ in range(3)]))
+    found = PreparedFrames(query, _split([lambda: _frame(1) for _ in range(3)]))
     assert found.keep_on(torch.device("meta"))
     batch = found.batch([1, 1])
     assert batch.device.type == "meta" and batch.dtype == torch.uint8 and batch.shape == (2, 3, 32, 32)
 
 
 def test_frames_stay_where_they_were_when_a_card_has_no_room(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Prepared(query, _split([lambda: _frame(7)]))
+    found = PreparedFrames(query, _split([lambda: _frame(7)]))
 
     def full(tensor: Tensor, *args, **named) -> Tensor:
         raise torch.OutOfMemoryError
@@ -79,12 +78,12 @@ def test_frames_stay_where_they_were_when_a_card_has_no_room(query: Query, monke
         assert not found.keep_on(torch.device("meta"))
     assert found.batch([0]).device.type == "cpu" and int(found.batch([0]).max()) == 7
     monkeypatch.setattr(prepared_module, "MAX_CACHED_BYTES", 0)
-    many = Prepared(query, _split([lambda: _frame(7)]))
+    many = PreparedFrames(query, _split([lambda: _frame(7)]))
     assert many.keep_on(torch.device("meta")) and many.batch([0]).device.type == "cpu", "too many to keep anywhere"
 
 
 @torch.inference_mode()
 def test_frames_are_decoded_by_several_threads_in_inference_mode_too(query: Query, monkeypatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    found = Prepared(query, _split([lambda value=value: _frame(value) for value in range(3)]))
+    found = PreparedFrames(query, _split([lambda value=value: _frame(value) for value in range(3)]))
     assert found.batch([2, 0])[:, 0, 0, 0].tolist() == [2, 0] and found.batch([1]).max() == 1

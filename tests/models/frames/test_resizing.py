@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from models.frames.preprocess import Preprocess
+from models.preprocess import Preprocess
 
 SIZES = [(720, 1280, 224), (32, 24, 64), (1, 1, 16), (100, 64, 64), (37, 53, 97), (5, 1, 16), (64, 64, 64)]
 

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from models.measuring.allocator import TUNABLES
+from models.process import TUNABLES
 
 FAULTS = """
 import resource, sys, torch
-from models.measuring.allocator import keep_freed_memory
+from models.process import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory() and keep_freed_memory()
 for _ in range(40):  # until the heap has found its size
@@ -27,7 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 ARENAS = """
 import ctypes, re, sys, tempfile, threading
-from models.measuring.allocator import begin_with_one_heap
+from models.process import begin_with_one_heap
 if sys.argv[1] == "one":
     begin_with_one_heap()
 libc = ctypes.CDLL(None)  # which lets go of the interpreter's lock
@@ -56,7 +56,7 @@ with tempfile.NamedTemporaryFile() as file:
 HELD = """
 import ctypes, sys
 from benchmarks.machine import held_bytes
-from models.measuring.allocator import give_back_freed
+from models.process import give_back_freed
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -73,7 +73,7 @@ print(before - held_bytes()["anonymous"])
 ENDS = """
 import ctypes, sys, threading
 from benchmarks.machine import held_bytes
-from models.measuring.allocator import begin_with_one_heap, give_back_freed
+from models.process import begin_with_one_heap, give_back_freed
 if sys.argv[1] == "one":
     begin_with_one_heap()
 libc = ctypes.CDLL(None)
@@ -95,7 +95,7 @@ print(held_bytes()["anonymous"] - before)
 
 KEPT_BY_THREAD = """
 import ctypes, sys
-from models.measuring.allocator import begin_with_one_heap
+from models.process import begin_with_one_heap
 if sys.argv[1] == "one":
     begin_with_one_heap()
 class Info(ctypes.Structure):
@@ -112,7 +112,7 @@ print(before - libc.mallinfo2().f7)
 
 BEGUN = """
 import os, subprocess, sys
-from models.measuring.allocator import TUNABLES, begin_with_one_heap
+from models.process import TUNABLES, begin_with_one_heap
 begin_with_one_heap()
 child = "import os; print(os.environ.get('GLIBC_TUNABLES'))"
 print(os.getpid(), os.environ.get(TUNABLES), sys.argv[1:], open("/proc/self/environ").read().count("tcache_count=0"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models import zoo
-from models.measuring.cost import flops, workspace_bytes
+from models.cost import flops, workspace_bytes
 from models.zoo.registry import ENTRIES
 from tests.exhaustive import one_in
 

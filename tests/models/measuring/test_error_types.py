@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.measuring.error_types import (
-    BACKGROUND,
-    BOTH,
-    CLASS,
-    DUPLICATE,
-    KINDS,
-    LOCATION,
-    MISSED,
-    error_types,
-)
-from models.tasks.base import Boxes, DetectionAnswer
-from models.tasks.overlaps import overlaps_of
+from models.metrics import BACKGROUND, BOTH, CLASS, DUPLICATE, KINDS, LOCATION, MISSED, error_types, overlaps_of
+from models.predictions import Boxes, DetectionPrediction
 
 HERE = (0.0, 0.0, 10.0, 10.0)
 NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
@@ -25,7 +15,7 @@ CAR = Boxes(("car",), (HERE,))
 
 
 def found(rows, truth=CAR, threshold=0.0):
-    answer = DetectionAnswer(*zip(*rows)) if rows else DetectionAnswer()
+    answer = DetectionPrediction(*zip(*rows)) if rows else DetectionPrediction()
     return error_types(overlaps_of([answer], [truth]), threshold)
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.frames.data import Frames, Split
-from models.frames.preprocess import Preprocess
-from models.measuring.evaluation import SURE, compare, score, sure_ratio, truths_of, worth_keeping
-from models.tasks import Boxes, ClassAnswer, DetectionAnswer, task_of
+from models.data import Frames, Split
+from models.evaluation import SURE, compare, is_competent, load_labels, lower_bound_ratio, score
+from models.predictions import Boxes, ClassPrediction, DetectionPrediction
+from models.preprocess import Preprocess
+from models.tasks import task_of
 from models.workload import Query
 
 
@@ -25,8 +26,8 @@ def _split(truths, units) -> Split:
     return Split("test", Frames([lambda: np.zeros((8, 8, 3), np.uint8)] * len(units)), truths, tuple(units), (0.0,))
 
 
-def _answers(labels: str) -> list[ClassAnswer]:
-    return [ClassAnswer(label, 1.0, ()) for label in labels]
+def _answers(labels: str) -> list[ClassPrediction]:
+    return [ClassPrediction(label, 1.0, ()) for label in labels]
 
 
 def test_balanced_accuracy_is_the_mean_recall() -> None:
@@ -69,7 +70,7 @@ def test_the_chance_corrected_ratio_is_harsher() -> None:
 
 def test_without_labels_the_original_is_the_reference() -> None:
     split = _split(None, "uuuu")
-    assert truths_of(_query(), split, _answers("aabb"), 0.0) == ["a", "a", "b", "b"]
+    assert load_labels(_query(), split, _answers("aabb"), 0.0) == ["a", "a", "b", "b"]
     evidence = compare(_query(), split, _answers("aabb"), _answers("aaab"), 0.0)
     assert evidence.original == 1.0 and evidence.merged == 0.75
 
@@ -81,14 +82,14 @@ def test_agreement_is_with_the_original_whatever_the_labels_say() -> None:
 
 
 def test_without_labels_detections_above_the_threshold_are_the_reference() -> None:
-    found = DetectionAnswer(("car", "car"), (0.9, 0.2), ((0, 0, 10, 10), (20, 20, 30, 30)))
-    truths = truths_of(_query("detection", ("car",)), _split(None, "u"), [found], 0.5)
+    found = DetectionPrediction(("car", "car"), (0.9, 0.2), ((0, 0, 10, 10), (20, 20, 30, 30)))
+    truths = load_labels(_query("detection", ("car",)), _split(None, "u"), [found], 0.5)
     assert truths == [Boxes(("car",), ((0, 0, 10, 10),))]
 
 
 def test_weak_originals_are_no_evidence() -> None:
-    assert not worth_keeping(_query(), 0.55) and worth_keeping(_query(), 0.65)
-    assert not worth_keeping(_query("detection", ("car",)), 0.45) and worth_keeping(_query("detection", ("car",)), 0.5)
+    assert not is_competent(_query(), 0.55) and is_competent(_query(), 0.65)
+    assert not is_competent(_query("detection", ("car",)), 0.45) and is_competent(_query("detection", ("car",)), 0.5)
 
 
 def test_preprocessing_scales_and_normalises() -> None:
@@ -113,7 +114,7 @@ def _drawn(random: np.random.Generator, units: int, frames: int, keeps: float) -
 def test_what_is_surely_kept_is_kept_as_often_as_it_says(units: int, frames: int) -> None:
     random, task = np.random.default_rng(0), task_of("classification")
     error = 1 / (0.9 * units * frames)
-    found = [sure_ratio(task, *_drawn(random, units, frames, 0.95), error) for _ in range(400)]
+    found = [lower_bound_ratio(task, *_drawn(random, units, frames, 0.95), error) for _ in range(400)]
     assert np.mean([ratio <= 0.95 for ratio in found]) >= SURE - 0.02  # half of that is the chance of 400 draws
 
 
@@ -122,11 +123,13 @@ def test_the_larger_val_is_the_nearer_is_what_is_sure_to_what_was_seen() -> None
     lack = {}
     for frames in (5, 100):
         before, after = _drawn(random, 20, frames, 0.96)
-        lack[frames] = after[:, 0].sum() / before[:, 0].sum() - sure_ratio(task, before, after, 1 / before[:, 0].sum())
+        lack[frames] = after[:, 0].sum() / before[:, 0].sum() - lower_bound_ratio(
+            task, before, after, 1 / before[:, 0].sum()
+        )
     assert lack[100] < 0.025 < lack[5]
 
 
 def test_what_both_answer_alike_leaves_no_doubt() -> None:
     before, _ = _drawn(np.random.default_rng(0), 8, 30, 1.0)
     for units in (8, 1):
-        assert sure_ratio(task_of("classification"), before[:units], before[:units], 0.0) == 1.0
+        assert lower_bound_ratio(task_of("classification"), before[:units], before[:units], 0.0) == 1.0

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from models.bits import with_ranks
 from models.bundle import BundleQuery, Made, open_bundle, verify_bundle, write_bundle
 from models.errors import InputError
-from models.frames.preprocess import Preprocess
 from models.parts.low_rank import LowRankConv2d, LowRankLinear, factorisable, factorise, factors, largest_rank_of
-from models.parts.terms import with_ranks
+from models.preprocess import Preprocess
 from models.sharing.layers import describe
 from models.zoo import build
 

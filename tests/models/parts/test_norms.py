@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.parts.norms import calibrate_norms, has_folded_norms, unfold_norms
+from models.batchnorm import has_folded_norms, recalibrate_batchnorm, unfold_batchnorm
 
 torch.set_num_threads(1)
 
@@ -27,7 +27,7 @@ def batches(count: int = 4) -> list[torch.Tensor]:
 
 def test_calibration_measures_what_each_norm_meets():
     model = network().eval()
-    calibrate_norms(model, batches())
+    recalibrate_batchnorm(model, batches())
     first = model[1]
     met = torch.cat([model[0](batch) for batch in batches()])
     torch.testing.assert_close(first.running_mean, met.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
@@ -39,7 +39,7 @@ def test_a_batch_counts_as_often_as_it_has_frames():
     model = network().eval()
     data = batches(2)
     uneven = [data[0], data[1][:2]]
-    calibrate_norms(model, uneven)
+    recalibrate_batchnorm(model, uneven)
     first = model[1]
     met = torch.cat([model[0](batch) for batch in uneven])
     torch.testing.assert_close(first.running_mean, met.mean(dim=(0, 2, 3)), atol=1e-4, rtol=1e-4)
@@ -51,13 +51,13 @@ def test_a_batch_counts_as_often_as_it_has_frames():
 def test_calibration_mends_statistics_that_no_longer_fit():
     model = network()
     data = batches(1)
-    calibrate_norms(model, data)
+    recalibrate_batchnorm(model, data)
     fitting = model.eval()(data[0])
     with torch.no_grad():
         model[0].weight.mul_(7)
         model[0].bias.mul_(7)
     broken = (model(data[0]) - fitting).abs().mean()
-    calibrate_norms(model, data)
+    recalibrate_batchnorm(model, data)
     mended = (model(data[0]) - fitting).abs().mean()
     assert mended < 0.01 * broken
 
@@ -66,7 +66,7 @@ def test_calibration_leaves_norms_at_rest_alone():
     model = network()
     resting = model[1].requires_grad_(False)
     before = {norm: norm.running_mean.clone() for norm in (resting, model[5])}
-    calibrate_norms(model, batches())
+    recalibrate_batchnorm(model, batches())
     assert torch.equal(resting.running_mean, before[resting])
     assert not torch.equal(model[5].running_mean, before[model[5]])
 
@@ -76,7 +76,7 @@ def test_calibration_leaves_weights_modes_and_momenta_alone():
     model[3].eval()
     before = {name: value.clone() for name, value in model.named_parameters()}
     momentum = model[1].momentum
-    calibrate_norms(model, batches())
+    recalibrate_batchnorm(model, batches())
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
     assert model[1].momentum == momentum and model.training and model[1].training and not model[3].training
 
@@ -84,14 +84,14 @@ def test_calibration_leaves_weights_modes_and_momenta_alone():
 def test_calibration_without_batches_keeps_the_statistics():
     model = network()
     model[1].running_mean.fill_(3.0)
-    calibrate_norms(model, [])
+    recalibrate_batchnorm(model, [])
     assert float(model[1].running_mean[0]) == 3.0
 
 
 def test_calibration_restores_the_model_when_a_batch_fails():
     model = network().train()
     with pytest.raises(RuntimeError):
-        calibrate_norms(model, [torch.zeros(1, 5, 12, 12)])
+        recalibrate_batchnorm(model, [torch.zeros(1, 5, 12, 12)])
     assert model.training and model[1].momentum == 0.1
 
 
@@ -108,7 +108,7 @@ def test_unfolding_keeps_the_function_and_carries_it_into_train_mode():
     for norm in (model[1], model[5]):
         norm.reset_running_stats()
     assert has_folded_norms(model)
-    unfold_norms(model, [data])
+    unfold_batchnorm(model, [data])
     torch.testing.assert_close(model(data), before, atol=1e-4, rtol=1e-4)
     assert not has_folded_norms(model)
     assert (model.train()(data) - before).abs().mean() < 1e-3 < as_it_trained
@@ -116,8 +116,8 @@ def test_unfolding_keeps_the_function_and_carries_it_into_train_mode():
 
 def test_unfolding_in_several_batches_measures_the_same():
     one, many = network().eval(), network().eval()
-    unfold_norms(one, [torch.cat(batches())])
-    unfold_norms(many, batches())
+    unfold_batchnorm(one, [torch.cat(batches())])
+    unfold_batchnorm(many, batches())
     for key, value in one.state_dict().items():
         torch.testing.assert_close(value, many.state_dict()[key], atol=1e-4, rtol=1e-4)
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.parts.terms import BITS, Width, most_code
-from models.parts.widths import Packed, choices, packed, widen
+from models.bits import BIT_WIDTHS, Bits, max_code
+from models.quantization import PackedWeight, choices, pack, unpack
 
-FEW: list[Width] = ["int6", "int4", "int3", "int2"]
+FEW: list[Bits] = ["int6", "int4", "int3", "int2"]
 magnitudes = st.sampled_from([0.0, 1e-42, 1e-20, 1e-3, 1.0, 300.0, 1e20, 3e38])
 
 
@@ -28,7 +28,7 @@ def weights(draw: st.DrawFn) -> Tensor:
 
 @given(weights())
 def test_no_weight_moves_by_more_than_half_a_scale_of_its_channel(weight: Tensor) -> None:
-    one = packed(weight, "int8")
+    one = pack(weight, "int8")
     assert one.width == "int8" and one.tensor.dtype == torch.int8 and one.tensor.shape == weight.shape
     assert one.scale is not None and one.scale.shape == weight.shape[:1] and bool((one.scale > 0).all())
     moved = (one.wide() - weight).reshape(len(weight), -1).abs().double()
@@ -38,9 +38,9 @@ def test_no_weight_moves_by_more_than_half_a_scale_of_its_channel(weight: Tensor
 
 @given(weights())
 def test_widening_twice_or_into_used_memory_gives_the_same_bits(weight: Tensor) -> None:
-    one = packed(weight, "int8")
+    one = pack(weight, "int8")
     scratch = torch.full(weight.shape, float("nan"))
-    assert widen(one.tensor, one.scale, "int8", scratch) is scratch
+    assert unpack(one.tensor, one.scale, "int8", scratch) is scratch
     assert torch.equal(scratch, one.wide())
     assert one.scale is not None
     by_hand = one.tensor.float() * one.scale.view(-1, *(1,) * (weight.ndim - 1))
@@ -48,8 +48,8 @@ def test_widening_twice_or_into_used_memory_gives_the_same_bits(weight: Tensor) 
 
 
 @given(weights(), st.sampled_from(FEW))
-def test_fewer_bits_are_read_with_numpy_and_a_scale_that_clips_is_never_worse(weight: Tensor, width: Width) -> None:
-    one, bits, most = packed(weight, width), BITS[width], most_code(width)
+def test_fewer_bits_are_read_with_numpy_and_a_scale_that_clips_is_never_worse(weight: Tensor, width: Bits) -> None:
+    one, bits, most = pack(weight, width), BIT_WIDTHS[width], max_code(width)
     count = weight[0].numel()
     assert one.scale is not None and bool((one.scale > 0).all())
     assert one.tensor.dtype == torch.uint8 and one.tensor.shape == (len(weight), -(-bits * count // 8))
@@ -66,24 +66,24 @@ def test_fewer_bits_are_read_with_numpy_and_a_scale_that_clips_is_never_worse(we
 
 
 @pytest.mark.parametrize("width", ["int8", *FEW])
-def test_what_a_width_can_hold_comes_back_exactly(width: Width) -> None:
-    most = most_code(width)
+def test_what_a_width_can_hold_comes_back_exactly(width: Bits) -> None:
+    most = max_code(width)
     codes = torch.tensor([[float(most), -1.0, 0.0], [-float(most), float(most), 1.0]])
-    assert torch.equal(packed(codes * 0.5, width).wide(), codes * 0.5)
-    assert torch.equal(packed(torch.zeros(2, 3), width).wide(), torch.zeros(2, 3))
+    assert torch.equal(pack(codes * 0.5, width).wide(), codes * 0.5)
+    assert torch.equal(pack(torch.zeros(2, 3), width).wide(), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize(("width", "error"), [("int6", 0.0013), ("int4", 0.0137), ("int3", 0.049), ("int2", 0.193)])
-def test_normal_weights_move_little_more_than_they_must(width: Width, error: float) -> None:
+def test_normal_weights_move_little_more_than_they_must(width: Bits, error: float) -> None:
     weight = torch.randn(64, 2304, generator=torch.Generator().manual_seed(0))
-    moved = float((packed(weight, width).wide() - weight).square().mean())
+    moved = float((pack(weight, width).wide() - weight).square().mean())
     # The least mean square error of 15, 7 and 3 evenly spaced values for a normal distribution: 0.0130, 0.0469, 0.190.
     assert moved <= error
 
 
 def test_float16_keeps_eleven_bits_and_has_no_scale() -> None:
     weight = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    one = packed(weight, "fp16")
+    one = pack(weight, "fp16")
     assert (one.width, one.scale) == ("fp16", None)
     assert torch.equal(one.wide(), weight.half().float())
     assert bool(((one.wide() - weight).abs() <= weight.abs() * 2**-11 + 2**-25).all())
@@ -98,15 +98,15 @@ def test_float16_keeps_eleven_bits_and_has_no_scale() -> None:
 )
 def test_what_cannot_be_held_is_refused(value: float, dtype: str) -> None:
     with pytest.raises(ValueError, match="not finite, or too large"):
-        packed(torch.tensor([[1.0, value]]), dtype)  # type: ignore[arg-type]
+        pack(torch.tensor([[1.0, value]]), dtype)  # type: ignore[arg-type]
 
 
 def test_a_memory_layout_is_not_kept() -> None:
     weight = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last)
     for dtype in ("int8", "fp16", *FEW):
-        one = packed(weight, dtype)  # type: ignore[arg-type]
+        one = pack(weight, dtype)  # type: ignore[arg-type]
         assert one.tensor.is_contiguous()
-        assert torch.equal(one.wide(), packed(weight.contiguous(), dtype).wide())  # type: ignore[arg-type]
+        assert torch.equal(one.wide(), pack(weight.contiguous(), dtype).wide())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -129,11 +129,11 @@ def test_weights_get_fewer_bits_and_what_is_small_or_sensitive_does_not(key, sha
     assert choices(key, shape, "fp16", head) == expected[-1:]
     fewest = ("int2", "int3", "int4", "int6", *expected) if "int8" in expected else expected
     assert choices(key, shape, "int2", head) == fewest
-    assert choices(key, shape, "int4", head) == tuple(one for one in fewest if BITS[one] >= 4)
+    assert choices(key, shape, "int4", head) == tuple(one for one in fewest if BIT_WIDTHS[one] >= 4)
 
 
 def test_equal_weights_become_equal_tensors() -> None:
     weight = torch.randn(6, 20)
-    one, other = packed(weight, "int8"), packed(weight.clone(), "int8")
-    assert isinstance(one, Packed) and one.scale is not None and other.scale is not None
+    one, other = pack(weight, "int8"), pack(weight.clone(), "int8")
+    assert isinstance(one, PackedWeight) and one.scale is not None and other.scale is not None
     assert torch.equal(one.tensor, other.tensor) and torch.equal(one.scale, other.scale)

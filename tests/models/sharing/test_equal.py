@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.sharing.equal import ceiling_with_copies, copies, equal_sets, settled, with_equal
 from models.sharing.layers import Layer
 from models.sharing.plan import SharingPlan
+from models.sharing.similarity import add_identical, ceiling_with_copies, copies, identical_sets, queries_identical
 
 PLAN = SharingPlan(((("a", "x"), ("b", "x"), ("c", "x")), (("a", "y"), ("b", "y")), (("d", "z"), ("e", "z"))))
 
@@ -23,20 +23,22 @@ ALL = states(a={"x": 1, "y": 3}, b={"x": 1, "y": 3}, c={"x": 2}, d={"z": 5}, e={
 
 
 def test_a_set_is_split_into_those_that_are_equal() -> None:
-    equal = equal_sets(PLAN, ALL)
+    equal = identical_sets(PLAN, ALL)
     assert equal.shared == ((("a", "x"), ("b", "x")), (("a", "y"), ("b", "y")), (("d", "z"), ("e", "z")))
-    assert not equal_sets(
+    assert not identical_sets(
         PLAN, states(a={"x": 1, "y": 1}, b={"x": 2, "y": 2}, c={"x": 3}, d={"z": 1}, e={"z": 2})
     ).shared
 
 
 def test_settled_is_who_shares_nothing_that_differs_not_even_through_others() -> None:
-    assert settled(PLAN, equal_sets(PLAN, ALL)) == {"d", "e"}, "b has its y from a, and both have x with c"
-    assert settled(SharingPlan(), SharingPlan()) == set()
+    assert queries_identical(PLAN, identical_sets(PLAN, ALL)) == {"d", "e"}, (
+        "b has its y from a, and both have x with c"
+    )
+    assert queries_identical(SharingPlan(), SharingPlan()) == set()
 
 
 def test_equal_weights_of_those_who_are_in_no_set_are_tied_too() -> None:
-    found = with_equal(SharingPlan(), equal_sets(PLAN, ALL), {"a", "d", "e"})
+    found = add_identical(SharingPlan(), identical_sets(PLAN, ALL), {"a", "d", "e"})
     assert found.shared == ((("d", "z"), ("e", "z")),), "a has nobody left to be equal to"
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import weight_norm as old_weight_norm
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from models.measuring.cost import flops, workspace_bytes
+from models.cost import flops, workspace_bytes
 from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import (
     describe,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.tasks.classification import MAX_SHIFT, Classification
+from models.tasks import MAX_SHIFT, Classification
 
 
 def _one_by_one(images: Tensor, generator: torch.Generator) -> Tensor:

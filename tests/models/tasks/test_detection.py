@@ -16,11 +16,9 @@ from torchvision.ops import box_iou
 
 from models import zoo
 from models.detector import BoxTarget, Candidates, Detector
-from models.tasks import Boxes, task_of
-from models.tasks.augment_boxes import augment_boxes
-from models.tasks.detection import MAX_DETECTIONS
-from models.zoo.detectors.losses.ssd import MATCH_IOU, distill_loss, match
-from models.zoo.detectors.single_stage import SingleStage, single_stage
+from models.predictions import Boxes
+from models.tasks import MAX_DETECTIONS, augment_boxes, task_of
+from models.zoo.detectors.single_stage import MATCH_IOU, SingleStage, distill_loss, match, single_stage
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.tasks.average_precision import mean_average_precision
-from models.tasks.base import Boxes, DetectionAnswer
-from models.tasks.f1 import NO_THRESHOLD, best_threshold, f1_of, match_frames
+from models.metrics import NO_THRESHOLD, best_threshold, f1_of, match_frames, mean_average_precision
+from models.predictions import Boxes, DetectionPrediction
 
 HERE = (0.0, 0.0, 10.0, 10.0)
 NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
@@ -20,9 +19,9 @@ HALF = (0.0, 0.0, 10.0, 5.0)  # IoU 0.5 with HERE
 LESS = (0.0, 0.0, 10.0, 4.9)
 
 
-def answer(*rows: tuple[str, float, tuple[float, float, float, float]]) -> DetectionAnswer:
+def answer(*rows: tuple[str, float, tuple[float, float, float, float]]) -> DetectionPrediction:
     names, scores, boxes = zip(*rows)
-    return DetectionAnswer(names, scores, boxes)
+    return DetectionPrediction(names, scores, boxes)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def answer(*rows: tuple[str, float, tuple[float, float, float, float]]) -> Detec
             2 / 3,
         ),
         ("no answer misses everything", [None], [Boxes(("car", "car"), (HERE, FAR))], 0.0),
-        ("nothing there, nothing said", [DetectionAnswer()], [Boxes()], 1.0),
+        ("nothing there, nothing said", [DetectionPrediction()], [Boxes()], 1.0),
         ("nothing there, something said", [answer(("car", 0.9, HERE))], [Boxes()], 0.0),
         (
             "micro over classes and frames",
@@ -74,7 +73,7 @@ _boxes = st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(4, 20), s
 _names = st.sampled_from(["car", "bus"])
 _scores = st.sampled_from([0.1, 0.2, 0.35, 0.5, 0.5, 0.8])
 _answers = st.lists(st.tuples(_names, _scores, _boxes), max_size=8).map(
-    lambda rows: answer(*rows) if rows else DetectionAnswer()
+    lambda rows: answer(*rows) if rows else DetectionPrediction()
 )
 _truths = st.lists(st.tuples(_names, _boxes), max_size=6).map(
     lambda rows: Boxes(tuple(name for name, _ in rows), tuple(box for _, box in rows))
@@ -102,7 +101,7 @@ def test_three_hundred_crowded_frames_take_less_than_a_second():
         return tuple(tuple(row) for row in np.hstack([corners, corners + 25]))
 
     truths = [Boxes(("car",) * 30, crowd()) for _ in range(300)]
-    answers = [DetectionAnswer(t.classes, tuple(random.uniform(size=30)), t.boxes) for t in truths]
+    answers = [DetectionPrediction(t.classes, tuple(random.uniform(size=30)), t.boxes) for t in truths]
     start = time.process_time()
     assert f1_of(match_frames(answers, truths).counts()) == 1.0
     assert time.process_time() - start < 5

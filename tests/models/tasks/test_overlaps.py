@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.tasks import overlaps
-from models.tasks.base import Boxes, DetectionAnswer
-from models.tasks.overlaps import NOBODY, overlaps_of
+from models import metrics as overlaps
+from models.metrics import NOBODY, overlaps_of
+from models.predictions import Boxes, DetectionPrediction
 
 HERE = (0.0, 0.0, 10.0, 10.0)
 NEAR = (0.0, 0.0, 10.0, 8.0)  # IoU 0.8 with HERE
@@ -17,7 +17,7 @@ FLAT = (3.0, 3.0, 3.0, 9.0)
 
 
 def answer(*rows):
-    return DetectionAnswer(*zip(*rows)) if rows else DetectionAnswer()
+    return DetectionPrediction(*zip(*rows)) if rows else DetectionPrediction()
 
 
 def test_pairs_are_of_one_frame_and_of_any_class_best_score_first():
@@ -63,7 +63,7 @@ def test_many_frames_are_looked_at_in_parts_and_found_alike(monkeypatch):
         return tuple(map(tuple, np.hstack([corners, corners + 12]).tolist()))
 
     truths = [Boxes(("car",) * len(one), one) for one in (crowd() for _ in range(20))]
-    answers = [DetectionAnswer(("car",) * len(one), (0.5,) * len(one), one) for one in (crowd() for _ in range(20))]
+    answers = [DetectionPrediction(("car",) * len(one), (0.5,) * len(one), one) for one in (crowd() for _ in range(20))]
     whole = overlaps_of(answers, truths)
     monkeypatch.setattr(overlaps, "PAIRS_AT_ONCE", 7)
     parts = overlaps_of(answers, truths)

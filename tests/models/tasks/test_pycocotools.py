@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.tasks.average_precision import mean_average_precision
-from models.tasks.base import Boxes, DetectionAnswer
-from models.tasks.f1 import f1_of, match_frames
+from models.metrics import f1_of, match_frames, mean_average_precision
+from models.predictions import Boxes, DetectionPrediction
 
 CASES = 200
 CLASSES = ("car", "bus", "person")
@@ -27,10 +26,10 @@ def _boxes(random: np.random.Generator, count: int, whole: bool) -> np.ndarray:
     return np.round(boxes) if whole else boxes
 
 
-def _case(seed: int) -> tuple[list[DetectionAnswer | None], list[Boxes], float]:
+def _case(seed: int) -> tuple[list[DetectionPrediction | None], list[Boxes], float]:
     """Frames, and a score threshold: every second case on whole pixels and coarse scores, where much is equal."""
     random, whole = np.random.default_rng(seed), seed % 2 == 0
-    answers: list[DetectionAnswer | None] = []
+    answers: list[DetectionPrediction | None] = []
     truths: list[Boxes] = []
     classes = CLASSES[: random.integers(1, 4)]
     for _ in range(random.integers(1, 8)):
@@ -46,11 +45,11 @@ def _case(seed: int) -> tuple[list[DetectionAnswer | None], list[Boxes], float]:
         boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2])
         scores = random.choice([0.1, 0.3, 0.5, 0.8], len(boxes)) if whole else random.uniform(size=len(boxes))
         said = tuple(random.choice(classes, len(boxes)))
-        answers.append(DetectionAnswer(said, tuple(scores.tolist()), tuple(map(tuple, boxes.tolist()))))
+        answers.append(DetectionPrediction(said, tuple(scores.tolist()), tuple(map(tuple, boxes.tolist()))))
     return answers, truths, float(random.choice([0.0, 0.3, 0.55]))
 
 
-def _theirs(answers: list[DetectionAnswer | None], truths: list[Boxes], threshold: float = 0.0) -> Any:
+def _theirs(answers: list[DetectionPrediction | None], truths: list[Boxes], threshold: float = 0.0) -> Any:
     """Pycocotools' evaluation of the detections from `threshold` on; None where there is nothing to evaluate."""
     numbers = {name: index for index, name in enumerate(CLASSES, start=1)}
 
@@ -129,7 +128,7 @@ def test_more_than_a_hundred_of_a_class_in_a_frame_count_as_they_do_there() -> N
     random = np.random.default_rng(0)
     objects = _boxes(random, 130, whole=False)
     truths = [Boxes(("car",) * 130, tuple(map(tuple, objects.tolist())))]
-    answer = DetectionAnswer(("car",) * 130, tuple(random.uniform(size=130)), truths[0].boxes)
+    answer = DetectionPrediction(("car",) * 130, tuple(random.uniform(size=130)), truths[0].boxes)
     expected = _map_of(_theirs([answer], truths))[0]
     assert expected < 0.99
     assert mean_average_precision([answer], truths, CLASSES)["map"] == pytest.approx(expected, abs=EQUAL)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from models import zoo
+from models.darknet import DarknetLayer, read_darknet
 from models.errors import InputError
-from models.weights.darknet import DarknetLayer, read_darknet
-from models.weights.reading import load_matching, load_weights
+from models.weights import load_matching, load_weights
 from models.workload import Query
 
 

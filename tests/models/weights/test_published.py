@@ -17,9 +17,7 @@ from torch import Tensor
 
 from models import zoo
 from models.errors import InputError
-from models.weights.fit import current_names
-from models.weights.published import Published, fetch, find_published
-from models.weights.reading import fingerprint, load_matching, load_weights
+from models.weights import Published, current_names, fetch, find_published, fingerprint, load_matching, load_weights
 from models.workload import Query, load_workload
 from models.zoo.registry import ENTRIES
 

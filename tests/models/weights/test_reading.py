@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.errors import InputError
-from models.weights.reading import load_matching, load_weights, read_state, save_weights
+from models.weights import load_matching, load_weights, read_state, save_weights
 from models.workload import Query
 
 

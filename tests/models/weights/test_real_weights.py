@@ -18,7 +18,7 @@ from torchvision.ops import batched_nms, box_iou
 from models import zoo
 from models.errors import InputError
 from models.tasks import task_of
-from models.weights.reading import load_matching, load_weights, read_state
+from models.weights import load_matching, load_weights, read_state
 from models.workload import Query
 
 pytestmark = pytest.mark.real

@@ -12,7 +12,7 @@ import yaml
 from models import zoo
 from models.errors import InputError
 from models.sharing.layers import layers_of
-from models.weights.reading import load_weights, save_weights
+from models.weights import load_weights, save_weights
 from models.workload import load_workload
 
 

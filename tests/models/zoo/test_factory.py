@@ -13,7 +13,7 @@ from torch import nn
 from models import zoo
 from models.errors import InputError
 from models.sharing.layers import layers_of
-from models.weights.reading import load_weights, save_weights
+from models.weights import load_weights, save_weights
 from models.workload import Query, load_workload
 
 HEADER = "import torch\nfrom torch import nn\n"

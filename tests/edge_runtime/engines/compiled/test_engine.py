@@ -16,8 +16,8 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.store import Store
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
-from models.frames.preprocess import Preprocess
-from models.tasks import DetectionAnswer
+from models.predictions import DetectionPrediction
+from models.preprocess import Preprocess
 from models.zoo import build
 from tests.edge_runtime.tiny import picture, tiny_bundle, write_clip, write_config, write_folder
 
@@ -195,7 +195,7 @@ def test_a_detector_finds_what_eager_finds(tmp_path):
         one.bind(arena.tensor)
     frame = picture(3, width=120, height=100)
     found, wanted = engine.run([frame])[0], eager.run([frame])[0]
-    assert isinstance(found, DetectionAnswer) and isinstance(wanted, DetectionAnswer)
+    assert isinstance(found, DetectionPrediction) and isinstance(wanted, DetectionPrediction)
     assert wanted.boxes and found.classes == wanted.classes
     assert found.scores == pytest.approx(wanted.scores, abs=1e-3)
     for box, other in zip(found.boxes, wanted.boxes, strict=True):

@@ -18,8 +18,9 @@ from edge_runtime.policies import policy_named
 from edge_runtime.schedule import Demand, Situation
 from edge_runtime.schedule.costs import Costs, QueryCost
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
-from models.frames.preprocess import Preprocess
-from models.tasks import DetectionAnswer, task_of
+from models.predictions import DetectionPrediction
+from models.preprocess import Preprocess
+from models.tasks import task_of
 from models.zoo import build
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
@@ -106,7 +107,7 @@ def test_several_frames_get_one_answer_each_with_probabilities(bundle):
     answers = engine.run([picture(1), picture(2, width=80, height=60)])
     assert len(answers) == 2
     for answer in answers:
-        assert not isinstance(answer, DetectionAnswer)
+        assert not isinstance(answer, DetectionPrediction)
         assert answer.label in ("a", "b", "c") and abs(sum(answer.probabilities) - 1) < 1e-5
 
 
@@ -156,7 +157,7 @@ def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_p
         crop = whole(Preprocess(96).normalise(torch.stack([Preprocess(96).resize(frame[20:80, 30:90])])))
         expected = task_of("detection").answers(whole, crop, [(60, 60)], ("car", "bus"), 0.4)[0]
     answer = cropped.run([frame])[0]
-    assert isinstance(answer, DetectionAnswer) and isinstance(expected, DetectionAnswer) and answer.boxes
+    assert isinstance(answer, DetectionPrediction) and isinstance(expected, DetectionPrediction) and answer.boxes
     assert min(answer.scores) >= 0.4 and (answer.classes, answer.scores) == (expected.classes, expected.scores)
     assert answer.boxes == tuple((x0 + 30, y0 + 20, x1 + 30, y1 + 20) for x0, y0, x1, y1 in expected.boxes)
 
@@ -173,4 +174,4 @@ def test_a_lower_precision_answers_nearly_the_same_and_keeps_no_copy_of_the_weig
     weight.mul_(1.5)
     assert not torch.equal(engine.outputs([picture(1)]).float(), lower)
     answer = engine.run([picture(1)])[0]
-    assert not isinstance(answer, DetectionAnswer) and answer.label in ("a", "b", "c")
+    assert not isinstance(answer, DetectionPrediction) and answer.label in ("a", "b", "c")

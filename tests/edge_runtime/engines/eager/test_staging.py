@@ -28,11 +28,11 @@ from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
 from models import zoo
+from models.bits import BIT_WIDTHS, Bits
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.frames.preprocess import Preprocess
 from models.parts.residual import attach
-from models.parts.terms import BITS, Width
-from models.parts.widths import Packed, choices, packed
+from models.preprocess import Preprocess
+from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime.engines.eager.test_widening import ATTENDING, attending
 from tests.edge_runtime.tiny import Kept, picture
 from tests.exhaustive import every
@@ -77,12 +77,12 @@ def asked(query_id: str, model: str) -> BundleQuery:
     )
 
 
-def packed_of(model: nn.Module, width: Width) -> dict[str, Packed]:
+def packed_of(model: nn.Module, width: Bits) -> dict[str, PackedWeight]:
     kinds = {key: choices(key, tensor.shape, width) for key, tensor in model.state_dict().items()}
-    return {key: packed(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
+    return {key: pack(model.state_dict()[key], own[0]) for key, own in kinds.items() if own}
 
 
-def write(path: Path, models: dict[str, tuple[str, nn.Module]], stored: dict[str, dict[str, Packed]]) -> Bundle:
+def write(path: Path, models: dict[str, tuple[str, nn.Module]], stored: dict[str, dict[str, PackedWeight]]) -> Bundle:
     write_bundle(
         path,
         {query: model for query, (_, model) in models.items()},
@@ -137,7 +137,7 @@ def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(k
         for path in ("layer2.0.conv1", "layer4.1.conv2"):
             nn.init.normal_(attach(model.get_submodule(path), 8).residual_b, std=1e-2)
     bundle = write(
-        tmp_path / "b.safetensors", {"one": (name, model)}, {"one": packed_of(model, how)} if how in BITS else {}
+        tmp_path / "b.safetensors", {"one": (name, model)}, {"one": packed_of(model, how)} if how in BIT_WIDTHS else {}
     )
     frames, least = [picture(1), picture(2)], least_of(bundle, "one")
     whole = costs_of(bundle)

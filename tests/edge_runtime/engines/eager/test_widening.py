@@ -15,11 +15,11 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.store import Store
+from models.bits import Bits
 from models.bundle import Bundle, Made, open_bundle, write_bundle
 from models.errors import InputError
 from models.parts.residual import attach
-from models.parts.terms import Width
-from models.parts.widths import Packed, choices, packed
+from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import picture
 
@@ -49,12 +49,12 @@ def attending(num_classes: int, input_size: int = 16) -> nn.Module:
     return Attending(num_classes)
 
 
-def packed_all(model: nn.Module, weights: Width) -> dict[str, Packed]:
+def packed_all(model: nn.Module, weights: Bits) -> dict[str, PackedWeight]:
     """Every weight of two dimensions or more, however small."""
     own = {}
     for key, tensor in model.state_dict().items():
         if found := choices(key, (*tensor.shape[:1], 10**6) if tensor.ndim > 1 else tensor.shape, weights):
-            own[key] = packed(tensor, found[0])
+            own[key] = pack(tensor, found[0])
     return own
 
 

@@ -19,11 +19,11 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from models import zoo
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.frames.preprocess import Preprocess
 from models.parts.low_rank import factorise
 from models.parts.residual import attach
-from models.parts.widths import Packed, packed
-from models.tasks import DetectionAnswer
+from models.predictions import DetectionPrediction
+from models.preprocess import Preprocess
+from models.quantization import PackedWeight, pack
 from tests.edge_runtime.tiny import FACTORY, picture, tiny_bundle, trained_looking
 from tests.edge_runtime.tiny import SIZE as TINY_SIZE
 from tests.models.test_export import assert_detections_alike, untied
@@ -111,7 +111,7 @@ def bundled(
     path: Path,
     modules: dict[str, nn.Module],
     queries: list[BundleQuery],
-    stored: dict[str, dict[str, Packed]] | None = None,
+    stored: dict[str, dict[str, PackedWeight]] | None = None,
 ) -> Bundle:
     write_bundle(
         path,
@@ -155,7 +155,7 @@ def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = 
     got, wanted = ours.run(FRAMES), eager.run(FRAMES)
     assert wanted[0] != wanted[1]
     for one, other in zip(got, wanted, strict=True):
-        assert isinstance(one, DetectionAnswer) and isinstance(other, DetectionAnswer)
+        assert isinstance(one, DetectionPrediction) and isinstance(other, DetectionPrediction)
         assert one.classes == other.classes and len(other.classes) > 3
         assert np.allclose(one.scores, other.scores, atol=TOLERANCE)
         assert np.allclose(one.boxes, other.boxes, atol=0.1)
@@ -202,14 +202,14 @@ def test_a_two_stage_detector_finds_what_torch_finds_frame_by_frame(tmp_path, ca
         got, wanted = (dict(zip(NAMES, one.forward(batch))) for one in (ours, eager))
     assert (wanted["scores"] > 0).sum() > 3
     assert_detections_alike(got, wanted)
-    assert all(isinstance(answer, DetectionAnswer) and answer.classes for answer in ours.run(FRAMES))
+    assert all(isinstance(answer, DetectionPrediction) and answer.classes for answer in ours.run(FRAMES))
     assert ours._kept is not None and ours._kept.notes["batch"] == 1
 
 
 @pytest.mark.parametrize("weights", ["int8", "fp16"])
 def test_packed_weights_stay_packed_and_are_widened_inside_the_graph(tmp_path, cache, weights):
     module, query = trained_looking(1), record(FACTORY, TINY_SIZE)
-    stored = {key: packed(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
+    stored = {key: pack(tensor, weights) for key, tensor in module.state_dict().items() if tensor.ndim == 4}  # type: ignore[arg-type]
     bundle = bundled(tmp_path / "n.safetensors", {"one": module}, [query], {"one": stored})
     engine = assert_answers_as_torch(bundle, cache)
     dtypes = {str(engine._bound[key][1].dtype) for key in stored}
@@ -330,7 +330,7 @@ def test_packed_weights_are_widened_one_at_a_time(tmp_path, cache):
     """Left to itself, ONNX Runtime would widen all of them before it begins: 94 MB here."""
     torch.manual_seed(0)
     module = zoo.build("resnet50", ("car", "bus", "truck"), {}, SIZE)
-    stored = {key: packed(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
+    stored = {key: pack(tensor, "int8") for key, tensor in module.state_dict().items() if tensor.ndim == 4}
     largest = max(4 * one.tensor.numel() for one in stored.values())
     bundle = bundled(tmp_path / "r.safetensors", {"one": module}, [record("resnet50")], {"one": stored})
     engine = OnnxEngine(bundle, "one", cache=cache)

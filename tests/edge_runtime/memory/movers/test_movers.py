@@ -25,7 +25,7 @@ from edge_runtime.memory.movers.unified import concurrent_access, managed_memory
 from edge_runtime.memory.placing import Move
 from edge_runtime.memory.residency import Residency
 from edge_runtime.memory.store import Store
-from models.bundle.file import open_file
+from models.bundle.format import open_file
 from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import tiny_bundle
 

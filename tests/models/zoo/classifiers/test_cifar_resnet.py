@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models import zoo
-from models.zoo.classifiers.cifar_resnet import BasicBlock
+from models.zoo.classifiers import BasicBlock
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PUBLISHED_PARAMETERS = {20: 269_722, 32: 464_154, 44: 658_586, 56: 853_018}

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from models import zoo
 from models.errors import InputError
-from models.frames.preprocess import Preprocess
-from models.zoo.inputs import check_answer
+from models.preprocess import Preprocess
 from models.zoo.registry import ENTRIES
+from models.zoo.user_models import check_answer
 from tests.exhaustive import one_in
 
 SMALL = {"inception_v3": 80, "cifar_resnet20": 32}

@@ -11,8 +11,8 @@ import torchvision
 from torch import Tensor
 
 from models import zoo
+from models.batchnorm import recalibrate_batchnorm
 from models.detector import BoxTarget, Detector
-from models.parts.norms import calibrate_norms
 
 CLASSES = ("car", "bus")
 SIZE = 128
@@ -23,7 +23,7 @@ def detector(name: str, size: int = SIZE, **model_args: Any) -> Any:
     torch.manual_seed(0)
     model = zoo.build(name, CLASSES, model_args, size, "detection").eval()
     assert isinstance(model, Detector)
-    calibrate_norms(model, [frames(size)])
+    recalibrate_batchnorm(model, [frames(size)])
     return model
 
 
@@ -74,5 +74,5 @@ def descend(model: Any, images: Tensor, loss: Callable[[Any], Tensor], steps: in
         schedule.step()
         losses.append(value.item())
     model.eval()
-    calibrate_norms(model, [images])
+    recalibrate_batchnorm(model, [images])
     return losses

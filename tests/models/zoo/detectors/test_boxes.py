@@ -10,8 +10,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou, nms
 
-from models.zoo.detectors.boxes import FixedBoxes, anchors_of, decode_boxes
-from models.zoo.detectors.suppression import NOTHING, rows_at, rows_where, suppress
+from models.zoo.detectors.box_ops import NOTHING, FixedBoxes, anchors_of, decode_boxes, rows_at, rows_where, suppress
 
 GENERATOR = AnchorGenerator(((32, 40), (64,)), ((0.5, 1.0, 2.0),) * 2)
 

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.ops import box_iou
 
 from models import zoo
+from models.cost import flops
 from models.detector import BoxTarget
-from models.measuring.cost import flops
 from models.zoo.registry import ENTRIES
 from tests.models.zoo.detectors.against_torchvision import (
     CLASSES,

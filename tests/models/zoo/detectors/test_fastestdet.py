@@ -12,7 +12,7 @@ import torch
 from models import zoo
 from models.detector import BoxTarget
 from models.errors import InputError
-from models.weights.reading import read_state
+from models.weights import read_state
 from models.zoo.detectors.fastestdet import FastestDet
 
 COCO = [f"class{index}" for index in range(80)]

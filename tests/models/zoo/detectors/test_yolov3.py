@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models import zoo
+from models.cost import flops
+from models.darknet import read_darknet
 from models.detector import BoxTarget
 from models.errors import InputError
-from models.measuring.cost import flops
-from models.weights.darknet import read_darknet
-from models.zoo.detectors.losses.yolov3 import assign
-from models.zoo.detectors.yolov3 import YOLOv3
+from models.zoo.detectors.yolov3 import YOLOv3, assign
 
 COCO = [f"class{index}" for index in range(80)]
 

@@ -1,0 +1,195 @@
+"""What is shipped to a box that has another bundle already: the tensors that are new to it, and the header.
+
+An update is a container like a bundle's: its tensors under their content names, a tensor `header` with the new bundle's
+header (zlib), and the metadata key `gemel.update`, JSON with `format`, `old` and `new`, the SHA-256 of both files.
+Whatever made it, what comes of it is the new bundle byte by byte, or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.bundle.format import (
+    ALIGNMENT_BYTES,
+    MAX_HEADER_BYTES,
+    Entry,
+    Fault,
+    Header,
+    encode_header,
+    loads_strict,
+    parse_head,
+    parse_header,
+    place,
+)
+from models.bundle.reader import map_file, open_bundle
+from models.errors import BundleError, InputError
+from models.io import check_apart, check_output, open_atomic
+
+UPDATE_KEY, UPDATE_FORMAT = "gemel.update", 1
+HEAD = "header"
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a box that has one bundle lacks of another: `bytes` of the update, `tensors` in it of `of_tensors`, and
+    `bundle_bytes`, what the whole bundle takes.
+    """
+
+    bytes: int
+    tensors: int
+    of_tensors: int
+    bundle_bytes: int
+
+    def to_json(self) -> dict[str, int]:
+        return {
+            "bytes": self.bytes, "tensors": self.tensors, "of_tensors": self.of_tensors,
+            "bundle_bytes": self.bundle_bytes,
+        }  # fmt: skip
+
+
+def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Difference:
+    """Write what turns the bundle `old` into `new`, byte by byte, to `out`; None only counts it.
+
+    Raises InputError, with nothing written, when a file cannot be read or written, and BundleError when one is no sound
+    bundle: what came of the update would not be `new`.
+    """
+    if out is not None:
+        check_apart([("--out", out)], [("the old bundle", old), ("the new bundle", new)])
+        check_output(out)
+    before, after = open_bundle(old), open_bundle(new)
+    head = bytes(after.mapping[: after.header.data_start])
+    packed_head = zlib.compress(head, 9)
+    fresh = [one for name, one in after.header.entries.items() if not one.is_pad and name not in before.header.entries]
+    sizes = [(one.name, one.dtype, one.shape, one.nbytes) for one in fresh]
+    entries = place([*sizes, (HEAD, "U8", (len(packed_head),), len(packed_head))])
+    with memoryview(before.mapping) as there, memoryview(after.mapping) as wanted:
+
+        def found(one: Entry) -> memoryview:
+            if one.name in before.header.entries:
+                return _bytes_of(there, before.header, one)
+            return _bytes_of(wanted, after.header, one)
+
+        if hashlib.sha256(wanted).hexdigest() != _digest(_pieces(head, after.header, found)):
+            fault = f"its tensors and those of {old} are not what their names say"
+            raise BundleError(after.path, fault, "look at both with `gemel bundle verify`")
+        said = {"format": UPDATE_FORMAT, "old": before.digest, "new": after.digest}
+        own_head = encode_header(entries, {UPDATE_KEY: json.dumps(said)})
+        if out is not None:
+            with open_atomic(out) as file:
+                file.write(own_head)
+                for one in entries:
+                    data = packed_head if one.name == HEAD else b"" if one.is_pad else found(one)
+                    file.write(bytes(one.nbytes) if one.is_pad else data)
+    unique = sum(not one.is_pad for one in after.header.entries.values())
+    return Difference(len(own_head) + entries[-1].end, len(fresh), unique, len(after.mapping))
+
+
+def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[str, Any]:
+    """Write to `out` the bundle that an update makes of `old`; returns its `bytes` and `digest`.
+
+    `old` need not be the very file that the update was made from, as long as it has the tensors that are needed.
+    Raises InputError, with nothing written, when a file cannot be read or written, when the update is none or does not
+    fit `old`, and when the result is not the bundle that it was to be.
+    """
+    check_apart([("--out", out)], [("the old bundle", old), ("the update", update)])
+    check_output(out)
+    before, path = open_bundle(old), Path(update)
+    mapping = map_file(path)
+    try:
+        own = parse_header(mapping)
+        said = _said(own)
+        with memoryview(mapping) as brought, memoryview(before.mapping) as there:
+            head = _head(own, brought)
+            header = _new_header(head)
+
+            def found(one: Entry) -> memoryview:
+                for held, view in ((own, brought), (before.header, there)):
+                    if one.name in held.entries:
+                        return _bytes_of(view, held, one)
+                fault = f"was not made for {old}, which lacks tensor {one.name[:12]}"
+                raise InputError(path, fault, f"apply it to the bundle with SHA-256 {said['old'][:12]}...")
+
+            for one in header.entries.values():  # nothing is written before all is there
+                if not one.is_pad:
+                    found(one).release()
+            with open_atomic(out) as file:
+                digest = _digest(_pieces(head, header, found), file.write)
+                if digest != said["new"]:
+                    raise Fault(f"it and {old} do not make the bundle that it promises: one of the two is damaged")
+    except Fault as fault:
+        raise InputError(path, str(fault), "copy or make the update again") from None
+    return {"bytes": header.data_start + max(one.end for one in header.entries.values()), "digest": digest}
+
+
+def _said(own: Header) -> Mapping[str, str]:
+    """What an update says of itself."""
+    if UPDATE_KEY not in own.metadata:
+        raise Fault(f"metadata key {UPDATE_KEY} is missing: it is no update")
+    said = loads_strict(own.metadata[UPDATE_KEY].encode(), UPDATE_KEY)
+    if not isinstance(said, dict) or type(said.get("format")) is not int:
+        raise Fault(f"{UPDATE_KEY} says nothing of its format")
+    if said["format"] != UPDATE_FORMAT:
+        raise Fault(f"is of format {said['format']}; this version reads {UPDATE_FORMAT}")
+    for key in ("old", "new"):
+        if not isinstance(said.get(key), str):
+            raise Fault(f"{UPDATE_KEY} has no digest `{key}`")
+    return said
+
+
+def _head(own: Header, view: memoryview) -> bytes:
+    """The header of the new bundle, length bytes included, out of an update."""
+    if HEAD not in own.entries or own.entries[HEAD].dtype != "U8":
+        raise Fault(f"has no tensor `{HEAD}`")
+    with _bytes_of(view, own, own.entries[HEAD]) as data:
+        unpacking = zlib.decompressobj()
+        try:
+            head = unpacking.decompress(data, MAX_HEADER_BYTES)
+        except zlib.error as error:
+            raise Fault(f"its tensor `{HEAD}` is damaged: {error}") from None
+    if not unpacking.eof or int.from_bytes(head[:8], "little") != len(head) - 8:
+        raise Fault(f"its tensor `{HEAD}` is damaged: its length does not fit")
+    return head
+
+
+def _new_header(head: bytes) -> Header:
+    header = parse_head(head)
+    for one in header.entries.values():
+        if one.is_pad and one.nbytes >= ALIGNMENT_BYTES:
+            raise Fault(f"tensor {one.name[:80]!r} is no proper gap filler")
+    return header
+
+
+def _bytes_of(view: memoryview, header: Header, wanted: Entry) -> memoryview:
+    """The bytes of a tensor as it lies in this container; Fault where it has another form."""
+    one = header.entries[wanted.name]
+    if (one.dtype, one.shape) != (wanted.dtype, wanted.shape):
+        raise Fault(f"tensor {one.name[:12]} has shape {one.shape} of {one.dtype} in one file, another in the other")
+    return view[header.data_start + one.begin : header.data_start + one.end]
+
+
+def _pieces(head: bytes, header: Header, found: Callable[[Entry], memoryview]) -> Iterator[bytes | memoryview]:
+    """A bundle from its first byte to its last."""
+    yield head
+    for one in header.entries.values():
+        if one.is_pad:
+            yield bytes(one.nbytes)
+            continue
+        with found(one) as data:
+            for start in range(0, len(data), _CHUNK_BYTES):
+                yield data[start : start + _CHUNK_BYTES]
+
+
+def _digest(pieces: Iterator[bytes | memoryview], write: Callable[[Any], object] = len) -> str:
+    """The SHA-256 of what all pieces make together, each handed to `write`, too."""
+    made = hashlib.sha256()
+    for piece in pieces:
+        made.update(piece)
+        write(piece)
+    return made.hexdigest()

@@ -1,0 +1,73 @@
+"""What a model costs to run, found on the meta device: operations and the peak of its intermediates."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.process import without_compiler
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def flops(module: nn.Module, input_size: int, batch: int = 1) -> int:
+    """Floating-point operations of one forward pass, a multiply-add counted as 2. `module` lies on "meta"."""
+    with without_compiler(), FlopCounterMode(display=False) as counter:
+        _forward(module, input_size, batch)
+    return counter.get_total_flops()
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def workspace_bytes(module: nn.Module, input_size: int, batch: int = 1) -> int:
+    """Peak bytes of tensors alive during one eager forward pass, its input included and the weights not.
+
+    `module` lies on "meta". What a kernel takes inside itself is not seen here.
+    """
+    with without_compiler(), _LiveBytes(module) as live:
+        _forward(module, input_size, batch)
+    return live.peak
+
+
+def _forward(module: nn.Module, input_size: int, batch: int) -> None:
+    was_training = module.training
+    module.eval()
+    module(torch.empty(batch, 3, input_size, input_size, device="meta"))
+    module.train(was_training)
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages between their first appearance and their end."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        tensors = [*module.parameters(), *module.buffers()]
+        self._known = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._live = 0
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor) and value.device.type == "meta":
+                self._see(value.untyped_storage())
+        self.peak = max(self.peak, self._live)
+        return out
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self._live += size
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._live -= size

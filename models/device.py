@@ -1,0 +1,101 @@
+"""Memory that is full: how that is told, and going on with less at once.
+
+How exactly a card multiplies 32-bit numbers.
+
+Small tensors on their way to where something is computed.
+
+torchvision, imported without torch's compiler: a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from models.process import without_compiler
+
+T = TypeVar("T")
+# torch raises OutOfMemoryError from its own allocator; from the driver and the libraries comes a RuntimeError that
+# only its text tells apart. ONNX Runtime has errors of its own, which are no RuntimeErrors; the last three signs are
+# the allocators of torch's CPU and of ONNX Runtime.
+_OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUDA out of memory",
+    "CUDA failure 2:",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "Failed to allocate memory",
+    "std::bad_alloc",
+)
+_ONNX_RUNTIME = "onnxruntime."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device (or the host) had no memory left for what was asked, which another try may get."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    of_device = isinstance(error, RuntimeError) or type(error).__module__.startswith(_ONNX_RUNTIME)
+    return of_device and any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def empty_caches() -> None:
+    """Free what nobody holds any more, on a card, too. To be called once the error is dealt with: it holds much."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def retry_with_smaller_batch(most: int, attempt: Callable[[int], T], least: int = 1) -> tuple[int, T]:
+    """`most`, or what is left of it once it was halved until `attempt` of it had memory enough; and what that returned.
+
+    What `attempt` raises goes on from here when it is something else, or when `least` of it is too much.
+    """
+    size = most
+    while True:
+        try:
+            return size, attempt(size)
+        except Exception as error:
+            if size <= least or not is_out_of_memory(error):
+                raise
+        empty_caches()
+        size = max(least, size // 2)
+
+
+_BACKENDS: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+
+
+@contextmanager
+def disable_tf32(full: bool = True) -> Iterator[None]:
+    """Products of 32-bit numbers are computed in full while this lasts; or in TF32, in 10 of their 23 bits.
+
+    Unless told otherwise a card takes TF32 for convolutions and not for products of matrices.
+    """
+    before = [backend.allow_tf32 for backend in _BACKENDS]
+    for backend in _BACKENDS:
+        backend.allow_tf32 = not full
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(_BACKENDS, before):
+            backend.allow_tf32 = allowed
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor there; to a card it goes from pinned memory, so that the processor does not wait for what runs."""
+    if device.type != "cuda" or tensor.device == device:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+with without_compiler():
+    import torchvision
+
+__all__ = ["torchvision"]

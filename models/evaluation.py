@@ -1,0 +1,259 @@
+"""What a model answers on a split, how good that is, and how sure one can be of it.
+
+How far one model's answers agree with another's, and how sure that is: no labels are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from models.data import PreparedFrames, Split
+from models.device import retry_with_smaller_batch
+from models.predictions import GroundTruth, Prediction, Task
+from models.process import keep_freed_memory
+from models.tasks import task_of
+from models.workload import Query
+from models.zoo import preprocess_of
+
+BOOTSTRAP_ROUNDS = 1000
+FEWEST_UNITS = 2
+"""Clips or tracks below which there is nothing to draw from, and no interval."""
+SURE = 0.98
+"""How likely it shall be that what val says of a merged model holds."""
+CHANCE_MARGIN = 0.10
+MIN_F1 = 0.5
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How a merged model compares with its original on one split.
+
+    `ratio` = merged / original; `chance_corrected` the same above chance; `ci95` the bootstrap interval of the ratio
+    over units, None over a single one; `certain` when its lower end reaches the target; `worth` is False where the
+    original proves nothing.
+    `agreement` is the metric against what the original answers: two models that are right as often still differ.
+    """
+
+    metric: str
+    split: str
+    samples: int
+    units: int
+    original: float
+    merged: float
+    ratio: float
+    chance_corrected: float
+    ci95: tuple[float, float] | None
+    met: bool
+    certain: bool
+    worth: bool
+    agreement: float = 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**self.__dict__, "ci95": None if self.ci95 is None else list(self.ci95)}
+
+
+@torch.inference_mode()
+def predict(
+    model: nn.Module,
+    query: Query,
+    split: Split | PreparedFrames,
+    batch: int = 32,
+    told: Callable[[int], None] = lambda frames: None,
+) -> list[Prediction]:
+    """The model's answer to each frame of the split, in order; boxes in pixels of the frame shown.
+
+    Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later. `told`
+    hears how many more frames were answered, batch by batch. Batches become smaller where memory is full.
+    """
+    keep_freed_memory()
+    prepared = split if isinstance(split, PreparedFrames) else PreparedFrames(query, split)
+    task, preprocess = task_of(query.task), preprocess_of(query.model, query.input_size)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    answers: list[Prediction] = []
+
+    def answered(count: int) -> list[Prediction]:
+        indices = range(len(answers), min(len(answers) + count, len(prepared)))
+        outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
+        return task.answers(model, outputs, prepared.sizes(indices), query.classes)
+
+    while len(answers) < len(prepared):
+        batch, found = retry_with_smaller_batch(min(batch, len(prepared) - len(answers)), answered)
+        answers += found
+        told(len(found))
+    model.train(was_training)
+    return answers
+
+
+def score(
+    task: Task,
+    answers: Sequence[Prediction | None],
+    truths: Sequence[GroundTruth],
+    classes: Sequence[str],
+    threshold: float,
+) -> float:
+    """The task's metric over these frames; None stands for no answer."""
+    return task.metric_of(task.tallies(answers, truths, classes, threshold).sum(axis=0))
+
+
+def load_labels(query: Query, split: Split, original: Sequence[Prediction], threshold: float) -> Sequence[GroundTruth]:
+    """Human labels where the split has them, else the original's own answers."""
+    task = task_of(query.task)
+    return split.truths if split.truths is not None else [task.truth_of(answer, threshold) for answer in original]
+
+
+def compare(
+    query: Query,
+    split: Split,
+    original: Sequence[Prediction],
+    merged: Sequence[Prediction],
+    threshold: float,
+    seed: int = 0,
+) -> Evidence:
+    """Merged against original on one split, with the interval of the ratio by bootstrap over units."""
+    task = task_of(query.task)
+    truths = load_labels(query, split, original, threshold)
+    counts = [task.tallies(side, truths, query.classes, threshold) for side in (original, merged)]
+    by_unit = [_summed(side, split.units) for side in counts]
+    before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)
+    interval = _interval(task, by_unit[0], by_unit[1], seed)
+    chance = task.chance(query.classes)
+    ratio = _ratio(after, before)
+    return Evidence(
+        metric=task.metric, split=split.name, samples=len(split), units=len(by_unit[0]), original=before, merged=after,
+        ratio=ratio, chance_corrected=_ratio(after - chance, before - chance), ci95=interval,
+        met=ratio >= query.accuracy_target,
+        certain=interval is not None and interval[0] >= query.accuracy_target,
+        worth=is_competent(query, before), agreement=_agreement(query, original, merged, threshold),
+    )  # fmt: skip
+
+
+def tallies_by_unit(
+    query: Query, split: Split, answers: Sequence[Prediction], truths: Sequence[GroundTruth], threshold: float
+) -> np.ndarray:
+    """The task's counts (U, ...) of each clip or track of a split; of each frame where all come from a single one."""
+    counts = task_of(query.task).tallies(answers, truths, query.classes, threshold)
+    return _summed(counts, split.units) if len(set(split.units)) >= FEWEST_UNITS else counts
+
+
+def lower_bound_ratio(task: Task, before: np.ndarray, after: np.ndarray, one_error: float) -> float:
+    """The ratio that merged against original is above with a likelihood of `SURE`, from the counts of the same units.
+
+    A one-sided interval by the jackknife over units, with Student's t (Miller 1974): what both answer alike does not
+    widen it. `one_error` is what one wrong answer costs of the ratio. Few are told badly by a deviation: as in
+    Poisson's limits, half of the quantile's square of them are added.
+    """
+    units, whole = len(before), [side.sum(axis=0) for side in (before, after)]
+    ratio = _ratio(*(task.metric_of(side) for side in reversed(whole)))
+    if units < FEWEST_UNITS:
+        return ratio
+    without = [
+        _ratio(task.metric_of(whole[1] - after[unit]), task.metric_of(whole[0] - before[unit])) for unit in range(units)
+    ]
+    deviation = math.sqrt((units - 1) * np.var(without))
+    quantile = NormalDist().inv_cdf(SURE)
+    return ratio - _students_t(quantile, units - 1) * deviation - quantile**2 / 2 * one_error
+
+
+def _students_t(z: float, freedom: int) -> float:
+    """About Student's quantile of so many degrees of freedom where the normal one is z (Abramowitz, Stegun 26.7.5)."""
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def _summed(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:
+    """Counts of frames (N, ...) added up for each of their units (U, ...)."""
+    names, index = np.unique(np.array(units), return_inverse=True)
+    return np.stack([counts[index == unit].sum(axis=0) for unit in range(len(names))])
+
+
+def _interval(task: Task, before: np.ndarray, after: np.ndarray, seed: int) -> tuple[float, float] | None:
+    """The middle 95 % of the ratio over units drawn anew, from the counts of each; None over a single one."""
+    units = len(before)
+    if units < FEWEST_UNITS:
+        return None
+    random = np.random.default_rng(seed)
+    ratios = []
+    for _ in range(BOOTSTRAP_ROUNDS):
+        drawn = random.integers(units, size=units)
+        ratios.append(_ratio(task.metric_of(after[drawn].sum(0)), task.metric_of(before[drawn].sum(0))))
+    low, high = (float(np.quantile(ratios, part)) for part in (0.025, 0.975))
+    return low, high
+
+
+def _agreement(query: Query, original: Sequence[Prediction], merged: Sequence[Prediction], threshold: float) -> float:
+    task = task_of(query.task)
+    return score(task, merged, [task.truth_of(one, threshold) for one in original], query.classes, threshold)
+
+
+def is_competent(query: Query, reached: float) -> bool:
+    """Whether an original of this quality is evidence for anything."""
+    if query.task == "detection":
+        return reached >= MIN_F1
+    return reached >= task_of(query.task).chance(query.classes) + CHANCE_MARGIN
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole <= 0:
+        return 1.0 if part >= whole else 0.0
+    return part / whole
+
+
+MIN_COMPARED_FRAMES = 20
+"""Frames with something to compare below which nothing is said."""
+ROUNDS = 1000
+KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
+"""What may be said: on target, below it for certain, below it and perhaps by chance, too few frames."""
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedFrames:
+    """The tally of every frame (`Task.tallies`), the other's answer its truth, int64 (N, ...), in the order of time;
+    the agreement that is `expected` of a model that is right as often; and how many frames could not be used.
+    """
+
+    counts: np.ndarray
+    expected: float = 1.0
+    unusable: int = 0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """So many `frames` were compared, the `ratio` of the agreement to the expected one with its 95 % interval (None
+    where the frames are too few), and the verdict: KEPT, BELOW, UNSURE or TOO_FEW.
+    """
+
+    frames: int
+    ratio: float | None
+    ci95: tuple[float, float] | None
+    verdict: str
+
+
+def judge_agreement(found: ComparedFrames, task: Task, target: float, seed: int = 0) -> Agreement:
+    """The verdict of these tallies.
+
+    The interval is a bootstrap over blocks of consecutive frames, about the cube root of their number long (Hall,
+    Horowitz and Jing 1995), since neighbours in time are alike. BELOW: all of the interval lies below the target;
+    UNSURE: the ratio does, and not all of the interval. Frames on which neither saw anything count as compared and are
+    no evidence.
+    """
+    counts, frames = found.counts, len(found.counts)
+    if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < MIN_COMPARED_FRAMES:
+        return Agreement(frames, None, None, TOO_FEW)
+    blocks = np.array_split(np.arange(frames), frames // round(frames ** (1 / 3)))
+    sums = np.stack([counts[block].sum(axis=0) for block in blocks])
+    random = np.random.default_rng(seed)
+    drawn = [task.metric_of(sums[random.integers(len(sums), size=len(sums))].sum(axis=0)) for _ in range(ROUNDS)]
+    low, high = (float(np.quantile(drawn, part)) / found.expected for part in (0.025, 0.975))
+    ratio = task.metric_of(counts.sum(axis=0)) / found.expected
+    verdict = BELOW if high < target else UNSURE if ratio < target else KEPT
+    return Agreement(frames, ratio, (low, high), verdict)

@@ -1,1 +1,0 @@
-"""What a model costs, and how good its answers are."""

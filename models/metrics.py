@@ -1,0 +1,327 @@
+"""Which detections lie on which objects: found once for all frames, for every metric that asks.
+
+F1 of detections at IoU 0.5, micro over classes, and the score threshold that makes it largest.
+
+COCO's mean average precision.
+
+What kinds of errors a detector makes, and what each kind costs its F1.
+
+Bolya, Foley, Hays and Hoffman 2020, "TIDE: A General Toolbox for Identifying Object Detection Errors", section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.predictions import Boxes, DetectionPrediction
+
+MIN_IOU = 0.1
+"""A detection that overlaps no object by more lies on the background (TIDE)."""
+PAIRS_AT_ONCE = 1_000_000
+EXACT = 1 - 1e-10
+"""What an IoU threshold of 1 stands for, since a quotient of equal areas may round below 1 (pycocotools)."""
+NOBODY = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Overlaps:
+    """The detections and objects of a list of frames, and the pairs of them that overlap.
+
+    Detections stand frame by frame, best score first, equal scores as they were answered: `frames`, `classes`,
+    `scores`, one value each; objects as they were given: `object_frames`, `object_classes`. Classes are positions in
+    `names`. A pair is a detection and an object of one frame, of whatever class, with an IoU of MIN_IOU or more:
+    `detection`, `object` (positions) and `iou`, in the order of detections, then of objects.
+    """
+
+    names: tuple[str, ...]
+    frame_count: int
+    frames: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+    object_frames: np.ndarray
+    object_classes: np.ndarray
+    detection: np.ndarray
+    object: np.ndarray
+    iou: np.ndarray
+
+    def objects_per_frame(self) -> np.ndarray:
+        """int64 (frames,)."""
+        return np.bincount(self.object_frames, minlength=self.frame_count)
+
+    def same(self) -> np.ndarray:
+        """bool (pairs,): detection and object are of one class."""
+        return self.classes[self.detection] == self.object_classes[self.object]
+
+    def matched(self, thresholds: Sequence[float]) -> np.ndarray:
+        """The object that each detection found, NOBODY where it found none, int64 (thresholds, detections).
+
+        As pycocotools matches: best score first, each object once, same class, an IoU of the threshold or more; of
+        several objects the best overlapping one, of equal ones the last. Whether detections of a lower score are there
+        changes nothing, so one matching serves every score threshold.
+        """
+        limits = np.minimum(np.asarray(thresholds, float), EXACT)
+        kept = self.same() & (self.iou >= limits.min(initial=EXACT))
+        detection, seen, iou = self.detection[kept], self.object[kept], self.iou[kept]
+        found = np.full((len(limits), len(self.scores)), NOBODY, np.int64)
+        alone = (np.bincount(detection, minlength=len(self.scores))[detection] == 1) & (
+            np.bincount(seen, minlength=len(self.object_frames))[seen] == 1
+        )
+        found[:, detection[alone]] = np.where(iou[alone] >= limits[:, None], seen[alone], NOBODY)
+        rivals = _rivals(detection[~alone], seen[~alone], iou[~alone])
+        for row, limit in zip(found, limits.tolist(), strict=True):
+            taken: set[int] = set()
+            for one, pairs in rivals:
+                best, chosen = limit, NOBODY
+                for which, overlap in pairs:
+                    if overlap >= best and which not in taken:
+                        best, chosen = overlap, which
+                if chosen != NOBODY:
+                    taken.add(chosen)
+                    row[one] = chosen
+        return found
+
+
+def overlaps_of(answers: Sequence[DetectionPrediction | None], truths: Sequence[Boxes]) -> Overlaps:
+    """Look at these frames; None is a frame without an answer."""
+    said = [DetectionPrediction() if answer is None else answer for answer in answers]
+    numbers: dict[str, int] = {}
+    objects, object_classes, object_frames = _flat(truths, numbers)
+    boxes, classes, frames = _flat(said, numbers)
+    scores = np.array([score for answer in said for score in answer.scores], float)
+    order = np.lexsort((-scores, frames))
+    boxes, classes, frames, scores = boxes[order], classes[order], frames[order], scores[order]
+    pairs = list(_pairs(boxes, np.bincount(frames, minlength=len(said)), objects, object_frames, len(said)))
+    detection, seen, iou = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    return Overlaps(
+        tuple(numbers), len(said), frames, classes, scores, object_frames, object_classes, detection, seen, iou
+    )
+
+
+def _flat(
+    listed: Sequence[Boxes] | Sequence[DetectionPrediction], numbers: dict[str, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Boxes (N, 4), class numbers (N,) and frames (N,) of all frames; new classes get the next number."""
+    boxes = np.array([box for one in listed for box in one.boxes], float).reshape(-1, 4)
+    classes = np.array([numbers.setdefault(name, len(numbers)) for one in listed for name in one.classes], np.int64)
+    frames = np.repeat(np.arange(len(listed)), [len(one.boxes) for one in listed])
+    return boxes, classes, frames
+
+
+def _pairs(
+    boxes: np.ndarray, counts: np.ndarray, objects: np.ndarray, object_frames: np.ndarray, frame_count: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Detection, object and IoU of the pairs that overlap enough, for as many frames at a time as memory bears."""
+    yield np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+    object_counts = np.bincount(object_frames, minlength=frame_count)
+    first, first_object = np.cumsum(counts) - counts, np.cumsum(object_counts) - object_counts
+    many = counts * object_counts
+    parts = np.flatnonzero(np.diff(np.cumsum(many) // PAIRS_AT_ONCE)) + 1
+    for part in np.split(np.arange(frame_count), parts):
+        frame = np.repeat(part, many[part])
+        place = np.arange(len(frame)) - np.repeat(np.cumsum(many[part]) - many[part], many[part])
+        detection = first[frame] + place // np.maximum(object_counts[frame], 1)
+        seen = first_object[frame] + place % np.maximum(object_counts[frame], 1)
+        iou = _iou(boxes[detection], objects[seen])
+        near = iou >= MIN_IOU
+        yield detection[near], seen[near], iou[near]
+
+
+def _iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """IoU of boxes (N, 4), x0 y0 x1 y1, with as many others, one by one; 0 where neither has an area."""
+    sides = np.minimum(first[:, 2:], second[:, 2:]) - np.maximum(first[:, :2], second[:, :2])
+    shared = np.clip(sides, 0, None).prod(axis=1)
+    union = sum((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (first, second)) - shared
+    return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+
+
+def _rivals(detection: np.ndarray, seen: np.ndarray, iou: np.ndarray) -> list[tuple[int, list[tuple[int, float]]]]:
+    """The objects of each detection that has several, or rivals for one, in order."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for one, which, overlap in zip(detection.tolist(), seen.tolist(), iou.tolist(), strict=True):
+        found.setdefault(one, []).append((which, overlap))
+    return list(found.items())
+
+
+MATCH_IOU = 0.5
+NO_THRESHOLD = 0.5
+"""The threshold where val holds nothing to choose it by."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Every detection of a list of frames: its score, whether it found an object, its frame; and objects per frame."""
+
+    scores: np.ndarray
+    hits: np.ndarray
+    frames: np.ndarray
+    objects: np.ndarray
+
+    def counts(self, threshold: float = 0.0) -> np.ndarray:
+        """Hits, detections and objects of each frame, int (frames, 3), for detections from `threshold` on."""
+        kept = self.scores >= threshold
+        size = len(self.objects)
+        hits = np.bincount(self.frames[kept], weights=self.hits[kept], minlength=size)
+        detections = np.bincount(self.frames[kept], minlength=size)
+        return np.stack([hits.astype(np.int64), detections, self.objects], axis=1)
+
+
+def match_frames(answers: Sequence[DetectionPrediction | None], truths: Sequence[Boxes]) -> Matches:
+    """Match detections with objects as `Overlaps.matched` does, at MATCH_IOU; None is a frame without an answer."""
+    return matches_of(overlaps_of(answers, truths))
+
+
+def matches_of(overlaps: Overlaps) -> Matches:
+    """The same of overlaps that were found already."""
+    hits = overlaps.matched([MATCH_IOU])[0] != NOBODY
+    return Matches(overlaps.scores, hits, overlaps.frames, overlaps.objects_per_frame())
+
+
+def f1_of(counts: np.ndarray) -> float:
+    """2 hits / (detections + objects) over the rows of `Matches.counts`; 1 where there is nothing to see or say."""
+    hits, detections, objects = np.asarray(counts).reshape(-1, 3).sum(axis=0)
+    return float(2 * hits / (detections + objects)) if detections + objects else 1.0
+
+
+def best_threshold(matches: Matches) -> float:
+    """The score threshold with the largest F1, halfway to the next lower score."""
+    if not matches.hits.any():
+        return NO_THRESHOLD
+    order = np.argsort(-matches.scores, kind="stable")
+    scores = matches.scores[order]
+    hits = np.cumsum(matches.hits[order])
+    f1 = 2 * hits / (np.arange(1, len(scores) + 1) + matches.objects.sum())
+    # A threshold cannot part equal scores: only the last of them counts.
+    f1[:-1][scores[:-1] == scores[1:]] = -1
+    best = int(f1.argmax())
+    below = scores[best + 1] if best + 1 < len(scores) else 0.0
+    return float((scores[best] + below) / 2)
+
+
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0, 1, 101)
+MAX_OF_A_CLASS = 100
+"""Detections of one class that count in one frame, the best ones."""
+
+
+def mean_average_precision(
+    answers: Sequence[DetectionPrediction | None], truths: Sequence[Boxes], classes: Sequence[str]
+) -> dict[str, float]:
+    """`map` over IoU 0.5 to 0.95 and `map50` at 0.5, 0..1; NaN where there are no objects at all.
+
+    Sources: cocodataset.org/#detection-eval, all areas; the tests hold it against pycocotools. None is a frame without
+    an answer; a class without objects counts for nothing.
+    """
+    return average_precision(overlaps_of(answers, truths), classes)
+
+
+def average_precision(overlaps: Overlaps, classes: Sequence[str]) -> dict[str, float]:
+    """The same of overlaps that were found already."""
+    matched = overlaps.matched(IOU_THRESHOLDS.tolist())
+    counts = _rank(overlaps) < MAX_OF_A_CLASS
+    curves = []
+    for number, name in enumerate(overlaps.names):
+        objects = int(np.count_nonzero(overlaps.object_classes == number))
+        if name in classes and objects:
+            own = np.flatnonzero((overlaps.classes == number) & counts)
+            own = own[np.argsort(-overlaps.scores[own], kind="stable")]
+            curves.append(_precisions(matched[:, own] != NOBODY, objects))
+    if not curves:
+        return {"map": float("nan"), "map50": float("nan")}
+    by_threshold = np.mean(curves, axis=(0, 2))
+    return {"map": float(by_threshold.mean()), "map50": float(by_threshold[0])}
+
+
+def _rank(overlaps: Overlaps) -> np.ndarray:
+    """How many better detections of its class each one's frame has."""
+    key = overlaps.frames * max(len(overlaps.names), 1) + overlaps.classes
+    order = np.argsort(key, kind="stable")
+    _, starts, sizes = np.unique(key[order], return_index=True, return_counts=True)
+    rank = np.empty(len(key), np.int64)
+    rank[order] = np.arange(len(key)) - np.repeat(starts, sizes)
+    return rank
+
+
+def _precisions(hits: np.ndarray, objects: int) -> np.ndarray:
+    """The best precision at each recall of RECALLS or above, (thresholds, 101), from hits, best score first."""
+    right = np.cumsum(hits, axis=1, dtype=float)
+    recall = right / objects
+    precision = right / np.maximum(np.arange(1, hits.shape[1] + 1), 1)
+    precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    curves = np.zeros((len(hits), len(RECALLS)))
+    for curve, reached, best in zip(curves, recall, precision, strict=True):
+        at = np.searchsorted(reached, RECALLS, side="left")
+        curve[at < len(best)] = best[at[at < len(best)]]
+    return curves
+
+
+CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = (
+    "class", "location", "both", "duplicate", "background", "missed"
+)  # fmt: skip
+KINDS = (CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED)
+
+
+@dataclass(frozen=True)
+class ErrorType:
+    """How often one kind of error was made, and by how much F1 would rise were these alone mended."""
+
+    count: int
+    cost: float
+
+
+def error_types(overlaps: Overlaps, threshold: float) -> dict[str, ErrorType]:
+    """Every false alarm of a score from `threshold` on, and every object that none explains, by its kind.
+
+    A false alarm is, by the IoU with what it fits best: LOCATION, MIN_IOU to MATCH_IOU with an object of its class;
+    CLASS, MATCH_IOU or more with one of another; DUPLICATE, MATCH_IOU or more with one of its class that a better score
+    found; BACKGROUND, below MIN_IOU with all; BOTH, anything else. MISSED are objects that nobody found and no
+    error of class or location lies on. To mend one of these two gives its object a detection, where it has none
+    yet; to mend an object that was missed takes it away; to mend any other takes the detection away.
+    """
+    kept, found = overlaps.scores >= threshold, overlaps.matched([MATCH_IOU])[0]
+    alarms = kept & (found == NOBODY)
+    lacking = np.ones(len(overlaps.object_frames), bool)
+    lacking[found[kept & (found != NOBODY)]] = False
+    kinds, target = _kinds(overlaps, lacking)
+    counts = {kind: int(np.count_nonzero(alarms & (kinds == index))) for index, kind in enumerate(KINDS[:-1])}
+    mended = {
+        kind: np.intersect1d(target[alarms & (kinds == KINDS.index(kind))], np.flatnonzero(lacking))
+        for kind in (CLASS, LOCATION)
+    }
+    missed = int(np.count_nonzero(lacking)) - len(np.union1d(mended[CLASS], mended[LOCATION]))
+    hits, detections, objects = int(np.count_nonzero(~lacking)), int(np.count_nonzero(kept)), len(lacking)
+    now = f1_of(np.array([hits, detections, objects]))
+
+    def cost(kind: str) -> float:
+        right = len(mended.get(kind, ()))
+        gone = counts.get(kind, 0) - right
+        there = objects - (missed if kind == MISSED else 0)
+        return f1_of(np.array([hits + right, detections - gone, there])) - now
+
+    return {kind: ErrorType(counts.get(kind, missed), cost(kind)) for kind in KINDS}
+
+
+def _kinds(overlaps: Overlaps, lacking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each detection, were it a false alarm, the position of its kind in KINDS, and the object it was meant for."""
+    size, same = len(overlaps.scores), overlaps.same()
+    own, own_at = _best(overlaps, same, size)
+    other, other_at = _best(overlaps, ~same, size)
+    taken, _ = _best(overlaps, same & ~lacking[overlaps.object], size)
+    nearly = (own > 0) & (own < MATCH_IOU)
+    choices = {
+        LOCATION: nearly, CLASS: other >= MATCH_IOU, DUPLICATE: taken >= MATCH_IOU,
+        BACKGROUND: (own == 0) & (other == 0),
+    }  # fmt: skip
+    kinds = np.select(list(choices.values()), [KINDS.index(kind) for kind in choices], KINDS.index(BOTH))
+    return kinds, np.where(nearly, own_at, other_at)
+
+
+def _best(overlaps: Overlaps, among: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The best IoU of each detection among these pairs, 0 where there is none, and the object it is with."""
+    detection, seen, iou = overlaps.detection[among], overlaps.object[among], overlaps.iou[among]
+    order = np.argsort(iou, kind="stable")
+    best, at = np.zeros(size), np.full(size, NOBODY, np.int64)
+    best[detection[order]], at[detection[order]] = iou[order], seen[order]
+    return best, at

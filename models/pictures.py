@@ -1,0 +1,87 @@
+"""Pictures that somebody else made: JPEG and PNG alone, held against bounds before they are decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.errors import InputError
+from models.io import read_bounded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+
+SUFFIXES = frozenset((".jpg", ".jpeg", ".png"))
+MAX_PICTURE_BYTES = 2**26
+MAX_PIXELS = 2**25
+"""Of a picture or a video's frame: a little more than 7680 x 4320."""
+PICTURE_FORMATS = ("JPEG", "PNG")
+ORIENTATION = 0x0112
+"""The tag by which a camera tells how it was held (EXIF 2.32, section 4.6.4)."""
+TURNS = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
+PICTURE_HINT = "replace or remove it"
+DIGITS = re.compile("([0-9]+)")
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    """The files of a folder that their names call pictures, in the order of these; empty where there is no folder.
+
+    Numbers in them count as such: frame-9.jpg stands before frame-10.jpg, as it came.
+    """
+    if not folder.is_dir():
+        return []
+    found = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    return sorted(found, key=lambda path: (_counted(path.stem), path.name))
+
+
+def _counted(text: str) -> list[str | int]:
+    """A text's parts, every second of which is a number."""
+    return [int(part) if place % 2 else part for place, part in enumerate(DIGITS.split(text))]
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """uint8 RGB (H, W, 3), upright; transparency is left out, and 16 bits become 8.
+
+    Raises InputError for a file that is no whole JPEG or PNG, larger than MAX_BYTES or of more than MAX_PIXELS.
+    """
+    return decode_picture(read_bounded(path, MAX_PICTURE_BYTES, PICTURE_HINT), path)
+
+
+def decode_picture(data: bytes, path: Path) -> np.ndarray:
+    """As `read_picture`, of what was read from a file already."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) as image:
+                width, height = image.size
+                if width * height <= MAX_PIXELS:
+                    image.load()
+                    return _pixels(image)
+    except Exception as error:  # a damaged picture can fail in any way
+        raise InputError(path, "is not an image that decodes: no JPEG or PNG, or damaged", PICTURE_HINT) from error
+    fault = f"has {width} x {height} pixels, more than {MAX_PIXELS:,}"
+    raise InputError(path, fault, "make it smaller, or remove it")
+
+
+def _pixels(image: Image) -> np.ndarray:
+    """Pixels of a decoded picture, turned as its EXIF data ask."""
+    import numpy as np
+    from PIL.Image import Transpose, fromarray
+
+    if image.mode.startswith("I"):  # 16 bits of grey
+        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    with contextlib.suppress(Exception):  # garbage where these data should be leaves the picture as it is
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        image = image if turn is None else image.transpose(Transpose[turn])
+    return np.array(image.convert("RGB"))

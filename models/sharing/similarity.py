@@ -1,0 +1,102 @@
+"""How alike two layers' weights are, read from the weights themselves.
+
+What is equal before anything is merged: whoever shares only equal weights needs no training and stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from models.sharing.groups import Likeness, ceiling_bytes
+from models.sharing.layers import Layer, Signature, weight_key
+from models.sharing.plan import Member, SharingPlan
+
+
+def cosine_likeness(states: Mapping[str, Mapping[str, Tensor]]) -> Likeness:
+    """Likeness as the cosine of two weights as vectors, 0 where it is negative; `states` by query id.
+
+    Weights that come from one ancestor keep a cosine far above 0; independently trained ones have about 0, and then
+    roles and places decide. A query without a state is like nothing.
+    """
+    units: dict[tuple[str, str], Tensor] = {}
+
+    def unit(layer: Layer) -> Tensor | None:
+        key = layer.query, layer.path
+        if key not in units:
+            state = states.get(layer.query)
+            if state is None:
+                return None
+            vector = state[weight_key(state, layer.path)].detach().flatten().float()
+            units[key] = vector / vector.norm().clamp(min=torch.finfo(torch.float32).tiny)
+        return units[key]
+
+    def likeness(one: Layer, other: Layer) -> float:
+        a, b = unit(one), unit(other)
+        return 0.0 if a is None or b is None else max(0.0, float(a @ b))
+
+    return likeness
+
+
+States = Mapping[str, Mapping[str, Tensor]]
+
+
+def identical_sets(plan: SharingPlan, states: States) -> SharingPlan:
+    """The sets of a plan, each split into those of its members that have equal weights; tying these changes nobody."""
+    split = SharingPlan()
+    for members in plan.shared:
+        kinds: list[tuple[Tensor, list[Member]]] = []
+        for query, path in members:
+            weight = states[query][weight_key(states[query], path)]
+            own = next((own for one, own in kinds if torch.equal(one, weight)), None)
+            if own is None:
+                kinds.append((weight, own := []))
+            own.append((query, path))
+        for _, own in kinds:
+            split = split.with_set(own)
+    return split
+
+
+def queries_identical(plan: SharingPlan, equal: SharingPlan) -> set[str]:
+    """The queries that share only equal weights under a plan, as does everybody whom they share with."""
+    whole = set(equal.shared)
+    others = chain.from_iterable(members for members in plan.shared if members not in whole)
+    return plan.queries() - plan.tied_to({query for query, _ in others})
+
+
+def add_identical(plan: SharingPlan, equal: SharingPlan, queries: Collection[str]) -> SharingPlan:
+    """A plan with the equal weights of these queries tied, too; they are in no set of it."""
+    for members in equal.shared:
+        plan = plan.with_set(member for member in members if member[0] in queries)
+    return plan
+
+
+def copies(states: States) -> dict[str, str]:
+    """Queries whose whole model is another's before them, tensor by tensor -> whose."""
+    found: dict[str, str] = {}
+    for query, state in states.items():
+        for other in states:
+            if other == query:
+                break
+            if other not in found and _same(state, states[other]):
+                found[query] = other
+                break
+    return found
+
+
+def ceiling_with_copies(
+    layers: Iterable[Layer], sizes: Mapping[str, int], twins: Collection[str], signature: Signature = "wide"
+) -> int:
+    """Bytes that could be saved: every group shared, and nothing at all for a query whose model is a copy of another's.
+
+    `sizes` are the bytes of each query's model, `twins` the copies.
+    """
+    others = (layer for layer in layers if layer.query not in twins)
+    return ceiling_bytes(others, signature) + sum(sizes[query] for query in twins)
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())

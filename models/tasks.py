@@ -1,0 +1,282 @@
+"""Classification: cross-entropy, softened distillation, balanced accuracy.
+
+Random changes of frames that carry their boxes along: mirror, zoom, shift, light and colour.
+
+Detection: what a detector of any family answers, learns from, and is measured by (F1 at IoU 0.5).
+
+Tasks by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.detector import BoxTarget, Candidates, Detector
+from models.device import to_device, torchvision
+from models.metrics import best_threshold, f1_of, match_frames
+from models.predictions import Boxes, ClassPrediction, DetectionPrediction, Prediction, Task
+
+TEMPERATURE = 2.0
+LABEL_SMOOTHING = 0.02
+MAX_SHIFT = 0.08
+
+
+class Classification:
+    """One label per frame. The metric is balanced accuracy: the mean of the recalls of the classes present."""
+
+    name = "classification"
+    metric = "balanced_accuracy"
+
+    def targets(self, truths: Sequence[str], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[int]:
+        """Class indices."""
+        return [classes.index(label) for label in truths]
+
+    def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
+        """Shift by up to 8 % of the side and change the brightness; no mirroring, since left may be a class."""
+        n, channels, size, _ = images.shape
+        reach = max(1, round(size * MAX_SHIFT))
+        offsets = torch.randint(0, 2 * reach + 1, (n, 2), generator=generator)
+        gains = to_device(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2, generator=generator), images.device)
+        # Row and column of the frame that each of the result's comes from; beyond the edge it is the edge.
+        rows, columns = (offsets[:, :, None] + torch.arange(-reach, size - reach)).clamp_(0, size - 1).unbind(1)
+        places = to_device(rows, images.device)[:, :, None] * size + to_device(columns, images.device)[:, None, :]
+        found = images.flatten(2).gather(2, places.view(n, 1, -1).expand(-1, channels, -1)).view_as(images)
+        return (found * gains).clamp_(0, 255).to(torch.uint8), targets
+
+    def loss(self, model: nn.Module, outputs: Tensor, targets: list[int]) -> Tensor:
+        """Cross-entropy of logits (N, C)."""
+        labels = to_device(torch.tensor(targets), outputs.device)
+        return F.cross_entropy(outputs, labels, label_smoothing=LABEL_SMOOTHING)
+
+    def distill(self, model: nn.Module, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """Hinton, Vinyals and Dean 2015: divergence of softened distributions, scaled by T squared."""
+        student = F.log_softmax(outputs / TEMPERATURE, dim=1)
+        target = F.log_softmax(teacher / TEMPERATURE, dim=1)
+        return F.kl_div(student, target, log_target=True, reduction="batchmean") * TEMPERATURE**2
+
+    def answers(
+        self,
+        model: nn.Module,
+        outputs: Tensor,
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        min_score: float = 0.0,
+    ) -> list[ClassPrediction]:
+        """Most probable class of each frame."""
+        rows = outputs.float().softmax(dim=1).tolist()
+        best = [max(range(len(row)), key=row.__getitem__) for row in rows]
+        return [ClassPrediction(classes[i], row[i], tuple(row)) for i, row in zip(best, rows, strict=True)]
+
+    def tallies(
+        self,
+        answers: Sequence[ClassPrediction | None],
+        truths: Sequence[str],
+        classes: Sequence[str],
+        threshold: float = 0,
+    ) -> np.ndarray:
+        """int64 (N, 2, C): right answers and frames of each class; None stands for no answer and is wrong."""
+        right = [answer is not None and answer.label == truth for answer, truth in zip(answers, truths, strict=True)]
+        counts = np.zeros((len(truths), 2, len(classes)), np.int64)
+        frames, labels = np.arange(len(truths)), [classes.index(truth) for truth in truths]
+        counts[frames, 0, labels], counts[frames, 1, labels] = right, 1
+        return counts
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """Balanced accuracy: the mean recall of the classes that occur."""
+        right, frames = total
+        seen = frames > 0
+        return float((right[seen] / frames[seen]).mean()) if seen.any() else 0.0
+
+    def one_error(self, truths: Sequence[str], classes: Sequence[str]) -> float:
+        """A frame of the rarest class that occurs."""
+        frames = Counter(truths).values()
+        return 1 / (len(frames) * min(frames)) if frames else 1.0
+
+    def choose_threshold(self, answers: Sequence[ClassPrediction], truths: Sequence[str]) -> float:
+        """Classification answers always, so there is nothing to choose."""
+        return 0.0
+
+    def truth_of(self, answer: ClassPrediction, threshold: float) -> str:
+        """The label."""
+        return answer.label
+
+    def chance(self, classes: Sequence[str]) -> float:
+        """Balanced accuracy of a constant answer."""
+        return 1 / len(classes)
+
+
+ZOOM = 1.4
+"""A frame is enlarged or reduced by at most this factor."""
+SHIFT = 0.15
+"""A frame is moved by at most this fraction of its side."""
+MIN_VISIBLE = 0.4
+"""An object of which less than this share of its area stays in the frame is no longer a target."""
+MIN_SIDE = 0.01
+
+
+def augment_boxes(
+    images: Tensor, targets: list[BoxTarget], generator: torch.Generator
+) -> tuple[Tensor, list[BoxTarget]]:
+    """Change each frame of a uint8 batch (N, 3, S, S) on its own; boxes follow."""
+    frames = len(images)
+
+    def draw(low: float, high: float) -> Tensor:
+        return torch.rand(frames, generator=generator) * (high - low) + low
+
+    scale = ZOOM ** draw(-1, 1)
+    mirror = torch.where(draw(0, 1) < 0.5, -1.0, 1.0)
+    shift = torch.stack([draw(-SHIFT, SHIFT), draw(-SHIFT, SHIFT)], dim=1)
+    changed = _recolour(_warp(images, scale, mirror, shift), draw)
+    moved = [_move(t, float(scale[i]), float(mirror[i]), shift[i]) for i, t in enumerate(targets)]
+    return changed, moved
+
+
+def _warp(images: Tensor, scale: Tensor, mirror: Tensor, shift: Tensor) -> Tensor:
+    """Place x at 0.5 + mirror * scale * (x - 0.5) + shift, in fractions of the side."""
+    theta = torch.zeros(len(images), 2, 3)
+    theta[:, 0, 0] = mirror / scale
+    theta[:, 1, 1] = 1 / scale
+    # affine_grid maps output to input coordinates in -1..1: the inverse of the map above.
+    theta[:, 0, 2] = -2 * shift[:, 0] * mirror / scale
+    theta[:, 1, 2] = -2 * shift[:, 1] / scale
+    grid = F.affine_grid(to_device(theta, images.device), list(images.shape), align_corners=False)
+    return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _recolour(images: Tensor, draw) -> Tensor:
+    """Contrast, brightness and saturation of each frame; the result is uint8."""
+
+    def each(values: Tensor) -> Tensor:
+        return to_device(values.view(-1, 1, 1, 1), images.device)
+
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    images = (images - mean) * each(draw(0.7, 1.3)) + mean * each(draw(0.7, 1.3))
+    grey = images.mean(dim=1, keepdim=True)
+    images = grey + (images - grey) * each(draw(0.5, 1.5))
+    return images.clamp_(0, 255).to(torch.uint8)
+
+
+def _move(target: BoxTarget, scale: float, mirror: float, shift: Tensor) -> BoxTarget:
+    centre = (target.boxes[:, :2] + target.boxes[:, 2:]) / 2
+    half = (target.boxes[:, 2:] - target.boxes[:, :2]) / 2 * scale
+    centre = 0.5 + (centre - 0.5) * scale * torch.tensor([mirror, 1.0]) + shift
+    whole = torch.cat([centre - half, centre + half], dim=1)
+    boxes = whole.clamp(0, 1)
+    side = boxes[:, 2:] - boxes[:, :2]
+    kept = (side.prod(dim=1) >= MIN_VISIBLE * (4 * half.prod(dim=1))) & (side.min(dim=1).values >= MIN_SIDE)
+    return BoxTarget(boxes[kept], target.labels[kept])
+
+
+MIN_SCORE = 0.01
+MAX_DETECTIONS = 100
+
+
+class Detection:
+    """Objects with boxes. The metric is F1 at IoU 0.5, micro over classes. The model is a `Detector`."""
+
+    name = "detection"
+    metric = "f1"
+
+    def targets(
+        self, truths: Sequence[Boxes], sizes: Sequence[tuple[int, int]], classes: Sequence[str]
+    ) -> list[BoxTarget]:
+        """Boxes in fractions of their frame; objects outside it or of no named class are left out."""
+        return [_target(truth, size, classes) for truth, size in zip(truths, sizes, strict=True)]
+
+    def augment(
+        self, images: Tensor, targets: list[BoxTarget], generator: torch.Generator
+    ) -> tuple[Tensor, list[BoxTarget]]:
+        """Mirror, zoom, shift, and change light and colour."""
+        return augment_boxes(images, targets, generator)
+
+    def loss(self, model: Detector, outputs: Any, targets: list[BoxTarget]) -> Tensor:
+        """The loss of the detector's family."""
+        return model.loss(outputs, targets)
+
+    def distill(self, model: Detector, outputs: Any, teacher: Any) -> Tensor:
+        """The distance from the original's outputs, as the detector's family measures it."""
+        return model.distill(outputs, teacher)
+
+    def answers(
+        self,
+        model: Detector,
+        outputs: Any,
+        sizes: Sequence[tuple[int, int]],
+        classes: Sequence[str],
+        min_score: float = 0.0,
+    ) -> list[Prediction]:
+        """Decode, suppress what overlaps within a class, best first; never below MIN_SCORE."""
+        frames = model.candidates(outputs, max(min_score, MIN_SCORE))
+        return [_answer(found, model.nms_iou, size, classes) for found, size in zip(frames, sizes, strict=True)]
+
+    def tallies(
+        self,
+        answers: Sequence[DetectionPrediction | None],
+        truths: Sequence[Boxes],
+        classes: Sequence[str],
+        threshold: float = 0.0,
+    ) -> np.ndarray:
+        """int64 (N, 3): hits, detections from `threshold` on, and objects of each frame."""
+        return match_frames(answers, truths).counts(threshold)
+
+    def metric_of(self, total: np.ndarray) -> float:
+        """F1 at IoU 0.5, micro over classes."""
+        return f1_of(total)
+
+    def one_error(self, truths: Sequence[Boxes], classes: Sequence[str]) -> float:
+        """An object that is missed."""
+        return 1 / max(1, sum(len(truth.boxes) for truth in truths))
+
+    def choose_threshold(self, answers: Sequence[DetectionPrediction], truths: Sequence[Boxes]) -> float:
+        """The threshold with the largest F1 on these frames."""
+        return best_threshold(match_frames(answers, truths))
+
+    def truth_of(self, answer: DetectionPrediction, threshold: float) -> Boxes:
+        """The detections from `threshold` on."""
+        kept = [index for index, score in enumerate(answer.scores) if score >= threshold]
+        return Boxes(tuple(answer.classes[i] for i in kept), tuple(answer.boxes[i] for i in kept))
+
+    def chance(self, classes: Sequence[str]) -> float:
+        """No detector finds anything by chance."""
+        return 0.0
+
+
+def _answer(
+    found: Candidates, nms_iou: float | None, size: tuple[int, int], classes: Sequence[str]
+) -> DetectionPrediction:
+    if nms_iou is None:
+        kept = found.scores.argsort(descending=True)[:MAX_DETECTIONS]
+    else:
+        kept = torchvision.ops.batched_nms(found.boxes, found.scores, found.labels, nms_iou)[:MAX_DETECTIONS]
+    boxes = found.boxes[kept] * torch.tensor([*size, *size], device=found.boxes.device)
+    return DetectionPrediction(
+        tuple(str(classes[index]) for index in found.labels[kept].tolist()),
+        tuple(found.scores[kept].tolist()),
+        tuple(tuple(box) for box in boxes.tolist()),  # type: ignore[arg-type]
+    )
+
+
+def _target(truth: Boxes, size: tuple[int, int], classes: Sequence[str]) -> BoxTarget:
+    wanted = [index for index, name in enumerate(truth.classes) if name in classes]
+    labels = torch.tensor([classes.index(truth.classes[index]) for index in wanted], dtype=torch.int64)
+    boxes = torch.tensor([truth.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)
+    boxes = (boxes / torch.tensor([*size, *size])).clamp(0, 1)
+    real = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(dim=1)
+    return BoxTarget(boxes[real], labels[real])
+
+
+__all__ = ["task_of"]
+
+_TASKS: dict[str, Any] = {task.name: task for task in (Classification(), Detection())}
+
+
+def task_of(name: str) -> Task:
+    """The task of that name: "classification" or "detection"."""
+    return _TASKS[name]

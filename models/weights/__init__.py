@@ -1,1 +1,0 @@
-"""Weights files: found, read without running anything, held against the architecture."""

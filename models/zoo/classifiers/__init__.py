@@ -1,1 +1,0 @@
-"""Architectures that answer what a frame shows."""

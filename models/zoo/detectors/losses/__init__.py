@@ -1,1 +1,0 @@
-"""What detectors are trained by."""
