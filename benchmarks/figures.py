@@ -72,7 +72,6 @@ def merges(today: Sequence[Cell], chosen: Sequence[Cell], recorded: Mapping[str,
     plain = [cell for cell in chosen if cell.label == cell.arm]
     searched = [cell for cell in plain if cell.arm not in ACCEPT_NOTHING]
     others = [cell for cell in plain if cell.target == 0.95 and cell.arm != OURS]
-    others_of_ours = [cell for cell in chosen if cell.label != cell.arm]
     said, heads, rows = recorded["junction"]
     if tuple(heads) != ARMS:
         raise ValueError("junction.json: other heads than the table it stands in")
@@ -80,7 +79,6 @@ def merges(today: Sequence[Cell], chosen: Sequence[Cell], recorded: Mapping[str,
     return {
         "merge": (f"{_said(today)}; junction: {said}", ARMS, [*_by_name(today, arm_rows), *rows]),
         "merge-others": (_said(others), ARMS, _by_name(others, arm_rows)),
-        "merge-beyond": (_said(others_of_ours), ARMS, _by_name(others_of_ours, arm_rows)),
         "merge-work": ("From the same cells", WORKS, _by_name(today, work_rows)),
         "merge-targets": (_said(searched), ("arm", *(f"{target:g}" for target in at)), target_rows(searched, at)),
     }
@@ -316,7 +314,7 @@ def _command(cells: Sequence[Cell]) -> str:
     words = [MERGE, "--workloads", cells[0].workload, *(" ".join((key, *values)) for key, values in several.items())]
     if not options["choose_rate"]:
         words += [f"--rate {options['recipe']['rate']:g} --work {options['max_work']:g}"]
-    words += ["--beyond"] * options["beyond"] + [f"--weights {options['weights']}"] * (options["weights"] != FP32)
+    words += [f"--weights {options['weights']}"] * (options["weights"] != FP32)
     return " ".join(words)
 
 

@@ -52,8 +52,6 @@ from models.workload import Query, Workload, inputs_of
 _Stored = tuple[dict[str, nn.Module], dict[str, dict[str, PackedWeight]]]
 _Making = Callable[[tuple[str, ...]], _Stored]
 LOG_SUFFIX = ".log.jsonl"
-PAST_THE_CEILING = ("wide", "none")
-"""The methods that `beyond` is for: the default, and the rival that compresses alone."""
 SPREAD = ("wide",)
 """The methods that several processes do together."""
 BOUNDS = ("max_minutes", "max_work")
@@ -198,12 +196,9 @@ def _check(workload: Workload, out: Path, method: str, options: MergeOptions, re
         raise InputError("--method", f"'{method}' is unknown", f"choose one of: {', '.join(METHODS)}")
     if options.resources.ray is not None and options.resources.crew.size > 1:
         raise InputError("--ray", "does not go together with torchrun", "give one of them")
-    if options.beyond and method not in PAST_THE_CEILING:
-        remedy = f"leave it out, or take method {' or '.join(PAST_THE_CEILING)}"
-        raise InputError("--beyond", f"method {method} stops at the ceiling", remedy)
     for query in workload.queries:
         if LOW_RANK in query.model_args:
-            remedy = "leave it out: `merge --beyond` finds the ranks"
+            remedy = "leave it out"
             where = f"queries.{query.id}.model_args.{LOW_RANK}"
             raise InputError(workload.path, "an original has no factors", remedy, where)
         BundleQuery.of(query)  # refuses what a manifest has no room for, before hours of work

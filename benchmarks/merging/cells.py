@@ -50,10 +50,10 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The arm, and what was asked of it beyond the ceiling."""
+        """The arm, and the bits of its weights where these are not float32."""
         options = self.asked["options"]
         fewer = options["weights"] if options["weights"] != FP32 else ""
-        return ", ".join(filter(None, (self.arm, "beyond" if options["beyond"] else "", fewer)))
+        return ", ".join(filter(None, (self.arm, fewer)))
 
     @property
     def saved_bytes(self) -> int:

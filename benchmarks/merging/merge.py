@@ -1,14 +1,14 @@
 """Merges workloads by several arms and seeds, and compares what came of it.
 
 Usage: python -m benchmarks.merging.merge [--arms wide gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
-       [--targets 0.95 0.99] [--beyond] [--weights int8] [--work 6e13]; --summary only prints the tables of what is
+       [--targets 0.95 0.99] [--weights int8] [--work 6e13]; --summary only prints the tables of what is
        there
 
 Every arm gets the same work (image passes x FLOPs), not the same time: on a machine that does other things too, time
 would favour whoever came when it was idle.
 
 Every merge leaves one JSON (its report, its log, options, machine and date) under OUT/NAME/ARM-seedN.json, where NAME
-is the workload, with the target where that is not the workload's own, and with `beyond` and the width of the weights
+is the workload, with the target where that is not the workload's own, and with the width of the weights
 where asked for. What has its JSON is skipped and an interrupted merge goes on from its checkpoint, so it can be
 interrupted and called again at any time. Bundles are kept beside the cells only with `--keep`. It ends with the tables
 on stdout and pictures of each workload beside the cells: bytes saved over work (merge-WORKLOAD.svg), and at each target
@@ -139,7 +139,7 @@ def run(
 
     Where the options set no bound, each workload has its own.
     """
-    asked = ("-beyond" if options.beyond else "") + (f"-{options.weights}" if options.weights != FP32 else "")
+    asked = f"-{options.weights}" if options.weights != FP32 else ""
     variants = [variant_of(workload, target) for workload in workloads for target in targets]
     variants = [replace(one, name=one.name + asked, own=one.own and not asked) for one in variants]
     refused = []
@@ -176,7 +176,7 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
     for name in ("epochs", "frames_per_epoch", "rate"):
         if getattr(given, name) is not None:
             recipe = replace(recipe, **{name: getattr(given, name)})
-    names = ("margin", "min_saving", "max_work", "weights", "beyond")
+    names = ("margin", "min_saving", "max_work", "weights")
     bounds = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     return MergeOptions(recipe, choose_rate=given.rate is None, **bounds)
 
@@ -194,7 +194,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, help="this learning rate; without it each arm chooses its own on val")
     parser.add_argument("--margin", type=float)
     parser.add_argument("--min-saving", type=float)
-    parser.add_argument("--beyond", action="store_true", default=None, help="as in `gemel merge`")
     parser.add_argument("--weights", choices=WEIGHTS, help="as in `gemel merge`")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "merge", help="folder of the cells")
     parser.add_argument("--pictures", type=Path, help="folder of the pictures (default: that of the cells)")

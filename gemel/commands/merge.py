@@ -29,9 +29,6 @@ def register(commands: Any) -> None:
     made.add_argument("--resume", action="store_true", help="go on where a merge to the same file was interrupted")
     _training(made)
     made.add_argument(
-        "--beyond", action="store_true", help="past the ceiling: sharing within models, layers of low rank"
-    )
-    made.add_argument(
         "--weights",
         choices=WEIGHTS,
         help="the fewest bits in which weights are stored and resident, as far as every query bears it (default fp32)",
@@ -87,7 +84,7 @@ def merge(args: argparse.Namespace) -> Outcome:
     workload = load_workload(args.workload)
     with joined() as crew, shown_on() as progress:
         resources = Resources(args.threads, args.ray, crew)
-        options = MergeOptions(recipe, args.rate is None, beyond=args.beyond, resources=resources, **bounds)
+        options = MergeOptions(recipe, args.rate is None, resources=resources, **bounds)
         report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options)
         if crew.rank:
             return Outcome({}, "", DONE if report.met else FELL_SHORT, silent=True)

@@ -64,21 +64,13 @@ class _Alone(_Row):
     ratio: _Ratio = None
 
 
-class _Beyond(_Row):
-    beyond: str
-    in_the_way: list[str] = Field(default_factory=list)
-    work_spent: _Work = 0
-    tries: Annotated[int, Field(ge=0)] = 0
-    gained_bytes: _Saved
-
-
 class _Widths(_Row):
     width: str
     widened: list[str]
     in_the_way: list[str]
 
 
-_KINDS = {"set": _Set, "alone": _Alone, "waits": _Waiting, "repair": _Repaired, "beyond": _Beyond, "width": _Widths}
+_KINDS = {"set": _Set, "alone": _Alone, "waits": _Waiting, "repair": _Repaired, "width": _Widths}
 """By the key that only rows of this kind have."""
 
 

@@ -27,15 +27,13 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The rows of the sets (merger.journal.outcomes), those of the repairs, of what went past the ceiling, of the
-    widths.
+    """The rows of the sets (merger.journal.outcomes), those of the repairs, and of the widths.
 
     `note` says why there is no more than what the bundle itself tells; empty where the log was found.
     """
 
     sets: tuple[Row, ...]
     repairs: tuple[Row, ...] = ()
-    beyond: tuple[Row, ...] = ()
     widths: tuple[Row, ...] = ()
     note: str = ""
 
@@ -56,14 +54,13 @@ class Outcomes:
         if not sets and (equal := shared_sets(bundle)):
             return cls(tuple(equal), note=EQUAL)
         repairs = tuple(row for row in log if {"repair", "alone", "waits"} & row.keys())
-        beyond = tuple(row for row in log if "beyond" in row)
-        return cls(sets, repairs, beyond, tuple(row for row in log if "width" in row))
+        return cls(sets, repairs, tuple(row for row in log if "width" in row))
 
     def to_json(self) -> dict[str, Any]:
         """The keys that `gemel bundle show --json` gets from it."""
         return {
-            "sets": list(self.sets), "repairs": list(self.repairs), "beyond": list(self.beyond),
-            "widths": list(self.widths), "source": self.note or "log",
+            "sets": list(self.sets), "repairs": list(self.repairs), "widths": list(self.widths),
+            "source": self.note or "log",
         }  # fmt: skip
 
     def to_text(self, every_set: bool = False) -> str:
@@ -75,13 +72,6 @@ class Outcomes:
             spent = sum(row["work"] / row["together"] for row in self.sets)
             parts.append(f"{len(self.sets)} sets of layers were to be shared; trying them took {spent:.3g} of work")
         parts += _repairs(self.repairs)
-        tries: dict[str, list[Row]] = {}
-        for row in self.beyond:
-            tries.setdefault(row["beyond"], []).append(row)
-        for kind, rows in tries.items():
-            if "work_spent" in rows[-1]:  # the sum of this kind ends it
-                gained = f"{rows[-1]['tries']} tries gained {size(rows[-1]['gained_bytes'])}"
-                parts.append(f"past the ceiling, {kind}: {gained}{_in_whose_way(rows)}")
         if self.widths:
             widened = sum(len(row["widened"]) for row in self.widths)
             parts.append(f"stored {self.widths[-1]['width']}: {widened} weights wider" + _in_whose_way(self.widths))

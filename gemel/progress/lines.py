@@ -14,7 +14,7 @@ QUIET_S = 2.0
 """Of events that come often, one in so many seconds is told."""
 SILENT_S = 8.0
 """After so long without a word it is said what is still going on; with the second between two looks, under 10."""
-FREQUENT = ("epoch", "candidates")
+FREQUENT = ("epoch",)
 
 
 class Lines:

@@ -188,17 +188,6 @@ def _repair(f: Fields) -> str:
     )
 
 
-def _candidates(f: Fields) -> str:
-    return f"looked at {f['judged']} of {f['of']} further layers ({f['kind']})"
-
-
-def _beyond(f: Fields) -> str:
-    if "tries" in f:
-        return f"past the ceiling ({f['kind']}): {about(f['tries'], 'try', 'tries')} saved {size(f['gained_bytes'])}"
-    outcome = f"saved {size(f['gained_bytes'])}" if f["accepted"] else "cost too much accuracy, taken back"
-    return f"a try past the ceiling ({f['kind']}) {outcome}"
-
-
 def _widths(f: Fields) -> str:
     held = f"; not yet enough for {listed(f['in_the_way'])}" if f["in_the_way"] else ""
     query, ratio = worst(f["ratios"])
@@ -266,7 +255,7 @@ SENTENCES: dict[str, Callable[[Fields], str]] = {
     "ancestry": _ancestry, "equal": _equal, "aligned": _aligned, "start": _start, "rate": _rate,
     "recipe": _recipe, "adopting": _adopting, "takes": _takes, "waits": _waits,
     "accepted": _accepted, "alone": _alone, "repair": _repair,
-    "candidates": _candidates, "beyond": _beyond, "widths": _widths, "prefix": _prefix,
+    "widths": _widths, "prefix": _prefix,
     "attempt": _attempt, "round": _round, "test": _test,
     "evaluate": _evaluate, "stream": _stream, "profile": _profile,
 }  # fmt: skip

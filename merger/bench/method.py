@@ -27,9 +27,8 @@ class MergeOptions:
     target (as a part of the way to 1) a query must come on val; None leaves that to an interval, wide where val is
     small. Groups that save less than `min_saving` of all bytes
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
-    the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `beyond` lets
-    `wide` go past the ceiling (merger.beyond.search). `weights` below fp32: the fewest bits they are stored in
-    (merger.widths.search). `resources` say how long it takes, not what comes out.
+    the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `weights` below
+    fp32: the fewest bits they are stored in (merger.widths.search). `resources` say how long it takes, not what comes out.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -39,7 +38,6 @@ class MergeOptions:
     max_minutes: float | None = None
     max_work: float | None = None
     precision: str = "auto"
-    beyond: bool = False
     weights: WeightBits = FP32
     resources: Resources = field(default_factory=Resources)
 

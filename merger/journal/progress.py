@@ -34,10 +34,9 @@ class Progress(Protocol):
     (saved_bytes, ratios: before those who waited join), `alone` (query, ratio, required), `repair` (query, repair,
     ratio, required), `round` (round, rounds, signature, members, saved_bytes, ceiling_bytes, ratios, seconds),
     `attempt` (round, members, kept, ratios; or query, prefix, ratio, held), `prefix` (query, prefix, layers, ratio),
-    `candidates` (kind, judged, of), `beyond` (kind, accepted, gained_bytes, ratios; or tries), `crew`
-    (queries and loads of each process, crossing_bytes), `sums` (steps, given_bytes of each process), `widths` (weights,
-    stored_bytes, ratios, in_the_way), `workers` (workers, threads, on), `test` (query, metric, original, merged, ratio,
-    met, certain, worth), `warning` (text).
+    `crew` (queries and loads of each process, crossing_bytes), `sums` (steps, given_bytes of each process),
+    `widths` (weights, stored_bytes, ratios, in_the_way), `workers` (workers, threads, on),
+    `test` (query, metric, original, merged, ratio, met, certain, worth), `warning` (text).
     """
 
     def __call__(self, event: str, **fields: Any) -> None:

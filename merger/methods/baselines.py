@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from merger.bench.attempt import train_while
-from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
-from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import Rows, Trial, all_at_once
 from merger.journal.states import snapshot, snapshots
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
-from merger.methods.wide import BEYOND, FEATURES
 from merger.training.loop import Diverged
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -28,17 +25,10 @@ def _all_as_they_are(bench: Workbench, options: MergeOptions) -> Standing:
     return begins(SharingPlan(), bench.queries)
 
 
-@method("none", trains=lambda bench, options: _all_as_they_are(bench, options) if options.beyond else None)
+@method("none")
 def none(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-    """The originals as they are; with `beyond`, what can be saved within each of them, and nothing between two."""
-    merged = Merged(SharingPlan(), snapshots(bench.originals))
-    if not options.beyond:
-        return merged
-    bounds = Bounds.of(bench, options, checkpoint)
-    recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
-    bench.stages.announce([BEYOND])
-    bench.begin(BEYOND, work=most_tried(bench, recipe, bounds))
-    return beyond(bench, merged, recipe, options.required(bench), checkpoint, bounds)
+    """The originals as they are."""
+    return Merged(SharingPlan(), snapshots(bench.originals))
 
 
 def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:

@@ -25,7 +25,6 @@ from merger.bench.pace import begins, laid_out, training_speed
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import tied_and_judged
 from merger.bench.workbench import Workbench
-from merger.beyond.search import beyond, most_tried
 from merger.journal.checkpoint import Checkpoint
 from merger.journal.outcomes import BACK, LEAVES, NO_TIME, Rows, Trial, all_at_once
 from merger.journal.states import State, snapshots
@@ -56,7 +55,6 @@ FIRST = 0.5
 CHOOSING = "choosing what the shared weights start from"
 TRAINING = "training all models together"
 MENDING = "helping single models that fell short"
-BEYOND = "sharing more than whole layers of several models"
 FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
@@ -75,8 +73,7 @@ def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float)
 def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Tie all, choose the start, train jointly, mend; a query that nothing helps gets its original back.
 
-    Whoever shares only weights that are equal already is tied as it is, and takes no part in that. With `beyond`, on
-    from there past the ceiling.
+    Whoever shares only weights that are equal already is tied as it is, and takes no part in that.
     """
     whole, originals = bench.once(partial(whole_plan, bench, options)), snapshots(bench.originals)
     equal = identical_sets(whole, originals)
@@ -85,8 +82,8 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
     bounds = Bounds.of(bench, options, checkpoint)
     trains = [CHOOSING, TRAINING, MENDING] if plan.shared else []
-    if stages := [*trains, *([BEYOND] if options.beyond else [])]:
-        bench.stages.announce(stages)
+    if trains:
+        bench.stages.announce(trains)
     if not whole.shared:
         bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
     if equal.shared:
@@ -95,23 +92,20 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
         checkpoint.note({"equal": sorted(known), "saved_bytes": saved, "work": bench.work.total})
     merged = Merged(plan, originals)
     if plan.shared:
-        merged, recipe = _merged(bench, plan, recipe, options, checkpoint, bounds)
+        merged = _merged(bench, plan, recipe, options, checkpoint, bounds)
     apart = bench.queries.keys() - merged.plan.queries()
     states = {query: originals[query] if query in apart else state for query, state in merged.states.items()}
     merged = Merged(add_identical(merged.plan, equal, apart), states)
     if stored_bytes(bench, merged.plan) > stored_bytes(bench, equal):
         bench.progress("warning", text="less is saved than by what is equal already: that alone is shared")
         merged = Merged(equal, originals)
-    if not options.beyond:
-        return merged
-    bench.begin(BEYOND, work=most_tried(bench, recipe, bounds))
-    return bench.once(partial(beyond, bench, merged, recipe, options.required(bench), checkpoint, bounds))
+    return merged
 
 
 def _merged(
     bench: Workbench, plan: SharingPlan, recipe: Recipe, options: MergeOptions, checkpoint: Checkpoint, bounds: Bounds
-) -> tuple[Merged, Recipe]:
-    """What the training of all that share under a plan comes to, and the recipe that it took."""
+) -> Merged:
+    """What the training of all that share under a plan comes to."""
     required, originals = options.required(bench), snapshots(bench.originals)
     recipe = laid_out(bench, begins(plan), recipe, checkpoint)
     if math.isfinite(bounds.ends):
@@ -123,7 +117,7 @@ def _merged(
         checkpoint.note(_tried(answered))
         for stage in (TRAINING, MENDING):
             bench.begin(stage)
-        return Merged(answered.plan, {**originals, **answered.states}), recipe
+        return Merged(answered.plan, {**originals, **answered.states})
     sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
     early = early_layers(bench, plan)
     trained = _trained(sprints, plan_without(plan, early), options.choose_rate)
@@ -151,7 +145,7 @@ def _merged(
             why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
             checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
     tell_early(bench, early, merged, checkpoint, required)
-    return merged, trained.recipe
+    return merged
 
 
 def _mended(

@@ -1,4 +1,4 @@
-"""A small network with a stage of equal blocks and a heavy linear layer: what `merge --beyond` is for."""
+"""A small network with a stage of equal blocks and a heavy linear layer: used by the tests of suffix sharing."""
 
 from __future__ import annotations
 

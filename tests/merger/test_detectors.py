@@ -19,10 +19,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import merger.bench.probing as probing_module
-import merger.beyond.proposing as proposing_module
-import merger.beyond.risk as risk_module
-import merger.beyond.search as beyond_module
 import merger.methods.wide as wide_module
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
@@ -234,28 +230,6 @@ def test_detectors_of_one_architecture_share_a_frozen_prefix(
 def test_a_detector_and_a_classifier_have_no_prefix_in_common(two_stage: Workload, tmp_path: Path) -> None:
     report, _, sets = _merged(two_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
     assert sets == [] and report.saved_fraction < 0.001
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", ["one_stage", "two_stage"])
-def test_what_lies_past_the_ceiling_is_tried_on_detectors_too(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    workload = request.getfixturevalue(kind)
-    monkeypatch.setattr(Workbench, "ratio", lambda *_: 1.0)
-    monkeypatch.setattr(wide_module, "choose_start", _given)
-    monkeypatch.setattr(beyond_module, "MAX_TRIES", 1)
-    if kind == "two_stage":  # each candidate costs a run of large models: only the heaviest
-        monkeypatch.setattr(proposing_module, "MIN_SAVING", 0.05)
-        monkeypatch.setattr(probing_module, "HEAD_FRAMES", 2)
-        monkeypatch.setattr(risk_module, "HEAD_FRAMES", 2)
-        monkeypatch.setattr(risk_module, "INPUT_FRAMES", 4)
-    out = tmp_path / "b.gemel"
-    report = merge(workload, out, "wide", options=replace(OPTIONS, beyond=True))
-    assert verify_bundle(out) == [] and report.saved_fraction > report.ceiling_fraction
-    log = [json.loads(line) for line in out.with_name(f"{out.name}.log.jsonl").read_text().splitlines()]
-    assert any(row.get("accepted") for row in log)
-    _runs(open_bundle(out))
 
 
 def test_what_goes_into_the_heads_of_both_stages_kinds_is_watched(one_stage: Workload, two_stage: Workload) -> None:

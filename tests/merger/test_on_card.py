@@ -48,9 +48,7 @@ def test_what_meets_from_here_and_there_is_told(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("method", every(METHODS, few=("wide",)))
 def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     workload, told = load_workload(write_workload(tmp_path, queries=3, frames=24)), list[str]()
-    options = MergeOptions(
-        RECIPE, max_minutes=2, beyond=method == "none", weights="int8" if method == "wide" else "fp32"
-    )
+    options = MergeOptions(RECIPE, max_minutes=2, weights="int8" if method == "wide" else "fp32")
 
     def tell(event: str, **fields: Any) -> None:
         told.append(event)
@@ -59,7 +57,7 @@ def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: 
         train_originals(workload, options=TrainOptions(rate=3e-3, passes=48, min_epochs=1, max_cycles=2))
         merge(workload, tmp_path / "b.gemel", method, options=options, progress=tell)
     assert not mixed and verify_bundle(tmp_path / "b.gemel") == []
-    assert ("layout" in told) == (method != "ceiling")
+    assert ("layout" in told) == (method not in ("ceiling", "none"))
 
 
 def test_a_start_that_is_stopped_again_and_again(
@@ -76,13 +74,13 @@ def test_a_start_that_is_stopped_again_and_again(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("far", "beyond"), [(1.0, False), (0.0, True)])
+@pytest.mark.parametrize("far", [1.0, 0.0])
 def test_a_whole_merge_that_is_killed_again_and_again(
-    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None, far: float, beyond: bool,
+    workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_chance: None, far: float,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("merger.start.choosing.FAR", far)
     kill_after(monkeypatch, 5, again=True)
-    options, out = MergeOptions(RECIPE, beyond=beyond, weights="int2"), tmp_path / "b.gemel"
+    options, out = MergeOptions(RECIPE, weights="int2"), tmp_path / "b.gemel"
     with a_card(monkeypatch) as mixed:
         _, kills = to_the_end(lambda again: merge(workload, out, "wide", resume=again, options=options))
     assert not mixed and verify_bundle(out) == [] and kills > 10

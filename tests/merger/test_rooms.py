@@ -16,7 +16,6 @@ ROOMS = (
     "bench",
     "start",
     "mending",
-    "beyond",
     "widths",
     "methods",
     "merging",

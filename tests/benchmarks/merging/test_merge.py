@@ -187,7 +187,7 @@ def made(arm: str, work: float, saved: int, log: tuple[dict, ...] = (), seed: in
     }  # fmt: skip
     weights = tuple(Weight(query, f"layer{size}", 100 * size) for query in "abc" for size in (1, 2, 3))
     machine = {"cores": 2, "cpu": "x", "device": "cpu", "torch": "2", "load": 1.0}
-    asked = {"options": {"beyond": False, "weights": "fp32"}}
+    asked = {"options": {"weights": "fp32"}}
     return Cell("tiny", "tiny", 0.95, arm, seed, asked, machine, "2026-01-01", weights, result, log)
 
 
@@ -252,10 +252,10 @@ def test_targets_of_one_workload_stand_side_by_side() -> None:
     assert "| wide | 1.000 | 0.500 ! |" in summary(cells).split("at each target")[1]
 
 
-def test_what_was_asked_for_beyond_the_ceiling_is_an_arm_of_its_own() -> None:
-    past = dataclasses.replace(made("wide", 30.0, 900), asked={"options": {"beyond": True, "weights": "int8"}})
+def test_merge_with_packed_weights_is_an_arm_of_its_own() -> None:
+    past = dataclasses.replace(made("wide", 30.0, 900), asked={"options": {"weights": "int8"}})
     rows = cells_of(summary([made("wide", 20.0, 600), past]), "Arms")
-    assert rows["wide"][2] == "1.000" and rows["wide, beyond, int8"][2] == "1.500"
+    assert rows["wide"][2] == "1.000" and rows["wide, int8"][2] == "1.500"
 
 
 def test_the_picture_over_targets_has_a_line_per_arm_and_shows_misses() -> None:
@@ -322,17 +322,14 @@ def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monke
     assert asked == [MergeOptions(recipe, False, max_work=bound) for bound in (2.5e9, 7e9)]
 
 
-def test_steps_past_the_ceiling_have_cells_of_their_own(workload: Path, tmp_path: Path, monkeypatch) -> None:
-    asked: list[tuple[str, bool, str]] = []
+def test_merge_with_packed_weights_has_its_own_cells(workload: Path, tmp_path: Path, monkeypatch) -> None:
+    asked: list[tuple[str, str]] = []
 
     def noting(variant: merge.Variant, arm: str, seed: int, options: MergeOptions, out: Path, keep: bool) -> None:
-        asked.append((variant.name, options.beyond, options.weights))
+        asked.append((variant.name, options.weights))
 
     monkeypatch.setattr(merge, "measure", noting)
     monkeypatch.setattr(merge, "draw", lambda *_: None)
-    for given in ((), ("--beyond",), ("--weights", "int8"), ("--beyond", "--weights", "int8")):
+    for given in ((), ("--weights", "int8")):
         assert call(workload, tmp_path, "--arms", "wide", *given) == 0
-    assert asked == [
-        ("tiny", False, "fp32"), ("tiny-beyond", True, "fp32"), ("tiny-int8", False, "int8"),
-        ("tiny-beyond-int8", True, "int8"),
-    ]  # fmt: skip
+    assert asked == [("tiny", "fp32"), ("tiny-int8", "int8")]

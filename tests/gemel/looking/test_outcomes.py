@@ -69,8 +69,6 @@ LOG = [
     {"sprint": 1, "alone": "b", "ratio": 0.95, "required": 0.975, "epochs": 2, "work": 2e9},
     {"query": "b", "repair": "residuals of rank 4", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "work": 2e9},
     {"query": "c", "repair": "leaves", "required": 0.975, "work": 3e9},
-    {"beyond": "inside", "try": 1, "accepted": False, "in_the_way": ["a"], "gained_bytes": 0, "work": 3e9},
-    {"beyond": "inside", "tries": 1, "gained_bytes": 0, "work": 3e9, "work_spent": 1e9},
     {"width": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "work": 4e9},
     *SETS,
 ]
@@ -98,7 +96,6 @@ def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way
     assert "4 sets of layers were to be shared; trying them took 4e+09 of work" in text
     assert "b (0.975 required): waits after the start, private parts alone 0.950, residuals of rank 4 0.980" in text
     assert "c (0.975 required): leaves" in text
-    assert "past the ceiling, inside: 1 tries gained 0 bytes; in the way: a" in text
     assert "stored int8: 1 weights wider; in the way: b" in text
 
 

@@ -56,11 +56,6 @@ SHAPES = {
         {"query": "gate", "repair": "norms and head", "ratio": 0.98, "required": 0.97},
         {"query": "gate", "repair": "leaves", "required": 0.97},
     ],
-    "candidates": [{"kind": "inside", "judged": 3, "of": 50}],
-    "beyond": [
-        {"kind": "inside", "tries": 3, "gained_bytes": 1000},
-        {"kind": "inside", "accepted": False, "gained_bytes": 0, "ratios": {"gate": 0.9}},
-    ],
     "widths": [{"width": "int8", "stored_bytes": {"int8": 9}, "ratios": {"gate": 0.9}, "in_the_way": ["gate"]}],
     "prefix": [{"query": "gate", "prefix": 4, "layers": 20, "ratio": 0.98}],
     "attempt": [
@@ -188,13 +183,12 @@ def test_what_comes_often_is_said_every_two_seconds(lines):
     tell("round", round=1, rounds=7, saved_bytes=12_000_000, signature="conv2d")
     for epoch in range(50):
         tell("epoch", queries=["a"], epoch=epoch, epochs=50, ratios={"a": 0.5})
-        tell("candidates", kind="inside", judged=epoch + 1, of=50)
     said = out.getvalue().splitlines()
-    assert len(said) == 3, "fifty of what comes often are one line in two seconds"
-    assert "round 1 of 7" in said[0] and "11.4 MiB" in said[0] and "keeps 0.50" in said[1] and "1 of 50" in said[2]
+    assert len(said) == 2, "fifty of what comes often are one line in two seconds"
+    assert "round 1 of 7" in said[0] and "11.4 MiB" in said[0] and "keeps 0.50" in said[1]
     clock.now = 3.0
     tell("epoch", queries=["a"], epoch=51, epochs=50)
-    assert len(out.getvalue().splitlines()) == 4
+    assert len(out.getvalue().splitlines()) == 3
 
 
 def test_a_pipe_gets_lines_and_the_thread_behind_them_ends():

@@ -134,7 +134,7 @@ class _Begun(Exception):
     every(
         [
             ("joint", QUICK, 3), ("joint", CHOOSING, 3), ("gemel", CHOOSING, 3), ("earliest", CHOOSING, 3),
-            ("mainstream", CHOOSING, 2), ("mainstream", QUICK, 1), ("none", replace(QUICK, beyond=True), 3),
+            ("mainstream", CHOOSING, 2), ("mainstream", QUICK, 1),
         ],
         [("joint", QUICK, 3), ("gemel", CHOOSING, 3), ("mainstream", QUICK, 1)],
     ),

@@ -1,1 +1,0 @@
-"""Past the ceiling: layers stored once within a model, or as factors of low rank."""
