@@ -11,14 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.process import without_compiler
-
 
 @torch.inference_mode(False)
 @torch.no_grad()
 def flops(module: nn.Module, input_size: int, batch: int = 1) -> int:
     """Floating-point operations of one forward pass, a multiply-add counted as 2. `module` lies on "meta"."""
-    with without_compiler(), FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter:
         _forward(module, input_size, batch)
     return counter.get_total_flops()
 
@@ -30,7 +28,7 @@ def workspace_bytes(module: nn.Module, input_size: int, batch: int = 1) -> int:
 
     `module` lies on "meta". What a kernel takes inside itself is not seen here.
     """
-    with without_compiler(), _LiveBytes(module) as live:
+    with _LiveBytes(module) as live:
         _forward(module, input_size, batch)
     return live.peak
 

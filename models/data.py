@@ -1,13 +1,7 @@
-"""COCO annotations: which pictures there are, and the boxes of the classes asked for in each.
+"""The frames of a query: COCO annotations, the splits train, val and test, and frames resized once.
 
-Labelled and unlabelled frames of a query, cut into train, val and test.
-
-A data file's stem `<unit>__<milliseconds>` tells the clip or track it was cut from and when; units are what the
-bootstrap resamples. Without `__` a split counts as ten contiguous blocks, one frame a second.
-
-Frames of a split resized once for one query, so that every epoch does not decode them again.
-
-Several are decoded at once: OpenCV and torch let other threads go on meanwhile.
+The stem of a file, `<unit>__<milliseconds>`, names the clip or track and the time in it; the bootstrap resamples units.
+Without `__` a split counts as ten contiguous blocks, one frame a second.
 """
 
 from __future__ import annotations

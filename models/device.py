@@ -1,11 +1,4 @@
-"""Memory that is full: how that is told, and going on with less at once.
-
-How exactly a card multiplies 32-bit numbers.
-
-Small tensors on their way to where something is computed.
-
-torchvision, imported without torch's compiler: a twentieth of the time.
-"""
+"""Devices: out-of-memory errors and retries, TF32, pinned copies to the GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-
-from models.process import without_compiler
 
 T = TypeVar("T")
 # torch raises OutOfMemoryError from its own allocator; from the driver and the libraries comes a RuntimeError that
@@ -93,9 +84,3 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.device == device:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-with without_compiler():
-    import torchvision
-
-__all__ = ["torchvision"]

@@ -1,7 +1,4 @@
-"""The whole error vocabulary: every message is one line that names the thing, the fault and the remedy.
-
-Sizes in bytes as people read them.
-"""
+"""The errors a user can cause, one line each (what, problem, hint), and sizes in bytes as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a model answers on a split, how good that is, and how sure one can be of it.
-
-How far one model's answers agree with another's, and how sure that is: no labels are needed.
-"""
+"""Predictions of a model over a split, and evidence of how a merged model compares with its original."""
 
 from __future__ import annotations
 

@@ -1,39 +1,7 @@
-"""Files that somebody else named: regular ones alone are read, and no more of them than is bearable.
+"""Files: bounded reading, JSON, YAML against a schema, atomic writing, appending, locks, the cache folder, path checks.
 
-JSON within bounds: what is deep, endless, doubled, no number or no text is a fault before or while it is parsed.
-
-Bytes are bounded by whoever reads them. Values and depth are counted in the bytes, before any value is made of them.
-
-YAML within bounds: what is deep, endless, doubled or no value of its kind is a fault with a line and a column.
-
-PyYAML builds a document in two steps. Nodes are composed first, and each is counted here with all that its aliases
-stand for; so a file of a few lines that means a billion values is refused before any value is made of it.
-
-JSON files that programs write, one document or one in each line, read within bounds.
-
-A value that came from a file against a schema; the first fault becomes one line naming file and key.
-
-YAML files people write, read against a schema.
-
-Files that appear whole or not at all: temporary file, fsync, rename, fsync of the directory.
-
-Files that grow by lines, for as long as a box runs: each line is there whole or not at all.
-
-One process at a time writes an output; a second one is told so before it has touched anything.
-
-What was kept for the next time is trusted, so it must lie where nobody but this user can write.
-
-What a command writes is apart from what it reads: told before anything is opened.
-
-What was worked out once from plain values and this code, and is not worked out again until either is another.
-
-Building a model on paper takes seconds for what torch's import takes alone; what comes of it is a few numbers. They are
-kept as JSON in a private folder by the hash of what was asked, of every source file of this project, and of which torch
-and torchvision there are. Without such a folder, or where a file there is not what was written, it is worked out anew.
-
-What a box may be asked for: bounds of the numbers in workloads and box configs, far beyond any that is in earnest.
-
-docs/guide.md tells them.
+A file that the user names is read only if it is a regular file and within a size cap; JSON and YAML are parsed within
+bounds of depth and count. Every problem is an InputError of one line: file, key, problem, hint.
 """
 
 from __future__ import annotations
@@ -42,9 +10,6 @@ import contextlib
 import difflib
 import errno
 import fcntl
-import functools
-import hashlib
-import importlib.util
 import io
 import json
 import math
@@ -54,7 +19,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -162,7 +127,7 @@ def _check_bounds(data: bytes, most_values: int) -> None:
     for bracket in outside.translate(None, _REST):
         depth += 1 if bracket in _OPENING else -1
         if depth > MAX_JSON_DEPTH:
-            raise ParseError(f"nested more than {MAX_DEPTH} deep")
+            raise ParseError(f"nested more than {MAX_JSON_DEPTH} deep")
 
 
 def _outside_texts(bare: bytes) -> bytes:
@@ -224,7 +189,7 @@ def _at(before: str, what: str) -> str:
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= MAX_JSON_REPORTED else f"{text[:MAX_TOLD]}..."
+    return text if len(text) <= MAX_JSON_REPORTED else f"{text[:MAX_JSON_REPORTED]}..."
 
 
 _DECODER = json.JSONDecoder(
@@ -286,7 +251,7 @@ class _Bounded(yaml.SafeLoader):
         mark = self.peek_event().start_mark
         self._parts.append([])
         if len(self._parts) - 1 > MAX_YAML_DEPTH + 1:
-            raise ConstructorError(None, None, f"nested more than {MAX_DEPTH} deep", mark)
+            raise ConstructorError(None, None, f"nested more than {MAX_YAML_DEPTH} deep", mark)
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             extent = self._extents.get(node)  # type: ignore[arg-type]
@@ -295,7 +260,7 @@ class _Bounded(yaml.SafeLoader):
         else:
             self._composed += 1
             if self._composed > MAX_YAML_VALUES:
-                raise ConstructorError(None, None, f"more than {MAX_VALUES} values", mark)
+                raise ConstructorError(None, None, f"more than {MAX_YAML_VALUES} values", mark)
             node = super().compose_node(parent, index)
             parts = self._parts[-1]
             values, depth = 1 + sum(part.values for part in parts), 1 + max((part.depth for part in parts), default=0)
@@ -303,9 +268,9 @@ class _Bounded(yaml.SafeLoader):
             self._extents[node] = extent  # type: ignore[index]
         self._parts.pop()
         if extent.values > MAX_YAML_VALUES:
-            raise ConstructorError(None, None, f"more than {MAX_VALUES} values, with what aliases repeat", mark)
+            raise ConstructorError(None, None, f"more than {MAX_YAML_VALUES} values, aliases counted", mark)
         if extent.depth + len(self._parts) - 1 > MAX_YAML_DEPTH + 1:
-            raise ConstructorError(None, None, f"nested more than {MAX_DEPTH} deep, with what aliases repeat", mark)
+            raise ConstructorError(None, None, f"nested more than {MAX_YAML_DEPTH} deep, aliases counted", mark)
         self._parts[-1].append(extent)
         return node
 
@@ -995,75 +960,6 @@ def _seen(path: str | Path) -> os.stat_result | None:
     with contextlib.suppress(OSError, ValueError):
         return os.stat(path)
     return None
-
-
-MAX_KEPT = 1000
-"""Files that are kept; beyond, the oldest half goes."""
-MAX_CACHE_BYTES = 2**25
-"""Of one of them."""
-PACKAGES = ("models", "edge_runtime")
-LIBRARIES = ("torch", "torchvision")
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def cached_on_disk(asked: Mapping[str, Any], find: Callable[[], Any]) -> Any:
-    """What `find` finds, a JSON value, from memory where the same plain values were asked before.
-
-    What it raises is passed on and not kept.
-    """
-    name = hashlib.sha256(repr((_code(), asked)).encode()).hexdigest()
-    if name not in _HELD:
-        folder = None
-        with contextlib.suppress(InputError):
-            folder = private_folder(cache_folder() / "remembered")
-        _HELD[name] = _recalled(folder, name, find)
-    return _HELD[name]
-
-
-_HELD: dict[str, Any] = {}
-
-
-def _recalled(folder: Path | None, name: str, find: Callable[[], Any]) -> Any:
-    if folder is None:
-        return find()
-    path = folder / name
-    with contextlib.suppress(OSError, ParseError):
-        digest, _, kept = own_bytes(path, MAX_CACHE_BYTES).partition(b"\n")
-        if digest == hashlib.sha256(kept).hexdigest().encode():
-            return parse_json(kept)
-    found = find()
-    kept = json.dumps(found).encode()
-    with contextlib.suppress(InputError):  # a full disk
-        _make_room(folder)
-        with open_atomic(path, overwrite=True) as file:
-            file.write(hashlib.sha256(kept).hexdigest().encode() + b"\n" + kept)
-    return found
-
-
-def _make_room(folder: Path) -> None:
-    files = [entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
-    if len(files) >= MAX_KEPT:
-        with contextlib.suppress(OSError):  # another process may have been quicker
-            for entry in sorted(files, key=lambda entry: entry.stat().st_mtime)[: len(files) // 2]:
-                os.unlink(entry.path)
-
-
-@functools.cache
-def _code() -> str:
-    """A hash of all that an answer may depend on besides the question."""
-    digest = hashlib.sha256()
-    for path in _sources():
-        digest.update(f"{path}\n".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _sources() -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from sorted((ROOT / package).rglob("*.py"))
-    for library in LIBRARIES:
-        spec = importlib.util.find_spec(library)
-        if spec is not None and spec.origin:
-            yield Path(spec.origin).with_name("version.py")
 
 
 MAX_CAMERAS, MAX_QUERIES, MAX_CLASSES = 1000, 1000, 10_000

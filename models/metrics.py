@@ -1,13 +1,4 @@
-"""Which detections lie on which objects: found once for all frames, for every metric that asks.
-
-F1 of detections at IoU 0.5, micro over classes, and the score threshold that makes it largest.
-
-COCO's mean average precision.
-
-What kinds of errors a detector makes, and what each kind costs its F1.
-
-Bolya, Foley, Hays and Hoffman 2020, "TIDE: A General Toolbox for Identifying Object Detection Errors", section 2.
-"""
+"""Detection metrics: matching at an IoU, F1, mean average precision (COCO), types of errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Frames made smaller by torchvision, imported without torch's compiler.
-
-From a decoded frame to what a network is fed.
-"""
+"""Preprocessing: crop, resize and normalise a decoded frame into a network's input."""
 
 from __future__ import annotations
 
@@ -10,25 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from models.errors import InputError
-from models.process import without_compiler
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
 
-with without_compiler():
+def resized(frame: np.ndarray, side: int) -> Tensor:
+    """uint8 RGB (H, W, 3) -> uint8 (3, side, side), bilinear and antialiased."""
+    import numpy as np
+    import torch
     from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
-
-def resized(frame: np.ndarray, side: int) -> Tensor:
-    """uint8 RGB (H, W, 3) -> uint8 (3, side, side), bilinear and antialiased."""
     image = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)
     if image.shape[1:] == (side, side):
         return image.contiguous()
@@ -70,7 +62,6 @@ class Preprocess:
 
     def resize(self, frame: np.ndarray) -> Tensor:
         """uint8 RGB (H, W, 3) -> uint8 (3, S, S)."""
-
         return resized(frame, self.input_size)
 
     def normalise(self, batch: Tensor) -> Tensor:

@@ -1,15 +1,11 @@
-"""Codes of 2, 3, 4 or 6 bits side by side in bytes: row by row, the lowest bits first, no code across two rows.
+"""Weights in fewer bits: symmetric codes with one scale per output channel, or float16.
 
-The codes of a row, each lowest bit first, make one row of bits, which fills bytes from their lowest bits on; what is
-left of the last byte is zero. numpy reads it: `unpackbits(row, count=bits * n, bitorder="little").reshape(n, bits)`.
+A channel's weights are code * scale with codes from -max to max (`bits.max_code`). The scale of int8 is
+max |weight| / 127 (Krishnamoorthi 2018, section 3.1.2). With fewer bits the scale minimises the channel's mean squared
+error, and larger weights are clipped (Banner et al. 2019). Packing is a function of the weight alone, so queries that
+share a weight share its packed tensor and scale.
 
-Widths of weights: stored in fewer bits and widened to float32 where used: codes with scales per channel, or float16.
-
-Codes are symmetric: a channel's weights are code * scale, codes -most to most (`terms.most_code`). int8's scale is
-largest magnitude / 127, so that no weight moves by more than half a scale (Krishnamoorthi 2018, section 3.1.2, per
-channel). With fewer bits the scale is the one that moves the channel least in the mean square, and what lies beyond is
-clipped (Banner et al. 2019 clip for that reason); codes lie side by side (`bits`). Packing is a function of the weight
-alone: what shares one weight shares one packed tensor and one scale.
+Codes of less than a byte lie side by side, row by row, lowest bits first; a row is padded to whole bytes with zeros.
 """
 
 from __future__ import annotations

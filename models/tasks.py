@@ -1,11 +1,4 @@
-"""Classification: cross-entropy, softened distillation, balanced accuracy.
-
-Random changes of frames that carry their boxes along: mirror, zoom, shift, light and colour.
-
-Detection: what a detector of any family answers, learns from, and is measured by (F1 at IoU 0.5).
-
-Tasks by name.
-"""
+"""The tasks: classification (balanced accuracy) and detection (F1 at IoU 0.5), by name."""
 
 from __future__ import annotations
 
@@ -16,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 
 from models.detector import BoxTarget, Candidates, Detector
-from models.device import to_device, torchvision
+from models.device import to_device
 from models.metrics import best_threshold, f1_of, match_frames
 from models.predictions import Boxes, ClassPrediction, DetectionPrediction, Prediction, Task
 

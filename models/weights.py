@@ -1,17 +1,6 @@
-"""Weights files: found, read without running anything, held against the architecture.
+"""Weights files: safetensors, PyTorch's own, darknet's and torchvision's published ones.
 
-Whether the tensors of a weights file are those of a query's architecture and class list.
-
-PyTorch's own files, held against bounds before they are loaded, and loaded without running anything.
-
-Such a file is a zip of one pickle and the bytes of every storage, or, before torch 1.6, five pickles and the bytes
-after them. The pickle is walked through first: its operations are counted, and tuples in tuples, whose hashes Python
-takes by calls within calls until the process dies.
-
-torchvision's published weights by name: which there are, and the file that holds them, downloaded once.
-
-Weights files: read without running anything, checked against the architecture, written whole or not at
-all.
+Nothing in a file is executed. The tensors are checked against the architecture before any is loaded.
 """
 
 from __future__ import annotations
@@ -284,7 +273,7 @@ def find_published(text: str, model: str, where: str | Path, key: str) -> Publis
     NAME is a member of the model's own weights there, DEFAULT, or the full name of another model's (`init` takes its
     backbone). Raises InputError, with the names there are, for one that does not exist.
     """
-    from models.device import torchvision
+    import torchvision
 
     name = text.removeprefix(PREFIX)
     if "." in name:
@@ -333,7 +322,7 @@ def fetch(published: Published, key: str = "weights") -> Path:
 
 
 def _weights(name: str):
-    from models.device import torchvision
+    import torchvision
 
     return torchvision.models.get_weight(name)
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.rehearsal.profiles import DeviceProfile, layers_on_paper
 from edge_runtime.rehearsal.streamed import Layer
-from models.bundle.model_spec import is_zoo_model, model_request
-from models.io import cached_on_disk
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery
@@ -23,10 +21,7 @@ def layers_for(profile: DeviceProfile, bundle: Bundle) -> dict[str, tuple[Layer,
 
 
 def _layers(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> tuple[Layer, ...]:
-    asked = {"layers": model_request(query)}
-    found = (
-        cached_on_disk(asked, lambda: _counted(bundle, query)) if is_zoo_model(query.model) else _counted(bundle, query)
-    )
+    found = _counted(bundle, query)
     seconds = [one["flops"] / profile.flops_per_s + profile.launch_s for one in found]
     names, total_s = query.state(), sum(seconds)
     return tuple(
@@ -48,9 +43,7 @@ def _flops_by_module(bundle: Bundle, query: BundleQuery) -> dict[str, int]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from models.process import without_compiler
-
     model, size = bundle.build(query.id, "meta").eval(), query.input_size
-    with torch.inference_mode(False), torch.no_grad(), without_compiler(), FlopCounterMode(display=False) as counter:
+    with torch.inference_mode(False), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.empty(1, 3, size, size, device="meta"))
     return {path.partition(".")[2]: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}

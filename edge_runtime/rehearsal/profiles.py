@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost
 from edge_runtime.schedule.overflow import Layer, scratch_bytes
-from models.bundle.model_spec import is_zoo_model, model_request
-from models.io import cached_on_disk
 
 if TYPE_CHECKING:
     from models.bundle import Bundle, BundleQuery
@@ -147,7 +145,7 @@ def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
 
 
 def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
-    found = _on_paper(bundle, query)
+    found = _counted(bundle, query)
     batches = [
         BatchCost(
             count,
@@ -178,19 +176,8 @@ class _OnPaper:
 _COUNTED: dict[tuple[object, ...], _OnPaper] = {}
 
 
-def _on_paper(bundle: Bundle, query: BundleQuery) -> _OnPaper:
-    """Counted once for all queries with the same model, corrected and stored alike; the zoo's are remembered."""
-    if not is_zoo_model(query.model):
-        return _counted(bundle, query)
-    asked = {
-        "costs": model_request(query),
-        "residuals": {path: residual.rank for path, residual in query.residuals.items()},
-        "stored": {path: own.dtype for path, own in query.stored.items()},
-    }
-    return _OnPaper(**cached_on_disk(asked, lambda: asdict(_counted(bundle, query))))
-
-
 def _counted(bundle: Bundle, query: BundleQuery) -> _OnPaper:
+    """Counted once for all queries with the same model, stored alike."""
     from models.cost import flops, workspace_bytes
 
     model = bundle.build(query.id, "meta")

@@ -16,7 +16,7 @@ from gemel.commands import grammar
 from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
 from gemel.commands.shown import Shown
 from gemel.interrupts import Early
-from models.process import begin_with_one_heap
+from models.process import use_one_arena
 
 SETTLE_S = 0.3
 PROGRAMS = ("gemel", "gemel/__main__.py")
@@ -41,14 +41,13 @@ def register(commands: Any) -> None:
 def begin(words: Sequence[str]) -> None:
     """What a process does first whose command line says these words.
 
-    A box begins anew, with one heap; a program of a user's that calls the command stays as it is, for it may have done
-    something already. From then on until it listens itself, a box that is asked to stop ends at once.
+    A box allocates from one heap. From then on until it listens itself, a box that is asked to stop ends at once.
     """
     if words[:1] != ["run"]:
         return
     begun = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     if any(begun.match(program) for program in PROGRAMS):
-        begin_with_one_heap()
+        use_one_arena()
     if "--check" not in words:
         _early.begin(partial(_unbegun, "--json" in words))
 

@@ -137,4 +137,4 @@ def _check_boxes(fleet: Fleet) -> None:
         for camera in sorted(boxes.cameras or ()):
             if camera not in known:
                 key = f"boxes[{at}].cameras ({boxes.id})"
-                raise InputError(fleet.path, f"no camera '{camera}'", f"use one of: {listed(known)}", key)
+                raise InputError(fleet.path, f"no camera '{camera}'", f"use one of: {join_names(known)}", key)

@@ -156,7 +156,7 @@ def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int],
     progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
     order = named_otherwise(query, answers, labelled) if query.task == "classification" and labelled else None
     if order is not None:
-        text = f"{query.id}: its original's answers fit the labels when its outputs are called {listed(order)}, in this"
+        text = f"{query.id}: its original's answers fit the labels when its outputs are called {join_names(order)}, in this"
         progress("warning", text=f"{text} order; list `classes` so, or look how the weights belong to them")
     elif not is_competent(query, reached):
         text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"

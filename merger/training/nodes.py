@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torchvision
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
-
-from models.device import torchvision
 
 RANDOM = (_DropoutNd, torchvision.ops.StochasticDepth)
 

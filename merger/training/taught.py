@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from merger.training.features import watched_layers, watching
 from merger.training.recipe import Recipe
 from models.device import to_device
-from models.process import without_compiler
 from models.workload import Query
 from models.zoo import build_query
 
@@ -50,7 +49,7 @@ def answer_bytes(query: Query, features: bool) -> int | None:
     model = build_query(query, device="meta").eval()
     paths = watched_layers(query, model) if features else []
     frames = torch.empty(2, 3, query.input_size, query.input_size, device="meta")
-    with without_compiler(), watching(model, paths) as seen:
+    with watching(model, paths) as seen:
         leaves = tree_leaves((model(frames), seen))
     if not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 2 for leaf in leaves):
         return None

@@ -35,5 +35,5 @@ __all__ = [
     "unchecked",
     "verify_bundle",
     "write_bundle",
-    "write_exchanged",
+    "write_substituted",
 ]

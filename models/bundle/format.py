@@ -1,17 +1,8 @@
-"""The dtypes of a bundle's tensors: their codes in the container, torch's names for them, their sizes.
-
-A bundle is looked at without torch, whose import takes longer than the looking.
-
-The safetensors container, written so that the order, the alignment and the seal of the tensors are ours.
+"""The bundle's container: a safetensors file with our own order, alignment and seal of the tensors.
 
 Layout: 8 bytes little-endian header length, the JSON header padded with spaces, the data section. The header
 is sealed: metadata key `gemel.digest` is the SHA-256 of the length bytes and the header with its own 64
 digits as zeros. Since tensor names are hashes of their content, the seal covers every tensor too.
-
-The file of an open bundle: read by the descriptor it was opened with, so that bytes which are gone are an error.
-
-A mapped page that the file lost meanwhile ends the process (SIGBUS). And what was hashed when the bundle was opened may
-be changed in place: whoever relies on that says so with `proven`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The manifest of a bundle as values, and its strict reading from untrusted JSON.
-
-What a bundle's bytes are: those of its unique tensors as stored, and those that its originals would take.
-"""
+"""The bundle's manifest: queries, tensors, sharing, bytes; read from untrusted JSON."""
 
 from __future__ import annotations
 

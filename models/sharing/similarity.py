@@ -1,7 +1,4 @@
-"""How alike two layers' weights are, read from the weights themselves.
-
-What is equal before anything is merged: whoever shares only equal weights needs no training and stays as it is.
-"""
+"""Similarity of weights: cosines of layers, layers and models that are identical before any merge."""
 
 from __future__ import annotations
 

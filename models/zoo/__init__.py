@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-import models.device  # noqa: F401  (before a family imports torchvision)
 from models.bits import LOW_RANK
 from models.errors import InputError
 from models.parts.low_rank import factorise, ranks_of

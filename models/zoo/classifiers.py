@@ -1,18 +1,4 @@
-"""Architectures that answer what a frame shows.
-
-The ResNets of the paper's CIFAR-10 experiments (He et al. 2016, section 4.2): 20 to 56 layers for 32 x 32 frames.
-
-torchvision's convolutional image classifiers, under torchvision's own names and with its state dict keys.
-
-GoogLeNet and Inception v3 without the auxiliary heads, which only their training needed.
-
-Their published weights expect frames scaled to -1..1, which torchvision hides behind `transform_input`. Here the zoo
-says so instead, and the networks change no input themselves.
-
-RegNetY (Radosavovic et al. 2020, "Designing Network Design Spaces", section 5 and appendix).
-
-Vision transformers: ViT-B/16 (Dosovitskiy et al. 2021) and Swin-T (Liu et al. 2021), torchvision's.
-"""
+"""The zoo's classifiers: torchvision's, and the ResNets for CIFAR (He et al. 2016, section 4.2)."""
 
 from __future__ import annotations
 

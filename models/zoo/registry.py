@@ -1,11 +1,4 @@
-"""The zoo's registry: a name, the task it answers, how it is built, how its input is scaled.
-
-Arguments that a file may give a zoo model: which there are, and within which bounds; and how large one may become.
-
-Not every architecture takes each of them; it says itself which it does not know.
-
-Architectures without weights: on the device "meta" nothing is allocated, and nothing drawn at random either.
-"""
+"""The zoo's registry: names, factories, input scaling, bounds of model arguments, construction without memory."""
 
 from __future__ import annotations
 
@@ -21,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from models.errors import InputError, size_text
 from models.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from models.process import without_compiler
 
 Factory = Callable[..., nn.Module]
 Triple = tuple[float, float, float]
@@ -184,5 +176,5 @@ def built_on(device: str | torch.device) -> Iterator[None]:
         with torch.device(device):
             yield
         return
-    with without_compiler(), torch.device(device), _Unfilled():
+    with torch.device(device), _Unfilled():
         yield

@@ -1,9 +1,4 @@
-"""A user's own models: finds what `package.module:factory` names, and calls it.
-
-What a user's own module must be so that its tensors can be stored, shared and loaded one by one.
-
-Whether a model takes a query's frames, and answers with as many classes as were asked for.
-"""
+"""Models from the user's own code, `package.module:factory`: import, build, check."""
 
 from __future__ import annotations
 
@@ -27,7 +22,6 @@ from torch.func import functional_call
 
 from models.detector import Detector, OneStage
 from models.errors import InputError
-from models.process import without_compiler
 from models.zoo.registry import ENTRIES, Factory
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(?<!\.py):[A-Za-z_]\w*")
@@ -236,7 +230,7 @@ def answer_on_meta(module: nn.Module, input_size: int) -> Any:
 def _on_meta(module: nn.Module, input_size: int) -> Any:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
-    with without_compiler(), _evaluating(module), torch.no_grad(), torch.device("meta"):
+    with _evaluating(module), torch.no_grad(), torch.device("meta"):
         return functional_call(module, state, (torch.zeros(1, 3, input_size, input_size),))
 
 

@@ -23,7 +23,6 @@ OWN = {
     "models/process.py": "/dev/null",
     "edge_runtime/delivery/jsonl.py": "an output, whether it can be written",
     "edge_runtime/delivery/tail.py": "an output, whether its last line is whole",
-    "models/io.py": "an output",
     "gemel/doctor.py": "reads back what it wrote, to measure the disk",
     "gemel/report/sheet.py": "its own pages and style",
     "edge_runtime/engines/architecture.py": "/proc, and this project's sources",
@@ -39,8 +38,7 @@ OWN = {
     "merger/merging.py": "a workload that was read before, for its digest",
     "merger/report.py": "its own report, as JSON would give it back",
     "models/export.py": "metadata that were written before",
-    "models/io.py": "a cache that nobody else can write to",
-    "models/io.py": "this project's sources",
+    "models/io.py": "a cache that nobody else can write to, and this project's sources",
     "models/sharing/layers.py": "arguments that were JSON before",
 }
 

@@ -23,7 +23,6 @@ from models.bits import BIT_WIDTHS, BYTE, stored_bytes
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
 from models.parts.low_rank import READS_WEIGHTS
-from models.process import without_compiler
 from models.quantization import WIDE, unpack
 
 HALF = "fp16"
@@ -276,8 +275,7 @@ def _calls(model: nn.Module, input_size: int) -> list[str]:
 
     hooks = [module.register_forward_pre_hook(note(path)) for path, module in model.named_modules()]
     try:
-        with without_compiler():
-            model(torch.empty(1, 3, input_size, input_size, device="meta"))
+        model(torch.empty(1, 3, input_size, input_size, device="meta"))
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,7 +1,4 @@
-"""Boxes every detector family uses: anchors laid once for a fixed input and never stored, and their decoding.
-
-Non-maximum suppression with shapes that depend on nothing but the input's, so that a graph can hold it.
-"""
+"""Box operations that all detector families use: anchors, decoding, non-maximum suppression of fixed shape."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What RetinaNet and FCOS have in common: targets as torchvision's losses want them, and distillation.
-
-FCOS (Tian et al. 2019), torchvision's.
-
-RetinaNet (Lin et al. 2017), torchvision's two.
-"""
+"""RetinaNet (Lin et al. 2017) and FCOS (Tian et al. 2019), torchvision's, and their distillation."""
 
 from __future__ import annotations
 

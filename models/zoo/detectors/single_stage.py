@@ -1,7 +1,4 @@
-"""What SSD learns from: which default box answers for which object, and the loss over the batch.
-
-The detector all SSD families share: feature maps, a head, default boxes that are computed and never stored.
-"""
+"""SSD: the detector over feature maps and default boxes, its loss and its distillation."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""What Faster R-CNN learns from: objects with weights, on sampled anchors and proposals (Ren et al. 2015, section 3.1).
-
-A target holds `boxes` (M, 4) in pixels, `labels` (M,) from 1, and `weights` (M,) from 0 to 1: how surely it is an
-object. With weights of 1 these are torchvision's losses; matching and sampling are torchvision's own.
-
-Faster R-CNN (Ren et al. 2015) as a graph of tensors: proposals, pooled regions, detections, suppression inside.
-
-Faster R-CNN: torchvision's on feature pyramids, and ResNets with a single map (Ren et al. 2015).
-"""
+"""Faster R-CNN (Ren et al. 2015) as a graph of tensors: on feature pyramids and on a single map, and its losses."""
 
 from __future__ import annotations
 

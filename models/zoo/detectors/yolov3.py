@@ -1,7 +1,4 @@
-"""What YOLOv3 learns from: which anchor of which cell answers for which object, and the losses over a batch.
-
-YOLOv3 and Tiny YOLOv3 (Redmon and Farhadi 2018), convolution for convolution in the order of darknet's cfg files.
-"""
+"""YOLOv3 and Tiny YOLOv3 (Redmon and Farhadi 2018), in the order of darknet's cfg files, and their losses."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def search(bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> C
     """Store the tied models, none of them trained for that; returns how they are stored and the log."""
     monkeypatch.setattr(search_module.ForBits, "run", lambda *_: {"states": {}, "tried": []})
 
-    def run(bounds: Bounds | None = None, asked_for: Width = "int8") -> tuple[dict, list[dict]]:
+    def run(bounds: Bounds | None = None, asked_for: Bits = "int8") -> tuple[dict, list[dict]]:
         required = dict.fromkeys(bench.queries, 0.975)
         found = fit_widths(bench, tied, asked_for, required, Journal(), bounds or Bounds(bench.work))
         return found["storage"]["widths"], found["rows"]

@@ -26,8 +26,8 @@ def tallies(right: np.ndarray) -> ComparedFrames:
 
 
 @pytest.mark.parametrize(("share", "frames", "verdict"), [
-    (1.0, MIN_COMPARED_FRAMES, KEPT), (0.99, 400, KEPT), (0.5, 400, BELOW), (0.9, 60, UNSURE), (0.0, MIN_COMPARED_FRAMES, BELOW),
-    (0.0, MIN_COMPARED_FRAMES - 1, TOO_FEW), (1.0, 0, TOO_FEW),
+    (1.0, MIN_COMPARED_FRAMES, KEPT), (0.99, 400, KEPT), (0.5, 400, BELOW), (0.9, 60, UNSURE),
+    (0.0, MIN_COMPARED_FRAMES, BELOW), (0.0, MIN_COMPARED_FRAMES - 1, TOO_FEW), (1.0, 0, TOO_FEW),
 ])  # fmt: skip
 def test_the_verdict_follows_from_the_interval(share, frames, verdict):
     right = np.random.default_rng(4).permutation(np.arange(frames) < round(share * frames))
