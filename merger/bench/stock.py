@@ -18,7 +18,7 @@ from merger.journal.progress import Progress
 from merger.training.device import default_device
 from merger.training.loop import TrainingSet
 from models.data import PreparedFrames, load_split
-from models.errors import InputError
+from models.errors import InputError, join_names
 from models.evaluation import is_competent, load_labels, predict, score, tallies_by_unit
 from models.predictions import GroundTruth
 from models.sharing.layers import Layer, layers_of_all
@@ -156,8 +156,8 @@ def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int],
     progress("reference", query=query.id, metric=task.metric, val=reached, needed=needed)
     order = named_otherwise(query, answers, labelled) if query.task == "classification" and labelled else None
     if order is not None:
-        text = f"{query.id}: its original's answers fit the labels when its outputs are called {join_names(order)}, in this"
-        progress("warning", text=f"{text} order; list `classes` so, or look how the weights belong to them")
+        text = f"{query.id}: its original's answers fit the labels when its outputs are called {join_names(order)}, in"
+        progress("warning", text=f"{text} this order; list `classes` so, or look how the weights belong to them")
     elif not is_competent(query, reached):
         text = f"{query.id}: its original reaches {reached:.2f} {task.metric} on val, which is no evidence"
         progress("warning", text=f"{text}; train it longer, or on more frames")

@@ -23,7 +23,7 @@ from merger.journal.states import snapshot
 from merger.journal.steps import Journal
 from merger.widths.search import fit_widths, needed
 from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
-from models.bits import WEIGHTS, WeightBits
+from models.bits import WEIGHTS, Bits, WeightBits
 from models.bundle import open_bundle, verify_bundle
 from models.data import load_split
 from models.errors import InputError
