@@ -130,7 +130,7 @@ def _walked(out: Path, device: str, seed: int, progress: Progress, started: floa
     stages.announce([RENDER, *(f"{TRAIN} ({task})" for task in TRAINING), MERGE, RUN, EVALUATE])
     stages.begin(RENDER, 1.0)
     path = out / "workload.yaml"
-    workload = load_workload(path if path.exists() else write_sample(out, seed, told=stages.reach))
+    workload = load_workload(path if path.exists() else write_sample(out, seed, on_progress=stages.reach))
     for task, options in TRAINING.items():
         waiting = [q.id for q in workload.queries if q.task == task and q.weights and not q.weights.exists()]
         stages.begin(f"{TRAIN} ({task})")

@@ -12,11 +12,10 @@ import yaml
 import video_samples.__main__ as command
 from models.data import load_split
 from models.workload import load_workload
-from video_samples.footage.casting import cast
-from video_samples.footage.clips import Clip
-from video_samples.footage.questions import QUESTIONS, Zone
-from video_samples.rendering.renderer import Truth
-from video_samples.sample import SPLITS, SplitSize, write_sample
+from video_samples.clips import Clip
+from video_samples.queries import SAMPLE_QUERIES, Zone
+from video_samples.renderer import FrameTruth
+from video_samples.sample import SPLITS, SplitSize, select_seed, write_sample
 
 TINY = {"train": SplitSize(1, 4.0, 1.0, 1), "val": SplitSize(1, 3.0, 1.0, 1), "test": SplitSize(2, 0.8, 10.0, 4)}
 
@@ -53,7 +52,7 @@ def test_each_camera_plays_its_test_clips(sample: Path):
 
 
 def test_splits_share_no_unit_and_names_tell_unit_and_time(sample: Path):
-    for question in QUESTIONS:
+    for question in SAMPLE_QUERIES:
         units: dict[str, set[str]] = {}
         for split in TINY:
             for stem in stems(sample.parent / "data" / question.id / split):
@@ -66,7 +65,7 @@ def test_splits_share_no_unit_and_names_tell_unit_and_time(sample: Path):
 
 
 def test_labelled_frames_are_crops_of_the_query_region(sample: Path):
-    for question in QUESTIONS:
+    for question in SAMPLE_QUERIES:
         x0, y0, x1, y1 = question.roi
         image = next((sample.parent / "data" / question.id).rglob("*.jpg"))
         picture = cv2.imread(str(image))
@@ -94,7 +93,7 @@ def test_the_same_seed_gives_the_same_sample_and_replaces_an_earlier_one(sample:
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"old")
     told: list[float] = []
-    write_sample(tmp_path, seed=1, splits=TINY, workers=1, told=told.append)
+    write_sample(tmp_path, seed=1, splits=TINY, workers=1, on_progress=told.append)
     assert told == sorted(told) and told[-1] == 1.0, "how much is rendered is told clip by clip"
     assert files_under(tmp_path) == files_under(sample.parent)
 
@@ -107,15 +106,15 @@ def test_the_full_sample_is_large_enough_to_learn_from():
 
 
 def test_cast_clips_answer_their_question_both_ways():
-    chosen = cast(Clip("unit", "square", 70, 13.0))
-    assert chosen == cast(Clip("unit", "square", 70, 13.0))
-    question = next(q for q in QUESTIONS if q.camera == "square")
-    from video_samples.scenes.square import square
+    chosen = select_seed(Clip("unit", "square", 70, 13.0))
+    assert chosen == select_seed(Clip("unit", "square", 70, 13.0))
+    question = next(q for q in SAMPLE_QUERIES if q.camera == "square")
+    from video_samples.square import square
 
     world = square().start_world(chosen.seed)
     answers = []
     for _ in range(26):
-        seen = [Truth(a.track, a.kind, (0, 0, 0, 0), 1.0, (a.x, a.y)) for a in world.actors()]
+        seen = [FrameTruth(a.track, a.kind, (0, 0, 0, 0), 1.0, (a.x, a.y)) for a in world.actors()]
         answers.append(question.label(seen))
         for _ in range(5):
             world.step()
@@ -126,8 +125,8 @@ def test_cast_clips_answer_their_question_both_ways():
 def test_a_zone_says_yes_no_or_nothing():
     zone = Zone((0, 0, 4, 4), (-2, -2, 6, 6))
 
-    def at(x: float, visible: float = 1.0, kind: str = "bus") -> list[Truth]:
-        return [Truth(1, kind, (0, 0, 50, 50), visible, (x, 1.0))]
+    def at(x: float, visible: float = 1.0, kind: str = "bus") -> list[FrameTruth]:
+        return [FrameTruth(1, kind, (0, 0, 50, 50), visible, (x, 1.0))]
 
     assert zone.answer(at(2.0), ("bus",)) is True
     assert zone.answer(at(5.0), ("bus",)) is None
@@ -137,12 +136,12 @@ def test_a_zone_says_yes_no_or_nothing():
 
 
 def test_objects_mostly_outside_the_region_are_no_boxes():
-    question = next(q for q in QUESTIONS if q.task == "detection")
+    question = next(q for q in SAMPLE_QUERIES if q.task == "detection")
     top = question.roi[1]
-    inside = Truth(1, "car", (100, top + 20, 160, top + 50), 1.0, (0, 0))
-    mostly_out = Truth(2, "car", (300, top - 40, 360, top + 10), 1.0, (0, 0))
-    cut = Truth(3, "bus", (200, top - 20, 300, top + 40), 1.0, (0, 0))
-    someone = Truth(4, "person", (10, top + 20, 30, top + 80), 1.0, (0, 0))
+    inside = FrameTruth(1, "car", (100, top + 20, 160, top + 50), 1.0, (0, 0))
+    mostly_out = FrameTruth(2, "car", (300, top - 40, 360, top + 10), 1.0, (0, 0))
+    cut = FrameTruth(3, "bus", (200, top - 20, 300, top + 40), 1.0, (0, 0))
+    someone = FrameTruth(4, "person", (10, top + 20, 30, top + 80), 1.0, (0, 0))
     assert question.boxes([inside, mostly_out, cut, someone]) == [(100, 20, 160, 50), (200, 0, 300, 40)]
 
 

@@ -7,10 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from video_samples.movers.traffic import STEP_S, Flow, Traffic, make_path
-from video_samples.scenes.junction_plan import HALT_X, STOP_E, STOP_W
-from video_samples.scenes.junction_traffic import start_world
-from video_samples.scenes.scene import Phase, Signals
+from video_samples.junction import HALT_X, STOP_E, STOP_W, start_world
+from video_samples.scene import Phase, Signals
+from video_samples.traffic import STEP_S, Flow, Traffic, make_path
 
 ROAD = make_path("road", ("road", "road"), "main", [(-100, 0), (60, 0)], (0, 0), (60, 0))
 

@@ -8,15 +8,11 @@ import cv2
 import numpy as np
 import pytest
 
-from video_samples.drawing.pen import Pen
-from video_samples.drawing.view import MARGIN_PX, OVERSAMPLING
-from video_samples.movers.actors import Actor
-from video_samples.movers.figures import random_outfit
-from video_samples.movers.vehicles import bus, car, truck
-from video_samples.rendering.occlusion import ordered
-from video_samples.rendering.renderer import Renderer
-from video_samples.scenes.junction import DAY, VIEW, junction
-from video_samples.scenes.scene import Scene
+from video_samples.draw import MARGIN_PX, OVERSAMPLING, Pen
+from video_samples.junction import DAY, VIEW, junction
+from video_samples.objects import SceneObject, bus, car, random_outfit, truck
+from video_samples.renderer import Renderer, sort_by_depth
+from video_samples.scene import Scene
 
 RED, WHITE = (200.0, 30.0, 30.0), (240.0, 240.0, 240.0)
 
@@ -26,10 +22,10 @@ class Still:
 
     signals, now = None, 0.0
 
-    def __init__(self, *actors: Actor) -> None:
+    def __init__(self, *actors: SceneObject) -> None:
         self._actors = list(actors)
 
-    def actors(self) -> list[Actor]:
+    def actors(self) -> list[SceneObject]:
         return self._actors
 
 
@@ -38,19 +34,19 @@ def scene() -> Scene:
     return junction(night=False)
 
 
-def shot(scene: Scene, *actors: Actor):
+def shot(scene: Scene, *actors: SceneObject):
     """The frame, and its truth by track."""
     frame, truths = Renderer(dataclasses.replace(scene, start_world=lambda seed: Still(*actors)), 1).frame()
     return frame, {truth.track: truth for truth in truths}
 
 
-def vehicle(track: int, kind: str, x: float, y: float, heading: float = 0.0) -> Actor:
+def vehicle(track: int, kind: str, x: float, y: float, heading: float = 0.0) -> SceneObject:
     look = {"car": car(RED), "bus": bus(RED, WHITE), "truck": truck(RED, WHITE, RED)}[kind]
-    return Actor(track, kind, x, y, heading, 0.0, look)
+    return SceneObject(track, kind, x, y, heading, 0.0, look)
 
 
-def person(track: int, x: float, y: float, kind: str = "person") -> Actor:
-    return Actor(track, kind, x, y, 0.4, 3.3, random_outfit(np.random.default_rng(track)))
+def person(track: int, x: float, y: float, kind: str = "person") -> SceneObject:
+    return SceneObject(track, kind, x, y, 0.4, 3.3, random_outfit(np.random.default_rng(track)))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +60,7 @@ def person(track: int, x: float, y: float, kind: str = "person") -> Actor:
     ],
     ids=lambda actor: actor.kind,
 )
-def test_a_box_frames_exactly_what_was_drawn(actor: Actor):
+def test_a_box_frames_exactly_what_was_drawn(actor: SceneObject):
     width, height = VIEW.canvas_size
     canvas = np.full((height, width, 3), (255, 0, 255), np.uint8)
     pen = Pen(VIEW, DAY, canvas)
@@ -102,7 +98,7 @@ def test_what_stands_free_is_fully_visible_and_what_is_covered_is_not(scene: Sce
 def test_nearer_things_are_drawn_over_farther_ones(scene: Scene):
     near, far = vehicle(1, "truck", 2.0, 1.75), vehicle(2, "truck", 2.0, 8.75)
     for actors in ([near, far], [far, near]):
-        assert ordered(VIEW, list(actors), []) == [far, near]
+        assert sort_by_depth(VIEW, list(actors), []) == [far, near]
     frame_a, _ = shot(scene, near, far)
     frame_b, _ = shot(scene, far, near)
     assert np.array_equal(frame_a, frame_b)
@@ -111,8 +107,8 @@ def test_nearer_things_are_drawn_over_farther_ones(scene: Scene):
 def test_a_person_behind_a_long_bus_is_drawn_first_even_at_its_near_end():
     long_bus = vehicle(1, "bus", -20.0, 15.7, np.pi)
     walker = person(2, -15.6, 17.6)
-    assert ordered(VIEW, [long_bus, walker], []) == [walker, long_bus]
-    assert ordered(VIEW, [walker, long_bus], []) == [walker, long_bus]
+    assert sort_by_depth(VIEW, [long_bus, walker], []) == [walker, long_bus]
+    assert sort_by_depth(VIEW, [walker, long_bus], []) == [walker, long_bus]
 
 
 def test_things_partly_out_of_the_picture_keep_a_box_inside_it(scene: Scene):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from video_samples.movers.actors import VEHICLES
-from video_samples.rendering.renderer import MIN_VISIBLE, Truth
+from video_samples.objects import VEHICLES
+from video_samples.renderer import MIN_VISIBLE, FrameTruth
 
 Rect = tuple[float, float, float, float]
 
@@ -21,7 +21,7 @@ class Zone:
     inside: Rect
     around: Rect
 
-    def answer(self, truths: Sequence[Truth], kinds: Sequence[str]) -> bool | None:
+    def answer(self, truths: Sequence[FrameTruth], kinds: Sequence[str]) -> bool | None:
         """Whether one of these kinds is there; None when that is a matter of opinion."""
         near = [t for t in truths if t.kind in kinds and _within(t.ground, self.around)]
         if any(_within(t.ground, self.inside) and t.visible >= MIN_VISIBLE for t in near):
@@ -52,13 +52,13 @@ class Question:
     def task(self) -> str:
         return "detection" if self.zone is None else "classification"
 
-    def label(self, truths: Sequence[Truth]) -> str | None:
+    def label(self, truths: Sequence[FrameTruth]) -> str | None:
         """The class of a frame, None when it is neither."""
         assert self.zone is not None
         answer = self.zone.answer(truths, self.kinds)
         return None if answer is None else self.classes[int(answer)]
 
-    def boxes(self, truths: Sequence[Truth]) -> list[Rect]:
+    def boxes(self, truths: Sequence[FrameTruth]) -> list[Rect]:
         """Boxes in pixels of the cropped frame."""
         found = []
         for one in truths:
@@ -73,7 +73,7 @@ class Question:
         return found
 
 
-QUESTIONS = (
+SAMPLE_QUERIES = (
     Question(
         "day-vehicles",
         "junction-day",

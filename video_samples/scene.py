@@ -8,12 +8,10 @@ from itertools import count
 
 import numpy as np
 
-from video_samples.drawing.backdrop import Backdrop, Sprite
-from video_samples.drawing.pen import Light
-from video_samples.drawing.view import View
-from video_samples.movers.actors import Actor
-from video_samples.movers.crowd import Crowd, Route
-from video_samples.movers.traffic import STEP_S, Flow, Traffic
+from video_samples.backdrop import Backdrop, Sprite
+from video_samples.draw import Light, View
+from video_samples.objects import SceneObject
+from video_samples.traffic import STEP_S, Crowd, Flow, Route, Traffic
 
 AMBER_S = 1.6
 WARM_UP_S = 26.0  # the world runs this long before the first frame, so that the picture is already busy
@@ -99,5 +97,5 @@ class World:
         self.traffic.step(self.now)
         self.crowd.step(self.now)
 
-    def actors(self) -> list[Actor]:
+    def actors(self) -> list[SceneObject]:
         return self.traffic.actors() + self.crowd.actors()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from video_samples.drawing.pen import Pen
-from video_samples.movers.figures import Colour
+from video_samples.draw import Pen
+from video_samples.objects import Colour
 
 Draw = Callable[[Pen], None]
 METAL: Colour = (70, 76, 80)
@@ -87,7 +87,7 @@ def signal(x: float, y: float, state: str, facing: tuple[float, float], height: 
 
 
 def shelter(x0: float, x1: float, y: float) -> Draw:
-    """A bus shelter with glass back, roof, bench and a lit poster; it opens towards -y."""
+    """A bus shelter with glass back, roof, seat and a lit poster; it opens towards -y."""
 
     def draw(pen: Pen) -> None:
         night = pen.light.night
@@ -131,8 +131,8 @@ def bus_stop_flag(x: float, y: float) -> Draw:
     return draw
 
 
-def bench(x: float, y: float, along: float = 1.8) -> Draw:
-    """A wooden bench along x."""
+def seat(x: float, y: float, along: float = 1.8) -> Draw:
+    """A wooden seat along x."""
 
     def draw(pen: Pen) -> None:
         pen.box((x, y + 0.34, 0.5), (x + along, y + 0.42, 0.9), (140, 94, 56))

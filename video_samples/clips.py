@@ -15,11 +15,11 @@ import cv2
 import numpy as np
 from av.error import FFmpegError
 
-from video_samples.movers.traffic import STEP_S
-from video_samples.rendering.renderer import Renderer, Truth
-from video_samples.scenes.junction import junction
-from video_samples.scenes.scene import Scene
-from video_samples.scenes.square import square
+from video_samples.junction import junction
+from video_samples.renderer import FrameTruth, Renderer
+from video_samples.scene import Scene
+from video_samples.square import square
+from video_samples.traffic import STEP_S
 
 SCENES: dict[str, Callable[[], Scene]] = {
     "junction-day": lambda: junction(night=False),
@@ -46,7 +46,7 @@ class Clip:
         return round(self.seconds * self.fps)
 
 
-def render(clip: Clip) -> Iterator[tuple[np.ndarray, list[Truth]]]:
+def render(clip: Clip) -> Iterator[tuple[np.ndarray, list[FrameTruth]]]:
     """The frames of a clip, uint8 RGB (H, W, 3), each with every object in it, however hidden; the seed decides all."""
     renderer = Renderer(SCENES[clip.camera](), clip.seed)
     steps = round(1 / clip.fps / STEP_S)
@@ -62,7 +62,7 @@ class Recorder:
 
     def __init__(self, path: Path, size: tuple[int, int], fps: float) -> None:
         self.path = path
-        with self._telling():
+        with self._explain_errors():
             self._container: Any = av.open(str(path), "w", options=CONTAINER_OPTIONS)
             self._stream = self._container.add_stream(
                 "libx264", rate=Fraction(fps).limit_denominator(1000), options=ENCODER_OPTIONS
@@ -74,17 +74,17 @@ class Recorder:
     def add(self, frame: np.ndarray) -> None:
         """Appends a frame; OSError with the encoder's own words when it has given up."""
         planes = np.asarray(cv2.cvtColor(frame, cv2.COLOR_RGB2YUV_I420), np.uint8)
-        with self._telling():
+        with self._explain_errors():
             self._container.mux(self._stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
 
     def close(self) -> None:
         """Ends the file; OSError with the encoder's own words when it failed."""
-        with self._telling():
+        with self._explain_errors():
             self._container.mux(self._stream.encode(None))
             self._container.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except (FFmpegError, OSError) as error:
@@ -101,7 +101,7 @@ class Recorder:
                 self._container.close()
 
 
-def record(clip: Clip, folder: Path) -> list[list[Truth]]:
+def record(clip: Clip, folder: Path) -> list[list[FrameTruth]]:
     """Renders a clip to `folder/<unit>.mp4` and `<unit>.gt.jsonl`; returns every object of every frame."""
     view = SCENES[clip.camera]().view
     truths = []
@@ -113,7 +113,7 @@ def record(clip: Clip, folder: Path) -> list[list[Truth]]:
     return truths
 
 
-def write_truth(path: Path, truths: Sequence[Sequence[Truth]]) -> None:
+def write_truth(path: Path, truths: Sequence[Sequence[FrameTruth]]) -> None:
     """One line for each object that shows well enough: frame, track, class, box, visible."""
     with path.open("w", encoding="utf-8") as file:
         for index, objects in enumerate(truths):

@@ -1,1 +1,0 @@
-"""From frames to clips with truth, and the questions asked of them."""

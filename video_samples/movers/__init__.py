@@ -1,1 +1,0 @@
-"""What moves: vehicles, cyclists and people, their shapes and their ways."""

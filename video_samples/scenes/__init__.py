@@ -1,1 +1,0 @@
-"""The scenes: what stands where, and what moves through it."""
