@@ -22,7 +22,7 @@ from benchmarks.merging.cells import Cell
 from benchmarks.merging.tables import OURS, THEIRS, grouped, spread
 from benchmarks.schedule.cases import catalogue
 from benchmarks.schedule.objective import ACCURACY, APART, PAPER
-from gemel.looking.inspect import inspect_workload
+from gemel.inspection import inspect_workload
 from models.io import open_atomic
 from models.sharing.layers import layers_of_all
 from models.workload import load_workload

@@ -12,10 +12,9 @@ import yaml
 
 from edge_runtime import daemon
 from edge_runtime.schedule.settings import memory_settings
-from gemel.evaluation.asked import Asked
-from gemel.evaluation.evaluating import REPORT_HTML, evaluate
-from gemel.evaluation.summary import evaluation_text, verdict_text
-from gemel.looking.box import box_text
+from gemel.box_text import box_text
+from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
+from gemel.evaluation_text import conclusion_text, evaluation_text
 from gemel.planning.conditions import DEMO_DEVICE
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.text import duration, percent
@@ -88,7 +87,7 @@ class Demo:
             f"{duration(self.seconds)} in all; {percent(self.merged['saved_fraction'])} of the bytes saved, at most "
             f"{percent(self.merged['ceiling_fraction'])} could be",
             "",
-            verdict_text(self.evaluated),
+            conclusion_text(self.evaluated),
             "",
             f"Look at {self.report}, in a browser:",
             "  1. its first screen: what to do, and which query pays for what is saved",
@@ -141,7 +140,7 @@ def _walked(out: Path, device: str, seed: int, progress: Progress, started: floa
     stages.begin(RUN)
     box = _box(workload, out, device)
     stages.begin(EVALUATE)
-    evaluated = evaluate(out / BUNDLE, path, out, Asked(device, memory=BOX_MEMORY), progress)
+    evaluated = evaluate(out / BUNDLE, path, out, EvalOptions(device, memory=BOX_MEMORY), progress)
     return Demo(out / REPORT_HTML, merged, evaluated, box, round(time.monotonic() - started, 1))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gemel.planning.conditions import DEFAULT_DEVICE, STANDARD, Conditions
 
 if TYPE_CHECKING:
-    from gemel.looking.inspect import Inspection
+    from gemel.inspection import Inspection
     from gemel.placing.asked import Objective, Shared
     from gemel.placing.placement import Placement
     from gemel.planning.planning import Planned
@@ -63,7 +63,7 @@ def inspect(
     workload: str | Path | Workload, signature: Literal["wide", "strict"] = "wide", weights: bool = False
 ) -> Inspection:
     """The models of a workload, what they weigh and could share; needs neither weights nor footage."""
-    from gemel.looking.inspect import inspect_workload
+    from gemel.inspection import inspect_workload
 
     return inspect_workload(_loaded(workload), signature, weights)
 
@@ -118,7 +118,7 @@ def place(
     Every box has time for `min_frames`, a part of the frames asked of it. `before` is a folder with the placement as it
     is now, from which little shall move. Raises InputError for a bad file.
     """
-    from gemel.placing.asked import Asked
+    from gemel.placing.asked import EvalOptions
     from gemel.placing.fleet import load_fleet
     from gemel.placing.placement import before_of, earlier
     from gemel.placing.placing import place_fleet
@@ -126,7 +126,7 @@ def place(
     asked = load_fleet(fleet)
     if out is not None:
         earlier(out, asked)
-    found = place_fleet(asked, Asked(objective, shared, min_frames, seed), before_of(before))
+    found = place_fleet(asked, EvalOptions(objective, shared, min_frames, seed), before_of(before))
     if out is not None:
         found.write(out)
     return found
@@ -148,20 +148,20 @@ def evaluate(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Judge a bundle against its originals, offline and streaming, and write report.json and report.html into `out`."""
-    from gemel.evaluation.asked import Asked
-    from gemel.evaluation.evaluating import evaluate as evaluated
+    from gemel.evaluation import EvalOptions
+    from gemel.evaluation import evaluate as evaluated
 
     path = workload if isinstance(workload, str | Path) else workload.path
-    return evaluated(bundle, path, out, Asked(device, seeds), progress or _silent)
+    return evaluated(bundle, path, out, EvalOptions(device, seeds), progress or _silent)
 
 
 def compare_reports(reports: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Write a page of several evaluations of one workload beside each other (gemel.report.comparing).
+    """Write a page of several evaluations of one workload beside each other (gemel.report.comparison).
 
     `reports` are report.json files, or folders of `gemel eval`. Raises InputError, with nothing written, where one is
     damaged or they are not of one workload.
     """
-    from gemel.report.comparing.writing import write_comparison
+    from gemel.report.comparison import write_comparison
 
     return write_comparison(reports, out)
 

@@ -9,7 +9,7 @@ from statistics import mean
 
 from benchmarks.merging.cells import Cell, Step
 from benchmarks.merging.tables import grouped
-from gemel.report.figures import Axis
+from gemel.report.geometry import Axis
 
 ACCEPT_NOTHING = ("none", "ceiling", "joint")  # what they ship passed no test on val, so they have no line
 COLOURS = ("#1f6feb", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be185d", "#4b5563")

@@ -27,11 +27,17 @@ import yaml
 
 from benchmarks.machine import machine
 from edge_runtime.schedule.settings import memory_settings
-from gemel.evaluation.arms import MERGED, ORIGINALS
-from gemel.evaluation.asked import Asked
-from gemel.evaluation.clock import Clock, clock_of
-from gemel.evaluation.evaluating import MEMORY, STREAMING, WRITING, reported
-from gemel.evaluation.judging import Judged, scored
+from gemel.cost_model import CostModel, load_cost_model
+from gemel.evaluation import (
+    MEMORY_SETTINGS,
+    STREAMING,
+    WRITING,
+    EvalOptions,
+    QueryEvaluation,
+    build_report,
+    score_query,
+)
+from gemel.stream_eval import MERGED, ORIGINALS
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.data import Frames, Split
 from models.predictions import Boxes, DetectionPrediction
@@ -112,13 +118,15 @@ def measured(frames: int, queries: int, rounds: int) -> dict[str, Any]:
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="gemel-report-") as folder:
         bundle, load = written(Path(folder), queries)
-        clock = clock_of(DEVICE, bundle)
+        clock = load_cost_model(DEVICE, bundle)
         settings = memory_settings(clock.costs[ORIGINALS])
-        budgets = {name: settings[name] for name in MEMORY}
+        budgets = {name: settings[name] for name in MEMORY_SETTINGS}
         parts = [drawn(frames // queries, seed) for seed in range(queries)]
         for _ in range(rounds):
             began = time.perf_counter()
-            judged = [scored(query, split, sides, THRESHOLD, 1) for query, (split, sides) in zip(load.queries, parts)]
+            judged = [
+                score_query(query, split, sides, THRESHOLD, 1) for query, (split, sides) in zip(load.queries, parts)
+            ]
             took[SCORING].append(round(time.perf_counter() - began, 3))
             sizes, seconds = _report(bundle, judged, clock, budgets)
             for part, value in seconds.items():
@@ -127,7 +135,7 @@ def measured(frames: int, queries: int, rounds: int) -> dict[str, Any]:
 
 
 def _report(
-    bundle: Bundle, judged: Sequence[Judged], clock: Clock, budgets: Mapping[str, int]
+    bundle: Bundle, judged: Sequence[QueryEvaluation], clock: CostModel, budgets: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[str, float]]:
     """How large the report became, and the seconds of its parts."""
     began = {}
@@ -136,7 +144,7 @@ def _report(
         if event == "stage":
             began[fields["name"]] = time.perf_counter()
 
-    document, page = reported(bundle, judged, clock, budgets, Asked(DEVICE), "gemel eval", told)
+    document, page = build_report(bundle, judged, clock, budgets, EvalOptions(DEVICE), "gemel eval", told)
     text = json.dumps(document, indent=1, allow_nan=False)
     ended = time.perf_counter()
     seconds = {STREAMS: began[WRITING] - began[STREAMING], REPORT: ended - began[WRITING]}

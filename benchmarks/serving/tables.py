@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.serving.speed import ratio
-from gemel.report.figures import Axis
+from gemel.report.geometry import Axis
 
 FAULT_HEADS = ("fault", "how often", "to hold", "measured", "held")
 COST_HEADS = ("what", "to hold", "measured")

@@ -60,10 +60,10 @@ def _batch(text: str) -> int | str:
 
 def show(args: argparse.Namespace) -> Outcome:
     """What a bundle holds."""
-    from gemel.looking.showing import shown
+    from gemel.bundle_summary import summarize_bundle
     from models.bundle import open_bundle
 
-    found = shown(open_bundle(args.bundle))
+    found = summarize_bundle(open_bundle(args.bundle))
     return Outcome(found.to_json(), found.to_text(args.sets))
 
 

@@ -64,17 +64,16 @@ def register(commands: Any) -> None:
 
 def evaluate(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
-    from gemel.evaluation.asked import Asked
-    from gemel.evaluation.evaluating import REPORT_HTML
-    from gemel.evaluation.evaluating import evaluate as evaluated
-    from gemel.evaluation.summary import evaluation_text, verdict_text
+    from gemel.evaluation import REPORT_HTML, EvalOptions
+    from gemel.evaluation import evaluate as evaluated
+    from gemel.evaluation_text import conclusion_text, evaluation_text
     from gemel.progress import shown_on
 
     with shown_on() as progress:
         folder = None if args.fiftyone is None else Path(args.fiftyone)
-        asked = Asked(args.device or grammar.DEFAULT_DEVICE, args.seeds, args.memory, args.wall, folder)
+        asked = EvalOptions(args.device or grammar.DEFAULT_DEVICE, args.seeds, args.memory, args.wall, folder)
         document = evaluated(args.bundle, args.workload, args.out, asked, progress)
-    text = f"{evaluation_text(document)}\n\n{verdict_text(document)}\nreport: {Path(args.out) / REPORT_HTML}"
+    text = f"{evaluation_text(document)}\n\n{conclusion_text(document)}\nreport: {Path(args.out) / REPORT_HTML}"
     met = all(row["met"] for row in document["offline"])
     return Outcome(document, text, DONE if met else FELL_SHORT)
 

@@ -69,8 +69,8 @@ def _bounds(made: argparse.ArgumentParser) -> None:
 
 def merge(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
-    from gemel.looking.outcomes import Outcomes
-    from gemel.looking.scores import scores_text
+    from gemel.evaluation_text import scores_text
+    from gemel.merge_outcomes import MergeOutcomes
     from gemel.planning.on_paper import remember
     from gemel.progress import shown_on
     from merger import MergeOptions, Recipe, Resources
@@ -93,6 +93,6 @@ def merge(args: argparse.Namespace) -> Outcome:
     became = f"{size(report.bytes_before)} became {size(report.bytes_after)}"
     saved = f"{percent(report.saved_fraction)} saved (ceiling {percent(report.ceiling_fraction)})"
     text = f"{scores_text(result['queries'])}\n\n{report.bundle}: {became}, {saved}, in {duration(report.seconds)}"
-    if args.method not in SHARING_NOTHING and (why := Outcomes.of(open_bundle(report.bundle)).why_nothing()):
+    if args.method not in SHARING_NOTHING and (why := MergeOutcomes.of(open_bundle(report.bundle)).why_nothing()):
         text += f"\n{why}"
     return Outcome(result, text, DONE if report.met else FELL_SHORT)

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> Outcome:
     if args.supervise and not args.check:
         return _supervised(args)
     from edge_runtime.daemon import run as run_box
-    from gemel.looking.box import box_text, checked_text
+    from gemel.box_text import box_text, checked_text
 
     _early.end()
     shown = Shown()

@@ -11,7 +11,7 @@ from torch import nn
 
 from edge_runtime.frames.results import BUNDLE_DIGITS
 from edge_runtime.serving.ledger_file import LEDGER_FILE
-from gemel.evaluation.belonging import belonging
+from gemel.evaluation import open_matching_bundle
 from models.bundle import Bundle, BundleEvidence, Made, open_bundle, write_bundle
 from models.errors import InputError
 from models.io import read_json
@@ -28,13 +28,13 @@ def bundle_of(spool: Path, load: Workload, given: str | Path | None) -> Bundle:
     Raises InputError where there is none, or it does not hold the workload's queries.
     """
     if given is not None:
-        return belonging(given, load)
+        return open_matching_bundle(given, load)
     path = spool / LEDGER_FILE
     named = read_json(path, OPTION).get("bundle")
     if not isinstance(named, str) or not named:
         raise InputError(path, "does not say which bundle the box ran", OPTION, "bundle")
     try:
-        return belonging(named, load)
+        return open_matching_bundle(named, load)
     except InputError as error:
         raise InputError(error.where, f"{error.fault} (the ledger in {spool} names it)", OPTION, error.key) from error
 

@@ -94,14 +94,14 @@ def profile_bundle(
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
     from edge_runtime.memory.streams import computing
-    from gemel.evaluation.belonging import belonging
-    from gemel.evaluation.staleness import curve_of
+    from gemel.evaluation import open_matching_bundle
+    from gemel.staleness import query_staleness
     from models.workload import load_workload
 
     check_engine(engine, "gemel profile", "--engine")
     load = None if workload is None else load_workload(workload)
     if load is not None:
-        belonging(bundle, load)
+        open_matching_bundle(bundle, load)
     check_apart([("", profile_path(bundle))], [("the bundle", bundle)])
     opened, stages = open_bundle(bundle, factories, Path.cwd()), Stages(progress)
     for query in opened.queries:
@@ -138,7 +138,7 @@ def profile_bundle(
         if load is not None:
             stages.begin(AGEING, len(opened.queries))
             for query in load.queries:
-                curve = curve_of(query, opened, chosen)
+                curve = query_staleness(query, opened, chosen)
                 queries[query.id] = replace(queries[query.id], staleness=curve)
                 stages.add()
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)

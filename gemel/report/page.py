@@ -1,4 +1,7 @@
-"""The report as one self-contained HTML page, readable on a phone, in the dark and on paper."""
+"""The first screen's three pictures: bytes, accuracy kept, accuracy on the stream; who lost stands out.
+
+The report as one self-contained HTML page, readable on a phone, in the dark and on paper.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,77 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gemel.report import drawing, figures
-from gemel.report.boxes import overlay
-from gemel.report.curve import Series, curve
-from gemel.report.fates import IN_TIME, age_rows, fate_rows, fates_of
-from gemel.report.first import first_screen
-from gemel.report.frames import ARMS
-from gemel.report.mistakes import class_rows, error_rows
-from gemel.report.sheet import plain, short, words, written
-from gemel.report.verdict import SEEN, asked_of, verdict
+from gemel.report import drawing
+from gemel.report import geometry as figures
+from gemel.report.conclusion import VISIBLE_DIFFERENCE, draw_conclusion, reported_memory, stream_accuracies
+from gemel.report.drawing import Series, draw_boxes, draw_curve
+from gemel.report.examples import ARMS
+from gemel.report.geometry import (
+    IN_TIME,
+    Axis,
+    accuracy_axis,
+    age_rows,
+    error_type_rows,
+    outcome_classes,
+    outcome_rows,
+    recall_rows,
+    total_parts,
+)
+from gemel.report.templates import render_template, short, without_line_breaks, words
 from gemel.text import size
+
+MAX_ROWS = 8
+"""Queries in a picture of the first screen, those who lost first; the sections below show all."""
+
+
+def first_screen(document: Mapping[str, Any]) -> dict[str, Any]:
+    """`bytes`, `kept`, and `stream` (None without streams): positions in per cent, `lost` where a query lost."""
+    return {
+        "bytes": _bytes(document["bytes"]),
+        "kept": _kept(document["offline"]),
+        "stream": _stream(document),
+    }
+
+
+def _bytes(counts: Mapping[str, Any]) -> dict[str, Any]:
+    least = counts["before"] - counts["ceiling"]
+    return {"parts": total_parts(counts), "least": least, "least_at": round(100 * least / (counts["before"] or 1), 2)}
+
+
+def _kept(offline: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    axis = accuracy_axis(offline)
+    rows = [
+        {
+            "query": row["query"], "ratio": row["ratio"], "at": axis.at(row["ratio"]), "weak": not row["worth"],
+            "target": row["target"], "target_at": axis.at(row["target"]), "lost": row["worth"] and not row["met"],
+            "reach": None if row["ci95"] is None else tuple(map(axis.at, row["ci95"])),
+        }
+        for row in offline
+    ]  # fmt: skip
+    judged = [row for row in offline if row["worth"]]
+    met, certain = (sum(row[name] for row in judged) for name in ("met", "certain"))
+    return {"met": met, "certain": certain, "of": len(offline), "one_at": axis.at(1.0), "axis": axis, **_few(rows)}
+
+
+def _stream(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    asked = reported_memory(document)
+    if asked is None:
+        return None
+    axis, rows = Axis([0.0, 1.0], step=0.2), []
+    for query, (before, after) in stream_accuracies(document, asked[0]).items():
+        rows.append({
+            "query": query, "before": before, "after": after, "before_at": axis.at(before), "after_at": axis.at(after),
+            "lost": before - after > VISIBLE_DIFFERENCE,
+        })  # fmt: skip
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in ("before", "after")}
+    return {"memory": asked[0], "nbytes": asked[1], "axis": axis, **means, **_few(rows)}
+
+
+def _few(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """As many as a picture holds: all in order, or those who lost first."""
+    shown = rows if len(rows) <= MAX_ROWS else sorted(rows, key=lambda row: not row["lost"])[:MAX_ROWS]
+    return {"rows": shown, "more": len(rows) - len(shown)}
+
 
 SETS_SHOWN = 16
 BYTE_KINDS = (
@@ -28,24 +92,24 @@ MIN_RUN = 0.12
 """Per cent of the timeline, so that a short run is seen."""
 
 
-def render(document: Mapping[str, Any], photos: Sequence[str] = ()) -> str:
-    """The page of a report document (`gemel.evaluation.evaluating`).
+def render_report(document: Mapping[str, Any], photos: Sequence[str] = ()) -> str:
+    """The page of a report document (`gemel.evaluation`).
 
     All that it shows comes from the document but the `photos` of its `examples`, JPEGs in base64; without them the
     boxes stand on an empty ground.
     """
-    document = plain(document)
-    offline, asked = document["offline"], asked_of(document)
+    document = without_line_breaks(document)
+    offline, asked = document["offline"], reported_memory(document)
     queries = [row["query"] for row in offline]
     sets = figures.top_sets(document["shared"], queries)
     total_parts = figures.total_parts(document["bytes"])
-    return written(
+    return render_template(
         "page.html",
         doc=document,
         photos=photos,
         queries=queries,
         asked=asked,
-        verdict=verdict(document),
+        verdict=draw_conclusion(document),
         first=first_screen(document),
         byte_rows=figures.byte_rows(document["bytes"]),
         total_parts=total_parts,
@@ -56,14 +120,14 @@ def render(document: Mapping[str, Any], photos: Sequence[str] = ()) -> str:
         sets=sets,
         sets_shown=sets[:SETS_SHOWN],
         ratios=figures.accuracy_axis(offline),
-        errors=error_rows(offline),
-        classes=class_rows(offline),
+        errors=error_type_rows(offline),
+        classes=recall_rows(offline),
         **(_on_the_stream(document, asked[0]) if asked else {}),
         timelines=[{**one, "rows": figures.timeline_rows(one)} for one in document["timeline"]],
         spans=_spans,
         groups=_groups(document["examples"]),
         boxed=any(one["task"] == "detection" for one in document["examples"]),
-        overlay=overlay,
+        overlay=draw_boxes,
     )
 
 
@@ -72,20 +136,20 @@ def _on_the_stream(document: Mapping[str, Any], memory: str) -> dict[str, Any]:
     panels = figures.streaming_panels(document["streaming"], document["offline"])
     mean = panels["mean"]
     moved = {(row["memory"], row["arm"]): row for row in figures.swapping_rows(document["swapping"])}
-    fates = fate_rows(document["ledger"])
-    of_queries = fate_rows([row for row in document["ledger"] if row["memory"] == memory], by=("query", "arm"))
-    kinds = fates_of([*fates, *of_queries])
+    fates = outcome_rows(document["ledger"])
+    of_queries = outcome_rows([row for row in document["ledger"] if row["memory"] == memory], by=("query", "arm"))
+    kinds = outcome_classes([*fates, *of_queries])
     three = [row for row in document["side_by_side"] if row["memory"] == memory]
     return {
         "streaming": panels,
         "spreads": _spreads,
-        "curve": curve(
+        "curve": draw_curve(
             [_series(arm, mean["settings"]) for arm in ("originals", "merged")],
             {one["bytes"]: one["memory"] for one in mean["settings"]},
             ("merged, offline", mean["offline"]),
         ),
         "three": [
-            {**row, "lost": row["originals_streaming"] - row["merged_streaming"] > SEEN} for row in three
+            {**row, "lost": row["originals_streaming"] - row["merged_streaming"] > VISIBLE_DIFFERENCE} for row in three
         ],
         "fates": [
             {**row, **moved[row["memory"], row["arm"]], "in_time": _in_time(row)} for row in fates
@@ -155,7 +219,7 @@ def _said(example: Mapping[str, Any]) -> dict[str, Any]:
         said[arm] = f"{len(example['truth']) - missed} found, {missed} missed, {alarmed}"
     lost = example["lost"]
     cost = f"merging {'costs' if lost > 0 else 'gains'} {short(abs(lost))} of F1 here"
-    if abs(lost) < SEEN:
+    if abs(lost) < VISIBLE_DIFFERENCE:
         cost = "merged as good as the original"
     return {"said": said, "cost": cost}
 

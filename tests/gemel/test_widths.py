@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from gemel.bundle_summary import bytes_by_dtype, measure_resident_bytes
 from gemel.cli import main
-from gemel.looking.footprint import resident_bytes, stored_of
 from models.bundle import open_bundle
 from tests.merger.tiny import SIZE, write_random_weights, write_workload
 
@@ -44,7 +44,7 @@ def test_show_says_how_the_bytes_are_stored(bundle, capsys):
 
 def test_what_is_resident_is_what_is_stored(bundle):
     opened = open_bundle(bundle, [FACTORY])
-    assert resident_bytes(opened) == opened.manifest.bytes.after == sum(stored_of(opened).values())
+    assert measure_resident_bytes(opened) == opened.manifest.bytes.after == sum(bytes_by_dtype(opened).values())
 
 
 def test_verify_finds_it_sound_and_says_that_the_model_of_ones_own_was_not_run(bundle, tmp_path, capsys):

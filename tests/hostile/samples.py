@@ -30,8 +30,7 @@ from edge_runtime.daemon import run
 from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.spool.sample import sample_bytes
-from gemel.evaluation.asked import Asked
-from gemel.evaluation.evaluating import evaluate
+from gemel.evaluation import EvalOptions, evaluate
 from gemel.placing.asked import Asked as Wished
 from gemel.placing.placing import place_fleet
 from gemel.planning.profiling import profile_bundle
@@ -82,7 +81,7 @@ def write_house(folder: Path) -> None:
     _write_half_a_merge(folder)
     _write_update(folder)
     _write_spool(folder)
-    evaluate(folder / OLD, folder / "one.yaml", folder / REPORT, Asked("jetson-nano", seeds=1))
+    evaluate(folder / OLD, folder / "one.yaml", folder / REPORT, EvalOptions("jetson-nano", seeds=1))
     profile_bundle(folder / BUNDLE, "cpu", rounds=1, engine="torch")
     _write_fleet(folder)
     run(folder / "box.yaml")

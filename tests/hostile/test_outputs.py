@@ -168,17 +168,6 @@ def test_two_queries_that_are_trained_have_a_file_each(own: Path) -> None:
     refused(["train", "merge.yaml"], own, "merge.yaml: weights: ", "is what 'weights' names")
 
 
-@pytest.mark.parametrize("name", [BUNDLE, "workload.yaml", "weights/b.pt", "gate.mp4"])
-def test_a_picture_goes_over_nothing_but_a_picture(house: Path, name: str) -> None:
-    refused(["inspect", "--zoo", "--picture", name], house, name, "exists already and is no such picture")
-
-
-@pytest.mark.parametrize("kept", [b"", b" <svg"])
-def test_what_is_nearly_a_picture_is_none(house: Path, kept: bytes) -> None:
-    (house / "kept").write_bytes(kept)
-    refused(["inspect", "--zoo", "--picture", "kept"], house, "kept: exists already and is no such picture")
-
-
 def test_a_demo_goes_into_no_folder_that_holds_anything_else(house: Path) -> None:
     refused(["demo", "--out", "."], house, "holds other files")
     (house / "data" / "demo.json").write_text(json.dumps({"other": 1}))

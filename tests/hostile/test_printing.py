@@ -14,7 +14,7 @@ import pytest
 from gemel import cli
 from gemel.commands.outcome import Outcome
 from gemel.commands.shown import OneLine
-from gemel.looking.outcomes import Outcomes
+from gemel.merge_outcomes import MergeOutcomes
 from gemel.progress.lines import Lines
 from gemel.progress.sentences import sentence
 from gemel.text import table
@@ -81,7 +81,7 @@ def test_errors_tables_and_sentences_are_lines(given: str, shown: str) -> None:
 @each
 def test_a_log_of_a_merge_forges_no_line(given: str, shown: str) -> None:
     repair = {"query": given, "repair": given, "required": 0.9, "ratio": 0.8, "work": 1.0}
-    text = Outcomes((), (repair,), (), (), given).to_text()
+    text = MergeOutcomes((), (repair,), (), (), given).to_text()
     assert len(text.split("\n")) == 3 and all(line.isprintable() for line in text.split("\n"))
 
 

@@ -24,7 +24,7 @@ OWN = {
     "edge_runtime/delivery/jsonl.py": "an output, whether it can be written",
     "edge_runtime/delivery/tail.py": "an output, whether its last line is whole",
     "gemel/doctor.py": "reads back what it wrote, to measure the disk",
-    "gemel/report/sheet.py": "its own pages and style",
+    "gemel/report/templates.py": "its own pages and style",
     "edge_runtime/engines/architecture.py": "/proc, and this project's sources",
     "edge_runtime/engines/background.py": "its own command line",
     "edge_runtime/engines/onnx/workspace.py": "/proc",

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemel.evaluation.asked import Asked
-from gemel.evaluation.evaluating import evaluate
+from gemel.evaluation import EvalOptions, evaluate
 from merger import MergeOptions, Recipe, merge
 from models.bundle import open_bundle, verify_bundle
 from models.errors import BundleError
@@ -69,7 +68,7 @@ def test_a_users_own_module_is_merged_and_evaluated(own_workload: Path, tmp_path
         assert report.saved_fraction >= report.ceiling_fraction > 0.4
         assert len({bundle.query(q.id).tensors["body.3.weight"] for q in workload.queries}) == 1
         assert len({bundle.query(q.id).tensors["head.weight"] for q in workload.queries}) == 2
-    document = evaluate(report.bundle, own_workload, tmp_path / "report", Asked(seeds=1))
+    document = evaluate(report.bundle, own_workload, tmp_path / "report", EvalOptions(seeds=1))
     assert [row["query"] for row in document["offline"]] == ["q0", "q1"]
     merged = {result.id: result.merged for result in report.queries}
     for row in document["offline"]:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from gemel.cli import main
-from gemel.evaluation.asked import Asked
-from gemel.evaluation.evaluating import evaluate
-from gemel.evaluation.wall import placed
-from gemel.report.page import render
+from gemel.evaluation import EvalOptions, evaluate
+from gemel.realtime import paste_into_frame
+from gemel.report.page import render_report
 from models.bundle import open_bundle
 from models.errors import InputError
 from models.preprocess import crop
@@ -22,7 +21,7 @@ from tests.card import a_card
 
 @pytest.fixture(scope="module")
 def evaluated(tiny):
-    return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", Asked(seeds=2))
+    return evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tiny / "report", EvalOptions(seeds=2))
 
 
 def test_the_report_has_every_key_that_the_design_promises(evaluated, tiny):
@@ -74,7 +73,7 @@ def test_every_figure_of_the_page_stands_in_report_json(tiny, evaluated):
     page = (tiny / "report" / "report.html").read_text()
     document = json.loads((tiny / "report" / "report.json").read_text())
     photos = re.findall(r"data:image/jpeg;base64,([\w+/=]+)", page)
-    assert render(document, photos) == page, "made of report.json alone, and of the photos"
+    assert render_report(document, photos) == page, "made of report.json alone, and of the photos"
 
 
 def test_a_bundle_of_another_workload_is_refused_and_nothing_is_written(tiny, tmp_path):
@@ -100,7 +99,7 @@ def test_missing_test_data_is_one_line_and_nothing_is_written(tiny, tmp_path, ca
 def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(tiny, tmp_path):
     told = []
     document = evaluate(
-        tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked(seeds=1, memory="512MiB"),
+        tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1, memory="512MiB"),
         progress=lambda event, **fields: told.append((event, fields)),
     )  # fmt: skip
     assert document["asked"] == {"memory": "512MiB", "memory_bytes": 512 * 2**20}
@@ -111,13 +110,13 @@ def test_a_size_that_is_asked_for_is_compared_too_and_comes_first_in_the_report(
 
 def test_both_models_answer_on_a_card_as_they_do_here(tiny, tmp_path, monkeypatch, evaluated):
     with a_card(monkeypatch) as mixed:
-        document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked(seeds=1))
+        document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions(seeds=1))
     assert not mixed and document["offline"] == evaluated["offline"]
 
 
 def test_memory_that_holds_not_even_the_largest_query_is_refused(tiny, tmp_path):
     with pytest.raises(InputError, match="too little"):
-        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "report", Asked(memory="1MiB"))
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "report", EvalOptions(memory="1MiB"))
     assert not (tmp_path / "report").exists()
 
 
@@ -138,7 +137,7 @@ def test_a_failing_write_leaves_the_older_report_whole(tiny, tmp_path, monkeypat
 
     monkeypatch.setattr(models.io, "_Remembering", Full)
     with pytest.raises(InputError, match=r"report\.html: cannot be written: No space left on device; free some space"):
-        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, Asked(seeds=1))
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", folder, EvalOptions(seeds=1))
     assert [path.name for path in folder.iterdir()] == ["report.html"]
     assert (folder / "report.html").read_text() == "older"
 
@@ -175,9 +174,9 @@ def test_measured_costs_are_those_of_the_profile_beside_the_bundle(tiny, tmp_pat
     from gemel.planning.profiling import profile_bundle
 
     with pytest.raises(InputError, match="never measured"):
-        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked("measured"))
+        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions("measured"))
     found = profile_bundle(tiny / "tiny.safetensors", "cpu", rounds=1, engine="torch").profile
-    document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, Asked("measured", seeds=1))
+    document = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions("measured", seeds=1))
     assert not document["device"]["modelled"] and document["device"]["name"] == "measured"
     runs = {(row["arm"], row["query"]): row["run_ms"] for row in document["costs"]}
     assert runs["merged", "a"] == runs["originals", "a"] == pytest.approx(1000 * found.queries["a"].batches[0].run_s)
@@ -204,7 +203,7 @@ def test_a_report_says_how_it_came_to_be(evaluated, tiny):
 
 
 def test_wall_clock_and_virtual_clock_are_told_with_their_difference(tiny, tmp_path):
-    asked = Asked(seeds=1, memory="512MiB", wall_s=0.8)
+    asked = EvalOptions(seeds=1, memory="512MiB", wall_s=0.8)
     wall = evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, asked)["wall"]
     assert [row["query"] for row in wall["queries"]] == ["a", "b"]
     for row in wall["queries"]:
@@ -216,17 +215,19 @@ def test_wall_clock_and_virtual_clock_are_told_with_their_difference(tiny, tmp_p
 @pytest.mark.parametrize("roi", [None, (4.0, 2.0, 12.0, 8.0), (3.6, 2.2, 11.7, 7.9)])
 def test_a_frame_that_was_cropped_for_its_query_is_put_back_where_the_box_will_look(roi):
     picture = np.random.default_rng(0).integers(0, 255, (6, 8, 3), dtype=np.uint8)
-    assert np.array_equal(crop(placed(picture, roi), roi), picture)
+    assert np.array_equal(crop(paste_into_frame(picture, roi), roi), picture)
 
 
 def test_the_frames_and_answers_are_handed_over_to_other_tools(tiny, tmp_path):
     folder = tmp_path / "fiftyone"
-    evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "r", Asked(seeds=1, fiftyone=folder))
+    evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "r", EvalOptions(seeds=1, fiftyone=folder))
     truth = json.loads((folder / "a" / "labels.json").read_text())
     merged = json.loads((folder / "a" / "merged.json").read_text())
     assert truth["classes"] == merged["classes"] == ["empty", "busy"]
     frames = sorted(path.stem for path in (folder / "a" / "data").iterdir())
     assert list(truth["labels"]) == list(merged["labels"]) == frames and len(frames) == 16
     with pytest.raises(InputError, match="--fiftyone: holds other files"):
-        evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "s", Asked(seeds=1, fiftyone=folder))
+        evaluate(
+            tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path / "s", EvalOptions(seeds=1, fiftyone=folder)
+        )
     assert not (tmp_path / "s").exists()

@@ -7,11 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from gemel.evaluation import arms
-from gemel.evaluation.arms import MERGED, ORIGINALS
-from gemel.evaluation.handing import hand_over
-from gemel.evaluation.judging import Judged, check_boxes
-from gemel.evaluation.streaming import Footage
+from gemel import stream_eval as arms
+from gemel.coco_export import export_coco
+from gemel.evaluation import QueryEvaluation, check_boxes
+from gemel.stream_eval import MERGED, ORIGINALS, Footage
 from models.data import Split
 from models.errors import InputError
 from models.metrics import mean_average_precision
@@ -52,21 +51,23 @@ def test_a_box_that_reaches_over_the_edge_is_none_of_them():
     check_boxes(QUERY, [Boxes(("car",), ((-3.0, 30.0, 70.0, 44.0),))], [(60, 40)])
 
 
-def _judged() -> Judged:
+def _judged() -> QueryEvaluation:
     frames = [np.full((40, 60, 3), 90, np.uint8)] * 3
     truths = (Boxes(("car",), (HERE,)), Boxes(), Boxes(("bus", "car"), (HERE, (40.0, 5.0, 55.0, 20.0))))
     split = Split("test", frames, truths, ("u", "u", "v"), (0.0, 1.0, 0.0))
     good = [DetectionPrediction(one.classes, (0.9,) * len(one.boxes), one.boxes) for one in truths]
     worse = [good[0], DetectionPrediction(("car",), (0.4,), (HERE,)), DetectionPrediction(("bus",), (0.8,), (HERE,))]
-    tested = arms.Tested(QUERY, Footage(split.units, split.times_s, 5), truths, 0.5, {ORIGINALS: good, MERGED: worse})
-    return Judged(tested, cast(Any, None), {}, split, 0, [], [])
+    tested = arms.QueryTest(
+        QUERY, Footage(split.units, split.times_s, 5), truths, 0.5, {ORIGINALS: good, MERGED: worse}
+    )
+    return QueryEvaluation(tested, cast(Any, None), {}, split, 0, [], [])
 
 
 def test_pycocotools_reads_what_is_handed_over_and_finds_the_same_map(tmp_path, capsys):
     coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed")
     cocoeval = pytest.importorskip("pycocotools.cocoeval")
     judged = _judged()
-    hand_over([judged], tmp_path / "new")
+    export_coco([judged], tmp_path / "new")
     truth = coco.COCO(str(tmp_path / "new" / "q" / "labels.json"))
     for name, arm in (("original", ORIGINALS), ("merged", MERGED)):
         found = cocoeval.COCOeval(truth, truth.loadRes(str(tmp_path / "new" / "q" / f"{name}.json")), "bbox")
@@ -85,12 +86,12 @@ def test_pycocotools_reads_what_is_handed_over_and_finds_the_same_map(tmp_path, 
 
 
 def test_what_cannot_be_handed_over_whole_leaves_nothing(tmp_path, monkeypatch):
-    from gemel.evaluation import handing
+    from gemel import coco_export as handing
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(handing, "_results", full)
     with pytest.raises(InputError, match="--fiftyone: cannot be written: No space left on device"):
-        hand_over([_judged()], tmp_path / "new")
+        export_coco([_judged()], tmp_path / "new")
     assert not (tmp_path / "new").exists()

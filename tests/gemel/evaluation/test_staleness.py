@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gemel.cli import main
-from gemel.evaluation.staleness import aged, staleness_curve
-from gemel.evaluation.streaming import Footage
+from gemel.staleness import frame_pairs, staleness_curve
+from gemel.stream_eval import Footage
 from models.predictions import ClassPrediction
 from models.tasks import task_of
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
@@ -29,9 +29,9 @@ def spelled(labels: str) -> list[str]:
 
 def test_an_answer_is_so_many_of_the_querys_frames_old_and_of_the_same_clip():
     footage = Footage(("a", "a", "a", "b", "b"), (0.0, 0.1, 0.2, 0.0, 0.2), 5.0)
-    assert aged(footage, 0) == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
-    assert aged(footage, 1) == [(0, 2), (3, 4)], "a frame at 5 a second is 0.2 s"
-    assert aged(footage, 2) == []
+    assert frame_pairs(footage, 0) == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert frame_pairs(footage, 1) == [(0, 2), (3, 4)], "a frame at 5 a second is 0.2 s"
+    assert frame_pairs(footage, 2) == []
 
 
 def test_what_changes_every_second_frame_is_worth_less_the_older_it_is():

@@ -12,10 +12,9 @@ import torch
 
 import merger.journal.outcomes
 import merger.merging
+from gemel.bundle_summary import summarize_bundle
 from gemel.cli import main
-from gemel.looking.log import OUTCOMES
-from gemel.looking.outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, UNREADABLE, Outcomes
-from gemel.looking.showing import shown
+from gemel.merge_outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, SET_OUTCOMES, UNREADABLE, MergeOutcomes
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.parts.residual import attach
 from models.sharing.plan import SharingPlan, tie
@@ -88,7 +87,7 @@ def logged(bundle: Bundle):
 
 def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way(bundle: Bundle, logged) -> None:
     logged(LOG)
-    text = Outcomes.of(bundle).to_text()
+    text = MergeOutcomes.of(bundle).to_text()
     lines = [line for line in text.splitlines() if " partly " in line or " refused " in line]
     assert len(lines) == 2 and lines[0].split()[0] == "3" and "a, b, without c" in lines[0]
     assert all("c: 90.0 % of 97.5 % after residuals of rank 16" in line for line in lines)
@@ -101,20 +100,20 @@ def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way
 
 def test_every_set_has_a_line_on_demand(bundle: Bundle, logged) -> None:
     logged(LOG)
-    text = Outcomes.of(bundle).to_text(every_set=True)
+    text = MergeOutcomes.of(bundle).to_text(every_set=True)
     assert all(sum(f" {path} " in line for line in text.splitlines()) == 1 for path in (*SHARED, "conv1"))
 
 
 def test_many_sets_and_queries_stay_readable(bundle: Bundle, logged) -> None:
     many = [[f"query{at:02d}", "fc"] for at in range(40)]
     logged([{**SETS[3], "set": many} for _ in range(40)])
-    text = Outcomes.of(bundle).to_text()
+    text = MergeOutcomes.of(bundle).to_text()
     assert len(text.splitlines()) < 6 and "query03 and 36 more" in text
     assert max(map(len, text.splitlines())) < 160
 
 
 def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
-    found = Outcomes.of(bundle)
+    found = MergeOutcomes.of(bundle)
     assert found.note == NO_LOG and NO_LOG in found.to_text()
     assert sorted(row["set"][0][1] for row in found.sets) == sorted(SHARED)
     assert {row["outcome"] for row in found.sets} == {"kept", "repaired"}
@@ -137,14 +136,14 @@ def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
 )
 def test_the_log_of_another_merge_is_not_believed(bundle: Bundle, logged, rows: list[dict[str, Any]]) -> None:
     logged(rows)
-    assert Outcomes.of(bundle).note == OTHER_LOG and len(Outcomes.of(bundle).sets) == len(SHARED)
+    assert MergeOutcomes.of(bundle).note == OTHER_LOG and len(MergeOutcomes.of(bundle).sets) == len(SHARED)
 
 
 @pytest.mark.parametrize("text", ["half a r", '{"set": 1}\n', "[1]\n", "\xff\n"], ids=["cut", "keys", "list", "bytes"])
 def test_a_damaged_log_is_passed_over(bundle: Bundle, logged, text: str) -> None:
     logged([])
     Path(f"{bundle.path}{LOG_SUFFIX}").write_bytes(text.encode("latin-1"))
-    assert Outcomes.of(bundle).note.startswith(UNREADABLE)
+    assert MergeOutcomes.of(bundle).note.startswith(UNREADABLE)
 
 
 def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, logged, capsys) -> None:
@@ -156,17 +155,17 @@ def test_show_prints_sets_and_precision_and_its_json_has_them(bundle: Bundle, lo
     assert main(["bundle", "show", str(bundle.path), "--sets"]) == 0
     text = capsys.readouterr().out
     assert SHARED[1] in text and "trained in" in text and "bf16" in text
-    assert shown(bundle).to_text(every_set=True) == text.rstrip("\n")
+    assert summarize_bundle(bundle).to_text(every_set=True) == text.rstrip("\n")
 
 
 def test_what_is_equal_by_chance_is_said_to_be_so(bundle: Bundle, logged) -> None:
     logged([])
-    found = Outcomes.of(bundle)
+    found = MergeOutcomes.of(bundle)
     assert found.note == EQUAL and len(found.sets) == len(SHARED) and EQUAL in found.to_text()
 
 
 def test_the_words_are_the_mergers() -> None:
-    assert merger.journal.outcomes.OUTCOMES == OUTCOMES and merger.merging.LOG_SUFFIX == LOG_SUFFIX
+    assert merger.journal.outcomes.OUTCOMES == SET_OUTCOMES and merger.merging.LOG_SUFFIX == LOG_SUFFIX
 
 
 def test_a_bundle_that_nothing_trained_says_nothing_of_it(bundle: Bundle) -> None:
@@ -179,8 +178,8 @@ def test_where_nothing_is_shared_it_is_said_why() -> None:
         _row("layer1", "", "refused", {"b": WHY, "c": {**WHY, "ratio": 0.5}}),
         _row("layer2", "", "refused", {"b": WHY}),
     ]
-    line = Outcomes(tuple(refused)).why_nothing()
+    line = MergeOutcomes(tuple(refused)).why_nothing()
     assert line.startswith("nothing is shared, every model is its original: ") and "\n" not in line
     assert "c: 50.0 % of 97.5 % after residuals of rank 16" in line and line.count("b: 90.0 %") <= 2
-    assert Outcomes(()).why_nothing().endswith("no two models have a layer in common that saves enough")
-    assert Outcomes((*refused, _row("layer3", "ab", "kept"))).why_nothing() == ""
+    assert MergeOutcomes(()).why_nothing().endswith("no two models have a layer in common that saves enough")
+    assert MergeOutcomes((*refused, _row("layer3", "ab", "kept"))).why_nothing() == ""

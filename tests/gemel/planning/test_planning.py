@@ -11,7 +11,7 @@ import pytest
 
 from edge_runtime.rehearsal.profiles import PROFILES
 from gemel.cli import main
-from gemel.evaluation.clock import clock_of
+from gemel.cost_model import load_cost_model
 from gemel.planning.conditions import DEFAULT_DEVICE, Conditions
 from gemel.planning.on_paper import costs_apart, costs_shared, profile_named
 from gemel.planning.planning import Compared, plan_box
@@ -142,7 +142,7 @@ def test_at_min_a_bundle_runs_also_where_some_norms_counted_more_batches_than_ot
     write_bundle(tmp_path / "box.safetensors", models, queries, Made("tiny", "none", 0))
     plan = plan_box(tmp_path / "box.safetensors", Conditions("min", factories=(FACTORY,)))
     assert [query["drop_fraction"] for query in plan.queries] == [0, 0]
-    costs = clock_of(DEFAULT_DEVICE, open_bundle(tmp_path / "box.safetensors", [FACTORY])).costs
+    costs = load_cost_model(DEFAULT_DEVICE, open_bundle(tmp_path / "box.safetensors", [FACTORY])).costs
     assert costs["originals"].alone_bytes("gate") == costs["merged"].alone_bytes("gate")
 
 

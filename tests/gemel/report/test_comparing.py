@@ -7,9 +7,8 @@ import random
 import pytest
 
 from gemel.cli import main
-from gemel.report.comparing.comparison import compare
-from gemel.report.comparing.page import render
-from gemel.report.comparing.reading import read_report
+from gemel.report.comparison import compare_documents, render_comparison
+from gemel.report.document import read_report
 from models.errors import InputError
 from tests.browsing import page_of
 from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
@@ -55,23 +54,23 @@ def test_the_fewest_bytes_among_those_that_keep_their_targets_are_the_answer(rep
     kept = {one["letter"]: (one["met"], one["of"]) for one in found["reports"]}
     assert kept == {"A": (0, 3), "B": (3, 3), "C": (3, 3)}
     page = out.read_text()
-    assert render(found) == page and "78.0 % (0 of 3)" in page and "30.0 MiB" in page
+    assert render_comparison(found) == page and "78.0 % (0 of 3)" in page and "30.0 MiB" in page
     assert "http" not in page and "<script" not in page
     means = {(row["letter"], row["memory"]): row["originals"] for row in found["streaming"]}
     assert means["B", "min"] == pytest.approx(0.46 + 0.01 / 3, abs=0.01)
 
 
 def test_where_none_keeps_its_targets_the_answer_says_so(reports, document):
-    found = compare([(reports[0], read_report(reports[0]))])
+    found = compare_documents([(reports[0], read_report(reports[0]))])
     assert found["answer"] == "None keeps every accuracy target; A (none.safetensors, method none) keeps most, 0 of 3."
 
 
 def test_what_differs_beside_the_merging_is_told(reports):
     documents = [read_report(path) for path in reports]
-    assert compare(list(zip(reports, documents)))["differences"] == []
+    assert compare_documents(list(zip(reports, documents)))["differences"] == []
     documents[1]["offline"][0]["original"] = 0.5
     documents[2]["device"]["title"] = "A larger box"
-    told = compare(list(zip(reports, documents)))["differences"]
+    told = compare_documents(list(zip(reports, documents)))["differences"]
     assert told[0].startswith("B was judged against other originals than A") and "0.500 instead of 0.800" in told[0]
     assert told[1].startswith("The devices differ (A: Jetson Orin Nano 8 GB; B:")
 
@@ -134,7 +133,7 @@ def test_a_damaged_report_is_refused_in_one_line_or_its_page_is_whole(reports, t
         else:
             reports[0].write_bytes(damaged_bytes(sound, drawn))
         try:
-            page = render(compare([(reports[0], read_report(reports[0]))]))
+            page = render_comparison(compare_documents([(reports[0], read_report(reports[0]))]))
             assert page.endswith("</html>")
         except InputError as error:
             assert "\n" not in str(error) and str(reports[0]) in str(error)

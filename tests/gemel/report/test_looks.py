@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from gemel.report.page import render
+from gemel.report.page import render_report
 from tests.browsing import page_of
 
 A4_PX = 718
@@ -45,7 +45,7 @@ def opened(browser, document, tmp_path):
 def test_nothing_is_cut_wide_or_asked_for(opened, document, width, scheme, media):
     named = json.loads(json.dumps(document).replace("gate-people", LONG))
     named["offline"][1] |= {"met": False, "ratio": 0.9}
-    for text in (render(document, [PHOTO] * 2), render(named, [PHOTO] * 2)):
+    for text in (render_report(document, [PHOTO] * 2), render_report(named, [PHOTO] * 2)):
         cut, wide, wrong, shown = opened(width, scheme, text, media)
         assert (cut, wide, wrong) == ([], 0, [])
         assert shown.startswith('url("data:image/jpeg')

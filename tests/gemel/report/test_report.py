@@ -6,25 +6,25 @@ import re
 import numpy as np
 import pytest
 
-from gemel.evaluation.arms import timeline
-from gemel.evaluation.caveats import caveats
-from gemel.report.boxes import overlay
-from gemel.report.curve import Series, curve
-from gemel.report.drawing import rows_of
-from gemel.report.fates import age_rows, fate_rows, fates_of
-from gemel.report.figures import (
+from gemel.evaluation import caveats
+from gemel.report.drawing import Series, draw_boxes, draw_curve, rows_of
+from gemel.report.examples import worst, worst_examples
+from gemel.report.geometry import (
     Axis,
+    age_rows,
     byte_rows,
+    error_type_rows,
+    outcome_classes,
+    outcome_rows,
+    recall_rows,
     sharing_matrix,
     streaming_panels,
     swapping_rows,
     timeline_rows,
     top_sets,
 )
-from gemel.report.first import first_screen
-from gemel.report.frames import examples, worst
-from gemel.report.mistakes import class_rows, error_rows
-from gemel.report.page import render
+from gemel.report.page import first_screen, render_report
+from gemel.stream_eval import residency_timeline
 from gemel.text import duration, percent, size
 from models.data import Split
 from models.predictions import Boxes, ClassPrediction, DetectionPrediction
@@ -34,7 +34,7 @@ DEVICE = {"title": "A box", "clock": "virtual clock", "modelled": True, "sources
 
 
 def test_the_page_holds_the_figures_and_asks_for_nothing_from_outside(document):
-    page = render(document, ["QUJD", "QUJE"])
+    page = render_report(document, ["QUJD", "QUJE"])
     assert "url(data:image/jpeg;base64,QUJE)" in page
     for shown in ("64.6 %", "3 of 3", "bridge-cars", "min = 38.1 MiB", "Jetson Orin Nano"):
         assert shown in page
@@ -45,10 +45,12 @@ def test_the_page_holds_the_figures_and_asks_for_nothing_from_outside(document):
 def test_names_from_a_bundle_cannot_smuggle_markup_into_the_page(document):
     mark = "<script>x</script>"
     hostile = json.loads(json.dumps(document).replace("bridge-cars", mark).replace('"car"', json.dumps(f'"{mark}')))
-    page = render({**hostile, "workload": "</title><script>"})
+    page = render_report({**hostile, "workload": "</title><script>"})
     assert "<script" not in page and "&lt;script&gt;" in page
     for told in each_text(document):  # one after the other, wherever it stands
-        page = render(json.loads(json.dumps(document).replace(json.dumps(told), json.dumps(f'"><b onload=x>{told}'))))
+        page = render_report(
+            json.loads(json.dumps(document).replace(json.dumps(told), json.dumps(f'"><b onload=x>{told}')))
+        )
         assert "<b onload" not in page, told
 
 
@@ -67,13 +69,13 @@ def each_text(value):
 
 def test_a_name_cannot_turn_or_hide_what_stands_beside_it(document):
     turned = json.loads(json.dumps(document).replace("gate-people", "gate\\u202epeople\\u0007"))
-    page = render(turned)
+    page = render_report(turned)
     assert "\u202e" not in page and "\u0007" not in page and "gate\\u202epeople\\x07" in page
 
 
 def test_a_bundle_that_shares_nothing_still_has_a_page(document):
     document["shared"] = []
-    assert "Nothing is shared" in render(document)
+    assert "Nothing is shared" in render_report(document)
 
 
 def test_the_parts_of_a_query_are_drawn_to_the_scale_of_the_largest_original():
@@ -110,7 +112,7 @@ def test_an_axis_holds_all_its_values_between_round_ticks():
 
 def test_on_a_phone_labels_of_an_axis_leave_room_between_them(document):
     document["offline"][0] |= {"ratio": 0.943, "ci95": [0.943, 1.031]}
-    axis = re.search(r'<div class="axis"[^>]*>(.*?)</div>', render(document))
+    axis = re.search(r'<div class="axis"[^>]*>(.*?)</div>', render_report(document))
     assert axis is not None
     named = re.findall(r'class="(\w+)" style="left: ([\d.]+)%"', axis[1])
     kept = [float(at) for kind, at in named if kind != "between"]
@@ -118,7 +120,7 @@ def test_on_a_phone_labels_of_an_axis_leave_room_between_them(document):
 
 
 def test_what_is_wider_than_the_screen_fades_at_its_edge_and_can_be_reached_by_keyboard(document):
-    page = render(document)
+    page = render_report(document)
     narrow = page.count('<table class="three">')
     assert page.count('<div class="scroll" tabindex="0">') == page.count("<table") - narrow == 9
     assert "mask-image: linear-gradient(to right" in page
@@ -126,7 +128,7 @@ def test_what_is_wider_than_the_screen_fades_at_its_edge_and_can_be_reached_by_k
 
 def test_over_a_single_clip_the_page_shows_no_interval(document):
     document["offline"][0]["ci95"] = None
-    assert "one clip: no interval" in render(document)
+    assert "one clip: no interval" in render_report(document)
 
 
 def test_the_mean_over_queries_is_taken_seed_by_seed(document):
@@ -152,7 +154,7 @@ def test_the_timeline_knows_when_all_of_a_query_is_resident():
 
     cost = {query: QueryCost((f"{query}-own", "both"), 0.1, 0, 10.0) for query in "ab"}
     costs = Costs(cost, {"a-own": 512, "b-own": 512, "both": 512}, 512.0)  # a tensor takes a second to load
-    found = timeline(simulate(costs, {"a": [1.0], "b": [2.0]}, 1024, policy_named("gemel")), window_s=5.0)
+    found = residency_timeline(simulate(costs, {"a": [1.0], "b": [2.0]}, 1024, policy_named("gemel")), window_s=5.0)
     spans = {row["query"]: (row["resident"], row["runs"]) for row in found["queries"]}
     assert spans["a"] == ([[3.0, pytest.approx(4.1)]], [[3.0, pytest.approx(3.1)]])
     assert spans["b"][0] == [[pytest.approx(4.1), 6.0]], "only its own tensor is loaded; the shared one stays"
@@ -198,14 +200,14 @@ def test_examples_say_what_both_models_found_and_leave_out_what_scores_below_the
     split = Split("test", frames, (Boxes(), Boxes(("car",), (box,)), Boxes()), ("u",) * 3, (0.0, 1.0, 2.0))
     sure, unsure = DetectionPrediction(("car",), (0.9,), (box,)), DetectionPrediction(("car",), (0.1,), (box,))
     assert split.truths is not None
-    rows, photos = examples(query("detection"), split, split.truths, [sure] * 3, [unsure] * 3, threshold=0.5)
+    rows, photos = worst_examples(query("detection"), split, split.truths, [sure] * 3, [unsure] * 3, threshold=0.5)
     assert rows[0]["time_s"] == 1.0, "the worst first"
     assert [row["lost"] for row in rows] == [1.0, -1.0, -1.0] and len(photos) == 3
     assert rows[0]["truth"] == [{"class": "car", "box": list(box), "found": ["original"]}]
     assert rows[0]["original"] == [{"class": "car", "score": 0.9, "box": list(box), "right": True}]
     assert rows[0]["merged"] == [] and not rows[1]["original"][0]["right"]
     right, wrong = ClassPrediction("car", 0.9, (0.9, 0.1)), ClassPrediction("bus", 0.9, (0.1, 0.9))
-    rows, _ = examples(query("classification"), split, ["car"] * 3, [right] * 3, [wrong] * 3, threshold=0.0)
+    rows, _ = worst_examples(query("classification"), split, ["car"] * 3, [right] * 3, [wrong] * 3, threshold=0.0)
     assert rows[0]["original"] == {"class": "car", "score": 0.9, "right": True} and not rows[0]["merged"]["right"]
 
 
@@ -218,24 +220,24 @@ def test_each_clip_gives_its_worst_frame_before_any_gives_two():
 
 def test_a_box_that_is_wrong_and_an_object_that_was_missed_are_seen_on_the_frame(document):
     boxed = document["examples"][0]
-    original, merged = overlay(boxed, "original", several=True), overlay(boxed, "merged", several=True)
+    original, merged = draw_boxes(boxed, "original", several=True), draw_boxes(boxed, "merged", several=True)
     assert '<rect class="missed"' in merged and '<rect class="merged alarm"' in merged and ">bus</text>" in merged
     assert 'class="truth"' in original and "missed" not in original and "alarm" not in original
 
 
 def test_the_query_with_the_worst_frame_comes_first(document):
-    page = render(document).split("Frames of the test footage")[1]
+    page = render_report(document).split("Frames of the test footage")[1]
     assert page.index("square-<wbr>busy") < page.index("bridge-<wbr>cars"), "a class lost weighs more than half an F1"
     assert "merging costs 0.50 of F1 here" in page and "0 found, 1 missed, 1 false alarm" in page
 
 
 def test_frames_stand_by_their_fate_and_add_up(document):
-    rows = fate_rows(document["ledger"])
+    rows = outcome_rows(document["ledger"])
     assert [part[:1] + part[2:] for part in rows[0]["parts"]] == [
         ("in time", 267), ("late", 3), ("dropped: deadline", 15), ("dropped: replaced", 9), ("pending", 6),
     ]  # fmt: skip
     assert rows[0]["received"] == 300 and sum(share for _, share, _ in rows[0]["parts"]) == pytest.approx(100)
-    assert fates_of(rows)["dropped: replaced"] == "drop1" and fates_of(rows)["in time"] == "in-time"
+    assert outcome_classes(rows)["dropped: replaced"] == "drop1" and outcome_classes(rows)["in time"] == "in-time"
 
 
 def test_ages_lie_on_powers_of_ten_beside_what_the_query_allows(document):
@@ -246,15 +248,15 @@ def test_ages_lie_on_powers_of_ten_beside_what_the_query_allows(document):
     for one in document["streaming"]:
         one |= {f"age_p{share}_ms": None for share in (50, 95, 99)}
     assert age_rows(document["streaming"], document["offline"], "min")["rows"][0]["arms"] == {}
-    assert "originals: no answer" in render(document)
+    assert "originals: no answer" in render_report(document)
 
 
 def test_errors_are_drawn_to_the_scale_of_the_model_with_more_and_what_grew_is_marked(document):
-    row = error_rows(document["offline"])[0]
+    row = error_type_rows(document["offline"])[0]
     assert sum(count for _, _, count in row["bars"]["original"]) == 30
     assert sum(share for _, share, _ in row["bars"]["merged"]) == pytest.approx(100 * 29 / 30, abs=0.1)
     assert [one["kind"] for one in row["kinds"] if one["more"]] == ["class", "duplicate", "background"]
-    assert [one["class"] for one in class_rows(document["offline"])[0]["classes"]] == ["busy", "empty"]
+    assert [one["class"] for one in recall_rows(document["offline"])[0]["classes"]] == ["busy", "empty"]
 
 
 def test_of_many_classes_those_that_fell_most_are_seen_at_once(document):
@@ -262,9 +264,9 @@ def test_of_many_classes_those_that_fell_most_are_seen_at_once(document):
     document["offline"][2]["classes"] = [
         one | {"class": f"item-{index}", "merged": 0.5 + index / 100} for index in reversed(range(50))
     ]
-    (row,) = class_rows(document["offline"])
+    (row,) = recall_rows(document["offline"])
     assert [one["class"] for one in row["classes"]][:2] == ["item-0", "item-1"] and len(row["rest"]) == 42
-    assert "42 more" in render(document)
+    assert "42 more" in render_report(document)
 
 
 def test_the_first_screen_shows_those_who_lost_first_where_there_are_too_many(document):
@@ -277,22 +279,22 @@ def test_the_first_screen_shows_those_who_lost_first_where_there_are_too_many(do
 
 def test_the_curve_names_every_memory_setting_in_rows_that_leave_room():
     points = [(nbytes, 0.5, 0.4, 0.6) for nbytes in (100, 104, 200)]
-    drawn = curve([Series("merged", "merged", points)], {100: "min", 104: "104B", 200: "75%"}, ("offline", 0.9))
+    drawn = draw_curve([Series("merged", "merged", points)], {100: "min", 104: "104B", 200: "75%"}, ("offline", 0.9))
     assert drawn is not None and all(f">{name}</text>" in drawn for name in ("min", "104B", "75%"))
     assert drawn.count("<circle") == 3 and drawn.count('class="path merged"') == 2
     assert rows_of([9, 12, 40, 93], apart=25) == [0, 1, 0, 0]
-    assert curve([Series("merged", "merged", [])], {}) is None
+    assert draw_curve([Series("merged", "merged", [])], {}) is None
 
 
 def test_the_wall_clock_stands_beside_the_virtual_one_only_where_it_was_measured(document):
-    assert "0.71 / 0.73" in render(document)
+    assert "0.71 / 0.73" in render_report(document)
     document["wall"] = None
-    assert "By the wall clock" not in render(document)
+    assert "By the wall clock" not in render_report(document)
 
 
 def test_three_numbers_of_each_query_are_those_of_the_memory_asked_for(document):
     document["asked"] = {"memory": "75%", "memory_bytes": 70_000_000}
-    part = render(document).split("Three numbers")[1].split("</table>")[0]
+    part = render_report(document).split("Three numbers")[1].split("</table>")[0]
     cells = re.findall(r"<td[^>]*>(?:<b>)?([\d.]+)", part)
     assert cells[:3] == ["0.78", "0.70", "0.65"]
     assert len(cells) == 9
@@ -300,7 +302,7 @@ def test_three_numbers_of_each_query_are_those_of_the_memory_asked_for(document)
 
 def test_without_streams_the_page_says_what_it_knows(document):
     document |= {"streaming": [], "side_by_side": [], "ledger": [], "swapping": [], "timeline": [], "wall": None}
-    page = render(document)
+    page = render_report(document)
     assert "Bytes before and after" in page and "Accuracy on the stream" not in page
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gemel.evaluation.summary import verdict_text
-from gemel.report.page import render
-from gemel.report.verdict import asked_of, verdict
+from gemel.evaluation_text import conclusion_text
+from gemel.report.conclusion import draw_conclusion, reported_memory
+from gemel.report.page import render_report
 
 
 def streaming(document, query, memory, originals, merged):
@@ -16,7 +16,7 @@ def streaming(document, query, memory, originals, merged):
 
 
 def test_a_bundle_that_keeps_every_target_is_shipped(document):
-    found = verdict(document)
+    found = draw_conclusion(document)
     assert found.sentence == (
         "Ship it: all three queries keep their accuracy target, with 65 % less memory for weights; the stream is "
         "answered at 0.71 instead of 0.46 in 38.1 MiB."
@@ -26,7 +26,7 @@ def test_a_bundle_that_keeps_every_target_is_shipped(document):
 
 def test_a_missed_target_keeps_its_query_from_being_shipped(document):
     document["offline"][0] |= {"met": False, "ratio": 0.9}
-    found = verdict(document)
+    found = draw_conclusion(document)
     assert found.sentence.startswith("Ship it for two of three: bridge-cars falls short; 65 % less")
     assert found.tone == "mixed" and "bridge-cars" not in found.ship
     assert found.worse[0].text == "misses its target: 90.0 % of its original, 95 % wanted"
@@ -34,8 +34,8 @@ def test_a_missed_target_keeps_its_query_from_being_shipped(document):
 
 def test_a_query_starved_in_the_memory_asked_for_is_not_shipped(document):
     streaming(document, "gate-people", "min", 0.27, 0.08)
-    assert verdict(document).sentence.startswith("Ship it for two of three: gate-people falls short")
-    assert verdict_text(document).splitlines()[1] == (
+    assert draw_conclusion(document).sentence.startswith("Ship it for two of three: gate-people falls short")
+    assert conclusion_text(document).splitlines()[1] == (
         "  WORSE: gate-people, starved on the stream: 0.27 became 0.08 with 38.1 MiB (min)"
     )
 
@@ -43,16 +43,16 @@ def test_a_query_starved_in_the_memory_asked_for_is_not_shipped(document):
 def test_a_query_starved_in_another_memory_is_named_all_the_same(document):
     document["asked"] = {"memory": "50%", "memory_bytes": 60_000_000}
     streaming(document, "gate-people", "min", 0.27, 0.08)
-    found = verdict(document)
+    found = draw_conclusion(document)
     assert found.tone == "good"
     assert [(one.query, one.decides) for one in found.worse] == [("gate-people", False)]
-    assert "starved on the stream: 0.27 became 0.08 with 38.1 MiB (min)" in render(document)
+    assert "starved on the stream: 0.27 became 0.08 with 38.1 MiB (min)" in render_report(document)
 
 
 def test_a_fall_within_the_target_is_named_and_shipped_and_one_that_nobody_sees_is_neither(document):
     streaming(document, "gate-people", "min", 0.60, 0.58)
     streaming(document, "bridge-cars", "min", 0.600, 0.597)
-    found = verdict(document)
+    found = draw_conclusion(document)
     assert found.tone == "good"
     assert [(one.query, one.text) for one in found.worse] == [
         ("gate-people", "worse on the stream: 0.60 became 0.58 with 38.1 MiB (min)")
@@ -61,7 +61,7 @@ def test_a_fall_within_the_target_is_named_and_shipped_and_one_that_nobody_sees_
 
 def test_an_original_that_is_no_evidence_is_not_shipped_on_its_word(document):
     document["offline"][1] |= {"worth": False, "met": False}
-    found = verdict(document)
+    found = draw_conclusion(document)
     assert found.sentence.startswith("Ship it for two of three: the original of gate-people is too weak to judge by;")
     assert not found.worse, "what proves nothing is not a target missed"
 
@@ -69,7 +69,7 @@ def test_an_original_that_is_no_evidence_is_not_shipped_on_its_word(document):
 def test_nothing_is_shipped_where_all_fall_short(document):
     for row in document["offline"]:
         row |= {"met": False, "ratio": 0.5}
-    found = verdict(document)
+    found = draw_conclusion(document)
     assert found.sentence == "Don't ship it: bridge-cars, gate-people and square-busy fall short."
     assert (found.tone, found.ship) == ("bad", ())
 
@@ -85,26 +85,28 @@ def test_nothing_is_shipped_where_all_fall_short(document):
 def test_where_nothing_is_shared_the_reason_is_given(document, method, ceiling, why):
     document |= {"method": method, "shared": []}
     document["bytes"]["ceiling_fraction"] = ceiling
-    assert verdict(document).sentence == f"Nothing could be shared, because {why}."
+    assert draw_conclusion(document).sentence == f"Nothing could be shared, because {why}."
 
 
 def test_the_headline_is_of_the_memory_asked_for_whatever_flatters_more(document):
-    assert asked_of(document) == ("min", 40_000_000)
-    assert "0.46 → 0.71" in render(document)
+    assert reported_memory(document) == ("min", 40_000_000)
+    assert "0.46 → 0.71" in render_report(document)
     document["asked"] = {"memory": "75%", "memory_bytes": 70_000_000}
-    assert "0.66 → 0.71" in render(document) and "0.46 → 0.71" not in render(document).split("</header>")[0]
+    assert (
+        "0.66 → 0.71" in render_report(document) and "0.46 → 0.71" not in render_report(document).split("</header>")[0]
+    )
 
 
 def test_names_in_the_first_words_are_escaped(document):
     document["offline"][0]["met"] = False
     hostile = json.loads(json.dumps(document).replace("bridge-cars", "<img src=x>"))
-    first = render(hostile).split("</header>")[0]
+    first = render_report(hostile).split("</header>")[0]
     assert "<img" not in first and "&lt;img src=x&gt;" in first
 
 
 def test_a_legend_names_what_is_drawn_and_nothing_else(document):
-    assert "low-rank residual" in render(document)
+    assert "low-rank residual" in render_report(document)
     for row in document["bytes"]["queries"]:
         row["residual"] = 0
-    page = render(document)
+    page = render_report(document)
     assert "low-rank residual" not in page and '"></i></span>' not in page

@@ -64,7 +64,7 @@ def bad(action: argparse.Action) -> tuple[str, ...]:
         return READ
     if kinds & {"DIR"}:
         return FOLDERS
-    return WRITTEN if name in ("-o", "--picture") else ()
+    return WRITTEN if name == "-o" else ()
 
 
 COMMANDS = [(words, actions) for words, actions in commands(build_parser()) if actions]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gemel.looking.outcomes import UNREADABLE, Outcomes
+from gemel.merge_outcomes import UNREADABLE, MergeOutcomes
 from models.bundle import open_bundle
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle
 from tests.hostile.damages import damages
@@ -88,7 +88,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 def _note(folder: Path) -> str:
     """What is said of the log, where the bundle is shown in words and as JSON."""
-    found = Outcomes.of(open_bundle(folder / "tiny.safetensors", [FACTORY]))
+    found = MergeOutcomes.of(open_bundle(folder / "tiny.safetensors", [FACTORY]))
     assert found.to_text() and found.to_text(every_set=True) and json.dumps(found.to_json(), allow_nan=False)
     return found.note
 

@@ -69,7 +69,6 @@ FEW = ("inspect", "merge", "run --check", "bundle show", "bundle apply")
 OUTPUTS: dict[str, list[str]] = {
     "merge": ["merge", "workload.yaml", "-o", "@"],
     "eval": ["eval", "b.safetensors", "workload.yaml", "-o", "@"],
-    "inspect --picture": ["inspect", "--zoo", "--picture", "@"],
     "bundle diff": ["bundle", "diff", "b.safetensors", "b.safetensors", "-o", "@"],
 }
 

@@ -9,14 +9,14 @@ from typing import Any
 from edge_runtime.rehearsal.measured import measured_costs, read_profile
 from edge_runtime.rehearsal.profiles import costs_for
 from edge_runtime.schedule.costs import Costs
-from gemel.evaluation.arms import MERGED, ORIGINALS
 from gemel.planning.conditions import MEASURED
 from gemel.planning.on_paper import originals, profile_named
+from gemel.stream_eval import MERGED, ORIGINALS
 from models.bundle import Bundle
 
 
 @dataclass(frozen=True)
-class Clock:
+class CostModel:
     """The costs of both arms on one device, and what the report says of it."""
 
     costs: Mapping[str, Costs]
@@ -38,16 +38,18 @@ class Clock:
         ]
 
 
-def clock_of(device: str, bundle: Bundle) -> Clock:
+def load_cost_model(device: str, bundle: Bundle) -> CostModel:
     """A device by the name of its profile, or `measured`; InputError where there is none such."""
     if device == MEASURED:
         found = read_profile(bundle)
         costs = {ORIGINALS: measured_costs(originals(bundle), found), MERGED: measured_costs(bundle, found)}
         title = f"{found.machine['name']} ({found.device})"
-        return Clock(costs, _told(MEASURED, title, modelled=False, sources=[f"gemel profile, engine {found.engine}"]))
+        return CostModel(
+            costs, _told(MEASURED, title, modelled=False, sources=[f"gemel profile, engine {found.engine}"])
+        )
     profile = profile_named(device)
     costs = {ORIGINALS: costs_for(profile, originals(bundle)), MERGED: costs_for(profile, bundle)}
-    return Clock(costs, _told(profile.name, profile.title, profile.modelled, list(profile.sources)))
+    return CostModel(costs, _told(profile.name, profile.title, profile.modelled, list(profile.sources)))
 
 
 def _told(name: str, title: str, modelled: bool, sources: list[str]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ JPEG_QUALITY = 80
 ARMS = ("original", "merged")
 
 
-def examples(
+def worst_examples(
     query: Query,
     split: Split,
     truths: Sequence[Any],
@@ -58,7 +58,7 @@ def examples(
             "lost": lost[index], "width": frame.shape[1], "height": frame.shape[0],
             **(_boxes(truths[index], said, threshold) if detects else _labels(truths[index], said)),
         })  # fmt: skip
-        photos.append(photo(frame, DETECTION_PX if detects else CLASSIFICATION_PX))
+        photos.append(encode_photo(frame, DETECTION_PX if detects else CLASSIFICATION_PX))
     return rows, photos
 
 
@@ -77,7 +77,7 @@ def worst(scores: Sequence[tuple[float, float]], units: Sequence[str], count: in
     return sorted(chosen, key=order.index)
 
 
-def photo(frame: np.ndarray, width: int) -> str:
+def encode_photo(frame: np.ndarray, width: int) -> str:
     """Base64 of a frame, uint8 RGB (H, W, 3), as a JPEG of this width."""
     height = max(1, min(MAX_TALL * width, round(frame.shape[0] * width / frame.shape[1])))
     shown = cv2.cvtColor(cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2BGR)

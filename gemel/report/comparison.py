@@ -1,4 +1,9 @@
-"""What several evaluations of one workload say beside each other, in plain values."""
+"""What several evaluations of one workload say beside each other, in plain values.
+
+The page that shows evaluations beside each other, in the dress of the report.
+
+Reports in, one page out.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,23 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from gemel.report.verdict import verdict
+from gemel.report import geometry as figures
+from gemel.report.conclusion import draw_conclusion
+from gemel.report.document import read_report, report_path
+from gemel.report.drawing import Series, draw_curve
+from gemel.report.templates import render_template, without_line_breaks
 from gemel.text import number, percent, size
 from models.errors import InputError
+from models.io import check_apart, check_output, open_atomic
 
 MAX_REPORTS = len(ascii_uppercase)
-CELL = ("metric", "original", "merged", "ratio", "ci95", "target", "met", "certain", "worth")
+CELL_KEYS = ("metric", "original", "merged", "ratio", "ci95", "target", "met", "certain", "worth")
 """What is told of a query in each report."""
 SAME = 1e-9
 """Accuracies of the same original on the same frames differ by no more."""
 
 
-def compare(found: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
+def compare_documents(found: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
     """The comparison of these reports (path, document), which get letters in their order.
 
     Raises InputError where two are not of one workload: of another name, or with other queries.
@@ -57,7 +67,7 @@ def _check_alike(found: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
 def _told(letter: str, path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     """One report as a whole."""
     judged = [row for row in document["offline"] if row["worth"]]
-    found = verdict(document)
+    found = draw_conclusion(document)
     return {
         "letter": letter,
         "file": str(path),
@@ -82,7 +92,7 @@ def _told(letter: str, path: Path, document: Mapping[str, Any]) -> dict[str, Any
 
 def _cells(letter: str, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Each query of one report: its row offline, and streaming accuracy by memory and arm."""
-    cells = {row["query"]: {"letter": letter, **{key: row[key] for key in CELL}} for row in document["offline"]}
+    cells = {row["query"]: {"letter": letter, **{key: row[key] for key in CELL_KEYS}} for row in document["offline"]}
     for cell in cells.values():
         cell["streaming"] = {}
     for row in document["streaming"]:
@@ -145,3 +155,61 @@ def _differences(reports: Sequence[Mapping[str, Any]], documents: Sequence[Mappi
             shown = "" if what == "accuracy targets" else f" ({'; '.join(told)})"
             lines.append(f"The {what} differ{shown}: what depends on them cannot be compared.")
     return lines
+
+
+ORIGINALS = "originals"
+REPORT_COLOURS = 6
+"""Of reports; further ones begin again, their letters tell them apart."""
+
+
+def render_comparison(comparison: Mapping[str, Any]) -> str:
+    """The page of a comparison (`gemel.report.comparison`)."""
+    comparison = without_line_breaks(comparison)
+    reports, cells = comparison["reports"], [cell for row in comparison["queries"] for cell in row["cells"]]
+    kinds = {one["letter"]: f"r{index % REPORT_COLOURS}" for index, one in enumerate(reports)}
+    most = max(max(one["bytes"]["before"], one["bytes"]["after"]) for one in reports)
+    rows = comparison["streaming"]
+    memory = _common(reports, rows)
+    lines = [_series(one, kinds[one["letter"]], rows) for one in reports]
+    if not comparison["differences"]:  # the originals of one are those of all
+        lines.insert(0, _series(reports[0], ORIGINALS, rows))
+    return render_template(
+        "compare.html",
+        one=comparison,
+        kinds=kinds,
+        most=most,
+        ratios=figures.accuracy_axis(cells),
+        accuracies=figures.Axis([0.0, 1.0], step=0.2),
+        memory=memory,
+        means={row["letter"]: row for row in rows if row["memory"] == memory},
+        curve=draw_curve(
+            lines,
+            {row["memory_bytes"]: row["memory"] for row in rows},
+        ),
+    )
+
+
+def _series(report: Mapping[str, Any], kind: str, rows: Sequence[Mapping[str, Any]]) -> Series:
+    """The line of a report's merged models; of kind ORIGINALS that of its originals."""
+    arm, name = (ORIGINALS, ORIGINALS) if kind == ORIGINALS else ("merged", f"{report['letter']}, {report['bundle']}")
+    own = [row for row in rows if row["letter"] == report["letter"]]
+    return Series(name, kind, [(row["memory_bytes"], row[arm], *row[f"{arm}_spread"]) for row in own])
+
+
+def _common(reports: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The memory setting to look at: the first report's, where all played it, else the first that all did."""
+    played = [{row["memory"] for row in rows if row["letter"] == one["letter"]} for one in reports]
+    shared = set.intersection(*played)
+    wanted = [reports[0]["asked"]["memory"], *(row["memory"] for row in rows)]
+    return next((name for name in wanted if name in shared), None)
+
+
+def write_comparison(reports: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
+    """Compare these reports, write the page, and return what it shows; InputError, with nothing written, as they do."""
+    paths = [report_path(one) for one in reports]
+    check_apart([("--out", out)], [("one of the reports", path) for path in paths])
+    check_output(out, overwrite=True)
+    found = compare_documents([(path, read_report(path)) for path in paths])
+    with open_atomic(Path(out), overwrite=True) as file:
+        file.write(render_comparison(found).encode("utf-8", "backslashreplace"))
+    return found

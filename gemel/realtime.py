@@ -28,8 +28,7 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
-from gemel.evaluation.arms import MERGED, Scorer, Tested
-from gemel.evaluation.streaming import Stream, shown
+from gemel.stream_eval import MERGED, QueryTest, Scorer, Stream, latest_results
 from models.bundle import Bundle
 from models.errors import InputError
 from models.preprocess import Roi
@@ -42,7 +41,7 @@ DRAINING_S = 5.0
 
 @dataclass(frozen=True)
 class _Result:
-    """A finished frame of a stream, as `gemel.evaluation.streaming.shown` wants it; seconds of the stream."""
+    """A finished frame of a stream, as `gemel.stream_eval.latest_results` wants it; seconds of the stream."""
 
     query: str
     index: int
@@ -50,9 +49,9 @@ class _Result:
     finished_at: float | None
 
 
-def walled(
+def evaluate_realtime(
     bundle: Bundle,
-    tested: Sequence[Tested],
+    tested: Sequence[QueryTest],
     pictures: Mapping[str, Sequence[np.ndarray]],
     streams: Mapping[str, Stream],
     budget_bytes: int,
@@ -107,7 +106,7 @@ def _until(stream: Stream, seconds: float) -> Stream:
     )
 
 
-def placed(picture: np.ndarray, roi: Roi | None) -> np.ndarray:
+def paste_into_frame(picture: np.ndarray, roi: Roi | None) -> np.ndarray:
     """A frame of a camera that shows this picture in the region that the query looks at, and black elsewhere."""
     if roi is None:
         return picture
@@ -126,7 +125,7 @@ def _decoded(
     held = 0
     for query, stream in streams.items():
         for frame in dict.fromkeys(stream.frames[moment] for moment in stream.delivered):
-            found[query][frame] = placed(pictures[query][frame], rois[query])
+            found[query][frame] = paste_into_frame(pictures[query][frame], rois[query])
             held += found[query][frame].nbytes
             if held > MAX_PICTURE_BYTES:
                 raise InputError("--wall", "the frames of so many seconds do not fit 1 GiB", "ask for fewer seconds")
@@ -181,7 +180,7 @@ def _play(
 
 
 def _told(
-    tested: Sequence[Tested],
+    tested: Sequence[QueryTest],
     streams: Mapping[str, Stream],
     results: Sequence[_Result],
     ledger: Mapping[str, Mapping[str, Any]],
@@ -197,7 +196,7 @@ def _told(
         query, scorer = one.query.id, Scorer(one, MERGED)
         own = [result for result in results if result.query == query]
         theirs = [frame for frame in virtual.frames if frame.query == query]
-        wall, clock = (scorer(streams[query], shown(streams[query], found)) for found in (own, theirs))
+        wall, clock = (scorer(streams[query], latest_results(streams[query], found)) for found in (own, theirs))
         queries.append({
             "query": query, "wall": wall, "virtual": clock, "difference": wall - clock,
             "received": ledger[query]["received"], "processed_wall": ledger[query]["processed"],

@@ -1,13 +1,40 @@
-"""An evaluation in a few lines, for a terminal."""
+"""Each query of a merge against its original, in words.
+
+An evaluation in a few lines, for a terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemel.looking.scores import verdict as kept
-from gemel.report.verdict import verdict
-from gemel.text import number, table
+from gemel.report.conclusion import draw_conclusion
+from gemel.text import number, percent, table
+
+
+def scores_text(queries: Sequence[Mapping[str, Any]]) -> str:
+    """Each query against its original, as a table."""
+    rows = [
+        (
+            row["id"],
+            row["metric"],
+            number(row["original"]),
+            number(row["merged"]),
+            percent(row["ratio"]),
+            target_status(row),
+        )
+        for row in queries
+    ]
+    return table(("query", "metric", "original", "merged", "ratio", "target"), rows)
+
+
+def target_status(row: Mapping[str, Any]) -> str:
+    """Whether a query keeps its target, and how far to trust that."""
+    if not row.get("worth", True):
+        return "no evidence: the original is too weak"
+    if not row["met"]:
+        return "missed"
+    return "met" if row["certain"] else "met, not certain"
 
 
 def evaluation_text(document: Mapping[str, Any]) -> str:
@@ -19,7 +46,7 @@ def evaluation_text(document: Mapping[str, Any]) -> str:
         return " -> ".join(number(streamed[query, setting, arm], 2) for arm in ("originals", "merged"))
 
     rows = [
-        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), kept(row),
+        (row["query"], row["metric"], number(row["original"]), number(row["merged"]), draw_conclusion(row),
          *(along(row["query"], setting) for setting in memory))
         for row in document["offline"]
     ]  # fmt: skip
@@ -33,7 +60,7 @@ def evaluation_text(document: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def verdict_text(document: Mapping[str, Any]) -> str:
+def conclusion_text(document: Mapping[str, Any]) -> str:
     """What to do, and a line for each query that merging made worse."""
-    found = verdict(document)
+    found = draw_conclusion(document)
     return "\n".join([found.sentence, *(f"  WORSE: {one.query}, {one.text}" for one in found.worse)])

@@ -11,7 +11,7 @@ from models.errors import InputError
 from models.io import MAX_QUERIES, Exact, read_json, validate
 
 REPORT_JSON = "report.json"
-FORMAT = 2
+REPORT_FORMAT = 2
 """Of report.json: no other is read."""
 ARMS = ("originals", "merged")
 REMEDY = "evaluate again: gemel eval BUNDLE WORKLOAD -o DIR"
@@ -98,7 +98,7 @@ def report_path(given: str | Path) -> Path:
 def read_report(path: Path) -> dict[str, Any]:
     """The document that `gemel eval` wrote; InputError for anything else, or for one that contradicts itself."""
     document = read_json(path, REMEDY)
-    if document.get("format") != FORMAT:
+    if document.get("format") != REPORT_FORMAT:
         raise InputError(path, "is no report of this version's gemel eval", REMEDY, "format")
     validate(path, document, _Report, remedy=REMEDY)
     queries = [row["query"] for row in document["offline"]]

@@ -16,37 +16,40 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from gemel.evaluation.arms import MERGED, ORIGINALS
+from gemel.stream_eval import MERGED, ORIGINALS
 from models.errors import InputError
 from models.io import describe_problem
 
 if TYPE_CHECKING:
-    from gemel.evaluation.judging import Judged
+    from gemel.evaluation import QueryEvaluation
 
-KEY = "--fiftyone"
+
+COCO_KEY = "--fiftyone"
 JPEG_QUALITY = 95
 ANSWERS = {"original": ORIGINALS, "merged": MERGED}
 
 
-def check_handing(folder: Path | None) -> None:
+def check_export_folder(folder: Path | None) -> None:
     """Refuse a folder that holds anything, or that cannot be made, before any work is done."""
     if folder is None:
         return
     if not folder.parent.is_dir():
-        raise InputError(folder, f"there is no directory {folder.parent}", "create it, or choose another folder", KEY)
+        raise InputError(
+            folder, f"there is no directory {folder.parent}", "create it, or choose another folder", COCO_KEY
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(folder, "holds other files", "choose a new or empty folder", KEY)
+        raise InputError(folder, "holds other files", "choose a new or empty folder", COCO_KEY)
     if not folder.exists():
-        with describe_problem(folder, KEY):
+        with describe_problem(folder, COCO_KEY):
             folder.mkdir()
             folder.rmdir()
 
 
-def hand_over(judged: Sequence[Judged], folder: Path) -> None:
+def export_coco(judged: Sequence[QueryEvaluation], folder: Path) -> None:
     """Fill the folder; what was begun is removed where that fails."""
     new = not folder.exists()
     try:
-        with describe_problem(folder, KEY):
+        with describe_problem(folder, COCO_KEY):
             for one in judged:
                 _query(one, folder / one.tested.query.id)
     except BaseException:
@@ -57,7 +60,7 @@ def hand_over(judged: Sequence[Judged], folder: Path) -> None:
         raise
 
 
-def _query(one: Judged, folder: Path) -> None:
+def _query(one: QueryEvaluation, folder: Path) -> None:
     (folder / "data").mkdir(parents=True)
     sizes = []
     for index, frame in enumerate(one.split.frames):
@@ -77,13 +80,13 @@ def _name(index: int) -> str:
     return f"{index:06}.jpg"
 
 
-def _labels(one: Judged, labels: Sequence[str]) -> dict[str, Any]:
+def _labels(one: QueryEvaluation, labels: Sequence[str]) -> dict[str, Any]:
     classes = list(one.tested.query.classes)
     stems = (Path(_name(index)).stem for index in range(len(labels)))
     return {"classes": classes, "labels": {stem: classes.index(label) for stem, label in zip(stems, labels)}}
 
 
-def _coco(one: Judged, sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def _coco(one: QueryEvaluation, sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
     query, split = one.tested.query, one.split
     objects = [
         {"image_id": image, "category_id": number, "bbox": bbox, "area": bbox[2] * bbox[3], "iscrowd": 0}
@@ -101,14 +104,14 @@ def _coco(one: Judged, sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _results(one: Judged, answers: Sequence[Any]) -> list[dict[str, Any]]:
+def _results(one: QueryEvaluation, answers: Sequence[Any]) -> list[dict[str, Any]]:
     return [
         {"image_id": image, "category_id": number, "bbox": bbox, "score": score}
         for image, number, bbox, score in _flat(one, answers)
     ]
 
 
-def _flat(one: Judged, listed: Sequence[Any]) -> list[tuple[int, int, list[float], float]]:
+def _flat(one: QueryEvaluation, listed: Sequence[Any]) -> list[tuple[int, int, list[float], float]]:
     """Image, category, COCO box (x, y, width, height) and score (1 for a truth) of every box."""
     numbers = {name: number for number, name in enumerate(one.tested.query.classes, start=1)}
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemel.text import number, percent, size
 
-SEEN = 0.005
+VISIBLE_DIFFERENCE = 0.005
 """A streaming accuracy that falls by less is the same to two decimals, and is not called worse."""
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 SHARES_NOTHING = ("none", "joint")
@@ -16,7 +16,7 @@ SHARES_NOTHING = ("none", "joint")
 
 
 @dataclass(frozen=True)
-class Worse:
+class WorseQuery:
     """A query that merging made worse, and how; `decides` says that this keeps it from being shipped."""
 
     query: str
@@ -25,17 +25,17 @@ class Worse:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conclusion:
     """What to do: `tone` is good, mixed or bad; `ship` are the queries that can be shipped."""
 
     sentence: str
     tone: str
     ship: tuple[str, ...]
-    worse: tuple[Worse, ...]
+    worse: tuple[WorseQuery, ...]
 
 
-def verdict(document: Mapping[str, Any]) -> Verdict:
-    """Judge a report document (`gemel.evaluation.evaluating`) at the memory that was asked for.
+def draw_conclusion(document: Mapping[str, Any]) -> Conclusion:
+    """Judge a report document (`gemel.evaluation`) at the memory that was asked for.
 
     A query can be shipped when its original is evidence, its target is met on test, and at that memory its streaming
     accuracy keeps the same part of what the originals have. Made worse, and named, is also every query whose streaming
@@ -44,25 +44,25 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
     offline, counts = document["offline"], document["bytes"]
     worse = _worse(document)
     if not document["shared"]:
-        return Verdict(f"Nothing could be shared, because {_why_nothing(document)}.", "bad", (), tuple(worse))
+        return Conclusion(f"Nothing could be shared, because {_why_nothing(document)}.", "bad", (), tuple(worse))
     weak = [row["query"] for row in offline if not row["worth"]]
     falling = list(dict.fromkeys(one.query for one in worse if one.decides))
     ship = tuple(row["query"] for row in offline if row["query"] not in {*weak, *falling})
     gain = f"{percent(counts['saved_fraction'], 0)} less memory for weights{_stream_gain(document)}"
     if len(ship) == len(offline):
         kept = f"all {_count(len(ship))} queries keep their accuracy target" if len(ship) > 1 else "its target is kept"
-        return Verdict(f"Ship it: {kept}, with {gain}.", "good", ship, tuple(worse))
+        return Conclusion(f"Ship it: {kept}, with {gain}.", "good", ship, tuple(worse))
     reasons = [f"{_listed(falling)} {'fall' if len(falling) > 1 else 'falls'} short"] if falling else []
     if weak:
         originals = "the originals of" if len(weak) > 1 else "the original of"
         reasons.append(f"{originals} {_listed(weak)} {'are' if len(weak) > 1 else 'is'} too weak to judge by")
     if not ship:
-        return Verdict(f"Don't ship it: {' and '.join(reasons)}.", "bad", (), tuple(worse))
+        return Conclusion(f"Don't ship it: {' and '.join(reasons)}.", "bad", (), tuple(worse))
     part = f"{_count(len(ship))} of {_count(len(offline))}"
-    return Verdict(f"Ship it for {part}: {' and '.join(reasons)}; {gain}.", "mixed", ship, tuple(worse))
+    return Conclusion(f"Ship it for {part}: {' and '.join(reasons)}; {gain}.", "mixed", ship, tuple(worse))
 
 
-def asked_of(document: Mapping[str, Any]) -> tuple[str, int] | None:
+def reported_memory(document: Mapping[str, Any]) -> tuple[str, int] | None:
     """Name and bytes of the memory setting asked for, the least where none was; None without streams."""
     settings = {row["memory"]: row["memory_bytes"] for row in document["streaming"]}
     if "asked" in document and document["asked"]["memory"] in settings:
@@ -70,7 +70,7 @@ def asked_of(document: Mapping[str, Any]) -> tuple[str, int] | None:
     return min(settings.items(), key=lambda one: one[1]) if settings else None
 
 
-def streamed_at(document: Mapping[str, Any], memory: str) -> dict[str, tuple[float, float]]:
+def stream_accuracies(document: Mapping[str, Any], memory: str) -> dict[str, tuple[float, float]]:
     """Query -> streaming accuracy of its original and merged at a memory setting; 0 where there is none."""
     found: dict[str, dict[str, float]] = {}
     for row in document["streaming"]:
@@ -79,10 +79,10 @@ def streamed_at(document: Mapping[str, Any], memory: str) -> dict[str, tuple[flo
     return {query: (arms["originals"], arms["merged"]) for query, arms in found.items()}
 
 
-def _worse(document: Mapping[str, Any]) -> list[Worse]:
+def _worse(document: Mapping[str, Any]) -> list[WorseQuery]:
     """Those who missed their target first, then those worse on the stream, at the memory asked for before others."""
     found = [
-        Worse(
+        WorseQuery(
             row["query"],
             f"misses its target: {percent(row['ratio'])} of its original, {percent(row['target'], 0)} wanted",
             decides=True,
@@ -90,15 +90,15 @@ def _worse(document: Mapping[str, Any]) -> list[Worse]:
         for row in document["offline"]
         if row["worth"] and not row["met"]
     ]
-    asked = asked_of(document)
+    asked = reported_memory(document)
     settings = {row["memory"]: row["memory_bytes"] for row in document["streaming"]}
     order = sorted(settings, key=lambda name: (asked is None or name != asked[0], settings[name]))
-    streamed = {memory: streamed_at(document, memory) for memory in order}
+    streamed = {memory: stream_accuracies(document, memory) for memory in order}
     for row in document["offline"]:
         falls = []
         for memory in order:
             before, after = streamed[memory].get(row["query"], (0.0, 0.0))
-            if before - after > SEEN:
+            if before - after > VISIBLE_DIFFERENCE:
                 falls.append((memory, before, after))
         if falls:
             found.append(_worse_on_stream(row, falls, settings, asked))
@@ -110,19 +110,19 @@ def _worse_on_stream(
     falls: Sequence[tuple[str, float, float]],
     settings: Mapping[str, int],
     asked: tuple[str, int] | None,
-) -> Worse:
+) -> WorseQuery:
     """One line for a query, whatever the number of memory settings: (setting, accuracy before, after) each."""
     starved = any(after < before / 2 for _, before, after in falls)
     parts = [f"{number(b, 2)} became {number(a, 2)} with {size(settings[memory])} ({memory})" for memory, b, a in falls]
     decides = any(asked is not None and name == asked[0] and a < row["target"] * b for name, b, a in falls)
-    return Worse(row["query"], f"{'starved' if starved else 'worse'} on the stream: {', '.join(parts)}", decides)
+    return WorseQuery(row["query"], f"{'starved' if starved else 'worse'} on the stream: {', '.join(parts)}", decides)
 
 
 def _stream_gain(document: Mapping[str, Any]) -> str:
-    asked = asked_of(document)
+    asked = reported_memory(document)
     if asked is None:
         return ""
-    before, after = (sum(arm) / len(arm) for arm in zip(*streamed_at(document, asked[0]).values(), strict=True))
+    before, after = (sum(arm) / len(arm) for arm in zip(*stream_accuracies(document, asked[0]).values(), strict=True))
     return f"; the stream is answered at {number(after, 2)} instead of {number(before, 2)} in {size(asked[1])}"
 
 

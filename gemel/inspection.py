@@ -1,22 +1,76 @@
-"""What a workload's models weigh and could share; needs neither weights nor footage."""
+"""What a workload names that is not there, or does not fit: no fault for `inspect`, but one for what comes after.
+
+What a workload's models weigh and could share; needs neither weights nor footage.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemel.looking.missing import missing
 from gemel.text import percent, size, table
+from models.data import SPLITS, load_split
+from models.errors import InputError
 from models.sharing.groups import Group, groups
 from models.sharing.layers import Signature, layers_of_all, model_bytes
 from models.sharing.similarity import ceiling_with_copies, copies, cosine_likeness
-from models.weights import load_weights
-from models.workload import Workload
+from models.video import is_path
+from models.weights import Published, check_weights, load_weights
+from models.workload import Query, Workload
 from models.zoo import build_query
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def missing_inputs(workload: Workload) -> tuple[str, ...]:
+    """One line for each: the file, the key, what is wrong with it, what to do. Nothing is downloaded or decoded."""
+    found = [*_cameras(workload)]
+    for query in workload.queries:
+        found += [*_weights(query, workload.path), *_data(query, workload.path)]
+    return tuple(str(error) for error in found)
+
+
+def _cameras(workload: Workload) -> Iterator[InputError]:
+    for camera in workload.cameras.values():
+        if is_path(camera.source) and not os.path.exists(camera.source):
+            key = f"cameras.{camera.id}.source"
+            yield InputError(workload.path, f"{camera.source} does not exist", "correct the path", key)
+
+
+def _weights(query: Query, file: Path) -> Iterator[InputError]:
+    key, remedy = f"weights ({query.id})", "correct the path, or let `gemel train` write it"
+    if query.weights is None:
+        yield InputError(file, "none are named", "name a file: `gemel train` writes it, `gemel merge` reads it", key)
+    elif isinstance(query.weights, Published):
+        return
+    elif not query.weights.is_file():
+        yield InputError(file, f"{query.weights} does not exist", remedy, key)
+    else:
+        yield from _raised(lambda: check_weights(query, build_query(query, "meta")))
+
+
+def _data(query: Query, file: Path) -> Iterator[InputError]:
+    key = f"data ({query.id})"
+    if query.data is None:
+        yield InputError(file, "no frames are named", "name a folder or a video: training and merging need it", key)
+    elif not query.data.exists():
+        yield InputError(file, f"{query.data} does not exist", "correct the path, or put frames there", key)
+    elif any((query.data / split).is_dir() for split in SPLITS):
+        for split in SPLITS:
+            yield from _raised(lambda split=split: load_split(query, split))
+
+
+def _raised(check: Callable[[], object]) -> Iterator[InputError]:
+    try:
+        check()
+    except InputError as error:
+        yield error
+
 
 TEXT_GROUPS = 12
 PAIRING_EXPLAINED = (
@@ -30,7 +84,7 @@ class Inspection:
     """A workload on paper.
 
     `heaviest` = (layers, share of all bytes): how few layers hold how much. `warnings` name what is not there or does
-    not fit (gemel.looking.missing).
+    not fit (gemel.inspection).
     """
 
     workload: str
@@ -142,7 +196,7 @@ def inspect_workload(workload: Workload, signature: Signature = "wide", weights:
                 if query.id not in free
             ),
         ),
-        warnings=missing(workload),
+        warnings=missing_inputs(workload),
     )
 
 

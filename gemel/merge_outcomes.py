@@ -1,18 +1,97 @@
-"""What became of each set of layers in a merge, as the log beside a bundle tells it, or the bundle alone."""
+"""The log of a merge as it is read again: rows of every kind that is shown, checked; others are passed over.
+
+What became of each set of layers in a merge, as the log beside a bundle tells it, or the bundle alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from gemel.looking.log import OUTCOMES, read_log
+from pydantic import Field
+
 from gemel.text import number, percent, size, table
 from models.bits import FACTORS
 from models.bundle import Bundle
 from models.errors import InputError, one_line
+from models.io import Exact, read_json_lines, validate
 from models.sharing.layers import weight_key
+
+SET_OUTCOMES = ("kept", "repaired", "partly", "refused", "untried")
+"""In the order in which they are shown."""
+MAX_LOG_BYTES, MAX_LOG_LINES, MAX_LOG_LINE_BYTES = 2**26, 50_000, 2**23
+
+_Bytes = Annotated[int, Field(ge=0, le=2**50)]
+_Saved = Annotated[int, Field(ge=-(2**50), le=2**50)]
+_Work = Annotated[float, Field(ge=0, le=1e30)]
+_Ratio = Annotated[float, Field(ge=-1e9, le=1e9)] | None
+_Member = Annotated[tuple[str, str], Field(strict=False)]
+
+
+class _Row(Exact, extra="allow"):
+    """Other keys are for whoever reads the log, not for us."""
+
+
+class _Why(_Row):
+    after: str
+    ratio: _Ratio
+    required: _Ratio
+
+
+class _Set(_Row):
+    set: Annotated[list[_Member], Field(min_length=1)]
+    bytes: _Bytes
+    outcome: Literal["kept", "repaired", "partly", "refused", "untried"]
+    kept: list[_Member]
+    in_the_way: dict[str, _Why]
+    residual_bytes: _Bytes
+    saved_bytes: _Saved
+    work: _Work
+    together: Annotated[int, Field(ge=1)]
+
+
+class _Repaired(_Row):
+    repair: str
+    query: str
+    required: _Ratio
+    ratio: _Ratio = None
+
+
+class _Waiting(_Row):
+    waits: str
+    after: str
+    required: _Ratio
+    ratio: _Ratio = None
+
+
+class _Alone(_Row):
+    alone: str
+    required: _Ratio
+    ratio: _Ratio = None
+
+
+class _Widths(_Row):
+    width: str
+    widened: list[str]
+    in_the_way: list[str]
+
+
+_KINDS = {"set": _Set, "alone": _Alone, "waits": _Waiting, "repair": _Repaired, "width": _Widths}
+"""By the key that only rows of this kind have."""
+
+
+def read_merge_log(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log, as they stand there; InputError, which names the line, for what no merge can have written."""
+    for number, row in read_json_lines(path, "", MAX_LOG_BYTES, MAX_LOG_LINE_BYTES, torn=False):
+        if number > MAX_LOG_LINES:
+            raise InputError(path, f"has more than {MAX_LOG_LINES} lines")
+        for key, kind in _KINDS.items():
+            if key in row:
+                validate(f"{path}: line {number}", row, kind)
+        yield row
+
 
 LOG_SUFFIX = ".log.jsonl"
 NO_LOG = "no log beside the bundle: what was tried and refused is not known, only what is shared"
@@ -26,7 +105,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class MergeOutcomes:
     """The rows of the sets (merger.journal.outcomes), those of the repairs, and of the widths.
 
     `note` says why there is no more than what the bundle itself tells; empty where the log was found.
@@ -38,13 +117,13 @@ class Outcomes:
     note: str = ""
 
     @classmethod
-    def of(cls, bundle: Bundle) -> Outcomes:
+    def of(cls, bundle: Bundle) -> MergeOutcomes:
         """From the log beside the bundle, if that is its own, else from its manifest."""
         path = Path(f"{bundle.path}{LOG_SUFFIX}")
         if not path.exists():
             return cls(tuple(shared_sets(bundle)), note=NO_LOG)
         try:
-            log = list(read_log(path))
+            log = list(read_merge_log(path))
         except InputError as error:
             return cls(tuple(shared_sets(bundle)), note=f"{UNREADABLE}: {error}")
         sets = tuple(row for row in log if "set" in row)
@@ -140,7 +219,7 @@ def _every(sets: Sequence[Row]) -> str:
 
 
 def _order(outcome: str, rows: Iterable[Row]) -> tuple[int, int]:
-    return OUTCOMES.index(outcome), -sum(row["saved_bytes"] or row["bytes"] for row in rows)
+    return SET_OUTCOMES.index(outcome), -sum(row["saved_bytes"] or row["bytes"] for row in rows)
 
 
 def _layer(row: Row) -> str:

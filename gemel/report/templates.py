@@ -17,18 +17,18 @@ from models.errors import one_line
 NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own", "residual": "low-rank residual"}
 
 
-def written(page: str, **values: Any) -> str:
+def render_template(page: str, **values: Any) -> str:
     """A page of `pages/` with these values; the same values give the same text."""
     sheet = _environment().get_template(page)
     return sheet.render(css=Markup(_own("style.css")), draw=drawing, **values)
 
 
-def plain(value: Any) -> Any:
+def without_line_breaks(value: Any) -> Any:
     """The same document, but no text in it, keys included, holds what would end, hide or turn a line of the page."""
     if isinstance(value, Mapping):
-        return {one_line(key): plain(one) for key, one in value.items()}
+        return {one_line(key): without_line_breaks(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [plain(one) for one in value]
+        return [without_line_breaks(one) for one in value]
     return one_line(value) if isinstance(value, str) else value
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from edge_runtime.schedule.staleness import Curve, falling
-from gemel.evaluation.streaming import Footage, units_of
+from gemel.stream_eval import Footage, units_of
 from models.bundle import Bundle
 from models.data import load_split
 from models.evaluation import load_labels, predict
@@ -16,12 +16,12 @@ from models.predictions import Task
 from models.tasks import task_of
 from models.workload import Query
 
-AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+STALENESS_AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """In frames of the query's rate; what lies between is interpolated."""
 CLOCK_SLACK_S = 1e-6
 
 
-def curve_of(query: Query, bundle: Bundle, device: str) -> Curve:
+def query_staleness(query: Query, bundle: Bundle, device: str) -> Curve:
     """The curve of a bundle's query on its val split: against labels, or the answers themselves where there are none.
 
     Empty where the split has no two frames of one clip or track.
@@ -46,8 +46,8 @@ def staleness_curve(
     An answer of another clip or track says nothing. The curve ends at the age that no clip is long enough for.
     """
     known: list[tuple[int, float]] = []
-    for age in AGES:
-        pairs = aged(footage, age)
+    for age in STALENESS_AGES:
+        pairs = frame_pairs(footage, age)
         if not pairs:
             break
         old, new = [answers[before] for before, _ in pairs], [truths[now] for _, now in pairs]
@@ -55,7 +55,7 @@ def staleness_curve(
     return falling(_between(known))
 
 
-def aged(footage: Footage, age: int) -> list[tuple[int, int]]:
+def frame_pairs(footage: Footage, age: int) -> list[tuple[int, int]]:
     """For each frame the newest one of its unit that is so many of the query's frames older, as indices (then, now)."""
     pairs = []
     for unit in units_of(footage):

@@ -1,1 +1,0 @@
-"""What a workload, a bundle or the zoo holds, as tables."""

@@ -1,1 +1,0 @@
-"""Several evaluations of one workload beside each other: `gemel report`."""
