@@ -273,13 +273,16 @@ def paint_backdrop(
     plain = project(ground.paint_texture(rng), PIXELS_PER_M, smooth=True).astype(np.float32)
     if light.night:
         bright = plain * (
-            0.5 * np.asarray(light.ambient, np.float32) + 0.85 * np.minimum(project(ground.light, LIGHT_PIXELS_PER_M), 1.6)
+            0.5 * np.asarray(light.ambient, np.float32)
+            + 0.85 * np.minimum(project(ground.light, LIGHT_PIXELS_PER_M), 1.6)
         )
         dark = bright * 0.6
     else:
         bright = plain * light.factors(np.array([[0, 0, 1.0]]))[0].astype(np.float32)
         dark = bright * np.asarray(SHADOW_FACTOR, np.float32)
-        soft = cv2.merge([project(cv2.GaussianBlur(ground.shade, (7, 7), 0), PIXELS_PER_M).astype(np.float32) / 255] * 3)
+        soft = cv2.merge(
+            [project(cv2.GaussianBlur(ground.shade, (7, 7), 0), PIXELS_PER_M).astype(np.float32) / 255] * 3
+        )
         bright += (dark - bright) * soft
     lit, shaded = sky.copy(), sky
     for canvas, plan in ((lit, bright), (shaded, dark)):

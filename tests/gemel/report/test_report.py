@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from gemel.evaluation import caveats
+from gemel import evaluation as caveats
 from gemel.report.drawing import Series, draw_boxes, draw_curve, rows_of
 from gemel.report.examples import worst, worst_examples
 from gemel.report.geometry import (

@@ -67,6 +67,7 @@ if sys.argv[1] == "given back":
 print(before - held_bytes()["anonymous"])
 """
 
+
 def given_back(variant: str) -> int:
     """Bytes that a process holds less, having freed 40 MB between things that it still uses."""
     done = subprocess.run([sys.executable, "-c", HELD, variant], capture_output=True, text=True, check=True)
