@@ -1,4 +1,4 @@
-"""What all tests share: one thread, order and time, hypothesis without a stopwatch, and the folder of real footage."""
+"""Shared by all tests: one thread, test order, the time limit, hypothesis settings, the folder of real footage."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ settings.load_profile("gemel")
 REPOSITORY = Path(__file__).resolve().parent.parent
 HEAVY = ("exhaustive", "slow")
 """Markers, the heaviest first."""
-BEGAN = time.monotonic()
+STARTED = time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--within SECONDS`, for a machine of which nobody knows how fast it is."""
-    parser.addoption("--within", type=float, metavar="SECONDS", help="skip what would begin after so many seconds")
+    """`--within SECONDS`: for machines of unknown speed."""
+    parser.addoption("--within", type=float, metavar="SECONDS", help="skip tests that would start later than this")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what begins too late, fixtures and all."""
+    """Skip a test that starts too late, with its fixtures."""
     within = item.config.getoption("within")
-    if within is not None and time.monotonic() - BEGAN > within:
+    if within is not None and time.monotonic() - STARTED > within:
         pytest.skip(f"{within:g} seconds are over: `make test-all` runs it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with heavy tests first: of two workers neither is left alone with one at the end."""
+    """Run files with heavy tests first, so that no worker ends with one alone."""
     heaviest: dict[Path, int] = {}
     for item in items:
         rank = next((rank for rank, marker in enumerate(HEAVY) if item.get_closest_marker(marker)), len(HEAVY))
@@ -56,14 +56,14 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def project(repository: Path) -> dict[str, Any]:
-    """What pyproject.toml says; Python 3.10 has no reader of its own, pytest brings one there."""
+    """pyproject.toml, parsed; Python 3.10 has no TOML reader, pytest brings one."""
     reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return reader.loads((repository / "pyproject.toml").read_text())
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real footage (GEMEL_DATA, else ../shared/data); skips, saying so, where there is none."""
+    """The folder of real footage (GEMEL_DATA, else ../shared/data); skipped with the reason where absent."""
     folder = Path(os.environ.get("GEMEL_DATA") or REPOSITORY.parent / "shared" / "data")
     if not (folder / "MANIFEST.json").is_file():
         pytest.skip("the real footage is not here: set GEMEL_DATA to its folder")
@@ -72,6 +72,6 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium; skips, saying so, where there is none."""
+    """Chromium; skipped with the reason where absent."""
     with opened_browser() as opened:
         yield opened

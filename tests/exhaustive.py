@@ -1,4 +1,4 @@
-"""What every case is tested with in `make test-all`, and a few of them stand for in `make test`."""
+"""Parametrisation with all cases in `make test-all` and a few of them in `make test`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README promises exists: its commands in the Makefile, its files, and every package that is built."""
+"""The README, the Makefile, the CI script and pyproject.toml agree with each other and with the files."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def make_targets(repository: Path) -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_every_make_command_of_the_readme_exists(repository: Path):
+def test_readme_make_commands_exist(repository: Path):
     asked = set(re.findall(r"\bmake ([a-z-]+)", (repository / "README.md").read_text()))
     assert {"demo", "test"} <= asked
     assert asked <= make_targets(repository)
 
 
-def test_the_makefile_has_what_the_project_needs(repository: Path):
+def test_makefile_required_targets_exist(repository: Path):
     assert {"demo", "test", "test-all", "lint", "real"} <= make_targets(repository)
 
 
-def test_every_gemel_command_of_the_readme_parses(repository: Path):
+def test_readme_gemel_commands_parse(repository: Path):
     from gemel.cli import build_parser
 
     text = (repository / "README.md").read_text()
@@ -40,20 +40,20 @@ def test_every_gemel_command_of_the_readme_parses(repository: Path):
         build_parser().parse_args(command.split())
 
 
-def test_every_local_link_of_the_readme_leads_somewhere(repository: Path):
+def test_readme_local_links_exist(repository: Path):
     links = re.findall(r"\]\(([^)#:]+)\)", (repository / "README.md").read_text())
     missing = [link for link in links if not (repository / link).exists()]
     assert links and not missing
 
 
-def test_ci_calls_lint_and_every_test(repository: Path):
+def test_ci_runs_lint_and_tests(repository: Path):
     script = repository / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR
     called = re.findall(r"^ *(?:make|tests) ([a-z-]+)\b", script.read_text(), re.MULTILINE)
     assert called == ["lint", "test", "test-all"]
 
 
-def test_the_short_and_the_full_run_of_the_tests_differ_by_the_marker_and_how_many_run_at_once(repository: Path):
+def test_make_test_and_test_all_differ_by_marker_and_workers(repository: Path):
     recipes = dict(re.findall(r"^(test(?:-all)?):.*\n\t(.+)$", (repository / "Makefile").read_text(), re.MULTILINE))
     short = recipes["test"].replace(" -m 'not exhaustive'", "")
     assert short.replace(" --numprocesses 3", "") == recipes["test-all"] != short != recipes["test"]
@@ -64,7 +64,7 @@ def executable(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_a_package_that_a_system_lacks_keeps_no_other_from_being_installed(repository: Path, tmp_path: Path):
+def test_system_packages_missing_one_installs_the_others(repository: Path, tmp_path: Path):
     executable(tmp_path / "id", "echo 0")
     executable(tmp_path / "make", "")
     executable(tmp_path / "apt-get", 'echo "$@" >&2; [ "${!#}" != chromium ]')
@@ -91,7 +91,7 @@ PASSED, FAILED = "echo '===== 3 passed in 0.1s ====='", "echo '===== 1 failed, 2
         ("false", PASSED, PASSED, 2, "3 passed"),
     ],
 )
-def test_ci_passes_on_what_lint_and_pytest_say(
+def test_ci_exit_code_follows_lint_and_pytest(
     repository: Path, tmp_path: Path, linted: str, made: str, exhaustive: str, code: int, said: str
 ):
     (tmp_path / ".ci").mkdir()
@@ -104,9 +104,9 @@ def test_ci_passes_on_what_lint_and_pytest_say(
     assert said in ended.stdout.strip().splitlines()[-1] or said in ended.stderr.strip().splitlines()[-1]
 
 
-def test_what_would_begin_too_late_is_skipped_and_says_so(repository: Path, tmp_path: Path):
+def test_within_late_test_is_skipped_with_reason(repository: Path, tmp_path: Path):
     (tmp_path / "test_two.py").write_text(
-        "import tests.conftest as own\n\ndef test_long():\n    own.BEGAN -= 1000\n\ndef test_late():\n    assert 0\n"
+        "import tests.conftest as own\n\ndef test_long():\n    own.STARTED -= 1000\n\ndef test_late():\n    assert 0\n"
     )
     words = [sys.executable, "-m", "pytest", "-rs", "-p", "tests.conftest", "-p", "no:cacheprovider", tmp_path]
     ended = subprocess.run([*words, "--within", "900"], cwd=repository, capture_output=True, text=True, check=False)
@@ -114,19 +114,19 @@ def test_what_would_begin_too_late_is_skipped_and_says_so(repository: Path, tmp_
     assert "900 seconds are over: `make test-all` runs it" in ended.stdout
 
 
-def test_every_package_of_the_house_is_built(repository: Path, project: dict[str, Any]):
+def test_setuptools_builds_every_package(repository: Path, project: dict[str, Any]):
     patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
     for package in ("gemel", "merger", "edge_runtime", "models", "video_samples"):
         assert f"{package}*" in patterns and (repository / package / "__init__.py").is_file()
     assert project["project"]["scripts"]["gemel"] == "gemel.cli:main"
 
 
-def named_in(project: dict[str, Any]) -> list[str]:
+def dependencies_of(project: dict[str, Any]) -> list[str]:
     """All that is installed for the project, in any of its forms."""
     return [*project["project"]["dependencies"], *chain(*project["project"]["optional-dependencies"].values())]
 
 
-def test_nobody_gets_two_packages_of_onnx_runtime_which_overwrite_each_other(project: dict[str, Any]):
+def test_extras_hold_one_onnxruntime_package_each(project: dict[str, Any]):
     extras = project["project"]["optional-dependencies"]
     of_runtime = {name: re.findall(r"onnxruntime[a-z-]*", " ".join(wanted)) for name, wanted in extras.items()}
     assert (of_runtime.pop("cpu"), of_runtime.pop("gpu")) == (["onnxruntime"], ["onnxruntime-gpu"])
@@ -134,15 +134,15 @@ def test_nobody_gets_two_packages_of_onnx_runtime_which_overwrite_each_other(pro
     assert not any("onnxruntime" in name for name in project["project"]["dependencies"])
 
 
-def test_every_dependency_says_what_it_is_for(repository: Path, project: dict[str, Any]):
+def test_dependencies_state_their_purpose(repository: Path, project: dict[str, Any]):
     text = (repository / "pyproject.toml").read_text()
-    for name in named_in(project):
+    for name in dependencies_of(project):
         line = next(line for line in text.splitlines() if f'"{name}"' in line)
         assert name.startswith("gemel[") or re.search(r"# \w+", line), name
 
 
-def test_every_dependency_is_held_by_the_constraints(repository: Path, project: dict[str, Any]):
-    wanted = {re.split(r"[\[><=]", name)[0].lower() for name in named_in(project)} - {"gemel"}
+def test_dependencies_are_pinned_by_constraints(repository: Path, project: dict[str, Any]):
+    wanted = {re.split(r"[\[><=]", name)[0].lower() for name in dependencies_of(project)} - {"gemel"}
     held = {
         line.split("==")[0].lower()
         for line in (repository / "constraints.txt").read_text().splitlines()

@@ -84,7 +84,7 @@ def arc(centre, radius: float, start_deg: float, end_deg: float) -> list[tuple[f
 
 
 @dataclass
-class Mover:
+class MovingObject:
     """One vehicle or cyclist on its path."""
 
     track: int
@@ -123,7 +123,7 @@ class Traffic:
     green: Callable[[str, float], bool]
     rng: np.random.Generator
     new_track: Callable[[], int]
-    movers: list[Mover] = field(default_factory=list)
+    movers: list[MovingObject] = field(default_factory=list)
     next_arrival: list[float] = field(default_factory=list)
     dwell_s: tuple[float, float] = (7.0, 12.0)
 
@@ -136,8 +136,8 @@ class Traffic:
             if now >= self.next_arrival[i] and self._room(flow.path):
                 self._arrive(flow)
                 self.next_arrival[i] = now + flow.every_s * (0.45 + self.rng.exponential(0.55))
-        entering: dict[str, list[Mover]] = {}
-        leaving: dict[str, list[Mover]] = {}
+        entering: dict[str, list[MovingObject]] = {}
+        leaving: dict[str, list[MovingObject]] = {}
         for mover in self.movers:
             if mover.s < mover.path.fork_m + mover.half + 2:
                 entering.setdefault(mover.path.entry, []).append(mover)
@@ -170,9 +170,9 @@ class Traffic:
             look = random_vehicle(kind, self.rng)
             cruise, half = float(self.rng.uniform(8.5, 11.5)) * (1.0 if kind == "car" else 0.82), look.length / 2
         dwell = float(self.rng.uniform(*self.dwell_s)) if flow.path.halt_m is not None else 0.0
-        self.movers.append(Mover(track, kind, look, flow.path, 0.0, cruise * 0.8, cruise, half, dwell))
+        self.movers.append(MovingObject(track, kind, look, flow.path, 0.0, cruise * 0.8, cruise, half, dwell))
 
-    def _acceleration(self, mover: Mover, now: float, gap: float, speed_ahead: float) -> float:
+    def _acceleration(self, mover: MovingObject, now: float, gap: float, speed_ahead: float) -> float:
         """The intelligent driver model (Treiber et al. 2000); a red signal or a bus stop counts as a standing car."""
         line = mover.path.stop_m - mover.s - mover.half
         can_stop = line > -0.5 and line > mover.speed**2 / (2 * HARD_BRAKING)
@@ -193,7 +193,7 @@ class Traffic:
         return max(-7.0, min(ACCELERATION, acceleration))
 
 
-def _ahead(mover: Mover, entering: list[Mover], leaving: list[Mover]) -> tuple[float, float]:
+def _ahead(mover: MovingObject, entering: list[MovingObject], leaving: list[MovingObject]) -> tuple[float, float]:
     """Gap in metres to the next mover on the same lane, and its speed."""
     gap, speed = 1e3, mover.cruise
     for other in entering:
