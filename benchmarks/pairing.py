@@ -75,7 +75,7 @@ def counterparts(one: str, other: str) -> dict[str, Any]:
 def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     """Mean and worst ratio on val after tying everything and so many epochs of joint training, per pairing and seed."""
     from merger.bench.workbench import Workbench
-    from merger.journal.steps import Journal
+    from merger.checkpoint import StepCache
     from merger.start.choosing import choose_start
     from merger.training.recipe import Recipe
     from models.workload import load_workload
@@ -86,7 +86,7 @@ def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     for seed in range(seeds):
         for pairing in get_args(Pairing):
             plan = SharingPlan.of(groups(bench.layers, pairing=pairing, likeness=likeness))
-            models = bench.tied(plan, list(bench.queries), choose_start(bench, plan, Journal()).states)
+            models = bench.tied(plan, list(bench.queries), choose_start(bench, plan, StepCache()).states)
             training = bench.training(models, Recipe(epochs=epochs, seed=seed, features=1.0))
             for _ in range(epochs):
                 training.epoch()

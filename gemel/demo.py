@@ -19,8 +19,8 @@ from gemel.planning.conditions import DEMO_DEVICE
 from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.text import duration, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from merger.journal.progress import Progress, Stages, silent
-from merger.workers.jobs import using
+from merger.events import Progress, Stages, silent
+from merger.jobs import torch_threads
 from models.errors import InputError
 from models.io import Exact, finite, locked, open_atomic, read_json, validate
 from models.workload import Workload, load_workload
@@ -119,7 +119,7 @@ def run_demo(out: str | Path, device: str = DEMO_DEVICE, seed: int = 0, progress
     started, out = time.monotonic(), Path(out)
     profile_named(device)
     _claim(out, seed)
-    with locked(out / IDENTITY), using(THREADS):
+    with locked(out / IDENTITY), torch_threads(THREADS):
         return _walked(out, device, seed, progress, started)
 
 

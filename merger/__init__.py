@@ -2,11 +2,11 @@
 
 from merger import methods as _methods  # noqa: F401  (fills the registry)
 from merger.bench.method import METHODS, MergeOptions
+from merger.jobs import Resources
 from merger.merging import merge
 from merger.report import MergeReport, QueryResult
 from merger.training.originals import TrainOptions, TrainResult, train_originals
 from merger.training.recipe import Recipe
-from merger.workers.jobs import Resources
 
 __all__ = [
     "METHODS",

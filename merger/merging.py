@@ -23,19 +23,17 @@ from merger.bench.merged import Merged
 from merger.bench.method import METHODS, TRIALS, MergeOptions
 from merger.bench.sizes import bytes_of_residuals
 from merger.bench.workbench import JUDGING, READING, Workbench
-from merger.crew.alike import check_alike
-from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
-from merger.journal.outcomes import LEAVES, outcomes_of
-from merger.journal.progress import Progress, silent
-from merger.journal.states import snapshots
-from merger.journal.steps import Journal
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, StepCache, snapshots
+from merger.distributed import check_consistent
+from merger.events import Progress, silent
+from merger.jobs import torch_threads
 from merger.methods.wide import whole_plan
+from merger.outcomes import LEAVES, outcomes_of
 from merger.report import MergeReport, QueryResult
-from merger.training.fitting import REMEDY, Fitting
 from merger.training.precision import Precisions
+from merger.training.step_config import REMEDY, MemoryPlan
 from merger.widths.search import fit_widths, most_work, packed_bytes
 from merger.widths.storing import Storage, nbytes_of, residual_bytes, store, tied_models, weights_of
-from merger.workers.jobs import using
 from models.bits import FP32, LOW_RANK, Bits
 from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.device import is_out_of_memory
@@ -78,9 +76,9 @@ def merge(
     """
     out, options = Path(out), options or MergeOptions()
     crew = options.resources.crew
-    crew.once(partial(_check_paths, workload, out))
+    crew.run_on_rank0(partial(_check_paths, workload, out))
     with ExitStack() as held, _telling_of_full_memory():
-        crew.once(lambda: held.enter_context(locked(out)))
+        crew.run_on_rank0(lambda: held.enter_context(locked(out)))
         return _merged(workload, out, method, resume, seed, progress if crew.rank == 0 else silent, options)
 
 
@@ -88,10 +86,10 @@ def _merged(
     workload: Workload, out: Path, method: str, resume: bool, seed: int, progress: Progress, options: MergeOptions
 ) -> MergeReport:
     crew = options.resources.crew
-    begun = crew.once(partial(_check, workload, out, method, options, resume))
+    begun = crew.run_on_rank0(partial(_check, workload, out, method, options, resume))
     unbound = {name: value for name, value in options.to_json().items() if name not in BOUNDS}
     identity = {"workload": _fingerprint(workload), "method": method, "seed": seed, "options": unbound}
-    check_alike(crew, identity)
+    check_consistent(crew, identity)
     checkpoint = Checkpoint(_beside(out, WORK_SUFFIX), identity, resume, crew)
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
@@ -102,13 +100,13 @@ def _merged(
         bench.stages.announce(_stages(options))
         bench.open()
         checkpoint.meter = bench.work
-        bench.fitting = Fitting(checkpoint.part("fitting"), progress)
-        bench.precisions = Precisions(options.precision, checkpoint.part("precision"), progress)
+        bench.fitting = MemoryPlan(checkpoint.state("fitting"), progress)
+        bench.precisions = Precisions(options.precision, checkpoint.state("precision"), progress)
         found = _searched(bench, method, options, checkpoint)
         _note_sums(bench, checkpoint)
         stored = partial(_stored_as, bench, found, method, options, checkpoint)
         found, storage = stored() if options.weights == FP32 else bench.once(stored)
-        crew.once(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
+        crew.run_on_rank0(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
         ended = _Ended(found, storage, time.monotonic() - started, bench.work.total)
         made = cache(partial(ended.models, bench))  # once, where one process has all queries
         evidence = _measured(bench, made, checkpoint)
@@ -148,11 +146,11 @@ def _note_sums(bench: Workbench, checkpoint: Checkpoint) -> None:
     """Note in the log what the processes had to send each other, where there are several."""
     if bench.crew.size == 1:
         return
-    rows = bench.crew.each(
+    rows = bench.crew.all_gather_object(
         lambda: ([q for q in bench.queries if bench.crew.has(q)], bench.crew.steps, bench.crew.given)
     )
     processes = [{"queries": queries, "given_bytes": given} for queries, _, given in rows]
-    checkpoint.note({"processes": processes, "steps": rows[0][1], "work": bench.work.total})
+    checkpoint.add_row({"processes": processes, "steps": rows[0][1], "work": bench.work.total})
     bench.progress("sums", steps=rows[0][1], given_bytes=[given for _, _, given in rows])
 
 
@@ -223,7 +221,7 @@ def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: 
         merged = (found() if method in SPREAD else bench.once(found)).to_plain()
         return {"merged": merged, "log": list(checkpoint.log)}
 
-    with employed(bench, options.resources, checkpoint), using(bench.threads.main):
+    with employed(bench, options.resources, checkpoint), torch_threads(bench.threads.main):
         found = checkpoint.step("method", search)
     checkpoint.log[:] = found["log"]  # a method that was done before the merge was interrupted noted nothing now
     return _Found(Merged.from_plain(found["merged"]), found["log"], bench.work.total)
@@ -251,13 +249,13 @@ def _stored_as(
             bench.progress("warning", text="the originals in their fewest bits take less: nothing else is shared")
             rows = _left(bench, sorted(found.merged.plan.queries() - alone.plan.queries()), required)
             for row in rows:
-                checkpoint.note(row)
+                checkpoint.add_row(row)
             found, chosen = _Found(alone, [*found.log, *rows], found.work), instead
     for row in chosen["rows"]:
-        checkpoint.note(row)
+        checkpoint.add_row(row)
     rows = _left(bench, chosen["left"], required)
     for row in rows:
-        checkpoint.note(row)
+        checkpoint.add_row(row)
     plan = found.merged.plan.without(*chosen["left"])
     merged = Merged(plan, {**found.merged.states, **chosen["states"]})
     return replace(found, merged=merged, log=[*found.log, *rows]), Storage(**chosen["storage"])
@@ -284,7 +282,7 @@ def _measured(bench: Workbench, made_of: _Making, checkpoint: Checkpoint) -> dic
     What several processes have measured they measure again after an interruption.
     """
     bench.begin(MEASURING, pieces=2 * sum(map(len, bench.test.values())))
-    mine, journal = bench.crew.mine(bench.queries), checkpoint if bench.crew.size == 1 else Journal()
+    mine, journal = bench.crew.mine(bench.queries), checkpoint if bench.crew.size == 1 else StepCache()
 
     def measured() -> dict[str, Evidence]:
         models, _ = made_of(tuple(mine))
@@ -294,7 +292,7 @@ def _measured(bench: Workbench, made_of: _Making, checkpoint: Checkpoint) -> dic
     return {query: found[query] for query in bench.queries}
 
 
-def _measure(bench: Workbench, query: str, model: nn.Module, journal: Journal) -> Evidence:
+def _measure(bench: Workbench, query: str, model: nn.Module, journal: StepCache) -> Evidence:
     found = journal.step(f"test of {query}", lambda: dataclasses.asdict(bench.evidence(query, model)))
     told = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
     bench.progress("test", query=query, **{key: found[key] for key in told})

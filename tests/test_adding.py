@@ -30,8 +30,7 @@ from merger import METHODS
 from merger.bench.merged import Merged
 from merger.bench.method import TRIALS, MergeOptions, method
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.states import snapshots
+from merger.checkpoint import Checkpoint, snapshots
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.zoo.registry import ENTRIES, register

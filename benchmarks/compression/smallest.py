@@ -32,9 +32,8 @@ from merger import MergeOptions
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
-from merger.journal.progress import Progress
-from merger.journal.states import snapshot
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, snapshot
+from merger.events import Progress
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, store, tied_models
 from models.bits import BIT_WIDTHS

@@ -22,11 +22,10 @@ from benchmarks.gpu.bundles import FAMILIES, FEW, SIZE, SMALL_SIZE
 from benchmarks.gpu.found import Found, Setting
 from merger import MergeOptions, TrainOptions, train_originals
 from merger import merge as merged
-from merger.training.fitting import Layout, first_that_fits, layouts
 from merger.training.loop import Training, TrainingSet
 from merger.training.precision import Precisions, apart
-from merger.training.recipe import Recipe
-from merger.training.work import Work
+from merger.training.recipe import Flops, Recipe
+from merger.training.step_config import StepConfig, first_that_fits, layouts
 from models.bundle import verify_bundle
 from models.data import PreparedFrames, load_split
 from models.device import disable_tf32
@@ -84,7 +83,7 @@ def lay_out(setting: Setting, found: Found) -> None:
         found.at_most("waits_in_a_step", _waits(_training(workload, sets, setting.device, recipe, "fp32")), 1)
     possible = layouts(recipe)
 
-    def attempt(layout: Layout) -> bool:
+    def attempt(layout: StepConfig) -> bool:
         layout.place([one.prepared for one in sets.values()], setting.device)
         if not setting.on_card and not layout.recompute:
             raise torch.OutOfMemoryError("made up")
@@ -190,7 +189,7 @@ def _training(
         for path, module in other.named_modules():
             if isinstance(module, torch.nn.Conv2d):
                 module.weight = first.get_submodule(path).weight  # type: ignore[assignment]
-    return Training(models, sets, recipe, Work(), precisions=dict.fromkeys(models, precision))
+    return Training(models, sets, recipe, Flops(), precisions=dict.fromkeys(models, precision))
 
 
 def _workload(folder: Path, model: str, size: int, frames: int) -> Workload:

@@ -38,7 +38,7 @@ from benchmarks.merging.plot import curves, picture
 from benchmarks.merging.tables import grouped, summary
 from gemel.progress import shown_on
 from merger import METHODS, MergeOptions, Recipe, merge
-from merger.journal.checkpoint import WORK_SUFFIX
+from merger.checkpoint import WORK_SUFFIX
 from merger.merging import LOG_SUFFIX
 from models.bits import FP32, WEIGHTS
 from models.errors import InputError

@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.merging.scale
 
 Queries are high-6's twelve, over and over, each a model of its own. The planner of merges in several processes
-(merger.crew.placing) places them, by FLOPs and by the sets that `wide` would tie. Each card trains its own queries
+(merger.distributed) places them, by FLOPs and by the sets that `wide` would tie. Each card trains its own queries
 beside their originals and keeps gradients and AdamW's moments of what they use; gradients of a weight that several
 cards use are summed over these (all-reduce, ring). Prints the tables of docs/scale.md.
 """
@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from merger.crew.placing import placed
-from merger.training.recipe import Recipe
-from merger.training.work import forward_flops
+from merger.distributed import partition
+from merger.training.recipe import Recipe, forward_flops
 from models.sharing.groups import ceiling_bytes, groups
 from models.sharing.layers import Layer, layers_of, model_bytes
 from models.workload import load_workload
@@ -97,7 +96,7 @@ def load_of(models: Sequence[Model], cards: int, batch: int) -> Load:
     """The largest load, with the models on the cards where a merge's own planner puts them."""
     found = groups([layer for one in models for layer in one.layers], "wide")
     users = [(Counter(query for query, _ in group.members), group.bytes) for group in found]
-    where = placed({one.name: float(one.flops) for one in models}, [(own, size) for own, size in users], cards)
+    where = partition({one.name: float(one.flops) for one in models}, [(own, size) for own, size in users], cards)
     known = {one.name: one for one in models}
     parts = [[known[name] for name in part] for part in where]
     sent = [0.0] * cards

@@ -75,14 +75,14 @@ def merge(args: argparse.Namespace) -> Outcome:
     from gemel.progress import shown_on
     from merger import MergeOptions, Recipe, Resources
     from merger import merge as merge_workload
-    from merger.crew.joining import joined
+    from merger.distributed import process_group
     from models.bundle import open_bundle
     from models.workload import load_workload
 
     recipe = Recipe(**grammar.given(args, *RECIPE))
     bounds = grammar.given(args, *BOUNDS)
     workload = load_workload(args.workload)
-    with joined() as crew, shown_on() as progress:
+    with process_group() as crew, shown_on() as progress:
         resources = Resources(args.threads, args.ray, crew)
         options = MergeOptions(recipe, args.rate is None, resources=resources, **bounds)
         report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options)

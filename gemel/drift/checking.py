@@ -21,7 +21,7 @@ from edge_runtime.spool.checked import FILE, Checked, CheckedQuery, write_checke
 from edge_runtime.spool.comparing import Answering, compared
 from gemel.drift.gathering import Gathered, gather
 from gemel.drift.reverting import bundle_of, check_same, is_own_already, original_of, write_originals
-from merger.journal.progress import Progress, Stages, silent
+from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, check_output, write_substituted
 from models.errors import InputError
 from models.evaluation import BELOW, Agreement, judge_agreement

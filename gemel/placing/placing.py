@@ -22,7 +22,7 @@ from gemel.placing.placement import PlacedBox, Placement
 from gemel.placing.rooms import TIGHT, Room
 from gemel.planning.on_paper import costs_shared
 from gemel.planning.subject import DEFAULT_FPS, arrivals
-from merger.journal.progress import Progress, Stages, silent
+from merger.events import Progress, Stages, silent
 from models.workload import Query
 
 COUNTING = "counting what the queries need"

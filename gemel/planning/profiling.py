@@ -21,7 +21,7 @@ from edge_runtime.rehearsal.measured import (
 )
 from edge_runtime.schedule.costs import BATCHES, BatchCost
 from gemel.text import size, table
-from merger.journal.progress import Progress, Stages, silent
+from merger.events import Progress, Stages, silent
 from models.bundle import open_bundle
 from models.io import check_apart, check_output, locked
 

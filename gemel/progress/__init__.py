@@ -12,7 +12,7 @@ from gemel.progress.lines import Lines
 from gemel.progress.live import Live
 
 if TYPE_CHECKING:
-    from merger.journal.progress import Progress
+    from merger.events import Progress
 
 LOOK_EVERY_S = 1.0
 """How often it is looked whether nothing was said for long."""

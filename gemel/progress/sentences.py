@@ -1,6 +1,6 @@
 """Each event of long work as a sentence in plain words; one that is not known here still reads.
 
-Events of training and merging are described in `merger.journal.progress`, of how a merge goes in docs/merging.md.
+Events of training and merging are described in `merger.events`, of how a merge goes in docs/merging.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where some work stands: which stages there are, which is at work, how much of it is done.
 
-Work that is part of other work announces stages of its own (`merger.journal.progress`): they lie within the stage that
+Work that is part of other work announces stages of its own (`merger.events`): they lie within the stage that
 was at work then, and end when the outer work begins its next one.
 """
 

@@ -12,8 +12,7 @@ from merger.bench.merged import Merged
 from merger.bench.merit import met
 from merger.bench.standing import judge_all, tied_and_judged
 from merger.bench.workbench import Workbench
-from merger.journal.states import State, snapshot, snapshots
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache, snapshot, snapshots
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
@@ -62,7 +61,7 @@ def train_while(
     bench: Workbench,
     models: Mapping[str, nn.Module],
     recipe: Recipe,
-    journal: Journal | None = None,
+    journal: StepCache | None = None,
     plan: SharingPlan | None = None,
     judged_from: int = 1,
     easing: Easing | None = None,
@@ -75,10 +74,10 @@ def train_while(
     `plan` says what models share, and which residuals and factors they have. With a journal it goes on where it stood:
     with the first epoch whose ratios the caller had not yet dealt with.
     """
-    journal = journal or Journal()
+    journal = journal or StepCache()
     training = bench.training(models, recipe, met(easing.begins, easing.required) if easing else (), plan)
     journal.training("training", training)
-    seen = journal.part("validation")
+    seen = journal.state("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
         while training.epochs <= epoch:
             training.epoch()
@@ -94,7 +93,7 @@ def train_while(
             training.ease(met(ratios, easing.required))
         yield ratios
         seen["epochs"] = epoch + 1
-        journal.forget(name)
+        journal.discard(name)
 
 
 def attempt(
@@ -103,7 +102,7 @@ def attempt(
     members: Sequence[Member],
     recipe: Recipe,
     required: Mapping[str, float],
-    journal: Journal | None = None,
+    journal: StepCache | None = None,
 ) -> Attempt:
     """Share one more set on top of what is accepted and retrain all models tied to it (GEMEL, section 5).
 
@@ -111,12 +110,12 @@ def attempt(
     that don't. The state is adopted whenever one more member holds. Accepted sets within `members` are replaced, by
     larger ones only.
     """
-    journal = journal or Journal()
+    journal = journal or StepCache()
     plan = extended(accepted.plan, members)
     queries = plan.tied_to(query for query, _ in members)
     models, begun = tied_and_judged(bench, journal, plan, sorted(queries), accepted.states)
     least = max((len(shared) for shared in accepted.plan.shared if shared not in plan.shared), default=1) + 1
-    notes = journal.part("attempt")
+    notes = journal.state("attempt")
     history: list[dict[str, float]] = notes.setdefault("history", [])
     best = Attempt.from_plain(notes["best"]) if "best" in notes else Attempt((), None, {}, 0)
     epochs = train_while(bench, models, recipe, journal, plan)

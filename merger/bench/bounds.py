@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.training.work import Work
+from merger.checkpoint import Checkpoint
+from merger.training.recipe import Flops
 
 
 def _now() -> float:
@@ -25,7 +25,7 @@ class Bounds:
     kept.
     """
 
-    work: Work
+    work: Flops
     most_work: float = math.inf
     ends: float = math.inf
     speed: float = math.inf

@@ -14,15 +14,14 @@ import torch
 
 from merger.bench.stock import Reference
 from merger.bench.workbench import Workbench
-from merger.crew.placing import crossing, placed
-from merger.journal.checkpoint import STATE, Checkpoint
-from merger.journal.progress import Progress
-from merger.journal.steps import Journal
-from merger.training.fitting import Fitting
+from merger.checkpoint import STATE, Checkpoint, StepCache
+from merger.distributed import cut_bytes, partition
+from merger.events import Progress
+from merger.jobs import Done, Job, Order, Resources, Threads, torch_threads
 from merger.training.precision import Settled
+from merger.training.step_config import MemoryPlan
 from merger.workers.cluster import Cluster, connected
 from merger.workers.fellows import Fellows
-from merger.workers.jobs import Done, Job, Order, Resources, Threads, using
 from models.errors import InputError
 from models.sharing.groups import groups
 from models.weights import fingerprint
@@ -92,12 +91,12 @@ class Desk:
 
     def do(self, job: Job, order: Order) -> Done:
         """The result and the work of a job."""
-        bench, journal = self._bench, Journal()
+        bench, journal = self._bench, StepCache()
         bench.work.total = 0
         journal.meter = bench.work
         bench.precisions = Settled(order.precisions) if order.precisions else None
-        bench.fitting = Fitting(dict(order.layout), bench.progress)
-        with using(order.threads):
+        bench.fitting = MemoryPlan(dict(order.layout), bench.progress)
+        with torch_threads(order.threads):
             value = job.do(bench, journal, **job.given)
         return Done(value, bench.work.total)
 
@@ -137,15 +136,15 @@ def assign(bench: Workbench) -> None:
         return
     flops = {query: float(bench.work.of(found)) for query, found in bench.queries.items()}
     shares = [({query for query, _ in group.members}, group.bytes) for group in groups(bench.layers, "wide")]
-    parts = crew.once(partial(placed, flops, shares, crew.size))
+    parts = crew.run_on_rank0(partial(partition, flops, shares, crew.size))
     crew.place(parts)
     loads = [sum(flops[query] for query in part) / sum(flops.values()) for part in parts]
-    bench.progress("crew", queries=parts, loads=loads, crossing_bytes=crossing(parts, shares))
+    bench.progress("crew", queries=parts, loads=loads, crossing_bytes=cut_bytes(parts, shares))
 
 
 def _kept(asked: Threads, by_hand: bool, checkpoint: Checkpoint) -> Threads:
     """The threads this merge began with."""
-    known = checkpoint.part("threads")
+    known = checkpoint.state("threads")
     if not known:
         known.update(asked.__dict__)
     if known.keys() != asked.__dict__.keys() or not all(

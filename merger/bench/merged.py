@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from merger.journal.states import State
+from merger.checkpoint import State
 from models.sharing.plan import SharingPlan
 
 

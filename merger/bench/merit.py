@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from merger.bench.merged import Merged
-from merger.journal.states import State
+from merger.checkpoint import State
 from models.sharing.plan import SharingPlan
 
 

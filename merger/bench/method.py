@@ -10,11 +10,11 @@ from merger.bench.merged import Merged
 from merger.bench.pace import laid_out
 from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import Trial
+from merger.checkpoint import Checkpoint
+from merger.jobs import Resources
+from merger.outcomes import Trial
 from merger.training.precision import check_precision
 from merger.training.recipe import Recipe, check
-from merger.workers.jobs import Resources
 from models.bits import FP32, WEIGHTS, WeightBits
 from models.errors import InputError
 
@@ -27,8 +27,8 @@ class MergeOptions:
     target (as a part of the way to 1) a query must come on val; None leaves that to an interval, wide where val is
     small. Groups that save less than `min_saving` of all bytes
     are not tried; nothing is begun after `max_minutes`, nor after `max_work` (image passes x FLOPs: a bound that is
-    the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `weights` below
-    fp32: the fewest bits they are stored in (merger.widths.search). `resources` say how long it takes, not what comes out.
+    the same on a slow machine). `precision` auto: measured at the start for each architecture, and kept. `weights`
+    below fp32: the fewest bits they are stored in (merger.widths.search). `resources` do not change the result.
     """
 
     recipe: Recipe = field(default_factory=Recipe)

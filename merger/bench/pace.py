@@ -11,10 +11,10 @@ from functools import partial
 
 from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
-from merger.journal.steps import Journal
-from merger.training.fitting import Layout, first_that_fits, layouts
+from merger.checkpoint import StepCache
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
+from merger.training.step_config import StepConfig, first_that_fits, layouts
 from models.errors import InputError
 from models.sharing.plan import SharingPlan
 
@@ -44,7 +44,7 @@ def begins(plan: SharingPlan, queries: Collection[str] = ()) -> Standing:
     return Standing(plan, {query: {} for query in sorted(queries or plan.queries())})
 
 
-def laid_out(bench: Workbench, start: Standing, recipe: Recipe, journal: Journal) -> Recipe:
+def laid_out(bench: Workbench, start: Standing, recipe: Recipe, journal: StepCache) -> Recipe:
     """The recipe as it fits the cards of this merge: tried once, kept in the journal, and told in one line.
 
     What is tried is the training of all that `start`, with the precision it has. All trainings that follow are laid out
@@ -62,7 +62,7 @@ def laid_out(bench: Workbench, start: Standing, recipe: Recipe, journal: Journal
     return chosen.recipe(recipe)
 
 
-def _tried(bench: Workbench, start: Standing, recipe: Recipe, possible: Sequence[Layout]) -> int:
+def _tried(bench: Workbench, start: Standing, recipe: Recipe, possible: Sequence[StepConfig]) -> int:
     """The layout that fits all processes; norms take the statistics of a node, so all have the same."""
     own = {query: start.states[query] for query in bench.crew.mine(start.states)}
     attempt = partial(_fits, bench, replace(start, states=own), recipe)
@@ -73,7 +73,7 @@ def _tried(bench: Workbench, start: Standing, recipe: Recipe, possible: Sequence
     return found
 
 
-def _fits(bench: Workbench, start: Standing, recipe: Recipe, layout: Layout) -> bool:
+def _fits(bench: Workbench, start: Standing, recipe: Recipe, layout: StepConfig) -> bool:
     """Whether steps of training these queries so leave the card's memory enough; a process without queries has it."""
     if not start.states:
         return True

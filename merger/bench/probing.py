@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.workbench import Workbench
-from merger.training.features import watched_layers
+from merger.training.distillation import watched_layers
 
 HEAD_FRAMES = 16
 """Train frames that heads are asked on, spread evenly: many layers are judged so."""

@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
-from merger.journal.states import State
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache
+from merger.jobs import Job, run_jobs
 from merger.training.recipe import Recipe
-from merger.training.taught import passes_expected, rooms_of
-from merger.workers.jobs import Job, run
+from merger.training.teacher_cache import cache_capacities, expected_teacher_passes
 from models.sharing.plan import SharingPlan, tie
 
 
@@ -54,7 +53,12 @@ class Standing:
 
 
 def judge_all(
-    bench: Workbench, journal: Journal, name: str, models: Mapping[str, nn.Module], plan: SharingPlan, settling: int = 0
+    bench: Workbench,
+    journal: StepCache,
+    name: str,
+    models: Mapping[str, nn.Module],
+    plan: SharingPlan,
+    settling: int = 0,
 ) -> dict[str, float]:
     """Every model's ratio on val, one job each.
 
@@ -72,12 +76,12 @@ def judge_all(
         for query, model in models.items()
     ]  # fmt: skip
 
-    def judge(own: Journal) -> dict[str, Any]:
-        return dict(zip(models, run(bench, own, name, jobs), strict=True))
+    def judge(own: StepCache) -> dict[str, Any]:
+        return dict(zip(models, run_jobs(bench, own, name, jobs), strict=True))
 
     def everywhere() -> dict[str, Any]:
         journal.step("begun", lambda: None)  # what was half done by one process is done again by several
-        return bench.everywhere(partial(judge, Journal()))
+        return bench.everywhere(partial(judge, StepCache()))
 
     found = judge(journal) if bench.crew.size == 1 else journal.step(name, everywhere)
     for query, model in models.items():
@@ -86,7 +90,7 @@ def judge_all(
 
 
 def judged(
-    bench: Workbench, journal: Journal, query: str, standing: Mapping[str, Any], settling: int
+    bench: Workbench, journal: StepCache, query: str, standing: Mapping[str, Any], settling: int
 ) -> dict[str, Any]:
     """The job: `ratio` of the query's model on val, and what was `settled` for it: norms' statistics, heads' biases."""
     model = Standing.from_plain(standing).models(bench)[query]
@@ -102,7 +106,7 @@ def judged(
 
 
 def tied_and_judged(
-    bench: Workbench, journal: Journal, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State]
+    bench: Workbench, journal: StepCache, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State]
 ) -> tuple[dict[str, nn.Module], dict[str, float]]:
     """Fresh models of these queries, tied under a plan, with the norms that serve them better; and their ratios."""
     models = bench.models(queries, states, plan)
@@ -114,11 +118,11 @@ def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe, eas
     """About what it takes to train these queries' models by this recipe, and to judge them once."""
     total, recipe = 0.0, bench.fitting.recipe(recipe)
     sets = {query: bench.train[query] for query in queries}
-    kept = rooms_of(sets, recipe)
+    kept = cache_capacities(sets, recipe)
     lengths = {query: len(data) for query, data in sets.items()}
     for query, count in recipe.contributions(lengths, eased).items() if lengths else ():
         visits = count * recipe.epochs
-        taught = passes_expected(visits, lengths[query], kept.get(query, 0))
+        taught = expected_teacher_passes(visits, lengths[query], kept.get(query, 0))
         passes = recipe.passes(taught=False) * visits + taught + len(bench.val[query])
         total += bench.work.of(bench.queries[query]) * passes
     return total

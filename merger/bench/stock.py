@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from merger.bench.scores import scores_of
-from merger.crew.crew import Crew
-from merger.journal.progress import Progress
-from merger.training.device import default_device
+from merger.distributed import ProcessGroup
+from merger.events import Progress
 from merger.training.loop import TrainingSet
+from merger.training.recipe import default_device
 from models.data import PreparedFrames, load_split
 from models.errors import InputError, join_names
 from models.evaluation import is_competent, load_labels, predict, score, tallies_by_unit
@@ -60,8 +60,10 @@ class Stock:
     originals lie in the processor's memory, and frames are decoded when they are asked for.
     """
 
-    def __init__(self, workload: Workload, device: torch.device | None = None, crew: Crew | None = None) -> None:
-        self.workload, self.device, self.crew = workload, device or default_device(), crew or Crew()
+    def __init__(
+        self, workload: Workload, device: torch.device | None = None, crew: ProcessGroup | None = None
+    ) -> None:
+        self.workload, self.device, self.crew = workload, device or default_device(), crew or ProcessGroup()
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
         self.originals: Mapping[str, nn.Module] = OnDemand(self.queries, self._original)

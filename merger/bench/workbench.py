@@ -15,17 +15,15 @@ from torch import Tensor, nn
 
 from merger.bench.scores import match_scores
 from merger.bench.stock import OnDemand, Reference, Stock, judged
-from merger.crew.crew import Crew
-from merger.journal.progress import Progress, Stages, silent
-from merger.journal.states import State, snapshots
-from merger.journal.steps import Journal
-from merger.training.fitting import Fitting
+from merger.checkpoint import State, StepCache, snapshots
+from merger.distributed import ProcessGroup
+from merger.events import Progress, Stages, silent
+from merger.jobs import Threads, Workers
 from merger.training.loop import Training
 from merger.training.precision import FRAMES, Precisions, Settled
-from merger.training.recipe import Recipe
+from merger.training.recipe import Flops, Recipe
 from merger.training.spread import SpreadTraining, Team, backwards, gathered
-from merger.training.work import Work
-from merger.workers.jobs import Threads, Workers
+from merger.training.step_config import MemoryPlan
 from models.batchnorm import batchnorms_of, is_frozen, recalibrate_batchnorm
 from models.bits import with_ranks
 from models.detector import Detector
@@ -53,7 +51,7 @@ class Workbench(Stock):
 
     `references` are what the originals reach on val; they are judged when asked for, unless they are known from
     elsewhere. `interval` says that merged models are judged by the lower end of one. `stages` are those of the merge.
-    `workers` and `threads` say who does jobs that don't depend on each other (merger.workers.jobs). `crew` are the
+    `workers` and `threads` say who does jobs that don't depend on each other (merger.jobs). `crew` are the
     processes of the merge: each has models, teachers and frames of its own queries, and all run the same program
     (merger.crew).
     """
@@ -65,15 +63,15 @@ class Workbench(Stock):
         progress: Progress = silent,
         device: torch.device | None = None,
         references: Mapping[str, Reference] | None = None,
-        crew: Crew | None = None,
+        crew: ProcessGroup | None = None,
     ) -> None:
         super().__init__(workload, device, crew)
         self.interval = False
         self.seed, self.progress = seed, progress
         self.stages = Stages(progress)
-        self.work = Work()
+        self.work = Flops()
         self.precisions: Precisions | Settled | None = None
-        self.fitting = Fitting(progress=progress)
+        self.fitting = MemoryPlan(progress=progress)
         self.workers: Workers | None = None
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
         self.references = OnDemand(self.queries, self._reference) if references is None else references
@@ -90,7 +88,7 @@ class Workbench(Stock):
     def open(self) -> None:
         """Load and judge everything now, in two stages, so that bad input is found before any work."""
         self.begin(READING, pieces=self.pieces)
-        self.crew.each(partial(self.load, self.stages.reach))
+        self.crew.all_gather_object(partial(self.load, self.stages.reach))
         self.begin(JUDGING, pieces=sum(map(len, self.val.values())))
         mine = self.crew.mine(self.queries)
         found = self.everywhere(lambda: {query: self.references[query] for query in mine})
@@ -108,7 +106,7 @@ class Workbench(Stock):
 
         if self.crew.size == 1:
             return compute()
-        found, self.work.total, settings = self.crew.once(alone, 0 if query is None else self.crew.owner(query))
+        found, self.work.total, settings = self.crew.run_on_rank0(alone, 0 if query is None else self.crew.owner(query))
         self._agree([settings])
         return found
 
@@ -125,7 +123,7 @@ class Workbench(Stock):
             with self._alone(told):
                 return dict(find()), self.work.total - before, told, self._settings()
 
-        rows = self.crew.each(alone)
+        rows = self.crew.all_gather_object(alone)
         self.work.total = before + sum(work for _, work, *_ in rows)
         self._agree([settings for *_, settings in rows])
         for event, fields in [one for _, _, own, _ in rows for one in own]:
@@ -190,10 +188,10 @@ class Workbench(Stock):
         plan: SharingPlan,
         queries: Iterable[str],
         states: Mapping[str, State] | None = None,
-        journal: Journal | None = None,
+        journal: StepCache | None = None,
     ) -> dict[str, nn.Module]:
         """Fresh copies with the plan's sets tied and running statistics measured again, which a journal remembers."""
-        models, journal = self.models(queries, states, plan), journal or Journal()
+        models, journal = self.models(queries, states, plan), journal or StepCache()
         tie(models, plan)
         for query, model in models.items():
             if any(q == query for members in plan.shared for q, _ in members):
@@ -248,7 +246,7 @@ class Workbench(Stock):
         return found
 
     def _team(self, models: Mapping[str, nn.Module], plan: SharingPlan) -> Team:
-        everyone = sorted(query for own in self.crew.each(lambda: list(models)) for query in own)
+        everyone = sorted(query for own in self.crew.all_gather_object(lambda: list(models)) for query in own)
         position = {(layer.query, layer.path): layer.position for layer in self.layers}
         return Team(self.crew, everyone, backwards(plan, position))
 

@@ -12,8 +12,7 @@ from torch import nn
 from merger.bench.attempt import train_while
 from merger.bench.standing import judge_all
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
-from merger.journal.states import State, snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache, snapshot
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_of
@@ -40,7 +39,7 @@ def train_private(
     query: str,
     recipe: Recipe,
     required: float,
-    journal: Journal,
+    journal: StepCache,
 ) -> dict[str, Any]:
     """Train what is private under the plan, from that of the states which answers best: the best ratio on val, its
     `state`, the epoch it was reached after, and how many were `trained`.
@@ -50,7 +49,7 @@ def train_private(
     begun = journal.step("begun", partial(best_begun, bench, begins, plan, query, journal))
     model = bench.models([query], {query: begun["state"]}, plan)[query]
     rest_shared({query: model}, plan)
-    best: dict[str, Any] = journal.part("best")
+    best: dict[str, Any] = journal.state("best")
     if not best:
         best.update(**begun, epochs=0, trained=0)
     gentle = replace(recipe, seed=recipe.seed + 1, rate=GENTLE * recipe.rate)
@@ -66,7 +65,7 @@ def train_private(
 
 
 def best_begun(
-    bench: Workbench, begins: Sequence[State], plan: SharingPlan, query: str, journal: Journal
+    bench: Workbench, begins: Sequence[State], plan: SharingPlan, query: str, journal: StepCache
 ) -> dict[str, Any]:
     """The first of the best of these states, with the norms that serve it better, and its ratio on val."""
     found = list[dict[str, Any]]()

@@ -14,11 +14,10 @@ from typing import Any
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.outcomes import LEAVES
-from merger.journal.states import snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache, snapshot
 from merger.mending.private import alone, train_private
 from merger.mending.steps import Step, bytes_shared, copies, private_parts
+from merger.outcomes import LEAVES
 from merger.training.recipe import Recipe
 
 HALF = 0.5
@@ -57,7 +56,7 @@ class Case:
 
 
 def mend(
-    bench: Workbench, merged: Merged, case: Case, journal: Journal, bounds: Bounds
+    bench: Workbench, merged: Merged, case: Case, journal: StepCache, bounds: Bounds
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once the case's query has what is required of it on val, and a log row per step tried.
 
@@ -102,7 +101,7 @@ class _Search:
 
     bench: Workbench
     case: Case
-    journal: Journal
+    journal: StepCache
     bounds: Bounds
     merged: Merged
     rows: list[dict[str, Any]] = field(default_factory=list)

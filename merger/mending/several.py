@@ -11,16 +11,16 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache
+from merger.jobs import Job, run_jobs
 from merger.mending.private import alone
 from merger.mending.search import Case, enough, mend
 from merger.mending.steps import MAX_STEPS
-from merger.workers.jobs import Job, run
 from models.sharing.plan import SharingPlan
 
 
 def mend_all(
-    bench: Workbench, merged: Merged, cases: Sequence[Case], journal: Journal, bounds: Bounds
+    bench: Workbench, merged: Merged, cases: Sequence[Case], journal: StepCache, bounds: Bounds
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once every query has what is required of it or has left, and the log's rows in order.
 
@@ -41,7 +41,7 @@ def mend_all(
         given = {"case": case.to_plain(), "merged": own.to_plain(), "most_work": most_work, "ends_at": ends_at}
         flops = min(most_work, MAX_STEPS * training_flops(bench, [case.query], case.recipe))
         jobs.append(Job(case.query, mended, given, (case.query,), flops))
-    found = dict(zip([case.query for case in below], run(bench, journal, "repairs", jobs), strict=True))
+    found = dict(zip([case.query for case in below], run_jobs(bench, journal, "repairs", jobs), strict=True))
     spent = bench.work.total - sum(one["work"] for one in found.values())
     rows = []
     for one in found.values():
@@ -62,7 +62,7 @@ def most_work(bench: Workbench, cases: Sequence[Case], bounds: Bounds) -> float:
 
 def mended(
     bench: Workbench,
-    journal: Journal,
+    journal: StepCache,
     case: Mapping[str, Any],
     merged: Mapping[str, Any],
     most_work: float,

@@ -9,7 +9,7 @@ from functools import partial
 from merger.bench.merged import Merged
 from merger.bench.probing import modules_among
 from merger.bench.workbench import Workbench
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache
 from merger.mending.similarity import parted
 from models.sharing.plan import SharingPlan
 
@@ -34,7 +34,7 @@ def private_parts(merged: Merged) -> Step:
     return Step("norms and head", merged.plan, 0)
 
 
-def copies(bench: Workbench, merged: Merged, query: str, journal: Journal) -> list[Step]:
+def copies(bench: Workbench, merged: Merged, query: str, journal: StepCache) -> list[Step]:
     """Private copies of the layers whose answers have parted most from the original's, in ascending order of bytes."""
     size = bytes_shared(bench, merged, query)
     furthest = journal.step("parted", partial(_furthest, bench, merged, query, list(size)))

@@ -18,10 +18,10 @@ from typing import Any
 
 from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
-from merger.journal.outcomes import LEAVES, NO_TIME
-from merger.journal.states import snapshots
+from merger.checkpoint import snapshots
 from merger.mending.private import GENTLE, train_private
 from merger.methods.parts import Parts
+from merger.outcomes import LEAVES, NO_TIME
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 
@@ -54,7 +54,7 @@ class Adopting(Parts):
 
         The log has a row for each training, one for what each query kept to itself, and one of the sets tried.
         """
-        now = self.checkpoint.part("adopting")
+        now = self.checkpoint.state("adopting")
         if not now:
             queries = self.largest_first()
             originals = snapshots({query: self.bench.originals[query] for query in queries})
@@ -71,11 +71,11 @@ class Adopting(Parts):
                 now["merged"], now["ratios"] = found["merged"], {**now["ratios"], query: found["ratio"]}
             now["tried"], now["rows"] = [*now["tried"], *found["tried"]], [*now["rows"], *found["rows"]]
             now["turns"] = others
-            self.checkpoint.forget(f"{query} takes")
+            self.checkpoint.discard(f"{query} takes")
         for row in now["rows"]:
-            self.checkpoint.note(row)
+            self.checkpoint.add_row(row)
         sets = SharingPlan().with_pairs(now["tried"]).shared
-        self.checkpoint.note({"sets": [[list(member) for member in members] for members in sets]})
+        self.checkpoint.add_row({"sets": [[list(member) for member in members] for members in sets]})
         return Merged.from_plain(now["merged"]), now["ratios"]
 
     def _taking(self, query: str, now: Mapping[str, Any]) -> dict[str, Any]:

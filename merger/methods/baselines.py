@@ -10,10 +10,9 @@ from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import Rows, Trial, all_at_once
-from merger.journal.states import snapshot, snapshots
+from merger.checkpoint import Checkpoint, snapshot, snapshots
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
+from merger.outcomes import Rows, Trial, all_at_once
 from merger.training.loop import Diverged
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -56,7 +55,7 @@ def joint(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Me
     else:
         tell(bench, checkpoint, recipe)
     models = bench.models(bench.queries)
-    best = checkpoint.part("best")
+    best = checkpoint.state("best")
     try:
         bench.begin(TRAINING, work=training_flops(bench, every, recipe))
         for ratios in train_while(bench, models, recipe, checkpoint):

@@ -16,11 +16,11 @@ from typing import Any
 
 from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
-from merger.journal.outcomes import NO_TIME
-from merger.journal.states import State
+from merger.checkpoint import State
 from merger.mending.private import GENTLE, best_begun, train_private
 from merger.methods.harm import PASSES, harms
 from merger.methods.parts import Parts
+from merger.outcomes import NO_TIME
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
 from models.sharing.plan import Member, SharingPlan
@@ -63,7 +63,7 @@ class Deep(Parts):
 
         Who took, and who could not take anything, may give to those that come after.
         """
-        now = self.checkpoint.part("deep")
+        now = self.checkpoint.state("deep")
         if not now:
             now.update(merged=standing.to_plain(), rows=[], turns=list(takers), taking=dict(taking or {}))
         while now["turns"]:
@@ -74,7 +74,7 @@ class Deep(Parts):
                 turns=[*others, query] if found["goes_on"] else others,
                 taking={**now["taking"], query: found["taking"]},
             )  # fmt: skip
-            self.checkpoint.forget(f"{query} takes")
+            self.checkpoint.discard(f"{query} takes")
         return {key: now[key] for key in ("merged", "rows", "taking")}
 
     def stand(self, query: str, turns: Sequence[str], state: State) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
+from merger.checkpoint import Checkpoint
 from models.sharing.plan import SharingPlan
 
 EARLY = 1 / 32
@@ -56,5 +56,5 @@ def tell_early(
     adopted = any("sets" in row for row in checkpoint.log)
     for query in sorted(merged.plan.queries() & early.keys()) if not adopted else ():
         if private := [path for path in early[query] if (query, path) not in told]:
-            checkpoint.note({"query": query, "repair": EARLY_APART, "private": private, "after": LOSES_MUCH,
+            checkpoint.add_row({"query": query, "repair": EARLY_APART, "private": private, "after": LOSES_MUCH,
                              "ratio": None, "required": required[query], "work": bench.work.total})  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from merger.bench.probing import HEAD_FRAMES, answers, distance
 from merger.bench.workbench import Workbench
-from merger.journal.states import State
+from merger.checkpoint import State
 from models.sharing.layers import weight_key
 
 SETTLING = 16

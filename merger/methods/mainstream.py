@@ -27,10 +27,9 @@ from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import Rows, Trial, prefixes
-from merger.journal.states import State, snapshot, snapshots
+from merger.checkpoint import Checkpoint, State, snapshot, snapshots
 from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
+from merger.outcomes import Rows, Trial, prefixes
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
@@ -103,7 +102,7 @@ def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) 
             "ratio": best["ratio"], "tried": best["tried"], "work": bench.work.total,
             "work_spent": bench.work.total - before,
         }  # fmt: skip
-        checkpoint.note(row)
+        checkpoint.add_row(row)
         bench.progress("prefix", **row)
     shared = []
     for family in found:
@@ -199,7 +198,7 @@ def _try(
 ) -> dict[str, Any]:
     """Train what follows a prefix until the target is reached: ratio and state, None where it is not."""
     model = frozen(bench, family, query, length)
-    history: list[Mapping[str, float]] = checkpoint.part("trial").setdefault("history", [])
+    history: list[Mapping[str, float]] = checkpoint.state("trial").setdefault("history", [])
     epochs = train_while(bench, {query: model}, recipe, checkpoint)
     try:
         for epoch in range(len(history), recipe.epochs + 1):

@@ -11,7 +11,7 @@ import random
 from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions, method
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
+from merger.checkpoint import Checkpoint
 from merger.methods.paper import first_trained, search, sets_tried, worthwhile
 from models.sharing.groups import Group
 

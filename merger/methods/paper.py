@@ -14,10 +14,9 @@ from merger.bench.method import MergeOptions, method
 from merger.bench.pace import begins
 from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import Rows, Trial, one_by_one
-from merger.journal.states import snapshots
+from merger.checkpoint import Checkpoint, snapshots
 from merger.methods.rate import CHOOSING, choose_recipe, chosen, in_every_way, most_work, tell
+from merger.outcomes import Rows, Trial, one_by_one
 from merger.training.recipe import Recipe
 from models.sharing.groups import Group, groups
 from models.sharing.layers import model_bytes
@@ -74,7 +73,7 @@ def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queu
             break
         accepted, rows = _Round(bench, checkpoint, accepted, queue, index, recipe, required).run()
         seconds = time.monotonic() - started
-        checkpoint.forget(_name(index))
+        checkpoint.discard(_name(index))
         checkpoint.save(accepted.to_plain(), index + 1, rows, bench.work.total, seconds, recipe.rate)
         bench.progress(
             "round", round=index + 1, rounds=len(queue), signature=queue[index].signature, members=rows[-1]["kept"],

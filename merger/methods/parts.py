@@ -10,8 +10,7 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.standing import judge_all
 from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.states import State, snapshot, snapshots
+from merger.checkpoint import Checkpoint, State, snapshot, snapshots
 from merger.start.standing_in import standing_in
 from models.sharing.plan import SharingPlan
 
@@ -106,7 +105,7 @@ class Parts:
             merged = Merged(plan, {**merged.states, part.giver: originals[part.giver], query: part.state})
             row = self.row(query, part.giver, list(part.pairs), part.ratio, 0, plan)
             self.bench.progress("takes", **{**row, "layers": len(part.pairs)})
-            self.checkpoint.note(row)
+            self.checkpoint.add_row(row)
         return merged
 
     def row(

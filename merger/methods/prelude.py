@@ -14,7 +14,7 @@ from typing import Any
 from merger.bench.merged import Merged
 from merger.bench.merit import all_met
 from merger.bench.standing import tied_and_judged, training_flops
-from merger.journal.states import State
+from merger.checkpoint import State
 from merger.methods.sprints import LOST, Sprints
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import choose_start, donated
@@ -64,7 +64,7 @@ def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, 
         train = partial(heavy_first, others, own, giver, found, part)
         trained = sprints.checkpoint.step(f"heaviest sets, {part:g}", train)
         for row in trained["rows"]:
-            sprints.checkpoint.note({"sprint": 0, **row})
+            sprints.checkpoint.add_row({"sprint": 0, **row})
         found = {key: trained[key] for key in found}
         if not trained["rows"] or not all_met(trained["ratios"], sprints.required):
             break

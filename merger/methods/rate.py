@@ -11,11 +11,10 @@ from typing import Any
 
 from merger.bench.standing import Standing, training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.steps import Journal
+from merger.checkpoint import Checkpoint, StepCache
+from merger.jobs import Job, run_jobs
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
-from merger.workers.jobs import Job, run
 
 RATES = (2e-4, 5e-4, 1e-3)
 FEATURES = (0.0, 1.0)
@@ -65,13 +64,13 @@ def tell(bench: Workbench, checkpoint: Checkpoint, recipe: Recipe, search_work: 
     """Tell progress and the log by which recipe a method trains, as laid out, and what work it took to find it."""
     recipe = bench.fitting.recipe(recipe)
     if not any("recipe" in row for row in checkpoint.log):
-        checkpoint.note({"recipe": dict(recipe.__dict__), "search_work": search_work, "work": bench.work.total})
+        checkpoint.add_row({"recipe": dict(recipe.__dict__), "search_work": search_work, "work": bench.work.total})
     told = {name: getattr(recipe, name) for name in ("rate", "epochs", "features", "private")}
     bench.progress("recipe", **told, search_work=search_work)
 
 
 def choose_recipe(
-    bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: Journal | None = None
+    bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: StepCache | None = None
 ) -> Recipe:
     """The best of these recipes with epochs and patience chosen, too, by successive halving.
 
@@ -80,7 +79,7 @@ def choose_recipe(
     for all. The epochs become those of the first trial that twice as many hardly improve, and never more than they
     were. Trials end when the originals are nearly reached.
     """
-    journal, left, history = journal or Journal(), list(recipes), []
+    journal, left, history = journal or StepCache(), list(recipes), []
     most = recipes[0].epochs
     known: dict[tuple[int, Recipe], float | None] = {}
     for share in SHARES:
@@ -111,7 +110,7 @@ def most_work(bench: Workbench, queries: Sequence[str], recipes: Sequence[Recipe
     return trials * training_flops(bench, queries, recipes[0])
 
 
-def _rung(bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: Journal) -> list[float | None]:
+def _rung(bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: StepCache) -> list[float | None]:
     """Mean ratio on val after a trial of each recipe; None where it diverges."""
     jobs = []
     for one in recipes:
@@ -119,10 +118,10 @@ def _rung(bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal:
         queries = tuple(start.states)
         name = f"rate {one.rate:g}, features {one.features:g}, private {one.private:g}"
         jobs.append(Job(name, trial, given, queries, training_flops(bench, queries, one)))
-    return run(bench, journal, f"{recipes[0].epochs} epochs", jobs) if jobs else []
+    return run_jobs(bench, journal, f"{recipes[0].epochs} epochs", jobs) if jobs else []
 
 
-def trial(bench: Workbench, journal: Journal, start: Mapping[str, Any], recipe: Mapping[str, Any]) -> float | None:
+def trial(bench: Workbench, journal: StepCache, start: Mapping[str, Any], recipe: Mapping[str, Any]) -> float | None:
     """The job: train by this recipe; the mean ratio on val, None where it diverges."""
     models, how = Standing.from_plain(start).models(bench), Recipe(**recipe)
     training = bench.training(models, how)

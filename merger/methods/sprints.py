@@ -13,11 +13,10 @@ from merger.bench.merged import Merged
 from merger.bench.merit import all_met, held, merit, met
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import LEAVES
-from merger.journal.states import State
+from merger.checkpoint import Checkpoint, State
 from merger.mending.private import alone, train_private
 from merger.methods.deep import Deep
+from merger.outcomes import LEAVES
 from merger.start.alignment import by_shared_bytes
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -108,10 +107,10 @@ class Sprints:
             recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.pace * self.recipe.rate / 2**fallen)
             found = self.checkpoint.step(f"sprint {number}", partial(now.sprint, found, recipe, number > 1))
             for row in found["rows"]:
-                self.checkpoint.note({"sprint": number, **row})
+                self.checkpoint.add_row({"sprint": number, **row})
             found = self.checkpoint.step(f"alone {number}", partial(now._alone, found, last))
             for row in found["rows"]:
-                self.checkpoint.note({"sprint": number, **row})
+                self.checkpoint.add_row({"sprint": number, **row})
             if fallen == 0:
                 found = {**found, "won": now._with_deep_layers(found, number)}
             now, found = now._without_lost(found, number)
@@ -122,7 +121,7 @@ class Sprints:
         """What comes of a run in which some take deep layers from those that stand; the log has rows of it."""
         found = self.checkpoint.step(name, lambda: self.bench.once(run))
         for row in found["rows"]:
-            self.checkpoint.note(row)
+            self.checkpoint.add_row(row)
         return found
 
     def deep(self, bounds: Bounds, training: bool = True, fewest: bool = False) -> Deep:
@@ -145,7 +144,7 @@ class Sprints:
             nearest = max(takers, key=lambda query: found["ratios"][query] / self.required[query])
             stand = partial(self.deep(bounds).stand, nearest, takers, found["states"][nearest])
             alone = self.checkpoint.step(f"who gives {name}", lambda: self.bench.once(stand))
-            self.checkpoint.note(alone["row"])
+            self.checkpoint.add_row(alone["row"])
             if alone["state"] is None:
                 return self._won(found)
             states, takers = {nearest: alone["state"]}, [query for query in takers if query != nearest]
@@ -164,7 +163,7 @@ class Sprints:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
         models = self.bench.models(self._queries(), found["states"], self.plan)
         tie(models, self.plan)
-        best: dict[str, Any] = self.checkpoint.part("best")
+        best: dict[str, Any] = self.checkpoint.state("best")
         if not best:
             rows = [self._row(0, found["ratios"])]
             best.update(
@@ -224,7 +223,7 @@ class Sprints:
             row = {**what, "after": f"sprint {sprint}", "ratio": ratio, "required": self.required[query],
                    "work": self.bench.work.total}  # fmt: skip
             self.bench.progress("waits" if self.lost_wait else "repair", **row)
-            self.checkpoint.note(row)
+            self.checkpoint.add_row(row)
         left = replace(self, plan=self.plan.without(*lost))
         kept = {key: {query: found[key][query] for query in left._queries()} for key in ("states", "ratios")}
         return left, {**found, **kept}

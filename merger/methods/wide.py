@@ -25,9 +25,7 @@ from merger.bench.pace import begins, laid_out, training_speed
 from merger.bench.sizes import stored_bytes
 from merger.bench.standing import tied_and_judged
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import BACK, LEAVES, NO_TIME, Rows, Trial, all_at_once
-from merger.journal.states import State, snapshots
+from merger.checkpoint import Checkpoint, State, snapshots
 from merger.mending.search import Case
 from merger.mending.several import mend_all, most_work
 from merger.methods.adopting import Adopting
@@ -36,6 +34,7 @@ from merger.methods.parts import Parts
 from merger.methods.prelude import SLOWER, besides, prelude
 from merger.methods.rate import tell
 from merger.methods.sprints import Sprints, Trained
+from merger.outcomes import BACK, LEAVES, NO_TIME, Rows, Trial, all_at_once
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
 from merger.start.choosing import most_work as work_of_choosing
@@ -89,7 +88,7 @@ def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Mer
     if equal.shared:
         saved = equal.saved_bytes(bench.layers)
         bench.progress("equal", sets=len(equal.shared), saved_bytes=saved, settled=sorted(known))
-        checkpoint.note({"equal": sorted(known), "saved_bytes": saved, "work": bench.work.total})
+        checkpoint.add_row({"equal": sorted(known), "saved_bytes": saved, "work": bench.work.total})
     merged = Merged(plan, originals)
     if plan.shared:
         merged = _merged(bench, plan, recipe, options, checkpoint, bounds)
@@ -114,7 +113,7 @@ def _merged(
     bench.begin(CHOOSING, work=work_of_choosing(bench, plan))
     answered = bench.once(Parts(bench, plan, required, checkpoint, bounds).answered)
     if _saved(bench, answered) >= plan.saved_bytes(bench.layers):
-        checkpoint.note(_tried(answered))
+        checkpoint.add_row(_tried(answered))
         for stage in (TRAINING, MENDING):
             bench.begin(stage)
         return Merged(answered.plan, {**originals, **answered.states})
@@ -125,7 +124,7 @@ def _merged(
     bench.begin(MENDING, work=most_work(bench, _cases(trained, required), bounds))
     merged, rows = _mended(bench, trained, required, checkpoint, bounds)
     for row in rows:
-        checkpoint.note(row)
+        checkpoint.add_row(row)
     merged = _joined(sprints, merged, trained)
     before, first = max(trained.won, answered, key=partial(_saved, bench)), trained.first
     if first is not None and max(_saved(bench, merged), _saved(bench, before)) < _saved(bench, first):
@@ -133,17 +132,17 @@ def _merged(
         as_first, rows = _remembered(checkpoint, "the first", mend_first)
         before = max(before, as_first, key=partial(_saved, bench))
         for row in rows:
-            checkpoint.note(row)
+            checkpoint.add_row(row)
     if (saved := _saved(bench, before)) > (instead := _saved(bench, merged)):
         merged = Merged(before.plan, {**originals, **before.states})
         bench.progress("warning", text="in the end less is saved than held on the way: back to that")
-        checkpoint.note({"accepted_bytes": saved, "instead_of_bytes": instead, "work": bench.work.total})
+        checkpoint.add_row({"accepted_bytes": saved, "instead_of_bytes": instead, "work": bench.work.total})
         if before is answered:
-            checkpoint.note(_tried(answered))
+            checkpoint.add_row(_tried(answered))
         left = {row["query"] for row in checkpoint.log if row.get("repair") == LEAVES}
         for query in sorted(plan.queries() - merged.plan.queries() - left):
             why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
-            checkpoint.note({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
+            checkpoint.add_row({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
     tell_early(bench, early, merged, checkpoint, required)
     return merged
 
@@ -250,7 +249,7 @@ def _leaves(sprints: Sprints, query: str, after: str, ratio: float | None) -> No
     row = {"query": query, "repair": LEAVES, "after": after, "ratio": ratio, "required": sprints.required[query],
            "work": sprints.bench.work.total}  # fmt: skip
     sprints.bench.progress("repair", **row)
-    sprints.checkpoint.note(row)
+    sprints.checkpoint.add_row(row)
 
 
 def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
@@ -260,7 +259,7 @@ def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
         row = {"waits": query, "after": "the start", "lost": error, "required": sprints.required[query],
                "work": sprints.bench.work.total}  # fmt: skip
         sprints.bench.progress("waits", **row)
-        sprints.checkpoint.note(row)
+        sprints.checkpoint.add_row(row)
     bounds = sprints.bounds.part(FIRST)
     plan = sprints.plan.without(*waits)
     others = replace(sprints, plan=plan, bounds=bounds, others_wait=True, lost_wait=True, own=start["own"])
@@ -287,7 +286,7 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
             _leaves(sprints, query, lost[query]["after"], lost[query].get("ratio"))
         return first
     bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
-    checkpoint.note({"accepted_bytes": won, "work": bench.work.total})
+    checkpoint.add_row({"accepted_bytes": won, "work": bench.work.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
     joined = replace(sprints, own=start["own"], pace=1.0)
     return replace(joined.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
@@ -359,7 +358,7 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
     """
     bench, checkpoint = sprints.bench, sprints.checkpoint
     frames = math.ceil(sprints.recipe.frames_per_epoch / 2)
-    best = checkpoint.part("best of trials")
+    best = checkpoint.state("best of trials")
     for rate in RATES:
         if rate in best.get("tried", ()) or best.get("reached", -1.0) > 0:
             continue
@@ -373,7 +372,7 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
         if reached > best.get("reached", -1.0):
             best.update({**found, "rate": rate, "reached": reached})
         best.update(tried=[*best.get("tried", ()), rate], won=found["won"])
-        checkpoint.forget(f"rate {rate:g}")
+        checkpoint.discard(f"rate {rate:g}")
     return dict(best) if "tried" in best else dict(start)
 
 

@@ -20,10 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from merger.bench.probing import as_input, modules_among, raw_frames, tapped
 from merger.bench.workbench import Workbench
-from merger.journal.states import State
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache
 from merger.start.channels import Channels, Part, channels_of, permuted
-from merger.training.features import watched_layers
+from merger.training.distillation import watched_layers
 from merger.training.precision import multiplying
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
@@ -41,7 +40,7 @@ Orders = Mapping[int, Tensor]
 
 
 def aligned(
-    bench: Workbench, plan: SharingPlan, donor: str, journal: Journal, states: Mapping[str, State] | None = None
+    bench: Workbench, plan: SharingPlan, donor: str, journal: StepCache, states: Mapping[str, State] | None = None
 ) -> dict[str, State]:
     """Every sharing query's own model with its channels in the donor's order; each answers as it did before.
 

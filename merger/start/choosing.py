@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.workbench import Workbench
-from merger.journal.states import State, snapshots
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache, snapshots
 from merger.start.alignment import FRAMES as ORDERED_ON
 from merger.start.alignment import aligned, by_shared_bytes
 from merger.start.ancestry import COMMON, kinship
 from merger.start.solving import FRAMES as SOLVED_ON
 from merger.start.solving import STAGES as SOLVED_STAGES
 from merger.start.solving import most_flops, solved
-from merger.training.features import watched_layers, watching
+from merger.training.distillation import record_inputs, watched_layers
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 
@@ -78,7 +77,7 @@ class Start:
 def choose_start(
     bench: Workbench,
     plan: SharingPlan,
-    journal: Journal,
+    journal: StepCache,
     apart: Mapping[str, State] | None = None,
     most_work: float = math.inf,
     solving: bool = True,
@@ -206,7 +205,7 @@ class Judge:
     Several processes judge together; each knows only what its own originals have there.
     """
 
-    def __init__(self, bench: Workbench, queries: Iterable[str], journal: Journal) -> None:
+    def __init__(self, bench: Workbench, queries: Iterable[str], journal: StepCache) -> None:
         self._bench, self._queries, self._journal = bench, sorted(queries), journal
         self._mine = bench.crew.mine(self._queries)
         self._wanted: dict[str, list[Tensor]] = {}
@@ -247,6 +246,6 @@ class Judge:
         indices = data.spread(FRAMES)  # others than solving has seen
         frames = data.frames(indices, self._bench.device)
         self._bench.work.add(found, len(frames))
-        with watching(model.eval(), watched_layers(found, model)) as seen:
+        with record_inputs(model.eval(), watched_layers(found, model)) as seen:
             model(frames)
         return seen

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from merger.bench.probing import as_input, modules_among, raw_frames, tapped
 from merger.bench.workbench import Workbench
-from merger.journal.states import State
-from merger.journal.steps import Journal
-from merger.training.nodes import seed_of
+from merger.checkpoint import State, StepCache
+from merger.training.data import seed_of
 from models.batchnorm import batchnorms_of
 from models.sharing.layers import weight_key
 from models.sharing.plan import Member, SharingPlan
@@ -44,7 +43,7 @@ def solved(
     plan: SharingPlan,
     originals: Mapping[str, State],
     states: Mapping[str, State],
-    journal: Journal,
+    journal: StepCache,
 ) -> dict[str, State]:
     """`states` with the weights of the plan's sets solved; `originals` say what each query's layers shall answer.
 

@@ -15,16 +15,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
-from merger.training.batches import Batches, Node
-from merger.training.device import default_device
-from merger.training.features import feature_loss, watched_layers, watching
-from merger.training.fitting import Fitting, Layout, Undo
-from merger.training.nodes import RANDOM, Stream
+from merger.training.data import DROPOUT_MODULES, Batches, MicroBatch, RandomStream
+from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.precision import autocast, by_rule, multiplying
-from merger.training.recipe import Recipe
-from merger.training.recomputing import recomputed
-from merger.training.taught import Answers, answer_bytes, rooms_of
-from merger.training.work import Work
+from merger.training.recipe import Flops, Recipe, default_device
+from merger.training.step_config import MemoryPlan, StepConfig, StepRollback, recomputed
+from merger.training.teacher_cache import TeacherCache, cache_capacities, teacher_output_bytes
 from models.batchnorm import batchnorms_of, is_frozen
 from models.data import PreparedFrames
 from models.device import empty_caches, is_out_of_memory
@@ -60,10 +56,10 @@ class TrainingSet:
         """Whether its frames are the same at every visit: without labels, as nobody knows what would go with others."""
         return self.prepared.split.truths is None
 
-    def answer_bytes(self, features: bool) -> int | None:
-        """See `merger.training.taught.answer_bytes`, of this query's original."""
+    def teacher_output_bytes(self, features: bool) -> int | None:
+        """See `merger.training.teacher_cache.teacher_output_bytes`, of this query's original."""
         if features not in self._bytes:
-            self._bytes[features] = answer_bytes(self.query, features)
+            self._bytes[features] = teacher_output_bytes(self.query, features)
         return self._bytes[features]
 
     @cached_property
@@ -103,7 +99,7 @@ class Training:
     `after_step` is called after each. `precisions` are fp32, tf32 or bf16 per query; a rule decides for others.
     Queries that are `eased` take part in half of the steps, or fewer: in an epoch they see no frame twice. They can
     become others between two epochs. What originals answer to frames that come as they are is kept
-    (`merger.training.taught`). With `fitting` a step for which memory is not enough is taken again, laid out for less.
+    (`merger.training.teacher_cache`). With `fitting` a step for which memory is not enough is taken again, laid out for less.
     Norms whose parameters are all frozen stay in eval mode, and so does dropout where there is a teacher. There the
     momentum of norms falls with the rate, too: the slower weights move, the more batches their averages are of.
 
@@ -115,7 +111,7 @@ class Training:
         models: Mapping[str, nn.Module],
         sets: Mapping[str, TrainingSet],
         recipe: Recipe,
-        work: Work,
+        work: Flops,
         teachers: Mapping[str, nn.Module] | None = None,
         precisions: Mapping[str, str] | None = None,
         eased: Collection[str] = (),
@@ -129,8 +125,8 @@ class Training:
         self.steps = math.ceil(max(self._contributions(()).values()) / recipe.batch)
         self.optimiser = torch.optim.AdamW(self._parameter_groups(), lr=recipe.rate, eps=EPSILON, fused=True)
         self.after_step: Callable[[], None] = lambda: None
-        self.fitting: Fitting | None = None
-        self._undo = Undo(models.values())
+        self.fitting: MemoryPlan | None = None
+        self._undo = StepRollback(models.values())
         self.step = 0
         self._losses, self._summed = 0.0, 0
         every = {query: sets[query] for query in self.everyone}
@@ -140,8 +136,8 @@ class Training:
         self.ease(eased)
         watched = recipe.features > 0 and self.teachers
         self._watched = {q: watched_layers(sets[q].query, m) if watched else [] for q, m in models.items()}
-        rooms = rooms_of(every, recipe) if self._taught() else {}
-        self._answers = {query: Answers(room) for query, room in rooms.items()}
+        rooms = cache_capacities(every, recipe) if self._taught() else {}
+        self._answers = {query: TeacherCache(room) for query, room in rooms.items()}
         taught = [model for query, model in models.items() if query in self.teachers]
         self._momenta = {norm: norm.momentum for model in taught for norm in batchnorms_of(model) if norm.momentum}
 
@@ -280,7 +276,7 @@ class Training:
             answers.uncount(known[query])
         return False
 
-    def _next_layout(self) -> Layout:
+    def _next_layout(self) -> StepConfig:
         """How steps are laid out from now on: for less memory than now."""
         assert self.fitting is not None
         return self.fitting.next(self.recipe)
@@ -322,7 +318,7 @@ class Training:
                 moments = (torch.zeros_like(p, memory_format=torch.preserve_format) for _ in range(2))
                 self.optimiser.state[p] = {"step": step, **dict(zip(("exp_avg", "exp_avg_sq"), moments))}
 
-    def _learn(self, query: str, nodes: Sequence[Node]) -> Tensor:
+    def _learn(self, query: str, nodes: Sequence[MicroBatch]) -> Tensor:
         """Add the gradient of the mean loss over the nodes; returns that loss, f64 (), where it was computed."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with multiplying(self.precisions[query], self.device):
@@ -332,11 +328,11 @@ class Training:
                 total += loss.detach()
         return total
 
-    def _node_loss(self, query: str, node: Node) -> Tensor:
+    def _node_loss(self, query: str, node: MicroBatch) -> Tensor:
         model, data, paths = self.models[query], self.sets[query], self._watched[query]
-        images, stream = data.fed(node.images, self.device), Stream(node.seed, self.device)
+        images, stream = data.fed(node.images, self.device), RandomStream(node.seed, self.device)
         kept, computed = recomputed(model, self.recipe.recompute), autocast(self.precisions[query], self.device)
-        with computed, stream.drawn(), watching(model, paths) as seen, kept:
+        with computed, stream.drawn(), record_inputs(model, paths) as seen, kept:
             outputs = model(images)
         example = None
         if (teacher := self.teachers.get(query)) is not None:
@@ -348,7 +344,7 @@ class Training:
 
     def _answer(self, query: str, teacher: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
         """What the original makes of these images: its outputs, and what goes into the layers that are watched."""
-        computed, seeing = autocast(self.precisions[query], self.device), watching(teacher, self._watched[query])
+        computed, seeing = autocast(self.precisions[query], self.device), record_inputs(teacher, self._watched[query])
         with torch.no_grad(), computed, seeing as seen:
             return teacher(images), seen
 
@@ -385,7 +381,7 @@ def _rest_frozen_norms(model: nn.Module) -> None:
 def _rest_random_parts(model: nn.Module) -> None:
     """Dropout makes of every answer another one, while the original that is imitated answers with all it has."""
     for part in model.modules():
-        if isinstance(part, RANDOM):
+        if isinstance(part, DROPOUT_MODULES):
             part.eval()
 
 

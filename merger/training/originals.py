@@ -15,14 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from merger.journal.checkpoint import WORK_SUFFIX, Checkpoint
-from merger.journal.progress import Progress, Stages, silent
-from merger.journal.states import snapshot
-from merger.training.device import default_device
-from merger.training.fitting import Fitting, Layout, first_that_fits, layouts
+from merger.checkpoint import WORK_SUFFIX, Checkpoint, snapshot
+from merger.events import Progress, Stages, silent
 from merger.training.loop import Diverged, Training, TrainingSet
-from merger.training.recipe import Recipe, check
-from merger.training.work import Work
+from merger.training.recipe import Flops, Recipe, check, default_device
+from merger.training.step_config import MemoryPlan, StepConfig, first_that_fits, layouts
 from models.batchnorm import recalibrate_batchnorm, unfold_batchnorm
 from models.data import PreparedFrames, load_split
 from models.errors import InputError
@@ -155,16 +152,16 @@ def _train(
         load_matching(model, query.init)
         _unfold(model, data)
     recipes = [options.recipe(len(data), cycle, seed) for cycle in range(options.max_cycles)]
-    fitting = Fitting(checkpoint.part("fitting"), progress)
+    fitting = MemoryPlan(checkpoint.state("fitting"), progress)
     recipes = _laid_out(query, model, data, recipes, fitting)
     stages.begin(_stage(query), sum(recipe.epochs for recipe in recipes))
-    now = checkpoint.part("cycles")  # what the last one came to
+    now = checkpoint.state("cycles")  # what the last one came to
     while now.get("done", 0) < len(recipes) and not now.get("ended"):
         cycle, before = now.get("done", 0), now.get("val", -math.inf)
         if cycle:
             model.load_state_dict(now["state"])
         mean, epochs = _mean_with(model), sum(one.epochs for one in recipes[:cycle])
-        training = Training({query.id: model}, {query.id: data}, fitting.recipe(recipes[cycle]), Work())
+        training = Training({query.id: model}, {query.id: data}, fitting.recipe(recipes[cycle]), Flops())
         training.fitting = fitting
         checkpoint.training(f"cycle {cycle + 1}", training)
         training.after_step = partial(_reach, stages, training, epochs, checkpoint)
@@ -176,7 +173,7 @@ def _train(
             model = mean.module
             recalibrate_batchnorm(model, _as_trained_on(data, seed))
             val, threshold = _judge(query, model, splits["val"])
-        checkpoint.forget(f"cycle {cycle + 1}")
+        checkpoint.discard(f"cycle {cycle + 1}")
         now.update(done=cycle + 1, val=val, threshold=threshold, state=snapshot(model), ended=ended)
     model.load_state_dict(now["state"])
     test, _ = _judge(query, model, splits["test"], now["threshold"])
@@ -193,17 +190,17 @@ def _train(
 
 
 def _laid_out(
-    query: Query, model: nn.Module, data: TrainingSet, recipes: Sequence[Recipe], fitting: Fitting
+    query: Query, model: nn.Module, data: TrainingSet, recipes: Sequence[Recipe], fitting: MemoryPlan
 ) -> list[Recipe]:
     """The recipes as they fit a card, where that is trained on; some steps of a copy are tried."""
     device, known = default_device(), fitting.layout
     if device.type == "cpu":
         return list(recipes)
 
-    def attempt(layout: Layout) -> bool:
+    def attempt(layout: StepConfig) -> bool:
         if not layout.place([data.prepared], device):
             return False
-        trial = Training({query.id: copy.deepcopy(model)}, {query.id: data}, layout.trial(recipes[0]), Work())
+        trial = Training({query.id: copy.deepcopy(model)}, {query.id: data}, layout.trial(recipes[0]), Flops())
         with suppress(Diverged):
             trial.epoch()
         return True
@@ -224,7 +221,7 @@ def _mean_with(model: nn.Module) -> AveragedModel:
 def _reach(stages: Stages, training: Training, epochs_before: int, checkpoint: Checkpoint) -> None:
     """Keep what was done, and tell how much that is, in epochs, of those that training takes at most."""
     stages.reach(epochs_before + training.step / training.steps)
-    checkpoint.tick()
+    checkpoint.maybe_save()
 
 
 def _cycle(query: Query, training: Training, progress: Progress, cycle: int, checkpoint: Checkpoint) -> None:

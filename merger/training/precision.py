@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from merger.journal.progress import Progress, silent
-from merger.training.features import feature_loss, watched_layers, watching
+from merger.events import Progress, silent
+from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from models.device import disable_tf32
 from models.errors import InputError
 from models.workload import Query
@@ -28,7 +28,7 @@ WORTH_IT = 1.05
 """What loses digits must be faster by this factor to be taken."""
 AGREES = 0.01
 """And a copy of the original must begin with no more loss than this: of what goes into the heads, in shares of its
-variance (`merger.training.features`)."""
+variance (`merger.training.distillation`)."""
 ROUNDS, MIN_ROUNDS, ENOUGH_S = 4, 2, 6.0
 """Timed at most and at least so often; between these no more once that many seconds were spent on one model."""
 
@@ -143,7 +143,7 @@ def apart(query: Query, model: nn.Module, images: Tensor, precision: str) -> flo
     device, seen = next(model.parameters(), images).device, []
     for one in (precision, "fp32"):
         with torch.no_grad(), multiplying(one, device), autocast(one, device):
-            with watching(model, watched_layers(query, model)) as inputs:
+            with record_inputs(model, watched_layers(query, model)) as inputs:
                 model(images.to(device))
             seen.append(inputs)
     return float(feature_loss(*seen))

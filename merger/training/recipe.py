@@ -1,12 +1,22 @@
-"""How to train: what an option may be, and what a frame costs and a query contributes by it."""
+"""How to train: what an option may be, and what a frame costs and a query contributes by it.
+
+What a merge takes, in a cost that is the same on every machine.
+
+The device that everything is trained and judged on.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import torch
+
+from models.cost import flops
 from models.errors import InputError
+from models.workload import Query
+from models.zoo import build_query
 
 BACKWARD_PASSES = 2
 
@@ -17,12 +27,12 @@ class Recipe:
 
     `frames_per_epoch` bounds what one query contributes to an epoch. `distill` is the weight of the originals' outputs
     against that of the labels (1 where there are no labels), `features` that of what goes into the heads, added to
-    both. A batch is made of nodes of `node` frames (`merger.training.nodes`). A search gives an attempt up when the
+    both. A batch is made of nodes of `node` frames (`merger.training.data`). A search gives an attempt up when the
     gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
     for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
     Norms and biases move at `norms` times the rate. A model that trains alone is judged from the epoch `judged_from`
     on: the best of many flatters. With `recompute` most intermediates are computed again in the backward pass and not
-    kept (`merger.training.recomputing`).
+    kept (`merger.training.step_config`).
     """
 
     rate: float = 5e-4
@@ -69,3 +79,41 @@ def check(name: str, sound: bool, value: float, remedy: str) -> None:
     """Raise InputError when an option's value is not sound."""
     if not sound:
         raise InputError("options", f"{value:g} makes no sense", remedy, name)
+
+
+class Flops:
+    """Image passes x FLOPs spent in retraining; a backward pass counts as two forward ones.
+
+    `told` is called after each addition.
+    """
+
+    def __init__(self) -> None:
+        self.total: float = 0  # a whole number, so that it does not depend on the order of additions
+        self.told: Callable[[], None] = lambda: None
+        self._flops: dict[str, int] = {}
+
+    def add(self, query: Query, passes: int) -> None:
+        """Count `passes` forward passes of one image through the query's model."""
+        self.add_flops(passes * self.of(query))
+
+    def add_flops(self, flops: int) -> None:
+        """Count so many FLOPs of anything else."""
+        self.total += flops
+        self.told()
+
+    def of(self, query: Query) -> int:
+        """FLOPs of one forward pass of one image."""
+        if query.id not in self._flops:
+            self._flops[query.id] = forward_flops(query)
+        return self._flops[query.id]
+
+
+def forward_flops(query: Query) -> int:
+    """FLOPs of one frame through the query's model, found without weights."""
+    model = build_query(query, device="meta")
+    return flops(model, query.input_size)
+
+
+def default_device() -> torch.device:
+    """The GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

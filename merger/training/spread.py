@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merger.crew.crew import Crew
-from merger.crew.sums import Common, Sums
-from merger.training.fitting import REMEDY, Layout
+from merger.distributed import GradReducer, ProcessGroup, SharedParam
 from merger.training.loop import MAX_GRADIENT_NORM, Diverged, Training, numbers
+from merger.training.step_config import REMEDY, StepConfig
 from models.device import empty_caches, is_out_of_memory
 from models.errors import InputError
 from models.sharing.layers import weight_of
@@ -29,7 +28,7 @@ class Team:
     The sets come in the order in which a backward pass reaches them (`backwards`).
     """
 
-    crew: Crew
+    crew: ProcessGroup
     everyone: Sequence[str]
     sets: Sets
 
@@ -75,7 +74,7 @@ class SpreadTraining(Training):
     """A `Training` of everyone's models of which this process has its own.
 
     It gives what one process with all of them would, but for the order in which floats are added. Only gradients of
-    weights that stand in several processes are summed (`merger.crew.sums`); beside them travel, each step, the square
+    weights that stand in several processes are summed (`merger.distributed`); beside them travel, each step, the square
     of the gradient's norm, the loss, and whether it is a number. Every model has a teacher. Shared weights must begin
     alike everywhere.
     """
@@ -87,7 +86,7 @@ class SpreadTraining(Training):
         self._here = team.here(models)
         super().__init__(models, *args, **named)
         trained = [one for one in self._here.values() if one.weight.requires_grad]
-        self._sums = Sums(self._crew.link, [Common(one.weight, one.ranks) for one in trained])
+        self._sums = GradReducer(self._crew.link, [SharedParam(one.weight, one.ranks) for one in trained])
         self._users = [team.users(one.members) for one in trained]
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,8 +107,8 @@ class SpreadTraining(Training):
         here, _ = super()._shared()
         return here | self._here.keys(), any(len(self._team.users(members)) > 1 for members in self._team.sets)
 
-    def _next_layout(self) -> Layout:
-        found = self._crew.once(super()._next_layout)  # what cannot be is told once
+    def _next_layout(self) -> StepConfig:
+        found = self._crew.run_on_rank0(super()._next_layout)  # what cannot be is told once
         assert self.fitting is not None
         self.fitting.take(found)
         return found

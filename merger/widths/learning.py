@@ -14,8 +14,7 @@ from torch import nn
 from merger.bench.attempt import train_while
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.states import State, snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache, snapshot
 from merger.mending.private import rest_shared
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -36,7 +35,7 @@ def learn_norms(
     plan: SharingPlan,
     recipe: Recipe,
     need: float,
-    journal: Journal,
+    journal: StepCache,
 ) -> dict[str, Any]:
     """Train what does not rest of a model, to the end of the annealing: the best of several epochs would flatter.
 
@@ -47,7 +46,7 @@ def learn_norms(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return {"ratio": 0.0, "norms": None}
     found: dict[str, Any] = {"ratio": 0.0, "norms": None}
-    judged = journal.part("judged")
+    judged = journal.state("judged")
     try:
         for ratios in train_while(bench, {query: model}, recipe, journal, plan):
             judged["epochs"] = judged.get("epochs", 0) + 1

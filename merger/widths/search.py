@@ -22,9 +22,8 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.states import State, snapshot
-from merger.journal.steps import Journal
-from merger.training.features import feature_loss, watched_layers, watching
+from merger.checkpoint import State, StepCache, snapshot
+from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes
 from merger.widths.learning import most_work as work_of_learning
 from merger.widths.storing import Storage, Weight, nbytes_of, store, tied_models, weights_of, widths_of
@@ -45,7 +44,7 @@ TRAININGS = 2
 
 
 def fit_widths(
-    bench: Workbench, merged: Merged, width: Bits, required: Mapping[str, float], journal: Journal, bounds: Bounds
+    bench: Workbench, merged: Merged, width: Bits, required: Mapping[str, float], journal: StepCache, bounds: Bounds
 ) -> dict[str, Any]:
     """The `storage` (plain) of what is merged for the `width` asked for, the `states` of those who trained for it, the
     `stored_bytes` by width, and log `rows`.
@@ -104,7 +103,7 @@ class _Search:
     bench: Workbench
     merged: Merged
     required: Mapping[str, float]
-    journal: Journal
+    journal: StepCache
     bounds: Bounds
     judged: int = 0
     learnt: dict[str, State] = field(default_factory=dict)
@@ -260,7 +259,7 @@ class _Search:
         return errors
 
     def _seen(self, query: str, model: nn.Module, frames: Tensor, paths: Sequence[str]) -> list[Tensor]:
-        with watching(model, paths) as seen:
+        with record_inputs(model, paths) as seen:
             model(frames)
         self.bench.work.add(self.bench.queries[query], len(frames))
         return list(seen)

@@ -12,7 +12,7 @@ from torch import nn
 
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.states import State
+from merger.checkpoint import State
 from models.bits import Bits, stored_bytes
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers

@@ -17,8 +17,7 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.standing import judge_all, training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.states import State, snapshots
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache, snapshots
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from merger.widths.rounding import Rounded
@@ -41,7 +40,7 @@ class ForBits:
     merged: Merged
     queries: Sequence[str]
     need: Mapping[str, float]
-    journal: Journal
+    journal: StepCache
     bounds: Bounds
     alone: Callable[[str], int] | None = None
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from merger.journal.progress import Progress
-from merger.workers.jobs import Done, Job, Order
+from merger.events import Progress
+from merger.jobs import Done, Job, Order
 from models.errors import InputError
 
 TIMEOUT_S = 10.0
@@ -52,7 +52,7 @@ class _Failed:
 
 
 class Cluster:
-    """The actors of a cluster (merger.workers.jobs.Workers), as many as it has room for, hired when there are jobs.
+    """The actors of a cluster (merger.jobs.Workers), as many as it has room for, hired when there are jobs.
 
     Each needs `each` as Ray counts it ({"CPU": threads} or {"GPU": 1}), and works at the desk that `make` makes of a
     progress. `ray` is Ray's module (`connected`). Raises InputError where there is no room for one actor.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from merger.journal.steps import Journal
-from merger.workers.jobs import Done, Job, Order, using
+from merger.checkpoint import StepCache
+from merger.jobs import Done, Job, Order, torch_threads
 
 
 class Fellows:
-    """The crew of a workbench (merger.workers.jobs.Workers): all processes call `do`, with the same jobs."""
+    """The crew of a workbench (merger.jobs.Workers): all processes call `do`, with the same jobs."""
 
     does_all = True
 
@@ -34,8 +34,8 @@ class Fellows:
         return self._bench.crew.owner(job.trains[0]) if len(job.trains) == 1 else place % self._bench.crew.size
 
     def _done(self, job: Job, order: Order) -> Done:
-        before, journal = self._bench.work.total, Journal()
+        before, journal = self._bench.work.total, StepCache()
         journal.meter = self._bench.work
-        with using(order.threads):
+        with torch_threads(order.threads):
             value = job.do(self._bench, journal, **job.given)
         return Done(value, self._bench.work.total - before)

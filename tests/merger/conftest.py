@@ -12,8 +12,7 @@ from merger import TrainOptions, train_originals
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.states import snapshots
+from merger.checkpoint import Checkpoint, snapshots
 from merger.methods.sprints import Sprints
 from merger.methods.wide import whole_plan
 from merger.start.choosing import donated

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import pytest
 
-import merger.journal.checkpoint as checkpoint_module
-from merger.journal.checkpoint import Checkpoint
+import merger.checkpoint as checkpoint_module
+from merger.checkpoint import Checkpoint
 
 T = TypeVar("T")
 MOST = 150

@@ -26,12 +26,12 @@ from edge_runtime.memory.store import Store
 from merger import MergeOptions, MergeReport, Recipe, merge
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.states import snapshot
+from merger.checkpoint import snapshot
 from merger.methods.early import LOSES_MUCH
 from merger.methods.parts import Parts
 from merger.methods.sprints import Sprints
 from merger.start.choosing import Start, donated
-from merger.training.features import REGION_PROPOSALS, watched_layers, watching
+from merger.training.distillation import REGION_PROPOSALS, record_inputs, watched_layers
 from models.batchnorm import batchnorms_of
 from models.bundle import Bundle, open_bundle, verify_bundle
 from models.sharing.groups import ceiling_bytes
@@ -237,7 +237,7 @@ def test_what_goes_into_the_heads_of_both_stages_kinds_is_watched(one_stage: Wor
     for query in (*one_stage.queries, *two_stage.queries):
         model = build_query(query).eval()
         paths = watched_layers(query, model)
-        with watching(model, paths) as seen, torch.no_grad():
+        with record_inputs(model, paths) as seen, torch.no_grad():
             model(torch.randn(2, 3, query.input_size, query.input_size))
         assert seen and all(len(each) == 2 for each in seen)
         found[query.id] = paths

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-import merger.journal.progress as progress_module
+import merger.events as progress_module
 from gemel.commands.outcome import DONE, FELL_SHORT, INTERRUPTED
 from merger import merge
 from merger.bench.workbench import Workbench

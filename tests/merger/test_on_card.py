@@ -11,7 +11,7 @@ import torch
 
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
+from merger.checkpoint import Checkpoint
 from merger.start.choosing import choose_start
 from models.bundle import verify_bundle
 from models.sharing.groups import groups

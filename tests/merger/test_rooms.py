@@ -9,9 +9,12 @@ import pytest
 from tests.source_rules import imports, sources
 
 ROOMS = (
-    "crew",
-    "journal",
+    "events",
+    "distributed",
+    "checkpoint",
+    "outcomes",
     "training",
+    "jobs",
     "workers",
     "bench",
     "start",

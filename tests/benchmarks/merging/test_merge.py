@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-import merger.journal.checkpoint as checkpoint_module
+import merger.checkpoint as checkpoint_module
 from benchmarks.merging import merge
 from benchmarks.merging.cells import EQUAL, Cell, Weight, path_of, read_cells
 from benchmarks.merging.plot import curves, picture

@@ -8,7 +8,7 @@ import pytest
 
 import benchmarks.merging.scale as scale
 from benchmarks.merging.scale import MOMENTS, Model, load_of, neighbourhoods, unique_bytes
-from merger.crew.placing import Shares, crossing, placed
+from merger.distributed import Shares, cut_bytes, partition
 from models.sharing.groups import groups
 from models.sharing.layers import Layer
 
@@ -56,4 +56,4 @@ def crossing_of(models: list[Model], cards: int) -> int:
     """Bytes that cross where the planner puts these models."""
     found = groups([layer for one in models for layer in one.layers], "wide")
     shares = [({query for query, _ in one.members}, one.bytes) for one in found]
-    return crossing(placed({one.name: float(one.flops) for one in models}, shares, cards), shares)
+    return cut_bytes(partition({one.name: float(one.flops) for one in models}, shares, cards), shares)

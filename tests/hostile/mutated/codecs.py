@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import yaml
 
-from merger.journal.sealed import save_sealed
+from merger.checkpoint import save_sealed
 from models.bundle.format import ALIGNMENT_BYTES, DIGEST_KEY
 from tests.hostile.mutated.mutations import VALUES, damaged_bytes, damaged_tree
 

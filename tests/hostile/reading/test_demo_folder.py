@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from gemel.demo import IDENTITY, MERGED, _merged
-from merger.journal.progress import silent
+from merger.events import silent
 from models.errors import InputError
 from models.workload import Workload
 from tests.hostile.damages import damages

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from merger.journal.checkpoint import FORMAT, MARK, SAID, STATE, Checkpoint
-from merger.journal.sealed import LENGTH, save_sealed
+from merger.checkpoint import FORMAT, LENGTH, MARK, SAID, STATE, Checkpoint, save_sealed
 from models.errors import InputError
 from tests.hostile.harness import refused, snapshot
 from tests.hostile.reading.test_json import FILES, make_special

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from merger import checkpoint as states
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.crew.crew import Crew
-from merger.journal import states
-from merger.journal.states import snapshot, snapshots
+from merger.checkpoint import snapshot, snapshots
+from merger.distributed import ProcessGroup
 from merger.start.solving import _best_weight, _Equations
 from models.sharing.groups import groups
 from models.sharing.layers import layers_of_all
@@ -45,7 +45,7 @@ def test_a_merge_of_twelve_models_keeps_its_originals_what_is_trained_and_its_mo
     total = on_device() - before
     assert total > 10**9
     plan = SharingPlan.of(groups(layers_of_all(workload.queries), "wide"))
-    bench = SimpleNamespace(originals=originals, seed=0, crew=Crew())
+    bench = SimpleNamespace(originals=originals, seed=0, crew=ProcessGroup())
     start = snapshots(originals)
     assert on_device() - before == total, "the states to begin with lie elsewhere"
     models = Workbench.models(bench, originals, None, plan)  # type: ignore[arg-type]

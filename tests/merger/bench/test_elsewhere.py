@@ -13,12 +13,11 @@ from merger import Resources
 from merger.bench.elsewhere import Desk, Setup, employed
 from merger.bench.stock import OnDemand
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.progress import silent
-from merger.journal.steps import Journal
-from merger.training.fitting import Layout
+from merger.checkpoint import Checkpoint, StepCache
+from merger.events import silent
+from merger.jobs import Job, Threads, run_jobs
 from merger.training.recipe import Recipe
-from merger.workers.jobs import Job, Threads, run
+from merger.training.step_config import StepConfig
 from models.errors import InputError
 from models.workload import Workload
 from tests.merger.tiny import weights_of
@@ -41,7 +40,7 @@ def test_a_node_with_other_weights_is_named_with_the_file(bench: Workbench, work
         Desk(setup, silent)
 
 
-def _recipe(bench: Workbench, journal: Journal) -> Recipe:
+def _recipe(bench: Workbench, journal: StepCache) -> Recipe:
     return bench.training(bench.models(["q0"]), Recipe()).recipe
 
 
@@ -50,8 +49,8 @@ def test_a_worker_lays_its_steps_out_as_the_merge_does(bench: Workbench) -> None
     workers: Any = SimpleNamespace(does_all=True)
     workers.do = lambda jobs, order, arrived: told.extend(desk.do(job, order).value for job in jobs)
     bench.workers = workers
-    bench.fitting.take(Layout(8, False, True))
-    found = run(bench, Journal(), "jobs", [Job("a", _recipe, {}, ("q0",))])
+    bench.fitting.take(StepConfig(8, False, True))
+    found = run_jobs(bench, StepCache(), "jobs", [Job("a", _recipe, {}, ("q0",))])
     assert found == told == [Recipe(node=8, recompute=True)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from merger import MergeOptions
 from merger.bench.elsewhere import Setup
 from merger.bench.workbench import Workbench
-from merger.journal.progress import silent
+from merger.events import silent
 
 
 def test_without_a_margin_the_target_is_required_of_the_lower_end(

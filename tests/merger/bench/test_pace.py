@@ -19,14 +19,12 @@ from merger.bench.bounds import Bounds
 from merger.bench.pace import STEPS, begins, laid_out, training_speed
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.steps import Journal
+from merger.checkpoint import Checkpoint, StepCache
 from merger.methods.sprints import Sprints
-from merger.training.fitting import Fitting, first_that_fits, layouts
 from merger.training.loop import Training
 from merger.training.precision import Precisions
-from merger.training.recipe import Recipe
-from merger.training.work import Work
+from merger.training.recipe import Flops, Recipe
+from merger.training.step_config import MemoryPlan, first_that_fits, layouts
 from models.data import PreparedFrames
 from models.errors import InputError
 from tests.exhaustive import every
@@ -37,7 +35,7 @@ CHOOSING, CPU = replace(QUICK, choose_rate=True), torch.device("cpu")
 
 def test_the_work_left_is_what_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    work = Work()
+    work = Flops()
     bounds = Bounds(work, most_work=1000.0, ends=110.0)
     assert bounds.work_left == 1000, "nobody knows how fast it goes"
     assert replace(bounds, speed=30.0).work_left == 300
@@ -92,7 +90,7 @@ class _Card:
 def test_on_a_processor_nothing_is_tried_or_changed(
     bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, card = Journal(), _Card(bench, monkeypatch, lambda recipe: False)
+    journal, card = StepCache(), _Card(bench, monkeypatch, lambda recipe: False)
     bench.device = torch.device("cpu")
     assert laid_out(bench, begins(sprints.plan), Recipe(), journal) == Recipe() and not card.tried
 
@@ -111,7 +109,7 @@ def test_what_fits_is_tried_the_fastest_first_and_one_line_says_what_and_why(
     node: int, again: bool, room: bool, tried: list[tuple[int, bool]], last: str,
 ) -> None:  # fmt: skip
     journal, card = (
-        Journal(),
+        StepCache(),
         _Card(bench, monkeypatch, lambda recipe: recipe.node <= node and (recipe.recompute or not again)),
     )
     card.room = room
@@ -165,7 +163,7 @@ def test_every_method_that_trains_is_laid_out_before_it_begins_and_when_it_goes_
     bench.progress = tell
     for resume in (False, True):
         checkpoint = Checkpoint(tmp_path / "work", {}, resume)
-        bench.fitting, bench.device = Fitting(checkpoint.part("fitting")), torch.device("meta")
+        bench.fitting, bench.device = MemoryPlan(checkpoint.state("fitting")), torch.device("meta")
         with pytest.raises(_Begun):
             METHODS[method](bench, options, checkpoint)
         checkpoint.write()

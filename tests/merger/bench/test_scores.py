@@ -10,8 +10,7 @@ import torch
 from merger.bench.scores import FRAMES, SLOPE_FRAMES, match_scores, scores_of
 from merger.bench.standing import judge_all
 from merger.bench.workbench import Workbench
-from merger.journal.states import snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache, snapshot
 from models.detector import Detector
 from models.sharing.plan import SharingPlan
 from tests.exhaustive import every
@@ -64,5 +63,5 @@ def test_what_judging_has_moved_stays_in_the_model_that_trains_on(tmp_path: Path
     bias = next(name for name, _ in model.named_parameters() if "classification_head" in name and name.endswith("bias"))
     bench.match_scores = lambda query, model: {bias: model.get_parameter(bias).detach() + 1}
     before = model.get_parameter(bias).detach().clone()
-    judge_all(bench, Journal(), "judged", {"q": model}, SharingPlan())
+    judge_all(bench, StepCache(), "judged", {"q": model}, SharingPlan())
     assert torch.equal(model.get_parameter(bias), before + 1)

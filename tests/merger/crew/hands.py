@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from merger.crew.joining import joined
+from merger.distributed import process_group
 
 TIMEOUT_S = 60
 _forks = multiprocessing.get_context("forkserver")
@@ -69,7 +69,7 @@ def _hand(
     os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{count}", MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
     try:
         first()
-        with joined() as crew:
+        with process_group() as crew:
             answer = work(crew, *given)
     except BaseException as error:
         answer = error

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-import merger.journal.checkpoint as checkpoint_module
+import merger.checkpoint as checkpoint_module
 import merger.methods.early as early_module
 import merger.methods.wide as wide_module
 from merger import Resources, merge
 from merger.bench.workbench import Workbench
-from merger.crew.crew import Crew, CrewError
-from merger.journal.states import snapshots
+from merger.checkpoint import snapshots
+from merger.distributed import PeerError, ProcessGroup
 from merger.start.choosing import Start, donated
 from models.bundle import open_bundle
 from models.workload import Workload, load_workload
@@ -28,7 +28,12 @@ from tests.merger.surely import must_train
 
 
 def merged(
-    crew: Crew, workload: Path, out: Path, resume: bool = False, dies: tuple[int, int] = (-1, 0), far: bool = False
+    crew: ProcessGroup,
+    workload: Path,
+    out: Path,
+    resume: bool = False,
+    dies: tuple[int, int] = (-1, 0),
+    far: bool = False,
 ) -> Any:
     """Merge as one of a crew; who is told to kills itself at the so-manieth chance to store.
 
@@ -93,7 +98,7 @@ def test_a_killed_process_ends_the_others_and_another_number_goes_on(
     answers = Hands(2, merged, workload.path, out, False, dies).answers()
     assert isinstance(answers[dies[0]], EOFError)
     left = answers[1 - dies[0]]
-    assert isinstance(left, CrewError) and "another process of this merge has ended; start again with --resume" in str(
+    assert isinstance(left, PeerError) and "another process of this merge has ended; start again with --resume" in str(
         left
     )
     assert (tmp_path / "two.gemel.work").is_dir() and not out.exists()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-import merger.journal.checkpoint as checkpoint_module
+import merger.checkpoint as checkpoint_module
 from merger import merge
 from models.workload import load_workload
 from tests.merger.options import QUICK

@@ -16,7 +16,7 @@ import torch
 
 import merger.merging as merging_module
 from merger import MergeOptions, merge
-from merger.journal.checkpoint import MARK, STATE, Checkpoint
+from merger.checkpoint import MARK, STATE, Checkpoint
 from merger.start.choosing import Start
 from models.bundle import open_bundle
 from models.errors import InputError
@@ -194,7 +194,7 @@ def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(
 def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
-    checkpoint.part("large")["tensor"] = torch.zeros(1 << 20)
+    checkpoint.state("large")["tensor"] = torch.zeros(1 << 20)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
@@ -228,24 +228,24 @@ def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
         return {"found": (1, "two", torch.ones(2)), "none": None}
 
     first = checkpoint.step("a", work)
-    checkpoint.part("loop")["history"] = [1.0]
+    checkpoint.state("loop")["history"] = [1.0]
     checkpoint.write()
     again = Checkpoint(tmp_path / "work", {}, resume=True)
     again.meter = Meter()
     second = again.step("a", lambda: pytest.fail("done already"))
     assert second["found"][:2] == first["found"][:2] and torch.equal(second["found"][2], first["found"][2])
-    assert again.meter.total == 7 and again.part("loop") == {"history": [1.0]}
+    assert again.meter.total == 7 and again.state("loop") == {"history": [1.0]}
 
 
 def test_what_was_kept_within_a_step_goes_when_it_is_done() -> None:
     checkpoint = Checkpoint(Path("unused"), {}, resume=False)
 
     def outer() -> int:
-        checkpoint.part("loop")["x"] = 1
+        checkpoint.state("loop")["x"] = 1
         return checkpoint.step("inner", lambda: 2)
 
     assert checkpoint.step("outer", outer) == 2
     state = checkpoint.state_dict()
     assert list(state["done"]) == ["outer"] and state["parts"] == {}
-    checkpoint.forget("outer")
+    checkpoint.discard("outer")
     assert checkpoint.state_dict()["done"] == {}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from merger import METHODS, merge
 from merger.bench.method import TRIALS
-from merger.journal.outcomes import NO_TIME, OUTCOMES, Trial, all_at_once, one_by_one, outcomes_of, prefixes
+from merger.outcomes import NO_TIME, OUTCOMES, Trial, all_at_once, one_by_one, outcomes_of, prefixes
 from models.bundle import open_bundle
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from merger.journal.progress import Stages
+from merger.events import Stages
 
 
 class Told:

@@ -9,18 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-import merger.workers.jobs as jobs_module
+import merger.jobs as jobs_module
 from merger.bench.bounds import Bounds
 from merger.bench.elsewhere import Desk, Setup
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.progress import silent
-from merger.journal.states import snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache, snapshot
+from merger.events import silent
+from merger.jobs import Done, Job, Order
 from merger.mending.search import Case
 from merger.mending.several import combined, mend_all
 from merger.methods.wide import whole_plan
-from merger.workers.jobs import Done, Job, Order
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
 from tests.merger.options import QUICK
@@ -59,7 +58,7 @@ def test_repairs_beside_each_other_are_those_one_after_the_other(
         ratios = {"q0": 0.5, "q1": 1.0, "q2": 0.4}
         recipe = replace(QUICK.recipe, epochs=1, frames_per_epoch=32)
         cases = [Case(query, ratio, required[query], recipe) for query, ratio in ratios.items()]
-        after, rows = mend_all(bench, merged, cases, Journal(), Bounds(bench.work))
+        after, rows = mend_all(bench, merged, cases, StepCache(), Bounds(bench.work))
         names = {query: _names(after.states[query]) for query in after.states}
         outcomes.append((after.plan, names, rows, bench.work.total))
     assert outcomes[0] == outcomes[1]

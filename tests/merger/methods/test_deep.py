@@ -16,14 +16,12 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.probing import HEAD_FRAMES
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import NO_TIME, all_at_once, outcomes_of
-from merger.journal.states import snapshots
-from merger.journal.steps import Journal
+from merger.checkpoint import Checkpoint, StepCache, snapshots
 from merger.mending.private import GENTLE
 from merger.methods.deep import RANKING, SLOWER, TAKES, Deep
 from merger.methods.harm import PASSES, SETTLING, harms
 from merger.methods.sprints import Sprints, Trained
+from merger.outcomes import NO_TIME, all_at_once, outcomes_of
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan
 from tests.merger.methods.interrupting import stopping
@@ -189,7 +187,7 @@ def test_without_a_recipe_nothing_is_trained_and_it_takes_what_it_bears_as_it_is
     merged, ratios, rows = took(as_it_is, "q1")
     assert ratios == {"q1": 0.96} and 0 < len(merged.plan.shared) < 3
     assert all(row["epochs"] == 0 for row in rows if "takes" in row)
-    unable = replace(as_it_is, bounds=Bounds(deep.bench.work, 0.0), checkpoint=Journal())
+    unable = replace(as_it_is, bounds=Bounds(deep.bench.work, 0.0), checkpoint=StepCache())
     assert not took(unable, "q1")[1], "no work is left to judge anything"
 
 
@@ -216,7 +214,7 @@ def test_without_a_recipe_all_take_the_fewest_first_and_then_more_in_their_turns
 ) -> None:
     bears = {"q1": 2, "q2": 3}
     tried = bearing(monkeypatch, bears)
-    as_it_is = replace(deep, recipe=None, checkpoint=Journal())
+    as_it_is = replace(deep, recipe=None, checkpoint=StepCache())
     merged, _, rows = took(as_it_is, "q1", "q2")
     assert tried == [("q1", 1), ("q2", 1), ("q1", 3), ("q2", 3), ("q1", 2)]
     assert sorted(len(members) for members in merged.plan.shared) == [2, 3, 3]
@@ -235,9 +233,9 @@ def test_without_a_recipe_all_take_the_fewest_first_and_then_more_in_their_turns
 def test_who_took_the_fewest_goes_on_from_there(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
     tried, own = bearing(monkeypatch, {"q1": 2, "q2": 3}), snapshots(deep.bench.originals)
     standing, takers = Merged(SharingPlan(), {"q0": own["q0"]}), ["q1", "q2"]
-    found = replace(deep, recipe=None, checkpoint=Journal(), fewest=True).run(standing, own, takers)
+    found = replace(deep, recipe=None, checkpoint=StepCache(), fewest=True).run(standing, own, takers)
     assert tried == [("q1", 1), ("q2", 1)]
-    deep = replace(deep, recipe=None, checkpoint=Journal())
+    deep = replace(deep, recipe=None, checkpoint=StepCache())
     more = deep.run(Merged.from_plain(found["merged"]), own, takers, found["taking"])
     assert tried[2:] == [("q1", 3), ("q2", 3), ("q1", 2)]
     assert sorted(len(members) for members in Merged.from_plain(more["merged"]).plan.shared) == [2, 3, 3]
@@ -246,15 +244,15 @@ def test_who_took_the_fewest_goes_on_from_there(deep: Deep, monkeypatch: pytest.
 def test_what_is_known_of_the_same_layers_is_not_found_out_again(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
     tried, own = bearing(monkeypatch, {"q1": 0, "q2": 3}), snapshots(deep.bench.originals)
     standing, takers = Merged(SharingPlan(), {"q0": own["q0"]}), ["q1", "q2"]
-    known = replace(deep, recipe=None, checkpoint=Journal(), fewest=True).run(standing, own, takers)["taking"]
+    known = replace(deep, recipe=None, checkpoint=StepCache(), fewest=True).run(standing, own, takers)["taking"]
     ranked = list[str]()
     monkeypatch.setattr(deep_module.Deep, "_kept", lambda _deep, query, *_: ranked.append(query))
-    found = replace(deep, recipe=None, checkpoint=Journal()).run(standing, own, takers, known)
+    found = replace(deep, recipe=None, checkpoint=StepCache()).run(standing, own, takers, known)
     assert not ranked and tried == [("q1", 1), ("q2", 1), ("q2", 1), ("q2", 3)]
     assert Merged.from_plain(found["merged"]).plan.queries() == {"q0", "q2"}
     other = Merged(SharingPlan(), {"q2": own["q2"]})
     bearing(monkeypatch, {"q1": 3}).clear()
-    again = replace(deep, recipe=None, checkpoint=Journal()).run(other, own, ["q1"], known)
+    again = replace(deep, recipe=None, checkpoint=StepCache()).run(other, own, ["q1"], known)
     assert Merged.from_plain(again["merged"]).plan.queries() == {"q1", "q2"}, "of another giver nothing is known"
 
 
@@ -286,11 +284,11 @@ def test_who_learns_to_stand_trains_all_it_has_and_gives_once_it_has_what_is_req
     found = deep.stand("q1", ["q1"], merged.states["q1"])
     assert found["row"]["alone"] == "q1" and found["row"]["ratio"] >= 0.95
     assert deep.bench.ratio("q1", deep.bench.models(["q1"], {"q1": found["state"]})["q1"]) >= 0.95
-    over = replace(deep, bounds=Bounds(deep.bench.work, 0.0), checkpoint=Journal())
+    over = replace(deep, bounds=Bounds(deep.bench.work, 0.0), checkpoint=StepCache())
     assert over.stand("q1", ["q1"], merged.states["q1"])["state"] is None
     monkeypatch.setattr(deep_module, "train_private", lambda _b, begins, *_: {
         "ratio": 0.94, "state": begins[0], "trained": 8})  # fmt: skip
-    below = replace(deep, checkpoint=Journal()).stand("q1", ["q1"], merged.states["q1"])
+    below = replace(deep, checkpoint=StepCache()).stand("q1", ["q1"], merged.states["q1"])
     assert below["state"] is None and below["row"]["ratio"] == 0.94
 
 
@@ -341,7 +339,9 @@ def test_who_left_a_training_shares_what_it_bears_of_what_came_of_it(
     monkeypatch.setattr("merger.methods.deep.train_private", lambda _b, begins, *_: {
         "state": begins[-1], "ratio": 0.99 if bears else 0.5, "trained": 1})  # fmt: skip
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
-    checkpoint.note({"query": "q1", "repair": "leaves", "after": "sprint 1", "ratio": 0.6, "required": 0.95, "work": 1})
+    checkpoint.add_row(
+        {"query": "q1", "repair": "leaves", "after": "sprint 1", "ratio": 0.6, "required": 0.95, "work": 1}
+    )
     found = wide_module.wide(bench, QUICK, checkpoint)
     assert ("q1" in found.plan.queries()) == bears and found.plan.without("q1") == others
     trials = all_at_once(merged.plan.shared, checkpoint.log, {"q1": 0.95}, 1.0)

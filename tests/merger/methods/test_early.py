@@ -17,10 +17,10 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
-from merger.journal.outcomes import LEAVES, NO_TIME
-from merger.journal.states import snapshots
+from merger.checkpoint import snapshots
 from merger.methods.early import EARLY, EARLY_APART, early_layers, plan_without
 from merger.methods.sprints import Sprints, Trained
+from merger.outcomes import LEAVES, NO_TIME
 from merger.start.choosing import donated
 from merger.training.recipe import Recipe
 from models.sharing.plan import SharingPlan

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from merger import merge
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
+from merger.checkpoint import Checkpoint
 from merger.methods.mainstream import Family, families, frozen, mainstream
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle

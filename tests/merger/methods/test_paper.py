@@ -12,8 +12,8 @@ from torch import nn
 import merger.bench.attempt as attempt_module
 from merger.bench.attempt import SETTLED, attempt
 from merger.bench.merged import Merged
-from merger.crew.crew import ALONE, Crew
-from merger.journal.states import snapshot
+from merger.checkpoint import snapshot
+from merger.distributed import SINGLE_PROCESS, ProcessGroup
 from merger.methods.paper import smaller
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -30,7 +30,7 @@ class FakeBench:
     reverted: dict[str, float] = field(default_factory=dict)
     epoch: int = 0
     handed_out: list = field(default_factory=list)
-    crew: Crew = ALONE
+    crew: ProcessGroup = SINGLE_PROCESS
 
     def tied_and_judged(self, plan, queries, states):
         models = {query: _net(states[query]) for query in queries}

@@ -16,8 +16,7 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.states import snapshots
+from merger.checkpoint import Checkpoint, snapshots
 from merger.methods.parts import Parts
 from merger.methods.sprints import Sprints, Trained
 from merger.methods.wide import wide

@@ -12,7 +12,7 @@ import merger.methods.prelude as prelude_module
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
-from merger.journal.states import snapshots
+from merger.checkpoint import snapshots
 from merger.methods.deep import Deep
 from merger.methods.prelude import EPOCHS, PART, RUNGS, heaviest, heavy_first, prelude
 from merger.methods.sprints import Sprints

@@ -13,8 +13,7 @@ from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.states import snapshots
+from merger.checkpoint import Checkpoint, snapshots
 from merger.methods.deep import Deep
 from merger.methods.sprints import Sprints
 from merger.training.loop import Diverged, Training

@@ -19,7 +19,7 @@ Events = list[tuple[str, dict[str, Any]]]
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Events:
     """What is told of stages, however soon one after the other."""
-    monkeypatch.setattr("merger.journal.progress.INTERVAL_S", 0.0)
+    monkeypatch.setattr("merger.events.INTERVAL_S", 0.0)
     return []
 
 

@@ -19,15 +19,13 @@ from merger.bench.merged import Merged
 from merger.bench.method import MergeOptions
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.outcomes import BACK, all_at_once
-from merger.journal.states import State, snapshots
-from merger.journal.steps import Journal
+from merger.checkpoint import Checkpoint, State, StepCache, snapshots
 from merger.mending.search import Case
 from merger.mending.several import mend_all
 from merger.methods.prelude import heaviest
 from merger.methods.sprints import Sprints, Trained
 from merger.methods.wide import whole_plan, wide
+from merger.outcomes import BACK, all_at_once
 from merger.start.choosing import Start, donated
 from merger.training.recipe import Recipe
 from models.sharing.groups import ceiling_bytes
@@ -76,7 +74,7 @@ def test_what_was_tried_alone_in_vain_is_not_tried_again_as_a_repair(
     assert alone == ["q1"], "the nearest; where it fails all train again"
     bounds = Bounds(bench.work)
     cases = [Case(q, ratio, sprints.required[q], Recipe(), q in alone) for q, ratio in found["ratios"].items()]
-    _, rows = mend_all(bench, merged, cases, Journal(), bounds)
+    _, rows = mend_all(bench, merged, cases, StepCache(), bounds)
     tried = {query: [row["repair"] for row in rows if row["query"] == query] for query in ("q1", "q2")}
     assert tried["q2"][0] == "norms and head" and len(tried["q2"]) - 1 == len(tried["q1"]) > 1
     passed: list[Case] = []
@@ -140,7 +138,7 @@ def test_who_ends_with_nothing_shared_gets_its_original_back_and_shares_what_is_
 
 
 def _start_of_q0(
-    bench: Workbench, plan: SharingPlan, _journal: Journal, apart: Mapping[str, State] | None, *_: object
+    bench: Workbench, plan: SharingPlan, _journal: StepCache, apart: Mapping[str, State] | None, *_: object
 ) -> Start:
     models = dict(apart or snapshots(bench.originals))
     return Start(donated(plan, models, "q0"), dict.fromkeys(plan.queries(), 0.5), models)

@@ -16,30 +16,33 @@ import merger.start.alignment as alignment
 from merger.bench.method import MergeOptions
 from merger.bench.probing import as_input, raw_frames
 from merger.bench.workbench import Workbench
-from merger.journal.states import State, snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache, snapshot
 from merger.methods.wide import whole_plan
 from merger.start.alignment import CrossMoments, aligned, best_order, by_shared_bytes, orderable
 from merger.start.channels import Channels, permuted
-from merger.training.features import watched_layers, watching
+from merger.training.distillation import record_inputs, watched_layers
 from models.sharing.layers import weight_key
 
 
 def test_shuffled_channels_are_put_back(bench: Workbench) -> None:
     first = snapshot(bench.originals["q0"])
     bench.originals["q2"].load_state_dict(_shuffled(bench, "q0", first))
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", Journal())
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", StepCache())
     assert all(torch.equal(states["q2"][name], first[name]) for name in first)
 
 
 def test_models_answer_as_before_and_their_heads_read_what_they_read(bench: Workbench) -> None:
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q1", Journal())
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q1", StepCache())
     moved = []
     for query, model in bench.models(bench.queries, states).items():
         frames = as_input(bench, query, raw_frames(bench, query, 8))
         heads = watched_layers(bench.queries[query], model)
-        with torch.no_grad(), watching(model, heads) as mine, watching(bench.originals[query], heads) as theirs:
+        with (
+            torch.no_grad(),
+            record_inputs(model, heads) as mine,
+            record_inputs(bench.originals[query], heads) as theirs,
+        ):
             assert torch.allclose(model(frames), bench.originals[query](frames), atol=1e-4)
         assert mine and all(torch.allclose(one, other, atol=1e-4) for one, other in zip(mine, theirs))
         moved += [query for name in originals[query] if not torch.equal(originals[query][name], states[query][name])]
@@ -51,7 +54,7 @@ def test_models_answer_as_before_and_their_heads_read_what_they_read(bench: Work
 def test_alignment_brings_weights_of_independent_originals_together(bench: Workbench) -> None:
     plan = whole_plan(bench, MergeOptions())
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    assert _cosine(plan.shared, aligned(bench, plan, "q0", Journal())) > _cosine(plan.shared, originals)
+    assert _cosine(plan.shared, aligned(bench, plan, "q0", StepCache())) > _cosine(plan.shared, originals)
 
 
 def test_whether_it_answers_as_before_is_seen_in_full_float32_on_a_card(
@@ -79,7 +82,7 @@ def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(bench: Workbench, mon
     bench.progress = lambda event, **fields: said.append((event, fields))
     unreadable = bench.originals["q1"]
     monkeypatch.setattr(alignment, "channels_of", lambda model: None if model is unreadable else read(model))
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", Journal())
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", StepCache())
     assert all(torch.equal(states["q1"][name], tensor) for name, tensor in unreadable.state_dict().items())
     assert [fields["text"] for event, fields in said if event == "warning"] == [
         "q1: the graph of its model cannot be read, so its channels stay in their order"
@@ -97,19 +100,19 @@ def test_a_graph_read_wrongly_is_found_out_by_the_answers(bench: Workbench, monk
         return Channels(channels.widths, {use: layout for use, layout in channels.uses.items() if use[1] == 0})
 
     monkeypatch.setattr(alignment, "channels_of", forgetful)
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", Journal())
+    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", StepCache())
     for query, model in bench.originals.items():
         assert all(torch.equal(states[query][name], tensor) for name, tensor in model.state_dict().items())
     assert sum("answers differently" in text for text in said) == 2
 
 
 def test_what_a_journal_remembers_is_not_done_again(bench: Workbench) -> None:
-    plan, journal = whole_plan(bench, MergeOptions()), Journal()
+    plan, journal = whole_plan(bench, MergeOptions()), StepCache()
     journal.meter = bench.work
     first = aligned(bench, plan, "q0", journal)
     spent = bench.work.total
     assert spent > 0
-    again = Journal()
+    again = StepCache()
     again.meter = bench.work
     again.load_state_dict(journal.state_dict())
     second = aligned(bench, plan, "q0", again)

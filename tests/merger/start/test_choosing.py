@@ -17,9 +17,8 @@ import merger.start.choosing as choosing_module
 from merger.bench.elsewhere import assign
 from merger.bench.method import MergeOptions
 from merger.bench.workbench import Workbench
-from merger.crew.crew import Crew
-from merger.journal.states import State, snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import State, StepCache, snapshot
+from merger.distributed import ProcessGroup
 from merger.methods.wide import whole_plan
 from merger.start.ancestry import COMMON, kinship
 from merger.start.choosing import Judge, Start, affordable, averaged, choose_start, donated, lost, together
@@ -44,7 +43,7 @@ def test_equal_originals_are_merged_without_any_training(workload: Workload) -> 
     save_file(load_file(first.weights), third.weights, named)
     bench = Workbench(workload)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal()).states
+    states = choose_start(bench, plan, StepCache()).states
     for members in plan.shared:
         if {query for query, _ in members} == {"q0", "q2"}:
             weights = [states[query][weight_key(states[query], path)] for query, path in members]
@@ -68,10 +67,10 @@ def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
 def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
     said = _heard(bench)
     plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, Journal()).states
+    states = choose_start(bench, plan, StepCache()).states
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
-    found = Judge(bench, plan.queries(), Journal()).errors("again", plan, states)
+    found = Judge(bench, plan.queries(), StepCache()).errors("again", plan, states)
     assert together(found.values()) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
@@ -82,7 +81,7 @@ def test_where_all_are_far_off_the_best_mean_is_solved_and_the_least_is_taken(
         if not means_are_any_good:
             monkeypatch.setattr("merger.start.choosing.averaged", _ruined)
         said = _heard(bench)
-        start = choose_start(bench, _plan_of_three(), Journal())
+        start = choose_start(bench, _plan_of_three(), StepCache())
         errors = {row["start"]: row["error"] for event, row in said if event == "start"}
         best = min((name for name in errors if "solved" not in name), key=lambda name: errors[name])
         assert ("mean" in best) == means_are_any_good
@@ -100,7 +99,7 @@ def test_a_mean_that_a_donor_beats_may_win_once_it_is_solved(
     monkeypatch.setattr(Judge, "errors", judged)
     marked = {query: {} for query in bench.queries}
     monkeypatch.setattr("merger.start.choosing.solved", lambda *_: marked)
-    start = choose_start(bench, _plan_of_three(), Journal())
+    start = choose_start(bench, _plan_of_three(), StepCache())
     assert start.far and (start.states is marked) == (taken == "solved")
     assert set(start.errors.values()) == {min(to, 0.7)}
 
@@ -119,13 +118,13 @@ def test_a_start_is_judged_with_norms_as_they_are_and_measured_again(
         return done
 
     monkeypatch.setattr(Workbench, "calibrate", ruins)
-    errors = Judge(bench, plan.queries(), Journal()).errors("these", plan, states)
+    errors = Judge(bench, plan.queries(), StepCache()).errors("these", plan, states)
     assert errors == pytest.approx({"q0": 0, "q2": 0}, abs=1e-5)
     monkeypatch.setattr(Workbench, "calibrate", calibrate)
     spoiled = {
         query: {**state, "stem.1.running_mean": state["stem.1.running_mean"] + 5} for query, state in states.items()
     }
-    errors = Judge(bench, plan.queries(), Journal()).errors("those", plan, spoiled)
+    errors = Judge(bench, plan.queries(), StepCache()).errors("those", plan, spoiled)
     assert max(errors.values()) < 0.5, "measured again"
 
 
@@ -140,7 +139,7 @@ def _ruined(plan: SharingPlan, states: dict[str, State]) -> dict[str, State]:
 def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
     _give_an_ancestor(bench)
     said = _heard(bench)
-    choose_start(bench, _plan_of_three(), Journal())
+    choose_start(bench, _plan_of_three(), StepCache())
     (row,) = [row for event, row in said if event == "ancestry"]
     assert row["common"] and min(row["kinship"].values()) > 0.8
     assert not any(event == "aligned" or "aligned" in row.get("start", "") for event, row in said)
@@ -149,7 +148,7 @@ def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
 def test_a_start_that_is_near_enough_is_not_solved(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     said = _heard(bench)
     monkeypatch.setattr("merger.start.choosing.FAR", 100.0)
-    choose_start(bench, _plan_of_three(), Journal())
+    choose_start(bench, _plan_of_three(), StepCache())
     assert not any("solved" in row.get("start", "") for _, row in said)
 
 
@@ -157,7 +156,7 @@ def test_models_apart_are_in_one_order_already(bench: Workbench) -> None:
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
     apart = {query: {name: tensor + 0.01 for name, tensor in state.items()} for query, state in originals.items()}
     said = _heard(bench)
-    start = choose_start(bench, _plan_of_three(), Journal(), apart)
+    start = choose_start(bench, _plan_of_three(), StepCache(), apart)
     assert {event for event, _ in said} == {"start"} and not any("aligned" in row["start"] for _, row in said)
     assert set(start.errors) == {"q0", "q1", "q2"} and set(start.apart) == set(bench.queries)
     for query, state in start.apart.items():
@@ -166,7 +165,7 @@ def test_models_apart_are_in_one_order_already(bench: Workbench) -> None:
 
 
 def test_models_apart_of_originals_without_a_common_ancestor_were_aligned(bench: Workbench) -> None:
-    start = choose_start(bench, _plan_of_three(), Journal())
+    start = choose_start(bench, _plan_of_three(), StepCache())
     moved = [q for q, state in start.apart.items()
              if not torch.equal(state["stem.0.weight"], bench.originals[q].get_parameter("stem.0.weight"))]  # fmt: skip
     assert len(moved) == 2, "into the order of the third"
@@ -183,11 +182,11 @@ def test_a_start_is_far_off_by_what_it_loses_before_anything_is_solved(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = _heard(bench)
-    choose_start(bench, _plan_of_three(), Journal())
+    choose_start(bench, _plan_of_three(), StepCache())
     least = min(row["error"] for event, row in said if event == "start" and "solved" not in row["start"])
     for far in (least - 0.01, least + 0.01):
         monkeypatch.setattr("merger.start.choosing.FAR", far)
-        assert choose_start(bench, _plan_of_three(), Journal()).far == (far < least)
+        assert choose_start(bench, _plan_of_three(), StepCache()).far == (far < least)
 
 
 def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None:
@@ -198,16 +197,16 @@ def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None
 def test_a_start_goes_on_where_it_was_stopped(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, always_solved: None
 ) -> None:
-    plan, journal = whole_plan(bench, MergeOptions()), Journal()
+    plan, journal = whole_plan(bench, MergeOptions()), StepCache()
     before = bench.work.total
     wanted = choose_start(bench, plan, journal).states
     spent, done = bench.work.total - before, journal.state_dict()["done"]
     for stop in (1, len(done) // 2, len(done) - 1):
         bench.work.total = before
-        stopped, steps = Journal(), []
+        stopped, steps = StepCache(), []
         stopped.meter = bench.work
 
-        def dying(stopped: Journal = stopped, steps: list[Any] = steps, stop: int = stop) -> None:
+        def dying(stopped: StepCache = stopped, steps: list[Any] = steps, stop: int = stop) -> None:
             steps.append(None)
             if len(steps) == stop:
                 raise KeyboardInterrupt
@@ -215,7 +214,7 @@ def test_a_start_goes_on_where_it_was_stopped(
         monkeypatch.setattr(stopped, "tick", dying)
         with pytest.raises(KeyboardInterrupt):
             choose_start(bench, plan, stopped)
-        resumed = Journal()
+        resumed = StepCache()
         resumed.meter = bench.work
         resumed.load_state_dict(stopped.state_dict())
         states = choose_start(bench, plan, resumed).states
@@ -239,20 +238,20 @@ def _plan_of_three() -> SharingPlan:
     return SharingPlan(tuple(tuple((q, path) for q in ("q0", "q1", "q2")) for path in ("stem.0", "body.0", "last.0")))
 
 
-def _chosen(crew: Crew, path: Path) -> dict[str, Any]:
+def _chosen(crew: ProcessGroup, path: Path) -> dict[str, Any]:
     """What a start comes to in this process, and the queries it judged."""
     choosing_module.FAR = 0.0
     bench, judged = Workbench(load_workload(path), crew=crew), list[str]()
-    bench.crew.each(lambda: bench.load(lambda done: None))
+    bench.crew.all_gather_object(lambda: bench.load(lambda done: None))
     assign(bench)
     own = Judge.error
     Judge.error = lambda judge, query, model: judged.append(query) or own(judge, query, model)  # type: ignore
-    start = choose_start(bench, SharingPlan.of(groups(bench.layers)), Journal())
+    start = choose_start(bench, SharingPlan.of(groups(bench.layers)), StepCache())
     return {**start.__dict__, "work": bench.work.total, "judged": set(judged), "mine": set(crew.mine(bench.queries))}
 
 
 def test_several_processes_choose_as_one_does_and_judge_their_own(workload: Workload) -> None:
-    alone = _chosen(Crew(), workload.path)
+    alone = _chosen(ProcessGroup(), workload.path)
     for one in together_in(2, _chosen, workload.path):
         assert one["judged"] == one["mine"] < alone["judged"] == {"q0", "q1", "q2"}
         assert (one["errors"], one["work"], one["far"]) == (alone["errors"], alone["work"], alone["far"])
@@ -274,7 +273,7 @@ def test_starts_are_judged_and_solved_with_one_model_after_the_other(
         return found
 
     monkeypatch.setattr(Workbench, "models", models)
-    choose_start(bench, _plan_of_three(), Journal())
+    choose_start(bench, _plan_of_three(), StepCache())
     assert most == 2, "a card has no room for all of them beside the originals"
 
 
@@ -299,7 +298,7 @@ def test_starts_that_there_is_no_work_for_are_left_out_but_for_the_first() -> No
 
 def test_with_no_work_for_more_the_mean_is_the_start(bench: Workbench, always_solved: None) -> None:
     said = _heard(bench)
-    start = choose_start(bench, _plan_of_three(), Journal(), most_work=1.0)
+    start = choose_start(bench, _plan_of_three(), StepCache(), most_work=1.0)
     assert [row["start"] for event, row in said if event == "start"] == ["mean"] and start.far
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from merger.bench.workbench import Workbench
-from merger.journal.states import snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache, snapshot
 from merger.start.choosing import Judge
 from merger.start.solving import FRAMES, PLACES, _best_weight, _Equations, _samples, most_flops, solved
-from merger.training.work import Work
+from merger.training.recipe import Flops
 from models.sharing.layers import weight_key
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
@@ -74,9 +73,9 @@ def test_a_damaged_start_is_mended(bench: Workbench) -> None:
         wrong = weight + weight.std() * torch.randn(weight.shape, generator=generator)
         for query, _ in members:
             damaged[query][key] = wrong
-    found = solved(bench, PLAN, originals, damaged, Journal())
+    found = solved(bench, PLAN, originals, damaged, StepCache())
     before, after = (
-        Judge(bench, PLAN.queries(), Journal()).errors("these", PLAN, states) for states in (damaged, found)
+        Judge(bench, PLAN.queries(), StepCache()).errors("these", PLAN, states) for states in (damaged, found)
     )
     for query in ("q0", "q2"):
         assert after[query] < 0.5 * before[query]
@@ -89,7 +88,7 @@ def test_a_damaged_start_is_mended(bench: Workbench) -> None:
 
 def test_a_perfect_start_stays_and_work_is_counted_once(bench: Workbench) -> None:
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    journal, before = Journal(), bench.work.total
+    journal, before = StepCache(), bench.work.total
     found = solved(bench, PLAN, originals, originals, journal)
     spent = bench.work.total - before
     for members in PLAN.shared:
@@ -105,12 +104,12 @@ def test_the_equations_are_part_of_the_work(bench: Workbench, monkeypatch: pytes
     originals = {query: snapshot(model) for query, model in bench.originals.items()}
     plan = SharingPlan(PLAN.shared[:1])
     passes: list[int] = []
-    add = Work.add
+    add = Flops.add
     monkeypatch.setattr(
-        Work, "add", lambda self, query, count: passes.append(count * self.of(query)) or add(self, query, count)
+        Flops, "add", lambda self, query, count: passes.append(count * self.of(query)) or add(self, query, count)
     )
     before = bench.work.total
-    solved(bench, plan, originals, originals, Journal())
+    solved(bench, plan, originals, originals, StepCache())
     outputs, inputs = 16, 3 * 3 * 3
     samples = min(FRAMES, len(bench.train["q0"])) * PLACES
     wanted = 2 * 2 * samples * inputs * (inputs + outputs) + 2 * inputs**3 // 3 + 4 * inputs**2 * outputs

@@ -14,8 +14,7 @@ import merger.methods.rate as rate_module
 from merger import MergeOptions, merge
 from merger.bench.standing import Standing
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.steps import Journal
+from merger.checkpoint import Checkpoint, StepCache
 from merger.methods.rate import RATES, at_rates, choose_recipe, in_every_way
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -108,7 +107,7 @@ def test_rate_and_epochs_go_to_the_best_on_val(
 
     monkeypatch.setattr(rate_module, "trial", dictated)
     bench = Workbench(workload)
-    assert choose_recipe(bench, _start(bench), at_rates(Recipe()), Journal()) == chosen
+    assert choose_recipe(bench, _start(bench), at_rates(Recipe()), StepCache()) == chosen
 
 
 @pytest.mark.parametrize(("features", "private"), [(0.0, 0.1), (0.0, 1.0), (1.0, 0.1), (1.0, 1.0)])
@@ -120,7 +119,7 @@ def test_the_papers_method_gets_the_best_way_to_train(
 
     monkeypatch.setattr(rate_module, "trial", dictated)
     bench = Workbench(workload)
-    found = choose_recipe(bench, _start(bench), in_every_way(Recipe()), Journal())
+    found = choose_recipe(bench, _start(bench), in_every_way(Recipe()), StepCache())
     assert found == Recipe(rate=1e-3, epochs=2, features=features, private=private)
     assert {recipe.features for recipe in in_every_way(Recipe(features=0.5))} == {0.5}
 

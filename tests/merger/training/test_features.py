@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from merger.bench.workbench import Workbench
-from merger.training.features import feature_loss, watched_layers, watching
+from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.recipe import Recipe
 from models.workload import Workload
 from models.zoo import build
@@ -18,7 +18,7 @@ def test_the_inputs_of_a_classifiers_head_are_watched(workload: Workload) -> Non
     bench = Workbench(workload)
     model, query = bench.originals["q0"], bench.queries["q0"]
     paths = watched_layers(query, model)
-    with watching(model, paths) as seen:
+    with record_inputs(model, paths) as seen:
         model(torch.rand(2, 3, SIZE, SIZE))
     assert paths == ["head"] and [tuple(x.shape) for x in seen] == [(2, 64 * (SIZE // 8) ** 2)]
     model(torch.rand(2, 3, SIZE, SIZE))
@@ -31,7 +31,7 @@ def test_the_head_convolutions_of_a_detector_are_watched(workload: Workload) -> 
     query = replace(workload.queries[0], task="detection", model="ssd_resnet18", model_args={}, input_size=96)
     model = build(query.model, query.classes, {}, query.input_size, query.task).train()
     paths = watched_layers(query, model)
-    with watching(model, paths) as seen:
+    with record_inputs(model, paths) as seen:
         model(torch.rand(2, 3, 96, 96))
     assert len(paths) == len(seen) > 1 and all(x.ndim == 4 and len(x) == 2 for x in seen)
 
@@ -44,7 +44,7 @@ def test_a_detector_whose_head_serves_all_maps_is_seen_on_each_of_them(workload:
         input_size=64,
     )  # fmt: skip
     model = build(query.model, query.classes, {}, query.input_size, query.task).eval()
-    with watching(model, watched_layers(query, model)) as seen, torch.no_grad():
+    with record_inputs(model, watched_layers(query, model)) as seen, torch.no_grad():
         model(torch.rand(1, 3, 64, 64))
     assert len(seen) == 3 and len({tuple(x.shape[2:]) for x in seen}) > 1
 
@@ -71,7 +71,7 @@ def test_training_on_features_brings_them_nearer(workload: Workload) -> None:
     def distance(model: nn.Module) -> float:
         seen = []
         for one in (model, bench.originals["q0"]):
-            with watching(one, ["head"]) as inputs, torch.no_grad():
+            with record_inputs(one, ["head"]) as inputs, torch.no_grad():
                 one.eval()(images)
             seen.append(inputs)
         return float(feature_loss(*seen))

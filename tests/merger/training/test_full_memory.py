@@ -12,10 +12,10 @@ from torch import Tensor
 
 from merger import merge
 from merger.bench.workbench import Workbench
-from merger.training.batches import Node
-from merger.training.fitting import Fitting, Layout, layouts
+from merger.training.data import MicroBatch
 from merger.training.loop import Training
 from merger.training.recipe import Recipe
+from merger.training.step_config import MemoryPlan, StepConfig, layouts
 from models.device import is_out_of_memory, retry_with_smaller_batch
 from models.errors import InputError
 from models.evaluation import predict
@@ -41,7 +41,7 @@ class _Card:
         self.refused: list[tuple[int, int, bool]] = []
         own = Training._learn
 
-        def learn(training: Training, query: str, nodes: Sequence[Node]) -> Tensor:
+        def learn(training: Training, query: str, nodes: Sequence[MicroBatch]) -> Tensor:
             loss = own(training, query, nodes)
             if query == max(training.models) and not fits(training):
                 self.refused.append((training.step, training.recipe.node, training.recipe.recompute))
@@ -59,7 +59,7 @@ def _all_of(training: Training) -> dict[str, Tensor]:
 
 
 def _begun(bench: Workbench, recipe: Recipe = RECIPE) -> Training:
-    bench.fitting, bench.work.total = Fitting(progress=bench.progress), 0
+    bench.fitting, bench.work.total = MemoryPlan(progress=bench.progress), 0
     return bench.training(bench.models(["q0", "q1"]), recipe)
 
 
@@ -159,15 +159,16 @@ def test_another_error_is_no_want_of_memory(bench: Workbench, monkeypatch: pytes
 
 def test_what_was_found_to_fit_is_known_after_an_interruption() -> None:
     known: dict[str, Any] = {}
-    fitting = Fitting(known)
+    fitting = MemoryPlan(known)
     assert fitting.recipe(RECIPE) == RECIPE
-    fitting.take(Layout(8, True, False))
+    fitting.take(StepConfig(8, True, False))
     assert [str(fitting.next(RECIPE)) for _ in range(3)] == [str(one) for one in layouts(RECIPE)[1:4]]
-    assert Fitting(known).recipe(RECIPE) == replace(RECIPE, node=4, recompute=True)
+    assert MemoryPlan(known).recipe(RECIPE) == replace(RECIPE, node=4, recompute=True)
     assert (
-        Fitting(known).recipe(Recipe(batch=12)).node == 4 and Layout(8, False, False).recipe(Recipe(batch=12)).node == 6
+        MemoryPlan(known).recipe(Recipe(batch=12)).node == 4
+        and StepConfig(8, False, False).recipe(Recipe(batch=12)).node == 6
     )
-    other = Fitting({"node": 16, "on_card": False, "recompute": False})
+    other = MemoryPlan({"node": 16, "on_card": False, "recompute": False})
     other.agree([fitting.to_plain(), {}, other.to_plain()])
     assert other.layout == fitting.layout, "all do as the one that has least room"
 
@@ -182,8 +183,8 @@ def test_a_merge_of_any_method_goes_on_with_less_and_another_one_from_where_it_e
     def tell(event: str, **fields: Any) -> None:
         told.extend([fields["text"]] if "memory" in str(fields.get("text")) else [])
 
-    monkeypatch.setattr("merger.journal.checkpoint.INTERVAL_S", 0.0)
-    monkeypatch.setattr("merger.journal.checkpoint.WRITING_SHARE", 1e9)
+    monkeypatch.setattr("merger.checkpoint.INTERVAL_S", 0.0)
+    monkeypatch.setattr("merger.checkpoint.WRITING_SHARE", 1e9)
     with monkeypatch.context() as patch:
         _Card(patch, lambda training: training.step < 1 and training.recipe.recompute)
         with pytest.raises(InputError, match="is full in the middle of training"):

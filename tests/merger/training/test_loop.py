@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import merger.training.loop as loop
 from merger.bench.workbench import Workbench
 from merger.training.loop import MIN_MOMENTUM, Diverged, Training
-from merger.training.recipe import Recipe
-from merger.training.work import Work, forward_flops
+from merger.training.recipe import Flops, Recipe, forward_flops
 from models.batchnorm import batchnorms_of
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan, tie
@@ -55,7 +54,7 @@ def test_dropout_rests_under_a_teacher_and_not_in_the_training_of_an_original(be
     model = bench.models(["q0"])["q0"]
     model.head = nn.Sequential(nn.Dropout(0.5), model.head)  # type: ignore[arg-type]
     for teachers, rests in (({"q0": bench.originals["q0"]}, True), ({}, False)):
-        training = Training({"q0": model}, bench.train, Recipe(epochs=1, frames_per_epoch=16), Work(), teachers)
+        training = Training({"q0": model}, bench.train, Recipe(epochs=1, frames_per_epoch=16), Flops(), teachers)
         training.epoch()
         assert model.training and model.head[0].training != rests
 
@@ -69,7 +68,7 @@ def test_averages_of_norms_are_of_more_batches_as_the_rate_falls_and_nobody_is_l
     assert usual is not None
     monkeypatch.setattr(Training, "_learn_all", lambda _self: seen.append(norm.momentum))  # type: ignore[arg-type]
     for teachers in ({"q0": bench.originals["q0"]}, {}):
-        training = Training({"q0": model}, bench.train, Recipe(epochs=2, frames_per_epoch=320), Work(), teachers)
+        training = Training({"q0": model}, bench.train, Recipe(epochs=2, frames_per_epoch=320), Flops(), teachers)
         training.epoch()
         training.epoch()
         assert norm.momentum == usual
@@ -133,7 +132,7 @@ def test_a_step_waits_once_for_what_was_computed_however_many_nodes_it_has(
     monkeypatch.setattr(loop, "numbers", lambda found: asked.append(len(found)) or own(found))
     models = bench.models(["q0", "q1"])
     recipe = Recipe(epochs=1, batch=8, node=2, frames_per_epoch=16, features=1.0)
-    training = Training(models, bench.train, recipe, Work(), bench.originals if teaches else {})
+    training = Training(models, bench.train, recipe, Flops(), bench.originals if teaches else {})
     with _Values() as values:
         training.epoch()
     assert not values.read and asked == [3, 3], "two steps, each asked for two losses and a norm"

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from merger.bench.workbench import Workbench
-from merger.training.batches import Batches, Node
+from merger.training.data import Batches, MicroBatch, RandomStream
 from merger.training.loop import Training, TrainingSet
-from merger.training.nodes import Stream
-from merger.training.recipe import Recipe
-from merger.training.work import Work
+from merger.training.recipe import Flops, Recipe
 from models.errors import InputError
 from models.workload import Workload, load_workload
 from tests.merger.tiny import write_random_weights, write_workload
@@ -32,7 +30,7 @@ def test_a_stream_goes_on_where_it_stood_and_the_global_one_as_if_nothing_had_ha
     torch.manual_seed(5)
     expected = torch.rand(3).tolist()
     torch.manual_seed(5)
-    stream = Stream(7, CPU)
+    stream = RandomStream(7, CPU)
     with stream.drawn():
         first = torch.rand(2).tolist()
     middle = torch.rand(1).tolist()
@@ -55,7 +53,7 @@ def test_a_step_does_not_depend_on_what_was_drawn_before_it(bench: Workbench) ->
         torch.manual_seed(seed)
         models = {"q0": nn.Sequential(bench.models(["q0"])["q0"], nn.Dropout())}
         recipe = Recipe(epochs=1, batch=8, node=4, frames_per_epoch=16)
-        Training(models, bench.train, recipe, Work(), precisions={"q0": "fp32"}).epoch()
+        Training(models, bench.train, recipe, Flops(), precisions={"q0": "fp32"}).epoch()
         found.append(models["q0"].state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -108,11 +106,11 @@ def test_who_is_eased_gives_half_of_an_epoch_and_no_frame_twice() -> None:
 def test_who_is_eased_takes_part_in_fewer_steps(bench: Workbench, few: bool, frames: int) -> None:
     sets = {"q0": bench.train["q0"], "q1": _Few(bench.train["q1"]) if few else bench.train["q1"]}
     recipe = Recipe(epochs=2, batch=8, node=8, frames_per_epoch=64)
-    training = Training(bench.models(sets), sets, recipe, Work(), eased={"q1"})  # type: ignore[arg-type]
+    training = Training(bench.models(sets), sets, recipe, Flops(), eased={"q1"})  # type: ignore[arg-type]
     seen: Counter[str] = Counter()
     own = training._learn
 
-    def counted(query: str, nodes: Sequence[Node]) -> Tensor:
+    def counted(query: str, nodes: Sequence[MicroBatch]) -> Tensor:
         seen[query] += sum(len(node.images) for node in nodes)
         return own(query, nodes)
 
@@ -127,7 +125,7 @@ def test_who_is_no_longer_eased_takes_part_in_all_steps_again_and_a_resumed_trai
     recipe = Recipe(epochs=3, batch=8, node=8, frames_per_epoch=64)
 
     def begun(eased: set[str]) -> Training:
-        return Training(bench.models(sets), sets, recipe, Work(), eased=eased)
+        return Training(bench.models(sets), sets, recipe, Flops(), eased=eased)
 
     def taken(training: Training) -> list[int]:
         taking: list[str] = []

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import merger.training.originals as originals_module
 from merger import train_originals
-from merger.journal.states import State, snapshot
+from merger.checkpoint import State, snapshot
 from merger.training.loop import Diverged, Training
 from merger.training.originals import TrainResult
 from models.errors import InputError

@@ -16,7 +16,7 @@ import merger.training.precision as precision_module
 from merger import MergeOptions, merge
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.states import snapshot
+from merger.checkpoint import snapshot
 from merger.training.precision import AGREES, Precisions, apart, autocast, by_rule, measured, multiplying
 from models.bundle import Trained, open_bundle
 from models.errors import InputError

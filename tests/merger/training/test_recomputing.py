@@ -11,12 +11,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from merger.bench.workbench import Workbench
-from merger.training.features import watching
+from merger.training.data import RandomStream
+from merger.training.distillation import record_inputs
 from merger.training.loop import Training
-from merger.training.nodes import Stream
-from merger.training.recipe import Recipe
-from merger.training.recomputing import recomputed
-from merger.training.work import Work, forward_flops
+from merger.training.recipe import Flops, Recipe, forward_flops
+from merger.training.step_config import recomputed
 from models.zoo import build
 
 CPU = torch.device("cpu")
@@ -48,7 +47,7 @@ def _passed(model: nn.Module, images: Tensor, short: bool) -> tuple[list[Tensor 
             kept[memory.data_ptr()] = memory.nbytes()
         return tensor
 
-    stream = Stream(3, CPU)
+    stream = RandomStream(3, CPU)
     with saved_tensors_hooks(note, lambda tensor: tensor), stream.drawn(), recomputed(model, short):
         outputs = model(images)
     answers = [one for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.requires_grad]
@@ -104,7 +103,7 @@ def test_every_family_gives_the_same_gradients(name: str, size: int, task: str) 
 def test_what_is_watched_is_seen_once(bench: Workbench) -> None:
     model = bench.models(["q0"])["q0"]
     images = torch.rand(2, 3, 24, 24)
-    with recomputed(model), watching(model, ["head"]) as seen:
+    with recomputed(model), record_inputs(model, ["head"]) as seen:
         outputs = model(images)
     (outputs.sum() + seen[0].sum()).backward()
     assert len(seen) == 1
@@ -114,7 +113,7 @@ def test_what_is_watched_is_seen_once(bench: Workbench) -> None:
 def test_a_training_gives_the_same_and_counts_the_pass_that_it_costs(bench: Workbench, teaches: bool) -> None:
     found = []
     for again in (False, True):
-        models, work = bench.models(["q0", "q1"]), Work()
+        models, work = bench.models(["q0", "q1"]), Flops()
         recipe = Recipe(epochs=1, batch=8, node=4, frames_per_epoch=16, features=1.0, recompute=again)
         precisions = {"q0": "fp32", "q1": "fp32"}
         training = Training(models, bench.train, recipe, work, bench.originals if teaches else {}, precisions)

@@ -15,11 +15,10 @@ import merger.training.precision as precision_module
 from merger.bench.elsewhere import assign
 from merger.bench.pace import begins, laid_out
 from merger.bench.workbench import Workbench
-from merger.crew.crew import Crew, ToldElsewhere
-from merger.journal.states import snapshots
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache, snapshots
+from merger.distributed import PeerExit, ProcessGroup
 from merger.start.choosing import averaged
-from merger.training.batches import Node
+from merger.training.data import MicroBatch
 from merger.training.loop import Diverged, Training, TrainingSet
 from merger.training.precision import Precisions
 from merger.training.recipe import Recipe
@@ -44,7 +43,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(
-    crew: Crew, path: Path, eased: tuple[str, ...] = (), broken: str = "", full: str = "", bare: bool = False
+    crew: ProcessGroup, path: Path, eased: tuple[str, ...] = (), broken: str = "", full: str = "", bare: bool = False
 ) -> dict[str, Any]:
     """A joint training of all with all tied, in this process or in those of a crew; what came of it, step by step.
 
@@ -64,7 +63,7 @@ def trained(
     training = bench.training(models, RECIPE, eased, plan)
     own = training._learn
 
-    def learn(query: str, nodes: Sequence[Node]) -> Tensor:
+    def learn(query: str, nodes: Sequence[MicroBatch]) -> Tensor:
         loss = own(query, nodes)
         if query == full and training.step >= 2 and (not training.recipe.recompute or full == "q1"):
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -93,23 +92,23 @@ def _without_labels(query: Query) -> TrainingSet:
     ("processes", "eased"), every([(2, ()), (2, ("q0", "q1")), (4, ())], [(2, ()), (2, ("q0", "q1"))])
 )
 def test_several_processes_train_as_one_does(untrained: Path, processes: int, eased: tuple[str, ...]) -> None:
-    _check_alike(trained(Crew(), untrained, eased), together(processes, trained, untrained, eased))
+    _check_alike(trained(ProcessGroup(), untrained, eased), together(processes, trained, untrained, eased))
 
 
 @pytest.mark.parametrize("given", [((), "", "q0"), ((), "", "", True)])
 def test_so_they_do_when_the_memory_of_one_is_full_and_when_answers_are_kept(
     untrained: Path, given: tuple[Any, ...]
 ) -> None:
-    alone = trained(Crew(), untrained, *given)
+    alone = trained(ProcessGroup(), untrained, *given)
     _check_alike(alone, together(2, trained, untrained, *given))
-    plain = trained(Crew(), untrained)
+    plain = trained(ProcessGroup(), untrained)
     assert alone["work"] != plain["work"], "a pass more for what is computed again, or fewer for what is kept"
 
 
 def test_where_nothing_takes_less_all_end_and_one_tells_why(untrained: Path) -> None:
     first, second = Hands(2, trained, untrained, (), "", "q1").answers()
     assert isinstance(first, GemelError) and "the memory: is full in the middle of training" in str(first)
-    assert isinstance(second, ToldElsewhere)
+    assert isinstance(second, PeerExit)
 
 
 def _check_alike(alone: dict[str, Any], found: list[dict[str, Any]]) -> None:
@@ -145,7 +144,7 @@ def test_a_loss_that_is_no_number_ends_the_training_of_all_in_the_same_step(untr
     assert one == other and one["diverged"] == "q1"
 
 
-def settled(crew: Crew, path: Path, card: bool) -> Any:
+def settled(crew: ProcessGroup, path: Path, card: bool) -> Any:
     """What is known of precisions after one process was apart, or after each has tried what fits a card."""
     precision_module.measured = lambda model, images: {"fp32": 2.0 + crew.rank, "bf16": 1.0}
     bench = Workbench(load_workload(path), crew=crew)
@@ -164,7 +163,7 @@ def settled(crew: Crew, path: Path, card: bool) -> Any:
     bench.originals = dict(bench.originals)
     bench.device, bench.progress = torch.device("meta"), lambda event, **fields: told.append(fields)
     plan = SharingPlan.of(groups(bench.layers))
-    recipe = laid_out(bench, begins(plan), RECIPE, Journal())
+    recipe = laid_out(bench, begins(plan), RECIPE, StepCache())
     return recipe, [fields["precisions"] for fields in told if "precisions" in fields]
 
 

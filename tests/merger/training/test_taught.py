@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-import merger.training.taught as taught
+import merger.training.teacher_cache as taught
 from merger.bench.standing import training_flops
 from merger.bench.workbench import Workbench
-from merger.training.features import watched_layers, watching
+from merger.training.distillation import record_inputs, watched_layers
 from merger.training.loop import Training, TrainingSet
 from merger.training.recipe import Recipe
-from merger.training.taught import Answers, answer_bytes, passes_expected, rooms
+from merger.training.teacher_cache import TeacherCache, expected_teacher_passes, split_capacity, teacher_output_bytes
 from models.data import PreparedFrames, load_split
 from models.workload import load_workload
 from models.zoo import build_query
@@ -118,7 +118,7 @@ def _shown(frames: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("room", [1, 3, 9])
 def test_answers_come_in_order_and_laid_out_as_they_were_computed(room: int) -> None:
-    answers, computed = Answers(room), list[int]()
+    answers, computed = TeacherCache(room), list[int]()
 
     def compute(images: Tensor) -> Any:
         computed.extend(images[:, 0, 0, 0].div(100).long().tolist())
@@ -136,7 +136,7 @@ def test_answers_come_in_order_and_laid_out_as_they_were_computed(room: int) -> 
 
 
 def test_what_was_counted_in_vain_is_counted_again() -> None:
-    answers = Answers(3)
+    answers = TeacherCache(3)
     assert answers.count([1, 2]) == 2 and answers.count([2, 3, 4]) == 2 and list(answers.known) == [1, 2, 3]
     answers.uncount(2)
     assert answers.count([3]) == 1 and answers.count([3]) == 0
@@ -144,23 +144,23 @@ def test_what_was_counted_in_vain_is_counted_again() -> None:
 
 def test_memory_goes_first_to_those_that_need_little() -> None:
     frames, needs = {"small": 10, "large": 100, "huge": 100}, {"small": 1, "large": 10, "huge": 50}
-    assert rooms(frames, needs, 10_000) == {"small": 10, "large": 100, "huge": 100}
-    assert rooms(frames, needs, 3_000) == {"small": 10, "large": 100, "huge": 39}
-    assert rooms(frames, needs, 300) == {"small": 10, "large": 14, "huge": 3}
-    assert rooms(frames, needs, 0) == dict.fromkeys(frames, 0)
-    assert [passes_expected(visits, 20, 20) for visits in (12, 20, 50)] == [12, 20, 20]
-    assert passes_expected(60, 20, 5) == 50 and passes_expected(60, 20, 0) == 60
+    assert split_capacity(frames, needs, 10_000) == {"small": 10, "large": 100, "huge": 100}
+    assert split_capacity(frames, needs, 3_000) == {"small": 10, "large": 100, "huge": 39}
+    assert split_capacity(frames, needs, 300) == {"small": 10, "large": 14, "huge": 3}
+    assert split_capacity(frames, needs, 0) == dict.fromkeys(frames, 0)
+    assert [expected_teacher_passes(visits, 20, 20) for visits in (12, 20, 50)] == [12, 20, 20]
+    assert expected_teacher_passes(60, 20, 5) == 50 and expected_teacher_passes(60, 20, 0) == 60
 
 
 def test_what_an_answer_needs_is_found_without_computing_it(bench: Workbench) -> None:
     detector = replace(bench.queries["q0"], task="detection", model="fastestdet", model_args={}, input_size=96)
     for query in (bench.queries["q0"], detector):
         model = build_query(query).eval()
-        with torch.no_grad(), watching(model, watched_layers(query, model)) as seen:
+        with torch.no_grad(), record_inputs(model, watched_layers(query, model)) as seen:
             outputs = model(torch.zeros(3, 3, query.input_size, query.input_size))
         for features in (False, True):
             leaves = tree_leaves((outputs, seen if features else []))
-            assert answer_bytes(query, features) == sum(leaf.nbytes for leaf in leaves) // 3
+            assert teacher_output_bytes(query, features) == sum(leaf.nbytes for leaf in leaves) // 3
 
 
 def test_nothing_is_kept_where_nobody_teaches_or_all_have_labels(bench: Workbench) -> None:
@@ -175,4 +175,4 @@ def test_an_answer_without_a_row_for_each_frame_is_not_kept(monkeypatch: pytest.
             return x.sum()
 
     monkeypatch.setattr(taught, "build_query", lambda query, device: Whole())
-    assert answer_bytes(bench.queries["q0"], features=False) is None
+    assert teacher_output_bytes(bench.queries["q0"], features=False) is None

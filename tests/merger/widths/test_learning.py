@@ -15,8 +15,7 @@ from merger import merge
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.states import snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache, snapshot
 from merger.training.loop import Training
 from merger.training.recipe import Recipe
 from merger.widths.learning import learn_norms, rest_codes
@@ -58,7 +57,7 @@ def test_only_what_is_a_querys_own_and_not_packed_learns(bench: Workbench, tied:
     packed = ["last.0.weight", "head.weight"]
     before = snapshot(model)
     rest_codes("q1", model, tied.plan, packed)
-    found = learn_norms(bench, "q1", model, tied.plan, QUICKLY, 0.5, Journal())
+    found = learn_norms(bench, "q1", model, tied.plan, QUICKLY, 0.5, StepCache())
     shared = {f"{path}.weight" for members in tied.plan.shared for query, path in members if query == "q1"}
     assert shared and not found["norms"].keys() & {*packed, *shared}
     after = snapshot(model)
@@ -74,7 +73,7 @@ def test_the_end_of_a_training_counts_unless_it_is_hopeless(
     monkeypatch.setattr(bench, "ratio", lambda *_: asked.append(1) or next(ratios))
     monkeypatch.setattr(bench, "calibrate", lambda *_: False)
     monkeypatch.setattr("merger.training.loop.Training.epoch", _passes)
-    found = learn_norms(bench, "q1", bench.models(["q1"])["q1"], SharingPlan(), Recipe(epochs=3), 0.95, Journal())
+    found = learn_norms(bench, "q1", bench.models(["q1"])["q1"], SharingPlan(), Recipe(epochs=3), 0.95, StepCache())
     assert len(asked) == len(reached) and found["ratio"] == counts and (found["norms"] is None) == (counts == 0)
 
 
@@ -92,7 +91,7 @@ def test_what_norms_learn_keeps_weights_in_fewer_bits(
     if not learns:
         monkeypatch.setattr(search_module, "learn_norms", lambda *_: {"ratio": 0.0, "norms": None})
     required = dict.fromkeys(bench.queries, 0.9)
-    found = fit_widths(bench, originals, "int2", required, Journal(), Bounds(bench.work))
+    found = fit_widths(bench, originals, "int2", required, StepCache(), Bounds(bench.work))
     first, ratios = found["rows"][0], {q: ratio for row in found["rows"] for q, ratio in row["ratios"].items()}
     assert bool(first["norms_learnt"]) == learns and (len(found["rows"]) == len(bench.queries)) == learns
     assert min(ratios.values()) >= 0.9 and (set(found["stored_bytes"]) == {"int2", "fp16"}) == learns
@@ -108,7 +107,7 @@ def test_a_model_with_factors_learns_too(bench: Workbench, tied: Merged) -> None
     model = tied_models(bench, merged, ["q1"])["q1"]
     rest_codes("q1", model, plan, ["last.0.a.weight", "last.0.b.weight"])
     still = model.get_parameter("last.0.a.weight").clone()
-    found = learn_norms(bench, "q1", model, plan, QUICKLY, 0.0, Journal())
+    found = learn_norms(bench, "q1", model, plan, QUICKLY, 0.0, StepCache())
     assert found["ratio"] > 0 and "last.1.weight" in found["norms"] and "last.0.a.weight" not in found["norms"]
     assert torch.equal(model.get_parameter("last.0.a.weight"), still)
 

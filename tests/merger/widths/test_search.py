@@ -12,15 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import merger.journal.checkpoint as checkpoint_module
+import merger.checkpoint as checkpoint_module
 import merger.widths.search as search_module
 from merger import MergeOptions, merge
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.states import snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import Checkpoint, StepCache, snapshot
 from merger.widths.search import fit_widths, needed
 from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
 from models.bits import WEIGHTS, Bits, WeightBits
@@ -168,7 +166,7 @@ def search(bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> C
 
     def run(bounds: Bounds | None = None, asked_for: Bits = "int8") -> tuple[dict, list[dict]]:
         required = dict.fromkeys(bench.queries, 0.975)
-        found = fit_widths(bench, tied, asked_for, required, Journal(), bounds or Bounds(bench.work))
+        found = fit_widths(bench, tied, asked_for, required, StepCache(), bounds or Bounds(bench.work))
         return found["storage"]["widths"], found["rows"]
 
     return run
@@ -269,7 +267,7 @@ def test_a_detectors_scores_are_matched_to_its_originals_before_it_takes_more_bi
     monkeypatch.setattr(bench, "match_scores", match)
     monkeypatch.setattr(bench, "ratio", ratio)
     required = dict.fromkeys(bench.queries, 0.975)
-    found = fit_widths(bench, tied, "int2", required, Journal(), Bounds(bench.work))
+    found = fit_widths(bench, tied, "int2", required, StepCache(), Bounds(bench.work))
     assert len(found["rows"]) == 1 and found["rows"][0]["norms_again"] == ["q1"]
     storage = Storage(**found["storage"])
     assert {query: list(norms) for query, norms in storage.norms.items()} == {"q1": ["head.bias"]}
@@ -288,7 +286,7 @@ def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied:
         own["stem.1.weight"][0] = own["stem.1.bias"][0] = 0.0
     weights = weights_of(bench, tied, "int8")
     required = dict.fromkeys(bench.queries, 0.0)
-    found = search_module._Search(bench, tied, required, Journal(), Bounds(bench.work))
+    found = search_module._Search(bench, tied, required, StepCache(), Bounds(bench.work))
     errors = [sum(of_both) for of_both in zip(*(found._errors(weights, query) for query in ("q0", "q1")), strict=True)]
     worst = weights[max(range(len(weights)), key=lambda at: errors[at])]
     assert ("q0", "body.0.weight") in worst.places

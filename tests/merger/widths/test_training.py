@@ -16,9 +16,7 @@ import merger.widths.training as training_module
 from merger.bench.bounds import Bounds
 from merger.bench.merged import Merged
 from merger.bench.workbench import Workbench
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.states import snapshot
-from merger.journal.steps import Journal
+from merger.checkpoint import Checkpoint, StepCache, snapshot
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
 from merger.widths.rounding import Rounded
@@ -133,7 +131,7 @@ def trained(
     bench: Workbench, merged: Merged, bounds: Bounds | None = None, alone: Callable[[str], int] | None = None
 ) -> dict[str, Any]:
     need = dict.fromkeys(bench.queries, 0.95)
-    for_bits = ForBits(bench, merged, list(need), need, Journal(), bounds or Bounds(bench.work), alone)
+    for_bits = ForBits(bench, merged, list(need), need, StepCache(), bounds or Bounds(bench.work), alone)
     return for_bits.run(weights_of(bench, merged, "int2"))
 
 
@@ -188,7 +186,7 @@ def test_who_leaves_is_stored_as_its_original_bears_it(
     monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
     monkeypatch.setattr(search_module._Search, "_fitted", told)
     _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
-    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), Journal(), Bounds(bench.work))
+    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), StepCache(), Bounds(bench.work))
     assert asked == [["q0", "q1", "q2"], ["q1"]], "what it takes alone is found out once"
     assert found["left"] == ["q1"] and set(found["states"]) == {"q0", "q1", "q2"}
     original = bench.originals["q1"].state_dict()
@@ -247,7 +245,7 @@ def test_what_takes_less_is_stored_rounded_or_trained(
     monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
     _Taught(monkeypatch, lambda own: {q: 1.0 if list(BIT_WIDTHS).index(w) >= list(BIT_WIDTHS).index(bears) else 0.5
                                       for q, w in own.items()})  # fmt: skip
-    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), Journal(), Bounds(bench.work))
+    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), StepCache(), Bounds(bench.work))
     assert {own[LAST] for own in found["storage"]["widths"].values()} == {stored}
     assert (set(found["states"]) == set(bench.queries)) == (stored != "int4")
     assert found["rows"][-1]["stored_bytes"] == found["stored_bytes"] and not found["rows"][-1]["in_the_way"]
@@ -266,7 +264,7 @@ def test_what_bears_no_rounding_bears_training_and_ships_as_it_was_judged(
     monkeypatch.setattr(search_module._Search, "_judged", judged)
     monkeypatch.setattr(training_module, "FOR_BITS", replace(SHORT, rate=3e-3, epochs=6, frames_per_epoch=320))
     originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
-    found = fit_widths(bench, originals, "int2", dict.fromkeys(bench.queries, 0.9), Journal(), Bounds(bench.work))
+    found = fit_widths(bench, originals, "int2", dict.fromkeys(bench.queries, 0.9), StepCache(), Bounds(bench.work))
     assert found["states"] and any("trained" in row for row in found["rows"])
     widths = found["storage"]["widths"]
     last = {query: ratio for row in found["rows"] for query, ratio in row["ratios"].items()}
@@ -283,11 +281,11 @@ def test_a_search_that_is_killed_in_the_midst_of_a_training_goes_on_there(
     monkeypatch.setattr(training_module, "FOR_BITS", SHORT)
     need = dict.fromkeys(bench.queries, 0.0)
 
-    def run(journal: Journal) -> dict[str, Any]:
+    def run(journal: StepCache) -> dict[str, Any]:
         for_bits = ForBits(bench, tied, list(need), need, journal, Bounds(bench.work))
         return journal.step("bits", lambda: for_bits.run(weights_of(bench, tied, "int3")))
 
-    wanted, step, stopped = run(Journal()), Training._take_step, Checkpoint(tmp_path / "work", {}, False)
+    wanted, step, stopped = run(StepCache()), Training._take_step, Checkpoint(tmp_path / "work", {}, False)
 
     def stops(self: Training) -> None:
         if self.step == 5:

@@ -9,11 +9,11 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from merger.journal.progress import Progress, silent
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache
+from merger.events import Progress, silent
+from merger.jobs import Done, Job, Order, Threads
 from merger.methods.rate import trial
-from merger.training.fitting import Fitting
-from merger.workers.jobs import Done, Job, Order, Threads
+from merger.training.step_config import MemoryPlan
 from models.errors import InputError
 
 
@@ -35,7 +35,7 @@ class Bench:
         self.work = Meter()
         self.workers: Any = None
         self.threads = Threads(1, 1)
-        self.fitting = Fitting()
+        self.fitting = MemoryPlan()
 
     def settled(self, queries: Any) -> Mapping[str, str]:
         """Nothing is trained in a precision."""
@@ -54,17 +54,17 @@ class Desk:
     def do(self, job: Job, order: Order) -> Done:
         """The result and the work of a job."""
         self._bench.work.total = 0.0
-        return Done(job.do(self._bench, Journal(), **job.given), self._bench.work.total)
+        return Done(job.do(self._bench, StepCache(), **job.given), self._bench.work.total)
 
 
-def squared(bench: Bench, journal: Journal, number: int) -> dict[str, Any]:
+def squared(bench: Bench, journal: StepCache, number: int) -> dict[str, Any]:
     """The number's square and who found it; takes `number` of work."""
     bench.work.total += number
     bench.progress("squared", number=number)
     return {"square": number * number, "where": bench.where}
 
 
-def dying(bench: Bench, journal: Journal, number: int, deaths: list[str], most: int) -> dict[str, Any]:
+def dying(bench: Bench, journal: StepCache, number: int, deaths: list[str], most: int) -> dict[str, Any]:
     """As `squared`, but so many actors die of it."""
     if bench.where != "main" and len(deaths) < most:
         deaths.append(bench.where)
@@ -72,14 +72,14 @@ def dying(bench: Bench, journal: Journal, number: int, deaths: list[str], most: 
     return squared(bench, journal, number)
 
 
-def failing(bench: Bench, journal: Journal, number: int) -> dict[str, Any]:
+def failing(bench: Bench, journal: StepCache, number: int) -> dict[str, Any]:
     """As `squared`, but no actor has the memory for it."""
     if bench.where != "main":
         raise MemoryError("no room")
     return squared(bench, journal, number)
 
 
-def refusing(bench: Bench, journal: Journal, number: int) -> dict[str, Any]:
+def refusing(bench: Bench, journal: StepCache, number: int) -> dict[str, Any]:
     """Bad input."""
     raise InputError("frame.png", "does not decode", "replace it", f"number {number}")
 
@@ -158,10 +158,10 @@ class _Answer:
         return self._found
 
 
-def trial_killed_once(bench: Any, journal: Journal, start: dict, recipe: dict) -> float | None:
+def trial_killed_once(bench: Any, journal: StepCache, start: dict, recipe: dict) -> float | None:
     """A trial of a rate (merger.methods.rate); the first worker that is half-way through one is killed."""
     mark, steps = bench.workload.path.parent / "killed", 0
-    tick = journal.tick
+    tick = journal.maybe_save
 
     def counted() -> None:
         nonlocal steps
@@ -171,5 +171,5 @@ def trial_killed_once(bench: Any, journal: Journal, start: dict, recipe: dict) -
             os.kill(os.getpid(), signal.SIGKILL)
         tick()
 
-    journal.tick = counted
+    journal.maybe_save = counted
     return trial(bench, journal, start, recipe)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+import merger.jobs as jobs_module
 import merger.methods.rate as rate_module
-import merger.workers.jobs as jobs_module
 from merger import MergeOptions, Resources, merge
-from merger.journal.steps import Journal
+from merger.checkpoint import StepCache
+from merger.jobs import Job, run_jobs
 from merger.workers.cluster import Cluster
-from merger.workers.jobs import Job, run
 from models.bundle import open_bundle
 from models.errors import InputError
 from models.workload import Workload
@@ -37,7 +37,7 @@ def _found(ray: Ray, jobs: list[Job]) -> tuple[list[dict[str, Any]], float, list
     bench = Bench(progress=lambda event, **fields: told.append((event, fields)))
     bench.workers = cluster = Cluster(ray, Desk, {"CPU": 1}, bench.progress)
     try:
-        return run(bench, Journal(), "jobs", jobs), bench.work.total, told
+        return run_jobs(bench, StepCache(), "jobs", jobs), bench.work.total, told
     finally:
         cluster.close()
         assert ray.alive == []

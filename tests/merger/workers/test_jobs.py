@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import merger.workers.jobs as jobs_module
-from merger.journal.checkpoint import Checkpoint
-from merger.journal.steps import Journal
-from merger.workers.jobs import Done, Job, Order, run
+import merger.jobs as jobs_module
+from merger.checkpoint import Checkpoint, StepCache
+from merger.jobs import Done, Job, Order, run_jobs
 from tests.merger.workers import hard_times
 
 
@@ -32,7 +31,7 @@ class Backwards:
         for job in reversed(jobs):
             if job.name not in self._leaving:
                 desk = hard_times.Bench("worker")
-                value = job.do(desk, Journal(), **job.given)
+                value = job.do(desk, StepCache(), **job.given)
                 arrived(job, Done(value, desk.work.total))
 
     def close(self) -> None:
@@ -46,7 +45,7 @@ def _squares(*numbers: int) -> list[Job]:
 def test_results_come_in_order_with_their_work_whoever_found_them() -> None:
     bench = hard_times.Bench()
     bench.workers = Backwards(["square of 1"])
-    found = run(bench, Journal(), "squares", _squares(5, 1, 4, 2))
+    found = run_jobs(bench, StepCache(), "squares", _squares(5, 1, 4, 2))
     assert [one["square"] for one in found] == [25, 1, 16, 4]
     assert [one["where"] for one in found] == ["worker", "main", "worker", "worker"]
     assert bench.work.total == 12
@@ -57,7 +56,7 @@ def test_what_is_not_worth_it_is_not_sent(jobs: int, worth: float, monkeypatch: 
     monkeypatch.setattr(jobs_module, "WORTH_SENDING", worth)
     bench = hard_times.Bench()
     bench.workers = Backwards()
-    found = run(bench, Journal(), "squares", _squares(*range(jobs)))
+    found = run_jobs(bench, StepCache(), "squares", _squares(*range(jobs)))
     assert {one["where"] for one in found} == {"main"} and bench.workers.given == []
 
 
@@ -67,15 +66,15 @@ def test_a_resumed_merge_goes_on_with_what_had_arrived_and_sends_no_more_than_is
     bench.work.total, first.meter = 1000.0, bench.work
     bench.workers = Backwards(["square of 1", "square of 2"])
 
-    def killed(bench: hard_times.Bench, journal: Journal, number: int) -> None:
+    def killed(bench: hard_times.Bench, journal: StepCache, number: int) -> None:
         bench.work.total += 500
         first.write()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(bench, first, "squares", [jobs[0], Job("square of 2", killed, {"number": 2}), *jobs[2:]])
+        run_jobs(bench, first, "squares", [jobs[0], Job("square of 2", killed, {"number": 2}), *jobs[2:]])
     again, bench = Checkpoint(tmp_path / "work", {}, resume=True), hard_times.Bench()
     again.meter, bench.workers = bench.work, Backwards()
-    found = run(bench, again, "squares", jobs)
+    found = run_jobs(bench, again, "squares", jobs)
     assert [one["square"] for one in found] == [1, 4, 9, 16] and bench.work.total == 1010
     assert bench.workers.given == ["square of 2"]

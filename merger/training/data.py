@@ -1,23 +1,68 @@
-"""What is trained on at each step: a pure function of seed, query and step, prepared while the step before trains."""
+"""Virtual nodes: a training batch is made of nodes of a fixed size, which go through the model one after the other.
+
+Whatever depends on the batch is kept within a node: norms take each node's own statistics and update their running
+ones node after node, and every random number a node needs comes from its own stream. So a step depends neither on the
+order of what was drawn before it nor on the device (Or, Zhang and Freedman, VirtualFlow, MLSys 2022).
+
+What is trained on at each step: a pure function of seed, query and step, prepared while the step before trains.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
 
 import torch
+import torchvision
 from torch import Tensor
+from torch.nn.modules.dropout import _DropoutNd
 
-from merger.training.nodes import seed_of
+DROPOUT_MODULES = (_DropoutNd, torchvision.ops.StochasticDepth)
+
+
+def seed_of(*what: int | str) -> int:
+    """A seed that depends on all of these and on nothing else."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big")
+
+
+class RandomStream:
+    """The random numbers of one node, in place of the global ones while that node is at work."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        devices = ["cpu"] if self._device is None else ["cpu", self._device]
+        self._states = [torch.Generator(one).manual_seed(seed).get_state() for one in devices]
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Draw from this stream within, from where it stood; the global one goes on as if nothing had happened."""
+        outside = self._read()
+        self._write(self._states)
+        try:
+            yield
+        finally:
+            self._states = self._read()
+            self._write(outside)
+
+    def _read(self) -> list[Tensor]:
+        states = [torch.get_rng_state()]
+        return states if self._device is None else [*states, torch.cuda.get_rng_state(self._device)]
+
+    def _write(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self._device is not None:
+            torch.cuda.set_rng_state(states[1], self._device)
 
 
 @dataclass(frozen=True)
-class Node:
+class MicroBatch:
     """The frames of one node, uint8 (N, 3, S, S), their targets (None without labels), its seed, and their indices."""
 
     images: Tensor
@@ -26,7 +71,7 @@ class Node:
     frames: Sequence[int]
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """Where frames come from; `merger.training.loop.TrainingSet` is one."""
 
     def __len__(self) -> int: ...
@@ -36,7 +81,7 @@ class Source(Protocol):
         ...
 
 
-Batch = Mapping[str, Sequence[Node]]
+Batch = Mapping[str, Sequence[MicroBatch]]
 
 
 class Batches:
@@ -55,7 +100,7 @@ class Batches:
 
     def __init__(
         self,
-        sets: Mapping[str, Source],
+        sets: Mapping[str, FrameSource],
         batch: int,
         node: int,
         steps: int,
@@ -116,14 +161,14 @@ class Batches:
         before, after = (math.floor(at * share + self._begin[query]) for at in (step, step + 1))
         return before if after > before else None
 
-    def _filled(self, query: str, step: int) -> list[Node]:
+    def _filled(self, query: str, step: int) -> list[MicroBatch]:
         found, start = [], 0
         for frames in self.nodes(query, step):
             seed = seed_of("node", self._seed, query, step, start)
             start += len(frames)
             images, targets = self._sets[query].batch(frames, torch.Generator().manual_seed(seed))
             pinned = images.pin_memory() if self.pins and not images.is_cuda else images
-            found.append(Node(pinned, targets, seed, frames))
+            found.append(MicroBatch(pinned, targets, seed, frames))
         return found
 
     def _order(self, query: str, turn: int) -> list[int]:

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from merger.training.features import watched_layers, watching
+from merger.training.distillation import record_inputs, watched_layers
 from merger.training.recipe import Recipe
 from models.device import to_device
 from models.workload import Query
 from models.zoo import build_query
 
-KEPT_BYTES = 1 << 30
+MAX_TEACHER_CACHE_BYTES = 1 << 30
 """Of the processor's memory, for what all originals of a training answered."""
 FLOAT_BYTES = 4
 
 
-class Taught(Protocol):
+class TeacherFrames(Protocol):
     """Frames that an original teaches; `merger.training.loop.TrainingSet` is one."""
 
     @property
@@ -32,7 +32,7 @@ class Taught(Protocol):
         """Whether its frames are the same at every visit."""
         ...
 
-    def answer_bytes(self, features: bool) -> int | None:
+    def teacher_output_bytes(self, features: bool) -> int | None:
         """See `answer_bytes` below, of its original."""
         ...
 
@@ -41,7 +41,7 @@ class Taught(Protocol):
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def answer_bytes(query: Query, features: bool) -> int | None:
+def teacher_output_bytes(query: Query, features: bool) -> int | None:
     """The most bytes of an original's outputs for one frame, and with `features` of what goes into its heads.
 
     Found without computing. None where answers have no row for each frame: these can't be kept.
@@ -49,14 +49,14 @@ def answer_bytes(query: Query, features: bool) -> int | None:
     model = build_query(query, device="meta").eval()
     paths = watched_layers(query, model) if features else []
     frames = torch.empty(2, 3, query.input_size, query.input_size, device="meta")
-    with watching(model, paths) as seen:
+    with record_inputs(model, paths) as seen:
         leaves = tree_leaves((model(frames), seen))
     if not all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 2 for leaf in leaves):
         return None
     return sum(leaf.numel() // 2 * FLOAT_BYTES for leaf in leaves)
 
 
-def rooms(frames: Mapping[str, int], needs: Mapping[str, int], most: int) -> dict[str, int]:
+def split_capacity(frames: Mapping[str, int], needs: Mapping[str, int], most: int) -> dict[str, int]:
     """For how many of each query's `frames` the answers can be kept in `most` bytes, when one frame's `needs` so many.
 
     All where there is memory for them; those that need much share evenly what others leave.
@@ -69,22 +69,22 @@ def rooms(frames: Mapping[str, int], needs: Mapping[str, int], most: int) -> dic
     return found
 
 
-def rooms_of(sets: Mapping[str, Taught], recipe: Recipe) -> dict[str, int]:
+def cache_capacities(sets: Mapping[str, TeacherFrames], recipe: Recipe) -> dict[str, int]:
     """For how many frames of each query that come unchanged answers are kept, when these train together."""
     features = recipe.features > 0
     unchanged = {query: data.answer_bytes(features) for query, data in sets.items() if data.unchanged}
     needs = {query: count for query, count in unchanged.items() if count is not None}
-    found = rooms({query: len(sets[query]) for query in needs}, needs, KEPT_BYTES)
+    found = split_capacity({query: len(sets[query]) for query in needs}, needs, MAX_TEACHER_CACHE_BYTES)
     return {query: room for query, room in found.items() if room}
 
 
-def passes_expected(visits: int, frames: int, room: int) -> int:
+def expected_teacher_passes(visits: int, frames: int, room: int) -> int:
     """About how many passes of an original so many visits take, to so many frames in turn, when `room` are kept."""
     first = min(visits, frames)
     return first + (visits - first) * (frames - room) // frames if frames else 0
 
 
-class Answers:
+class TeacherCache:
     """What one original answers to its frames: outputs and features, of the first `room` frames that are visited.
 
     `known` are the frames whose passes were counted and whose answers are kept. After an interruption answers are found

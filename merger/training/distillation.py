@@ -25,7 +25,7 @@ def watched_layers(query: Query, model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def watching(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Tensor]]:
+def record_inputs(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Tensor]]:
     """A list that gathers, within, the inputs of these layers, float32, in the order in which they are reached.
 
     A layer that answers for several maps is reached once for each.

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from merger.crew.crew import ALONE, Crew
-from merger.journal.steps import Journal, Meter
-from merger.training.fitting import Fitting
+from merger.checkpoint import Meter, StepCache
+from merger.distributed import SINGLE_PROCESS, ProcessGroup
+from merger.training.step_config import MemoryPlan
 
 WORTH_SENDING = 5e11
 """FLOPs of jobs beside each other from which workers do them: to start one takes seconds, and models travel."""
@@ -50,7 +50,7 @@ class Done:
 @dataclass(frozen=True)
 class Order:
     """How the jobs beside each other are to be done: torch threads for each, the precision of every training, and how
-    its steps are laid out (merger.training.fitting.Fitting).
+    its steps are laid out (merger.training.step_config.MemoryPlan).
     """
 
     threads: int
@@ -64,12 +64,12 @@ class Resources:
 
     With `threads`, every training of the merge uses so many: then its outcome is the same bit by bit with a cluster of
     any size and with none. `ray` is what ray.init takes; `local` starts Ray on this machine. `crew` are the processes
-    that torchrun started (merger.crew.joining).
+    that torchrun started (merger.distributed).
     """
 
     threads: int | None = None
     ray: str | None = None
-    crew: Crew = ALONE
+    crew: ProcessGroup = SINGLE_PROCESS
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Employer(Protocol):
     workers: Workers | None
     threads: Threads
 
-    fitting: Fitting
+    fitting: MemoryPlan
 
     @property
     def work(self) -> Meter:
@@ -115,13 +115,13 @@ class Employer(Protocol):
         ...
 
 
-def run(bench: Employer, journal: Journal, name: str, jobs: Sequence[Job]) -> list[Any]:
+def run_jobs(bench: Employer, journal: StepCache, name: str, jobs: Sequence[Job]) -> list[Any]:
     """The results of the jobs in order, a step of the journal as a whole and each."""
     return journal.step(name, partial(_run, bench, journal, jobs))
 
 
-def _run(bench: Employer, journal: Journal, jobs: Sequence[Job]) -> list[Any]:
-    arrived: dict[str, tuple[Any, float]] = journal.part("arrived")
+def _run(bench: Employer, journal: StepCache, jobs: Sequence[Job]) -> list[Any]:
+    arrived: dict[str, tuple[Any, float]] = journal.state("arrived")
     # Back to the work as it was before: what was half done of a job here counts for nothing when a worker does it.
     journal.step("begun", lambda: None)
     # Not whether workers are there decides on the threads, or the outcome would depend on it.
@@ -132,7 +132,7 @@ def _run(bench: Employer, journal: Journal, jobs: Sequence[Job]) -> list[Any]:
 
     def note(job: Job, done: Done) -> None:
         arrived[job.name] = (done.value, done.work)
-        journal.tick()
+        journal.maybe_save()
 
     if bench.workers is not None and (spread or bench.workers.does_all):
         left = [job for job in jobs if job.name not in arrived and not journal.has_done(job.name)]
@@ -140,17 +140,17 @@ def _run(bench: Employer, journal: Journal, jobs: Sequence[Job]) -> list[Any]:
     return [journal.step(job.name, partial(_result, bench, journal, job, order, arrived)) for job in jobs]
 
 
-def _result(bench: Employer, journal: Journal, job: Job, order: Order, arrived: dict[str, tuple[Any, float]]) -> Any:
+def _result(bench: Employer, journal: StepCache, job: Job, order: Order, arrived: dict[str, tuple[Any, float]]) -> Any:
     if job.name in arrived:
         value, work = arrived.pop(job.name)
         bench.work.total += work
         return value
-    with using(order.threads):
+    with torch_threads(order.threads):
         return job.do(bench, journal, **job.given)
 
 
 @contextmanager
-def using(threads: int) -> Iterator[None]:
+def torch_threads(threads: int) -> Iterator[None]:
     """So many torch threads within."""
     before = torch.get_num_threads()
     if threads != before:

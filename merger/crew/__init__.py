@@ -1,1 +1,0 @@
-"""Several processes at one merge: who has which queries, what they tell each other, and the gradients they sum."""
