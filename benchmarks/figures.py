@@ -313,7 +313,7 @@ def _command(cells: Sequence[Cell]) -> str:
     }
     words = [MERGE, "--workloads", cells[0].workload, *(" ".join((key, *values)) for key, values in several.items())]
     if not options["choose_rate"]:
-        words += [f"--rate {options['recipe']['rate']:g} --work {options['max_work']:g}"]
+        words += [f"--rate {options['recipe']['rate']:g} --work {options['max_flops']:g}"]
     words += [f"--weights {options['weights']}"] * (options["weights"] != FP32)
     return " ".join(words)
 

@@ -74,23 +74,23 @@ def counterparts(one: str, other: str) -> dict[str, Any]:
 
 def trained(workload: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     """Mean and worst ratio on val after tying everything and so many epochs of joint training, per pairing and seed."""
-    from merger.bench.workbench import Workbench
     from merger.checkpoint import StepCache
+    from merger.core.context import MergeContext
     from merger.start.choosing import choose_start
     from merger.training.recipe import Recipe
     from models.workload import load_workload
 
-    bench = Workbench(load_workload(workload))
-    likeness = cosine_likeness({query: model.state_dict() for query, model in bench.originals.items()})
+    ctx = MergeContext(load_workload(workload))
+    likeness = cosine_likeness({query: model.state_dict() for query, model in ctx.originals.items()})
     rows = []
     for seed in range(seeds):
         for pairing in get_args(Pairing):
-            plan = SharingPlan.of(groups(bench.layers, pairing=pairing, likeness=likeness))
-            models = bench.tied(plan, list(bench.queries), choose_start(bench, plan, StepCache()).states)
-            training = bench.training(models, Recipe(epochs=epochs, seed=seed, features=1.0))
+            plan = SharingPlan.of(groups(ctx.layers, pairing=pairing, likeness=likeness))
+            models = ctx.tied(plan, list(ctx.queries), choose_start(ctx, plan, StepCache()).states)
+            training = ctx.training(models, Recipe(epochs=epochs, seed=seed, features=1.0))
             for _ in range(epochs):
                 training.epoch()
-            ratios = [bench.ratio(query, model) for query, model in models.items()]
+            ratios = [ctx.ratio(query, model) for query, model in models.items()]
             rows.append({"pairing": pairing, "seed": seed, "mean": sum(ratios) / len(ratios), "worst": min(ratios)})
             print(rows[-1], flush=True)
     return rows

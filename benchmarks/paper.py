@@ -31,7 +31,7 @@ HEADS = ("the paper says", "here, simulated on the catalogue", "here, measured o
 CATALOGUE_HEADS = ("workload", "queries", "MB", "ceiling", "layers", "layers with half of the bytes")
 SENSITIVITY_HEADS = ("over all else", "time-sharing", "`gemel`", "`ours`", "`gemel` over time-sharing")
 ORDER_HEADS = (
-    "workload", "groups in order of", "work", "saved / ceiling after a quarter", "after half", "in the end", "met",
+    "workload", "groups in order of", "flops", "saved / ceiling after a quarter", "after half", "in the end", "met",
 )  # fmt: skip
 ORDERS = {THEIRS: "memory", "earliest": "place, first", "latest": "place, last", "random": "chance",
           "one-model": "memory, one model at a time"}  # fmt: skip
@@ -69,17 +69,17 @@ def order_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
     """A row of ORDER_HEADS for each workload and order that the search took its groups in, all with the same work."""
     rows = []
     for (workload, order), own in grouped(cells, lambda cell: (cell.workload, ORDERS[cell.arm])).items():
-        work = own[0].asked["options"]["max_work"]
-        shares = [spread([_share_after(cell, part * work) for cell in own]) for part in PARTS]
+        flops = own[0].asked["options"]["max_flops"]
+        shares = [spread([_share_after(cell, part * flops) for cell in own]) for part in PARTS]
         met = min(cell.met for cell in own)
         shares.append(spread([cell.share for cell in own]))  # a group that was begun is tried to its end
-        rows.append((workload, order, f"{work:.3g}", *shares, f"{met} of {len(own[0].queries)}"))
+        rows.append((workload, order, f"{flops:.3g}", *shares, f"{met} of {len(own[0].queries)}"))
     return rows
 
 
-def _share_after(cell: Cell, work: float) -> float:
+def _share_after(cell: Cell, flops: float) -> float:
     """The part of the ceiling that was saved after so much work."""
-    return max(saved for spent, saved in cell.accepted() if spent <= work) / cell.ceiling_bytes
+    return max(saved for spent, saved in cell.accepted() if spent <= flops) / cell.ceiling_bytes
 
 
 def claim_rows(
@@ -95,7 +95,7 @@ def claim_rows(
     gained, theirs = (_points(played, arm) for arm in (ACCURACY, PAPER))
     saved = _by_workload(cells, lambda cell: cell.result["saved_fraction"])
     reached = _by_workload(cells, lambda cell: cell.result["saved_fraction"] / cell.result["ceiling_fraction"])
-    work = _by_workload(cells, lambda cell: cell.result["work"])
+    flops = _by_workload(cells, lambda cell: cell.result["flops"])
     most = max((value for own in saved.values() for value in own.values()), default=0.0)
     return [
         (f"merging saves up to {SAVED:.1%} of memory",
@@ -112,7 +112,7 @@ def claim_rows(
         ("what is saved comes near to the most that can be", "-", "of the ceiling: " + _told(reached, "{:.3f}"),
          "not where models are small and unlike"),
         ("adding one group after the other beats all at once", "-",
-         "work (image passes x FLOPs): " + _told(work, "{:.2e}"), "no"),
+         "work (image passes x FLOPs): " + _told(flops, "{:.2e}"), "no"),
         ("groups in order of memory beat earliest, latest, random, one model at a time", "-",
          "of the ceiling with the same work: " + _told(_by_workload(orders, lambda cell: cell.share), "{:.3f}"),
          _first(orders)),

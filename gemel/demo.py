@@ -37,7 +37,7 @@ MERGING = MergeOptions(
     margin=0.6,
     min_saving=0.02,
     precision="fp32",  # which is faster would be measured, and the outcome be another on another day
-    max_work=6e12,  # the start, one sprint, and some help for single queries
+    max_flops=6e12,  # the start, one sprint, and some help for single queries
 )
 THREADS = 1
 """Of these small models' training: more of them wait for each other as long as they work, and the outcome would depend
@@ -167,7 +167,7 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
     if not kept.exists():
         (out / BUNDLE).unlink(missing_ok=True)  # written, but its figures were not kept
         report = merge(
-            workload, out / BUNDLE, "wide", resume=True, seed=seed, progress=progress, options=MERGING
+            workload, out / BUNDLE, "top-down", resume=True, seed=seed, progress=progress, options=MERGING
         ).to_json()
         with open_atomic(kept) as file:
             file.write(json.dumps(finite(report)).encode())

@@ -85,7 +85,7 @@ def train(
 def merge(
     workload: str | Path | Workload,
     out: str | Path,
-    method: str = "wide",
+    method: str = "top-down",
     resume: bool = False,
     seed: int = 0,
     progress: Progress | None = None,

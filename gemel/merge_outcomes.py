@@ -25,7 +25,7 @@ MAX_LOG_BYTES, MAX_LOG_LINES, MAX_LOG_LINE_BYTES = 2**26, 50_000, 2**23
 
 _Bytes = Annotated[int, Field(ge=0, le=2**50)]
 _Saved = Annotated[int, Field(ge=-(2**50), le=2**50)]
-_Work = Annotated[float, Field(ge=0, le=1e30)]
+_Flops = Annotated[float, Field(ge=0, le=1e30)]
 _Ratio = Annotated[float, Field(ge=-1e9, le=1e9)] | None
 _Member = Annotated[tuple[str, str], Field(strict=False)]
 
@@ -48,7 +48,7 @@ class _Set(_Row):
     in_the_way: dict[str, _Why]
     residual_bytes: _Bytes
     saved_bytes: _Saved
-    work: _Work
+    flops: _Flops
     together: Annotated[int, Field(ge=1)]
 
 
@@ -148,8 +148,8 @@ class MergeOutcomes:
         if self.note:
             parts.append(self.note)
         elif self.sets:
-            spent = sum(row["work"] / row["together"] for row in self.sets)
-            parts.append(f"{len(self.sets)} sets of layers were to be shared; trying them took {spent:.3g} of work")
+            spent = sum(row["flops"] / row["together"] for row in self.sets)
+            parts.append(f"{len(self.sets)} sets of layers were to be shared; trying them took {spent:.3g} FLOPs")
         parts += _repairs(self.repairs)
         if self.widths:
             widened = sum(len(row["widened"]) for row in self.widths)
@@ -181,7 +181,7 @@ def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:
         nbytes = bundle.nbytes(one.tensor)
         rows.append({
             "set": members, "bytes": nbytes, "outcome": "repaired" if residual else "kept", "kept": members,
-            "in_the_way": {}, "residual_bytes": residual, "saved_bytes": nbytes * (len(members) - 1), "work": None,
+            "in_the_way": {}, "residual_bytes": residual, "saved_bytes": nbytes * (len(members) - 1), "flops": None,
             "together": None,
         })  # fmt: skip
     return rows

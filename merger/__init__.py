@@ -1,7 +1,7 @@
 """Offline: which layers to share, and the retraining that keeps accuracy."""
 
 from merger import methods as _methods  # noqa: F401  (fills the registry)
-from merger.bench.method import METHODS, MergeOptions
+from merger.core.method import METHODS, MergeOptions
 from merger.jobs import Resources
 from merger.merging import merge
 from merger.report import MergeReport, QueryResult

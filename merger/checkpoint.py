@@ -274,7 +274,7 @@ class Checkpoint(StepCache):
         super().__init__()
         self._crew, self._what = crew or ProcessGroup(), what
         self.folder, self.identity = folder, json.loads(json.dumps(identity))
-        self.rounds, self.seconds, self.work = 0, 0.0, 0.0
+        self.rounds, self.seconds, self.flops = 0, 0.0, 0.0
         self.rate: float | None = None
         self.log: list[dict[str, Any]] = []
         self.accepted: Any = None
@@ -287,10 +287,10 @@ class Checkpoint(StepCache):
         self._stored = time.monotonic()
 
     def save(
-        self, accepted: Any, rounds: int, rows: list[dict[str, Any]], work: float, seconds: float, rate: float
+        self, accepted: Any, rounds: int, rows: list[dict[str, Any]], flops: float, seconds: float, rate: float
     ) -> None:
         """Store the state after a finished round, in place of the one before."""
-        self.rounds, self.work, self.rate, self.accepted = rounds, work, rate, accepted
+        self.rounds, self.flops, self.rate, self.accepted = rounds, flops, rate, accepted
         self._seconds_before, self._opened = seconds, time.monotonic()
         self.log += rows
         self._settled_rows = len(self.log)
@@ -312,7 +312,7 @@ class Checkpoint(StepCache):
         self.seconds = self._seconds_before + started - self._opened
         content = {
             "format": FORMAT, "identity": self.identity, "rounds": self.rounds, "seconds": self.seconds,
-            "work": self.work, "rate": self.rate, "log": self.log[: self._settled_rows],
+            "flops": self.flops, "rate": self.rate, "log": self.log[: self._settled_rows],
             "accepted": self.accepted, "journal": self.state_dict(),
         }  # fmt: skip
         path = self.folder / STATE
@@ -368,7 +368,7 @@ class Checkpoint(StepCache):
 
     def _take(self, content: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self.rounds, self.seconds, self.work = content["rounds"], content["seconds"], content["work"]
+        self.rounds, self.seconds, self.flops = content["rounds"], content["seconds"], content["flops"]
         self.rate, self.log, self.accepted = content["rate"], list(content["log"]), content["accepted"]
         self.load_state_dict(content["journal"])
         self._settled_rows = len(self.log)
@@ -395,7 +395,7 @@ class Checkpoint(StepCache):
 def _check_head(content: Mapping[str, Any]) -> None:
     """Raise ValueError for what no merge counts."""
     rounds, rate = content["rounds"], content["rate"]
-    counts = (rounds, content["seconds"], content["work"], 0.0 if rate is None else rate)
+    counts = (rounds, content["seconds"], content["flops"], 0.0 if rate is None else rate)
     if not all(type(count) in (int, float) and 0 <= count < math.inf for count in counts):
         raise ValueError("its counts are none")
     if type(rounds) is not int or not all(isinstance(row, dict) for row in list(content["log"])):

@@ -320,18 +320,18 @@ class Processes:
         """Until it is there; a wait in torch itself would hold interrupts up."""
         pause, longest = POLL_INTERVAL_S
         with _told():
-            work = begin()
-            while not work.is_completed():
+            flops = begin()
+            while not flops.is_completed():
                 time.sleep(pause)
                 pause = min(longest, 1.5 * pause)
-            work.wait()
+            flops.wait()
 
 
 class _Sum:
     """A sum on its way (merger.distributed.PendingSum)."""
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
+    def __init__(self, flops: Any) -> None:
+        self._work = flops
 
     def wait(self) -> None:
         """CrewError when the others are gone."""

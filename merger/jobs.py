@@ -44,7 +44,7 @@ class Done:
     """What a worker brings: the job's result and the work it took (image passes x FLOPs)."""
 
     value: Any
-    work: float
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Workers(Protocol):
 
 
 class Employer(Protocol):
-    """What is asked of a workbench whose jobs are done; `merger.bench.workbench.Workbench` is one."""
+    """What is asked of a workbench whose jobs are done; `merger.core.context.Workbench` is one."""
 
     workers: Workers | None
     threads: Threads
@@ -106,7 +106,7 @@ class Employer(Protocol):
     fitting: MemoryPlan
 
     @property
-    def work(self) -> Meter:
+    def flops(self) -> Meter:
         """What counts the work."""
         ...
 
@@ -115,38 +115,38 @@ class Employer(Protocol):
         ...
 
 
-def run_jobs(bench: Employer, journal: StepCache, name: str, jobs: Sequence[Job]) -> list[Any]:
+def run_jobs(ctx: Employer, journal: StepCache, name: str, jobs: Sequence[Job]) -> list[Any]:
     """The results of the jobs in order, a step of the journal as a whole and each."""
-    return journal.step(name, partial(_run, bench, journal, jobs))
+    return journal.step(name, partial(_run, ctx, journal, jobs))
 
 
-def _run(bench: Employer, journal: StepCache, jobs: Sequence[Job]) -> list[Any]:
+def _run(ctx: Employer, journal: StepCache, jobs: Sequence[Job]) -> list[Any]:
     arrived: dict[str, tuple[Any, float]] = journal.state("arrived")
     # Back to the work as it was before: what was half done of a job here counts for nothing when a worker does it.
     journal.step("begun", lambda: None)
     # Not whether workers are there decides on the threads, or the outcome would depend on it.
     spread = len(jobs) > 1 and sum(job.flops for job in jobs) >= WORTH_SENDING
-    threads = bench.threads.jobs if spread else bench.threads.main
-    precisions = bench.settled({query for job in jobs for query in job.trains})
-    order = Order(threads, precisions, bench.fitting.to_plain())
+    threads = ctx.threads.jobs if spread else ctx.threads.main
+    precisions = ctx.settled({query for job in jobs for query in job.trains})
+    order = Order(threads, precisions, ctx.fitting.to_plain())
 
     def note(job: Job, done: Done) -> None:
-        arrived[job.name] = (done.value, done.work)
+        arrived[job.name] = (done.value, done.flops)
         journal.maybe_save()
 
-    if bench.workers is not None and (spread or bench.workers.does_all):
+    if ctx.workers is not None and (spread or ctx.workers.does_all):
         left = [job for job in jobs if job.name not in arrived and not journal.has_done(job.name)]
-        bench.workers.do(left, order, note)
-    return [journal.step(job.name, partial(_result, bench, journal, job, order, arrived)) for job in jobs]
+        ctx.workers.do(left, order, note)
+    return [journal.step(job.name, partial(_result, ctx, journal, job, order, arrived)) for job in jobs]
 
 
-def _result(bench: Employer, journal: StepCache, job: Job, order: Order, arrived: dict[str, tuple[Any, float]]) -> Any:
+def _result(ctx: Employer, journal: StepCache, job: Job, order: Order, arrived: dict[str, tuple[Any, float]]) -> Any:
     if job.name in arrived:
-        value, work = arrived.pop(job.name)
-        bench.work.total += work
+        value, flops = arrived.pop(job.name)
+        ctx.flops.total += flops
         return value
     with torch_threads(order.threads):
-        return job.do(bench, journal, **job.given)
+        return job.do(ctx, journal, **job.given)
 
 
 @contextmanager

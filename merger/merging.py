@@ -17,22 +17,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from merger.bench.bounds import Bounds
-from merger.bench.elsewhere import assign, employed
-from merger.bench.merged import Merged
-from merger.bench.method import METHODS, TRIALS, MergeOptions
-from merger.bench.sizes import bytes_of_residuals
-from merger.bench.workbench import JUDGING, READING, Workbench
 from merger.checkpoint import WORK_SUFFIX, Checkpoint, StepCache, snapshots
+from merger.core.budget import Budget
+from merger.core.context import EVALUATING, READING, MergeContext
+from merger.core.elsewhere import assign, employed
+from merger.core.merged import Merged
+from merger.core.method import METHODS, TRIALS, MergeOptions
+from merger.core.sizes import bytes_of_residuals
 from merger.distributed import check_consistent
 from merger.events import Progress, silent
 from merger.jobs import torch_threads
-from merger.methods.wide import whole_plan
+from merger.methods.top_down import whole_plan
 from merger.outcomes import LEAVES, outcomes_of
 from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
 from merger.training.step_config import REMEDY, MemoryPlan
-from merger.widths.search import fit_widths, most_work, packed_bytes
+from merger.widths.search import fit_widths, max_flops, packed_bytes
 from merger.widths.storing import Storage, nbytes_of, residual_bytes, store, tied_models, weights_of
 from models.bits import FP32, LOW_RANK, Bits
 from models.bundle import BundleQuery, Made, check_output, write_bundle
@@ -50,9 +50,9 @@ from models.workload import Query, Workload, inputs_of
 _Stored = tuple[dict[str, nn.Module], dict[str, dict[str, PackedWeight]]]
 _Making = Callable[[tuple[str, ...]], _Stored]
 LOG_SUFFIX = ".log.jsonl"
-SPREAD = ("wide",)
+SPREAD = ("top-down",)
 """The methods that several processes do together."""
-BOUNDS = ("max_minutes", "max_work")
+BOUNDS = ("max_minutes", "max_flops")
 """The options that may be others when a merge goes on: with less it ends sooner, with what holds by then."""
 ALONE_IS_LESS = "merging in the fewest bits, which takes more than the originals do"
 SEARCHING, FITTING = "searching what models can share", "finding how few bits weights need"
@@ -62,7 +62,7 @@ MEASURING, WRITING = "measuring on test", "writing the bundle"
 def merge(
     workload: Workload,
     out: str | Path,
-    method: str = "wide",
+    method: str = "top-down",
     resume: bool = False,
     seed: int = 0,
     progress: Progress = silent,
@@ -94,27 +94,27 @@ def _merged(
     started = time.monotonic() - checkpoint.seconds
     torch.manual_seed(seed)
     with _without_torchs_warnings():
-        bench = Workbench(workload, seed, progress, crew=crew)
-        bench.interval = options.margin is None
-        assign(bench)
-        bench.stages.announce(_stages(options))
-        bench.open()
-        checkpoint.meter = bench.work
-        bench.fitting = MemoryPlan(checkpoint.state("fitting"), progress)
-        bench.precisions = Precisions(options.precision, checkpoint.state("precision"), progress)
-        found = _searched(bench, method, options, checkpoint)
-        _note_sums(bench, checkpoint)
-        stored = partial(_stored_as, bench, found, method, options, checkpoint)
-        found, storage = stored() if options.weights == FP32 else bench.once(stored)
+        ctx = MergeContext(workload, seed, progress, crew=crew)
+        ctx.interval = options.margin is None
+        assign(ctx)
+        ctx.stages.announce(_stages(options))
+        ctx.open()
+        checkpoint.meter = ctx.flops
+        ctx.fitting = MemoryPlan(checkpoint.state("fitting"), progress)
+        ctx.precisions = Precisions(options.precision, checkpoint.state("precision"), progress)
+        found = _searched(ctx, method, options, checkpoint)
+        _note_sums(ctx, checkpoint)
+        stored = partial(_stored_as, ctx, found, method, options, checkpoint)
+        found, storage = stored() if options.weights == FP32 else ctx.once(stored)
         crew.run_on_rank0(checkpoint.write)  # what comes from here on finds out at once whether it was begun before
-        ended = _Ended(found, storage, time.monotonic() - started, bench.work.total)
-        made = cache(partial(ended.models, bench))  # once, where one process has all queries
-        evidence = _measured(bench, made, checkpoint)
-        return bench.once(lambda: _written(bench, ended, made, evidence, (out, method, options, begun), checkpoint))
+        ended = _Ended(found, storage, time.monotonic() - started, ctx.flops.total)
+        made = cache(partial(ended.models, ctx))  # once, where one process has all queries
+        evidence = _measured(ctx, made, checkpoint)
+        return ctx.once(lambda: _written(ctx, ended, made, evidence, (out, method, options, begun), checkpoint))
 
 
 def _written(
-    bench: Workbench,
+    ctx: MergeContext,
     ended: _Ended,
     made_of: _Making,
     evidence: Mapping[str, Evidence],
@@ -123,12 +123,12 @@ def _written(
 ) -> MergeReport:
     """Write what was found, with what it reaches on test: the bundle and the log."""
     (out, method, options, begun), found = asked, ended.found
-    bench.begin(WRITING)
-    models, stored = made_of(tuple(bench.queries))
-    records = _records(bench, found.merged, evidence)
-    made = Made(bench.workload.name, method, _ceiling_bytes(bench))
+    ctx.begin(WRITING)
+    models, stored = made_of(tuple(ctx.queries))
+    records = _records(ctx, found.merged, evidence)
+    made = Made(ctx.workload.name, method, _ceiling_bytes(ctx))
     manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
-    _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(bench, found, method, options)])
+    _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(ctx, found, method, options)])
     checkpoint.remove()
     results = tuple(
         QueryResult(**one.__dict__, id=query, residual_bytes=residual_bytes(models[query], stored.get(query, {})))
@@ -136,22 +136,22 @@ def _written(
     )
     before, after = manifest.bytes.before, manifest.bytes.after
     saved, ceiling = 1 - after / before, made.ceiling_bytes / before
-    told = next((row for row in found.log if "recipe" in row), {"recipe": None, "search_work": 0.0})
-    recipe, search_work = told["recipe"], told["search_work"]
-    spent = (ended.seconds, ended.work)
-    return MergeReport(method, str(out), before, after, saved, ceiling, *spent, results, recipe, search_work)
+    told = next((row for row in found.log if "recipe" in row), {"recipe": None, "search_flops": 0.0})
+    recipe, search_flops = told["recipe"], told["search_flops"]
+    spent = (ended.seconds, ended.flops)
+    return MergeReport(method, str(out), before, after, saved, ceiling, *spent, results, recipe, search_flops)
 
 
-def _note_sums(bench: Workbench, checkpoint: Checkpoint) -> None:
+def _note_sums(ctx: MergeContext, checkpoint: Checkpoint) -> None:
     """Note in the log what the processes had to send each other, where there are several."""
-    if bench.crew.size == 1:
+    if ctx.crew.size == 1:
         return
-    rows = bench.crew.all_gather_object(
-        lambda: ([q for q in bench.queries if bench.crew.has(q)], bench.crew.steps, bench.crew.given)
+    rows = ctx.crew.all_gather_object(
+        lambda: ([q for q in ctx.queries if ctx.crew.has(q)], ctx.crew.steps, ctx.crew.given)
     )
     processes = [{"queries": queries, "given_bytes": given} for queries, _, given in rows]
-    checkpoint.add_row({"processes": processes, "steps": rows[0][1], "work": bench.work.total})
-    bench.progress("sums", steps=rows[0][1], given_bytes=[given for _, _, given in rows])
+    checkpoint.add_row({"processes": processes, "steps": rows[0][1], "flops": ctx.flops.total})
+    ctx.progress("sums", steps=rows[0][1], given_bytes=[given for _, _, given in rows])
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Found:
 
     merged: Merged
     log: list[dict[str, Any]]
-    work: float
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ class _Ended:
     found: _Found
     storage: Storage
     seconds: float
-    work: float
+    flops: float
 
-    def models(self, bench: Workbench, queries: tuple[str, ...]) -> _Stored:
+    def models(self, ctx: MergeContext, queries: tuple[str, ...]) -> _Stored:
         """Fresh models of these queries with the weights that a box will run, and those that are stored packed."""
-        models = tied_models(bench, self.found.merged, queries)
+        models = tied_models(ctx, self.found.merged, queries)
         return models, store(models, self.storage)
 
 
@@ -206,54 +206,54 @@ def _check(workload: Workload, out: Path, method: str, options: MergeOptions, re
 def _stages(options: MergeOptions) -> list[str]:
     """What a merge does, in order; its method announces its own stages within the search."""
     storage = [] if options.weights == FP32 else [FITTING]
-    return [READING, JUDGING, SEARCHING, *storage, MEASURING, WRITING]
+    return [READING, EVALUATING, SEARCHING, *storage, MEASURING, WRITING]
 
 
-def _searched(bench: Workbench, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
+def _searched(ctx: MergeContext, method: str, options: MergeOptions, checkpoint: Checkpoint) -> _Found:
     """What the method comes to."""
-    bench.begin(SEARCHING)
-    if bench.crew.size > 1 and method not in SPREAD:
-        bench.progress("warning", text=f"of method {method} one process does all; the others wait")
+    ctx.begin(SEARCHING)
+    if ctx.crew.size > 1 and method not in SPREAD:
+        ctx.progress("warning", text=f"of method {method} one process does all; the others wait")
 
     def search() -> dict[str, Any]:
         checkpoint.step("begun", lambda: None)  # what counts the work stands again where the method found it
-        found = partial(METHODS[method], bench, options, checkpoint)
-        merged = (found() if method in SPREAD else bench.once(found)).to_plain()
+        found = partial(METHODS[method], ctx, options, checkpoint)
+        merged = (found() if method in SPREAD else ctx.once(found)).to_plain()
         return {"merged": merged, "log": list(checkpoint.log)}
 
-    with employed(bench, options.resources, checkpoint), torch_threads(bench.threads.main):
+    with employed(ctx, options.resources, checkpoint), torch_threads(ctx.threads.main):
         found = checkpoint.step("method", search)
     checkpoint.log[:] = found["log"]  # a method that was done before the merge was interrupted noted nothing now
-    return _Found(Merged.from_plain(found["merged"]), found["log"], bench.work.total)
+    return _Found(Merged.from_plain(found["merged"]), found["log"], ctx.flops.total)
 
 
 def _stored_as(
-    bench: Workbench, found: _Found, method: str, options: MergeOptions, checkpoint: Checkpoint
+    ctx: MergeContext, found: _Found, method: str, options: MergeOptions, checkpoint: Checkpoint
 ) -> tuple[_Found, Storage]:
     """What is merged, and how its tensors are stored: the originals, where these in their fewest bits take less."""
     if options.weights == FP32:
         return found, Storage({}, {})
     width: Bits = options.weights
-    bench.begin(FITTING, work=most_work(bench))
-    bounds, required, name = Bounds.of(bench, options, checkpoint), options.required(bench), f"weights {width}"
+    ctx.begin(FITTING, flops=max_flops(ctx))
+    budget, required, name = Budget.of(ctx, options, checkpoint), options.required(ctx), f"weights {width}"
 
     def fitted(name: str, merged: Merged) -> dict[str, Any]:
-        return checkpoint.step(name, lambda: fit_widths(bench, merged, width, required, checkpoint, bounds))
+        return checkpoint.step(name, lambda: fit_widths(ctx, merged, width, required, checkpoint, budget))
 
     chosen = fitted(name, found.merged)
-    alone = _alone(bench, options) if method == "wide" else found.merged
-    least = nbytes_of(weights_of(bench, alone, width))
+    alone = _alone(ctx, options) if method == "top-down" else found.merged
+    least = nbytes_of(weights_of(ctx, alone, width))
     if found.merged.plan != alone.plan and least < packed_bytes(chosen):
         instead = fitted(f"{name} alone", alone)
         if packed_bytes(instead) < packed_bytes(chosen):
-            bench.progress("warning", text="the originals in their fewest bits take less: nothing else is shared")
-            rows = _left(bench, sorted(found.merged.plan.queries() - alone.plan.queries()), required)
+            ctx.progress("warning", text="the originals in their fewest bits take less: nothing else is shared")
+            rows = _left(ctx, sorted(found.merged.plan.queries() - alone.plan.queries()), required)
             for row in rows:
                 checkpoint.add_row(row)
-            found, chosen = _Found(alone, [*found.log, *rows], found.work), instead
+            found, chosen = _Found(alone, [*found.log, *rows], found.flops), instead
     for row in chosen["rows"]:
         checkpoint.add_row(row)
-    rows = _left(bench, chosen["left"], required)
+    rows = _left(ctx, chosen["left"], required)
     for row in rows:
         checkpoint.add_row(row)
     plan = found.merged.plan.without(*chosen["left"])
@@ -261,76 +261,76 @@ def _stored_as(
     return replace(found, merged=merged, log=[*found.log, *rows]), Storage(**chosen["storage"])
 
 
-def _left(bench: Workbench, queries: Iterable[str], required: Mapping[str, float]) -> list[dict[str, Any]]:
+def _left(ctx: MergeContext, queries: Iterable[str], required: Mapping[str, float]) -> list[dict[str, Any]]:
     """The log's rows of queries that share nothing, for the sake of fewer bits."""
     return [
         {"query": query, "repair": LEAVES, "after": ALONE_IS_LESS, "ratio": None, "required": required[query],
-         "work": bench.work.total}
+         "flops": ctx.flops.total}
         for query in queries
     ]  # fmt: skip
 
 
-def _alone(bench: Workbench, options: MergeOptions) -> Merged:
+def _alone(ctx: MergeContext, options: MergeOptions) -> Merged:
     """The originals, of which only what is equal is shared."""
-    originals = snapshots(bench.originals)
-    return Merged(identical_sets(whole_plan(bench, options), originals), originals)
+    originals = snapshots(ctx.originals)
+    return Merged(identical_sets(whole_plan(ctx, options), originals), originals)
 
 
-def _measured(bench: Workbench, made_of: _Making, checkpoint: Checkpoint) -> dict[str, Evidence]:
+def _measured(ctx: MergeContext, made_of: _Making, checkpoint: Checkpoint) -> dict[str, Evidence]:
     """Query -> its merged model, as it is stored, against its original on test; each process measures its own.
 
     What several processes have measured they measure again after an interruption.
     """
-    bench.begin(MEASURING, pieces=2 * sum(map(len, bench.test.values())))
-    mine, journal = bench.crew.mine(bench.queries), checkpoint if bench.crew.size == 1 else StepCache()
+    ctx.begin(MEASURING, pieces=2 * sum(map(len, ctx.test.values())))
+    mine, journal = ctx.crew.mine(ctx.queries), checkpoint if ctx.crew.size == 1 else StepCache()
 
     def measured() -> dict[str, Evidence]:
         models, _ = made_of(tuple(mine))
-        return {query: _measure(bench, query, models[query], journal) for query in mine}
+        return {query: _measure(ctx, query, models[query], journal) for query in mine}
 
-    found = bench.everywhere(measured)
-    return {query: found[query] for query in bench.queries}
+    found = ctx.everywhere(measured)
+    return {query: found[query] for query in ctx.queries}
 
 
-def _measure(bench: Workbench, query: str, model: nn.Module, journal: StepCache) -> Evidence:
-    found = journal.step(f"test of {query}", lambda: dataclasses.asdict(bench.evidence(query, model)))
+def _measure(ctx: MergeContext, query: str, model: nn.Module, journal: StepCache) -> Evidence:
+    found = journal.step(f"test of {query}", lambda: dataclasses.asdict(ctx.evidence(query, model)))
     told = ("metric", "original", "merged", "ratio", "met", "certain", "worth")
-    bench.progress("test", query=query, **{key: found[key] for key in told})
+    ctx.progress("test", query=query, **{key: found[key] for key in told})
     return Evidence(**found)
 
 
-def _records(bench: Workbench, merged: Merged, evidence: Mapping[str, Evidence]) -> list[BundleQuery]:
+def _records(ctx: MergeContext, merged: Merged, evidence: Mapping[str, Evidence]) -> list[BundleQuery]:
     """What the manifest says of each query."""
     records = []
-    for query in bench.workload.queries:
-        threshold = bench.references[query.id].threshold if query.task == "detection" else None
-        asked, precision = bench.asked(query.id, merged.plan), _precision(bench, merged, query)
+    for query in ctx.workload.queries:
+        threshold = ctx.references[query.id].threshold if query.task == "detection" else None
+        asked, precision = ctx.asked(query.id, merged.plan), _precision(ctx, merged, query)
         records.append(BundleQuery.of(asked, evidence[query.id].to_json(), threshold, precision))
     return records
 
 
-def _precision(bench: Workbench, merged: Merged, query: Query) -> Any:
+def _precision(ctx: MergeContext, merged: Merged, query: Query) -> Any:
     """The precision that this query's model was trained in; None where it is its original or nothing is trained."""
-    original, state = bench.originals[query.id].state_dict(), merged.states[query.id]
-    assert isinstance(bench.precisions, Precisions)
+    original, state = ctx.originals[query.id].state_dict(), merged.states[query.id]
+    assert isinstance(ctx.precisions, Precisions)
     if original.keys() == state.keys() and all(torch.equal(original[key].cpu(), state[key].cpu()) for key in state):
         return None
-    return bench.precisions.chosen(query)
+    return ctx.precisions.chosen(query)
 
 
-def _ceiling_bytes(bench: Workbench) -> int:
-    sizes = {query.id: model_bytes(query) for query in bench.workload.queries}
-    twins = copies({query: model.state_dict() for query, model in bench.originals.items()})
-    return ceiling_with_copies(bench.layers, sizes, twins)
+def _ceiling_bytes(ctx: MergeContext) -> int:
+    sizes = {query.id: model_bytes(query) for query in ctx.workload.queries}
+    twins = copies({query: model.state_dict() for query, model in ctx.originals.items()})
+    return ceiling_with_copies(ctx.layers, sizes, twins)
 
 
-def _accounted(bench: Workbench, found: _Found, method: str, options: MergeOptions) -> list[dict[str, Any]]:
+def _accounted(ctx: MergeContext, found: _Found, method: str, options: MergeOptions) -> list[dict[str, Any]]:
     """The rows that end the log: what became of every set that the method tried."""
     plan = found.merged.plan
-    factors = layers_of_all([bench.asked(query, plan) for query in plan.low_rank])
-    size = {(layer.query, layer.path): layer.bytes for layer in (*bench.layers, *factors)}
-    trials = TRIALS[method](bench, options, found.log, found.work)
-    return outcomes_of(trials, plan, size, bytes_of_residuals(bench, plan))
+    factors = layers_of_all([ctx.asked(query, plan) for query in plan.low_rank])
+    size = {(layer.query, layer.path): layer.bytes for layer in (*ctx.layers, *factors)}
+    trials = TRIALS[method](ctx, options, found.log, found.flops)
+    return outcomes_of(trials, plan, size, bytes_of_residuals(ctx, plan))
 
 
 def _write_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

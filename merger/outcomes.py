@@ -34,7 +34,7 @@ class Trial:
 
     members: tuple[Member, ...]
     in_the_way: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    work: float = 0.0
+    flops: float = 0.0
     together: int = 1
     tried: bool = True
 
@@ -66,27 +66,27 @@ def outcomes_of(
             "saved_bytes": sum(
                 size[part] * (len(members) - 1) for members in groups for part in _parts(members[0], plan)
             ),
-            "work": trial.work,
+            "flops": trial.flops,
             "together": trial.together,
         })  # fmt: skip
     return rows
 
 
 def all_at_once(
-    sets: Sequence[tuple[Member, ...]], log: Rows, required: Mapping[str, float], work: float
+    sets: Sequence[tuple[Member, ...]], log: Rows, required: Mapping[str, float], flops: float
 ) -> list[Trial]:
     """Of sets that were tied at once, whose queries were then repaired one by one; `work` is that of the method.
 
     A query stands in the way of a set when it left it: with all its layers, or with those that became private copies.
     It did so for what the step before, in order of bytes, could not do.
     """
-    joint = [row["work"] for row in log if "sprint" in row]
-    begun = [row["work"] - row["work_spent"] for row in log if "work_spent" in row]
-    work = joint[-1] if joint else min(begun, default=work)
+    joint = [row["flops"] for row in log if "sprint" in row]
+    begun = [row["flops"] - row["flops_spent"] for row in log if "flops_spent" in row]
+    flops = joint[-1] if joint else min(begun, default=flops)
     repairs: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted((row for row in log if "repair" in row), key=lambda row: row.get("cost_bytes", math.inf)):
         repairs.setdefault(row["query"], []).append(row)
-    judged = {query: ratio for row in log if "epoch" in row for query, ratio in row["ratios"].items()}
+    evaluated = {query: ratio for row in log if "epoch" in row for query, ratio in row["ratios"].items()}
     trials = []
     for members in sets:
         why = {}
@@ -94,8 +94,8 @@ def all_at_once(
             own = repairs.get(query, [])
             until = next((at for at, row in enumerate(own) if _takes_out(row, path)), None)
             if until is not None:
-                why[query] = _reached(own[: until + 1], judged.get(query), required[query])
-        trials.append(Trial(members, why, work, len(sets)))
+                why[query] = _reached(own[: until + 1], evaluated.get(query), required[query])
+        trials.append(Trial(members, why, flops, len(sets)))
     return trials
 
 
@@ -120,7 +120,7 @@ def one_by_one(sets: Sequence[tuple[Member, ...]], log: Rows, required: Mapping[
             for query, ratio in below.items():
                 after = f"attempt {number} of {len(rows)}{diverged}"
                 why[query] = {"after": after, "ratio": ratio, "required": required[query]}
-        trials.append(Trial(members, why, sum(row["work_spent"] for row in rows), tried=bool(rows)))
+        trials.append(Trial(members, why, sum(row["flops_spent"] for row in rows), tried=bool(rows)))
     return trials
 
 
@@ -133,7 +133,7 @@ def prefixes(families: Sequence[Sequence[tuple[Member, ...]]], log: Rows, requir
     trials = []
     for sets in families:
         own = [found[query] for query, _ in sets[0]]
-        work = sum(row["work_spent"] for row in own)
+        flops = sum(row["flops_spent"] for row in own)
         for index, members in enumerate(sets):
             why = {}
             for query, _ in members:
@@ -143,7 +143,7 @@ def prefixes(families: Sequence[Sequence[tuple[Member, ...]]], log: Rows, requir
                     after = f"a prefix of {min(failed)} of {len(sets)} layers" if failed else NO_TIME
                     ratio = tried[min(failed)] if failed else None
                     why[query] = {"after": after, "ratio": ratio, "required": required[query]}
-            trials.append(Trial(members, why, work, len(sets), tried=any(row["tried"] for row in own)))
+            trials.append(Trial(members, why, flops, len(sets), tried=any(row["tried"] for row in own)))
     return trials
 
 
@@ -152,13 +152,13 @@ def _takes_out(row: Mapping[str, Any], path: str) -> bool:
     return row["repair"] == LEAVES or path in row.get("private", ())
 
 
-def _reached(rows: Rows, judged: float | None, required: float) -> dict[str, Any]:
+def _reached(rows: Rows, evaluated: float | None, required: float) -> dict[str, Any]:
     """What came before the last of a query's rows, with which it left: a sprint, another repair, or neither."""
     *before, last = rows
     if "after" in last:
         return {"after": last["after"], "ratio": last["ratio"], "required": required}
     if not before:
-        return {"after": NO_TIME if last["repair"] == LEAVES else JOINT, "ratio": judged, "required": required}
+        return {"after": NO_TIME if last["repair"] == LEAVES else JOINT, "ratio": evaluated, "required": required}
     return {"after": before[-1]["repair"], "ratio": before[-1]["ratio"], "required": required}
 
 

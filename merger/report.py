@@ -34,10 +34,10 @@ class MergeReport:
     saved_fraction: float
     ceiling_fraction: float
     seconds: float
-    work: float
+    flops: float
     queries: tuple[QueryResult, ...]
     recipe: Mapping[str, Any] | None = None
-    search_work: float = 0.0
+    search_flops: float = 0.0
 
     @property
     def met(self) -> bool:

@@ -27,9 +27,9 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 from gemel.cli import main
 from merger import METHODS
-from merger.bench.merged import Merged
-from merger.bench.method import TRIALS, MergeOptions, method
-from merger.bench.workbench import Workbench
+from merger.core.merged import Merged
+from merger.core.method import TRIALS, MergeOptions, method
+from merger.core.context import MergeContext
 from merger.checkpoint import Checkpoint, snapshots
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
@@ -94,10 +94,10 @@ class Backwards:
         return Paper().decide(situation, costs, plan)
 
 
-def first_group(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def first_group(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Ties the group that saves most, and retrains nothing."""
-    plan = SharingPlan.of(groups(bench.layers)[:1])
-    return Merged(plan, snapshots(bench.tied(plan, bench.queries)))
+    plan = SharingPlan.of(groups(ctx.layers)[:1])
+    return Merged(plan, snapshots(ctx.tied(plan, ctx.queries)))
 
 
 def test_a_zoo_model_builds_and_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from benchmarks.data import splits
 from benchmarks.data.files import say
 from benchmarks.machine import machine
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
 from models.batchnorm import batchnorms_of
 from models.data import PreparedFrames, Split
 from models.errors import InputError
@@ -59,24 +59,24 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
 
 
 @torch.no_grad()
-def in_bits(bench: Workbench, query: str, bits: int, val: PreparedFrames) -> nn.Module:
+def in_bits(ctx: MergeContext, query: str, bits: int, val: PreparedFrames) -> nn.Module:
     """The query's original with its weights in so many bits, its norms as `val` prefers them."""
-    model = bench.models([query])[query]
+    model = ctx.models([query])[query]
     state = model.state_dict(keep_vars=True)
-    heads = {weight_key(state, layer.path) for layer in layers_of(bench.queries[query]) if layer.head}
+    heads = {weight_key(state, layer.path) for layer in layers_of(ctx.queries[query]) if layer.head}
     for key, tensor in state.items():
         if tensor.dtype == torch.float32 and "int2" in choices(key, tensor.shape, "int2", key in heads):
             tensor.copy_(rounded(tensor.detach(), bits))
-    before = reached(bench, query, model, val)
+    before = reached(ctx, query, model, val)
     norms = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    if bench.calibrate(query, model) and reached(bench, query, model, val) < before:
+    if ctx.calibrate(query, model) and reached(ctx, query, model, val) < before:
         model.load_state_dict(norms, strict=False)
     return model
 
 
-def few(bench: Workbench, query: Query) -> PreparedFrames:
+def few(ctx: MergeContext, query: Query) -> PreparedFrames:
     """At most JUDGED frames of val."""
-    val = bench.val[query.id].split
+    val = ctx.val[query.id].split
     chosen = splits.thin(range(len(val)), JUDGED)
     truths = None if val.truths is None else tuple(val.truths[index] for index in chosen)
     units, times_s = tuple(val.units[index] for index in chosen), tuple(val.times_s[index] for index in chosen)
@@ -85,12 +85,12 @@ def few(bench: Workbench, query: Query) -> PreparedFrames:
     ).load()
 
 
-def reached(bench: Workbench, query: str, model: nn.Module, frames: PreparedFrames) -> float:
+def reached(ctx: MergeContext, query: str, model: nn.Module, frames: PreparedFrames) -> float:
     """The model's metric on these frames, by labels where there are any, else by the original's own answers."""
-    found, threshold = bench.queries[query], bench.references[query].threshold
+    found, threshold = ctx.queries[query], ctx.references[query].threshold
     task, truths = task_of(found.task), frames.split.truths
     if truths is None:
-        truths = [task.truth_of(one, threshold) for one in predict(bench.originals[query], found, frames)]
+        truths = [task.truth_of(one, threshold) for one in predict(ctx.originals[query], found, frames)]
     return score(task, predict(model, found, frames), truths, found.classes, threshold)
 
 
@@ -111,16 +111,16 @@ def stem(model: nn.Module, query: Query, prepared: PreparedFrames, indices: Sequ
     return torch.cat(seen)
 
 
-def probe(bench: Workbench, query: Query) -> float | None:
+def probe(ctx: MergeContext, query: Query) -> float | None:
     """Balanced accuracy on test of a linear layer on the stem; None for a detector and for a model without norms."""
-    original, train = bench.originals[query.id], bench.train[query.id]
+    original, train = ctx.originals[query.id], ctx.train[query.id]
     if query.task != "classification" or train.targets is None or not batchnorms_of(original):
         return None
-    task, sets = task_of(query.task), (bench.val[query.id], bench.test[query.id])
+    task, sets = task_of(query.task), (ctx.val[query.id], ctx.test[query.id])
     chosen = train.spread(PROBED)
     learnt = stem(original, query, train.prepared, chosen)
     mean, deviation = learnt.mean(0), learnt.std(0) + 1e-6
-    judged = [(stem(original, query, one, range(len(one))) - mean) / deviation for one in sets]
+    evaluated = [(stem(original, query, one, range(len(one))) - mean) / deviation for one in sets]
     labels = torch.tensor([train.targets[index] for index in chosen])
     found = []
     for decay in DECAYS:
@@ -128,7 +128,7 @@ def probe(bench: Workbench, query: Query) -> float | None:
         with torch.no_grad():
             found.append([
                 score(task, task.answers(layer, layer(x), [], query.classes), one.split.truths or (), query.classes, 0)
-                for x, one in zip(judged, sets, strict=True)
+                for x, one in zip(evaluated, sets, strict=True)
             ])  # fmt: skip
     return max(found, key=lambda pair: pair[0])[1]
 
@@ -152,10 +152,10 @@ def _fitted(x: Tensor, labels: Tensor, classes: int, decay: float) -> nn.Linear:
     return layer
 
 
-def measured(bench: Workbench, query: Query) -> dict[str, Any]:
+def measured(ctx: MergeContext, query: Query) -> dict[str, Any]:
     """All of one query."""
-    test, val = bench.test[query.id], few(bench, query)
-    original = reached(bench, query.id, bench.originals[query.id], test)
+    test, val = ctx.test[query.id], few(ctx, query)
+    original = reached(ctx, query.id, ctx.originals[query.id], test)
     return {
         "query": query.id,
         "model": query.model,
@@ -163,25 +163,25 @@ def measured(bench: Workbench, query: Query) -> dict[str, Any]:
         "samples": len(test),
         "original": original,
         "worth": is_competent(query, original),
-        "bits": {str(bits): reached(bench, query.id, in_bits(bench, query.id, bits, val), test) for bits in BITS},
-        "probe": probe(bench, query),
+        "bits": {str(bits): reached(ctx, query.id, in_bits(ctx, query.id, bits, val), test) for bits in BITS},
+        "probe": probe(ctx, query),
         "chance": task_of(query.task).chance(query.classes),
     }
 
 
-def kept_of(bench: Workbench, path: Path) -> dict[str, Any]:
+def kept_of(ctx: MergeContext, path: Path) -> dict[str, Any]:
     """What `path` keeps of this workload, with the queries that were missing measured and kept."""
-    name = bench.workload.name
+    name = ctx.workload.name
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"workload": name}
     if found["workload"] != name:
         raise InputError(path, f"was measured of {found['workload']}", "give another --json")
-    for query in bench.workload.queries:
+    for query in ctx.workload.queries:
         done = found.get("queries", [])
         if query.id in [one["query"] for one in done]:
             say(f"{query.id}: already done")
             continue
         say(query.id)
-        one = measured(bench, query)
+        one = measured(ctx, query)
         found |= {"machine": machine(), "date": datetime.now(timezone.utc).date().isoformat(), "queries": [*done, one]}
         with open_atomic(path, overwrite=True) as file:
             file.write((json.dumps(found, indent=1) + "\n").encode())
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
     given = parser.parse_args(arguments)
     try:
-        found = kept_of(Workbench(load_workload(given.workload)), given.json)
+        found = kept_of(MergeContext(load_workload(given.workload)), given.json)
     except InputError as error:
         say(f"error: {error}")
         return 2

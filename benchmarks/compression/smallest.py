@@ -29,10 +29,10 @@ from benchmarks.data.files import say
 from benchmarks.machine import machine
 from gemel.progress import shown_on
 from merger import MergeOptions
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import WORK_SUFFIX, Checkpoint, snapshot
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.events import Progress
 from merger.widths.search import fit_widths
 from merger.widths.storing import Storage, store, tied_models
@@ -66,16 +66,16 @@ TOGETHER = ("arm", "models", "bytes, MB", "of the largest in float32", "met on t
 WORKLOADS = Path(__file__).resolve().parents[1] / "workloads"
 
 
-def merged_of(bench: Workbench, path: Path) -> tuple[str, Merged]:
+def merged_of(ctx: MergeContext, path: Path) -> tuple[str, Merged]:
     """The method of a bundle, and what it holds: the sets of layers that share a tensor, and every query's weights."""
-    factories = [query.model for query in bench.queries.values() if not is_zoo_name(query.model)]
-    bundle = open_bundle(path, factories, bench.workload.path.parent)
-    if {query.id for query in bundle.queries} != set(bench.queries):
-        raise InputError(path, f"is no bundle of {bench.workload.path}", "give the workload it was made of")
-    states = {query: snapshot(bundle.build(query)) for query in bench.queries}
+    factories = [query.model for query in ctx.queries.values() if not is_zoo_name(query.model)]
+    bundle = open_bundle(path, factories, ctx.workload.path.parent)
+    if {query.id for query in bundle.queries} != set(ctx.queries):
+        raise InputError(path, f"is no bundle of {ctx.workload.path}", "give the workload it was made of")
+    states = {query: snapshot(bundle.build(query)) for query in ctx.queries}
     named = {query.id: query.tensors for query in bundle.queries}
     sets: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for layer in bench.layers:
+    for layer in ctx.layers:
         own = named[layer.query]
         sets[own[weight_key(own, layer.path)]].append((layer.query, layer.path))
     return bundle.manifest.method, Merged(SharingPlan(tuple(map(tuple, filter(_several, sets.values())))), states)
@@ -91,19 +91,19 @@ def _several(members: Sequence[Any]) -> bool:
     return len(members) > 1
 
 
-def smallest(bench: Workbench, merged: Merged, weights: Any, checkpoint: Checkpoint) -> dict[str, Any]:
+def smallest(ctx: MergeContext, merged: Merged, weights: Any, checkpoint: Checkpoint) -> dict[str, Any]:
     """What is merged in the fewest bits: its bytes, the bytes by width, and every query on test."""
     started = time.monotonic() - checkpoint.seconds
-    checkpoint.meter = bench.work
-    required = MergeOptions().required(bench)
-    found = fit_widths(bench, merged, weights, required, checkpoint, Bounds(bench.work))
+    checkpoint.meter = ctx.flops
+    required = MergeOptions().required(ctx)
+    found = fit_widths(ctx, merged, weights, required, checkpoint, Budget(ctx.flops))
     merged = Merged(merged.plan.without(*found["left"]), {**merged.states, **found["states"]})
-    models = tied_models(bench, merged, bench.queries)
+    models = tied_models(ctx, merged, ctx.queries)
     stored = store(models, Storage(**found["storage"]))
-    evidence = {query: bench.evidence(query, model) for query, model in models.items()}
-    records = [BundleQuery.of(query, evidence[query.id].to_json()) for query in bench.workload.queries]
+    evidence = {query: ctx.evidence(query, model) for query, model in models.items()}
+    records = [BundleQuery.of(query, evidence[query.id].to_json()) for query in ctx.workload.queries]
     with tempfile.TemporaryDirectory() as folder:
-        made = Made(bench.workload.name, NONE, 0)
+        made = Made(ctx.workload.name, NONE, 0)
         counts = write_bundle(Path(folder) / "smallest.safetensors", models, records, made, packed=stored).bytes
     return {
         "before_bytes": counts.before,
@@ -167,30 +167,30 @@ def _met(arm: Mapping[str, Any]) -> str:
 
 def measured(workload: Path, bundle: Path | None, weights: str, kept: Path, progress: Progress) -> dict[str, Any]:
     """What `kept` holds of this workload, with the arms that were missing measured and kept."""
-    bench = Workbench(load_workload(workload), progress=progress)
-    bench.interval = MergeOptions().margin is None
-    asked: dict[str, Any] = {"workload": bench.workload.name, "weights": weights}
+    ctx = MergeContext(load_workload(workload), progress=progress)
+    ctx.interval = MergeOptions().margin is None
+    asked: dict[str, Any] = {"workload": ctx.workload.name, "weights": weights}
     found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
     if found and {key: found[key] for key in asked} != asked:
         raise InputError(kept, f"was measured of {found['workload']} in {found['weights']}", "give another --json")
-    sizes = sum(sum(t.nbytes for t in model.state_dict().values()) for model in bench.originals.values())
-    empty = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
-    arms = [(NONE, empty), *([merged_of(bench, bundle)] if bundle else [])]
+    sizes = sum(sum(t.nbytes for t in model.state_dict().values()) for model in ctx.originals.values())
+    empty = Merged(SharingPlan(), {query: snapshot(model) for query, model in ctx.originals.items()})
+    arms = [(NONE, empty), *([merged_of(ctx, bundle)] if bundle else [])]
     for name, merged in arms:
         if name in found.get("arms", {}):
             say(f"{name}: already done")
             continue
-        say(f"{name}: {bench.workload.name} from {weights} on")
-        weights_of = [query.weights for query in bench.queries.values()]
+        say(f"{name}: {ctx.workload.name} from {weights} on")
+        weights_of = [query.weights for query in ctx.queries.values()]
         made_of = [fingerprint(one).hex() for one in (None if name == NONE else bundle, *weights_of)]
         folder = Path(f"{kept}.{name}{WORK_SUFFIX}")
         checkpoint = Checkpoint(folder, {**asked, "made_of": made_of}, resume=True, what="search for widths")
         arm = found.get("arms", {}).get(NONE) if name != NONE and merged_nothing(merged, empty) else None
         if arm is None:
-            arm = smallest(bench, merged, weights, checkpoint)
+            arm = smallest(ctx, merged, weights, checkpoint)
         found = {
             **asked,
-            "ceiling_fraction": ceiling_bytes(bench.layers) / sizes,
+            "ceiling_fraction": ceiling_bytes(ctx.layers) / sizes,
             "machine": machine(),
             "date": datetime.now(timezone.utc).date().isoformat(),
             "arms": {**found.get("arms", {}), name: arm},

@@ -106,7 +106,7 @@ def whole(setting: Setting, found: Found) -> None:
     model, size, frames = (FEW[0], SMALL_SIZE, 16) if setting.small else (FAMILIES[0], SIZE, 64)
     workload = _workload(setting.folder / "whole", model, size, frames)
     train_originals(workload, options=TrainOptions(passes=setting.many(1024, 64), max_cycles=1))
-    for method in ("wide", "gemel"):
+    for method in ("top-down", "gemel"):
         told, out = list[tuple[str, dict[str, Any]]](), setting.folder / f"{method}.safetensors"
         options = MergeOptions(Recipe(epochs=setting.many(4, 1), frames_per_epoch=frames), max_minutes=0.5)
 

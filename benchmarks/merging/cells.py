@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from merger.bench.attempt import extended
+from merger.core.attempt import extended
 from models.bits import FP32
 from models.sharing.plan import SharingPlan
 
@@ -100,18 +100,18 @@ class Cell:
         if any("members" in row for row in self.log):
             return [(0.0, 0.0), *_searched(self.log, self.weights)]
         keeps = any("recipe" in row for row in self.log)
-        accepted = [(row["work"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
-        held = [(row["work"], float(row["saved_bytes"])) for row in self.log if keeps and "epoch" in row]
+        accepted = [(row["flops"], float(row["accepted_bytes"])) for row in self.log if "accepted_bytes" in row]
+        held = [(row["flops"], float(row["saved_bytes"])) for row in self.log if keeps and "epoch" in row]
         steps = [(0.0, 0.0)]
         for step in sorted([*accepted, *held]):
             if step[1] > steps[-1][1]:
                 steps.append(step)
-        return [*steps, (self.result["work"], float(self.saved_bytes))]
+        return [*steps, (self.result["flops"], float(self.saved_bytes))]
 
     def work_to(self, saved_bytes: float) -> float | None:
         """The work after which it had accepted about so many bytes; None where it never did."""
         enough = saved_bytes - EQUAL * self.ceiling_bytes
-        return next((work for work, saved in self.accepted() if saved >= enough), None)
+        return next((flops for flops, saved in self.accepted() if saved >= enough), None)
 
     def write(self, folder: Path) -> Path:
         """Store it whole or not at all."""
@@ -150,4 +150,4 @@ def _searched(log: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> Itera
         replaced = [len(shared) for shared in plan.shared if set(shared) <= set(members)]
         if len(kept) > max(replaced, default=1):
             plan = extended(plan, members, kept)
-            yield row["work"], float(plan.saved_bytes(weights))  # type: ignore[arg-type]
+            yield row["flops"], float(plan.saved_bytes(weights))  # type: ignore[arg-type]

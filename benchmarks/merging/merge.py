@@ -1,7 +1,7 @@
 """Merges workloads by several arms and seeds, and compares what came of it.
 
-Usage: python -m benchmarks.merging.merge [--arms wide gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
-       [--targets 0.95 0.99] [--weights int8] [--work 6e13]; --summary only prints the tables of what is
+Usage: python -m benchmarks.merging.merge [--arms top-down gemel ...] [--seeds 0 1 2] [--workloads gti junction cifar]
+       [--targets 0.95 0.99] [--weights int8] [--max-flops 6e13]; --summary only prints the tables of what is
        there
 
 Every arm gets the same work (image passes x FLOPs), not the same time: on a machine that does other things too, time
@@ -48,7 +48,7 @@ from models.weights import fingerprint
 from models.workload import Workload, load_workload
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ARMS = ("wide", "gemel", "mainstream", "ceiling", "joint")
+ARMS = ("top-down", "gemel", "mainstream", "ceiling", "joint")
 MAX_WORK = {"gti": 1e14, "junction": 3.8e14, "cifar": 1.6e14, "published": 6e13, "domains": 6e13, "elsewhere": 6e13}
 """What junction and cifar need, an epoch of which costs five and one and a half of gti's; what one core does in about a
 quarter of an hour of the last three, set before they were merged for the first time."""
@@ -145,8 +145,8 @@ def run(
     refused = []
     for seed, variant, arm in itertools.product(seeds, variants, arms):
         try:
-            bound = options.max_work or MAX_WORK.get(variant.workload.name)
-            measure(variant, arm, seed, replace(options, max_work=bound), out, keep)
+            bound = options.max_flops or MAX_WORK.get(variant.workload.name)
+            measure(variant, arm, seed, replace(options, max_flops=bound), out, keep)
         except InputError as error:
             say(f"error: {error}")
             refused.append(error)
@@ -176,9 +176,9 @@ def options_of(given: argparse.Namespace) -> MergeOptions:
     for name in ("epochs", "frames_per_epoch", "rate"):
         if getattr(given, name) is not None:
             recipe = replace(recipe, **{name: getattr(given, name)})
-    names = ("margin", "min_saving", "max_work", "weights")
-    bounds = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return MergeOptions(recipe, choose_rate=given.rate is None, **bounds)
+    names = ("margin", "min_saving", "max_flops", "weights")
+    budget = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    return MergeOptions(recipe, choose_rate=given.rate is None, **budget)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), help=f"default: {WORKLOADS}")
     parser.add_argument("--targets", nargs="+", type=float, default=[None], help="default: each workload's own")
-    parser.add_argument("--work", type=float, dest="max_work", help=f"bound of one merge (default: {MAX_WORK})")
+    parser.add_argument("--max-flops", type=float, help=f"bound of one merge (default: {MAX_WORK})")
     parser.add_argument("--epochs", type=int, help="of one attempt, as in `gemel merge`")
     parser.add_argument("--frames-per-epoch", type=int)
     parser.add_argument("--rate", type=float, help="this learning rate; without it each arm chooses its own on val")

@@ -25,7 +25,7 @@ def picture(cells: Sequence[Cell]) -> str | None:
     None where no arm accepts anything. The cells are those of one workload at one target.
     """
     arms = grouped((cell for cell in cells if cell.arm not in ACCEPT_NOTHING), lambda cell: cell.arm)
-    most = max((cell.result["work"] for own in arms.values() for cell in own), default=0.0)
+    most = max((cell.result["flops"] for own in arms.values() for cell in own), default=0.0)
     if most <= 0:
         return None
     unit = 10.0 ** math.floor(math.log10(most))
@@ -118,9 +118,9 @@ def _line(cell: Cell, across: Axis, up: Axis, unit: float, colour: str) -> list[
     """Steps up at each acceptance, then level to the merge's end, where a dot stands."""
     ceiling = cell.ceiling_bytes or 1.0
     steps: list[Step] = [(_x(across, work / unit), _y(up, saved / ceiling)) for work, saved in cell.accepted()]
-    end = (_x(across, cell.result["work"] / unit), steps[-1][1])
+    end = (_x(across, cell.result["flops"] / unit), steps[-1][1])
     path = f"M{steps[0][0]} {steps[0][1]}" + "".join(f"H{x}V{y}" for x, y in steps[1:]) + f"H{end[0]}"
-    title = f"{cell.arm}, seed {cell.seed}: {100 * cell.share:.1f} % of the ceiling after {cell.result['work']:.3g}"
+    title = f"{cell.arm}, seed {cell.seed}: {100 * cell.share:.1f} % of the ceiling after {cell.result['flops']:.3g}"
     return [
         f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-opacity="0.8"/>',
         f'<circle cx="{end[0]}" cy="{end[1]}" r="3.5" fill="{colour}"><title>{escape(title)}</title></circle>',

@@ -72,7 +72,7 @@ def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
             min((query["ratio"] for cell in own for query in cell.queries), default=None),
             f"{min(cell.met for cell in own)} of {count}",
             f"{min(cell.certain for cell in own)} of {count}",
-            f"{mean(cell.result['work'] for cell in own):.3g}",
+            f"{mean(cell.result['flops'] for cell in own):.3g}",
             f"{mean(cell.result['seconds'] for cell in own):.0f}",
             spread(residuals),
         ))  # fmt: skip
@@ -112,7 +112,7 @@ def work_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
 
 def _compared(ours: Cell, theirs: Cell, saved_bytes: float) -> tuple[str, str, str]:
     """Both works and their ratio; who never got there is shown with all its work, and the ratio is a bound."""
-    works = [(cell.work_to(saved_bytes), cell.result["work"]) for cell in (ours, theirs)]
+    works = [(cell.work_to(saved_bytes), cell.result["flops"]) for cell in (ours, theirs)]
     shown = [f"{reached:.3g}" if reached is not None else f"never, in {spent:.3g}" for reached, spent in works]
     (mine, _), (other, spent) = works
     if mine is None:

@@ -27,7 +27,7 @@ from benchmarks.real.tables import SHIPPED, tables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKLOADS = ("gti", "junction", "cifar", "domains")
-METHODS = ("none", "wide", "gemel", "ceiling", "joint")
+METHODS = ("none", "top-down", "gemel", "ceiling", "joint")
 REPORTS = {"jetson-nano": "report", "orin-nano-8gb": "report-orin"}  # where loads are slow, and where they are quick
 BOX_MEMORY = "50%"  # of the way from the largest original alone to all originals together
 RESULTS = "results.jsonl"

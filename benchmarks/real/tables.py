@@ -71,7 +71,7 @@ def _methods(found: dict[str, Any]) -> str:
                 r["saved_fraction"] / ceiling if ceiling else None,
                 f"{sum(q['met'] and q.get('worth', True) for q in r['queries'])} of {len(r['queries'])}",
                 min(ratios, default=None),
-                float(r["work"]),
+                float(r["flops"]),
                 round(r["seconds"]),
             )
         )

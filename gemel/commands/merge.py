@@ -11,11 +11,11 @@ from gemel.text import duration, percent, size
 from models.bits import WEIGHTS
 
 METHODS = (
-    "wide", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
+    "top-down", "gemel", "earliest", "latest", "random", "one-model", "mainstream", "ceiling", "joint", "none",
 )  # fmt: skip
 SHARING_NOTHING = ("joint", "none")
 RECIPE = ("epochs", "frames_per_epoch", "rate", "batch", "distill", "features")
-BOUNDS = ("margin", "min_saving", "max_minutes", "max_work", "precision", "weights")
+BOUNDS = ("margin", "min_saving", "max_minutes", "max_flops", "precision", "weights")
 
 
 def register(commands: Any) -> None:
@@ -33,7 +33,7 @@ def register(commands: Any) -> None:
         choices=WEIGHTS,
         help="the fewest bits in which weights are stored and resident, as far as every query bears it (default fp32)",
     )
-    _bounds(made)
+    _budget(made)
     grammar.seed(made)
 
 
@@ -53,15 +53,15 @@ def _training(made: argparse.ArgumentParser) -> None:
     )
 
 
-def _bounds(made: argparse.ArgumentParser) -> None:
+def _budget(made: argparse.ArgumentParser) -> None:
     number, real, whole = grammar.number, grammar.real, grammar.whole
     number(made, "--min-saving", real(0, 1), "leave out groups that save less than this part of all bytes (default 0)")
     number(made, "--max-minutes", real(0, 10**7), "begin nothing more after this time (default: no limit)")
     number(
         made,
-        "--max-work",
+        "--max-flops",
         real(0, 1e30),
-        "begin nothing more after this work, image passes x FLOPs (default: no limit)",
+        "begin nothing more after so many FLOPs (default: no limit)",
     )
     number(made, "--threads", whole(1, 4096), "of each training: then the bundle is the same with or without --ray")
     made.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster to use: local, auto, HOST:PORT or ray://...")
@@ -80,11 +80,11 @@ def merge(args: argparse.Namespace) -> Outcome:
     from models.workload import load_workload
 
     recipe = Recipe(**grammar.given(args, *RECIPE))
-    bounds = grammar.given(args, *BOUNDS)
+    budget = grammar.given(args, *BOUNDS)
     workload = load_workload(args.workload)
     with process_group() as crew, shown_on() as progress:
         resources = Resources(args.threads, args.ray, crew)
-        options = MergeOptions(recipe, args.rate is None, resources=resources, **bounds)
+        options = MergeOptions(recipe, args.rate is None, resources=resources, **budget)
         report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options)
         if crew.rank:
             return Outcome({}, "", DONE if report.met else FELL_SHORT, silent=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from merger.bench.attempt import train_while
-from merger.bench.standing import judge_all
-from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.checkpoint import State, StepCache, snapshot
+from merger.core.attempt import train_while
+from merger.core.context import CALIBRATION_FRAMES, MergeContext
+from merger.core.snapshot import evaluate_all
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_of
@@ -33,7 +33,7 @@ def alone(recipe: Recipe) -> Recipe:
 
 
 def train_private(
-    bench: Workbench,
+    ctx: MergeContext,
     begins: Sequence[State],
     plan: SharingPlan,
     query: str,
@@ -46,17 +46,17 @@ def train_private(
 
     Nothing is trained where it is enough to measure the norms again.
     """
-    begun = journal.step("begun", partial(best_begun, bench, begins, plan, query, journal))
-    model = bench.models([query], {query: begun["state"]}, plan)[query]
+    begun = journal.step("begun", partial(best_begun, ctx, begins, plan, query, journal))
+    model = ctx.models([query], {query: begun["state"]}, plan)[query]
     rest_shared({query: model}, plan)
     best: dict[str, Any] = journal.state("best")
     if not best:
         best.update(**begun, epochs=0, trained=0)
     gentle = replace(recipe, seed=recipe.seed + 1, rate=GENTLE * recipe.rate)
-    epochs = train_while(bench, {query: model}, gentle, journal, plan, recipe.judged_from)
+    epochs = train_while(ctx, {query: model}, gentle, journal, plan, recipe.evaluate_from)
     try:
         while best["ratio"] < required and (ratios := next(epochs, None)) is not None:
-            best["trained"] += recipe.judged_from if not best["trained"] else 1
+            best["trained"] += recipe.evaluate_from if not best["trained"] else 1
             if ratios[query] > best["ratio"]:
                 best.update(ratio=ratios[query], state=snapshot(model), epochs=best["trained"])
     except Diverged:
@@ -65,14 +65,14 @@ def train_private(
 
 
 def best_begun(
-    bench: Workbench, begins: Sequence[State], plan: SharingPlan, query: str, journal: StepCache
+    ctx: MergeContext, begins: Sequence[State], plan: SharingPlan, query: str, journal: StepCache
 ) -> dict[str, Any]:
     """The first of the best of these states, with the norms that serve it better, and its ratio on val."""
     found = list[dict[str, Any]]()
     for number, state in enumerate(begins):
-        model = bench.models([query], {query: state}, plan)[query]
+        model = ctx.models([query], {query: state}, plan)[query]
         rest_shared({query: model}, plan)
-        ratios = judge_all(bench, journal, f"beginning {number}", {query: model}, plan, CALIBRATION_FRAMES)
+        ratios = evaluate_all(ctx, journal, f"beginning {number}", {query: model}, plan, CALIBRATION_FRAMES)
         found.append({"ratio": ratios[query], "state": snapshot(model)})
     return max(found, key=lambda one: one["ratio"])
 

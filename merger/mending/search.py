@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache, snapshot
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.mending.private import alone, train_private
 from merger.mending.steps import Step, bytes_shared, copies, private_parts
 from merger.outcomes import LEAVES
@@ -56,7 +56,7 @@ class Case:
 
 
 def mend(
-    bench: Workbench, merged: Merged, case: Case, journal: StepCache, bounds: Bounds
+    ctx: MergeContext, merged: Merged, case: Case, journal: StepCache, budget: Budget
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once the case's query has what is required of it on val, and a log row per step tried.
 
@@ -64,31 +64,31 @@ def mend(
     the fewest bytes that did it; any other leaves. One that has half of it from the beginning is kept as it is, unless
     `MIN_BYTES` bring it the other half.
     """
-    search = _Search(bench, case, journal, bounds, merged)
-    least, free = enough(bench, case.query, case.required), (case.ratio, merged)
-    if not case.alone and not bounds.over:
+    search = _Search(ctx, case, journal, budget, merged)
+    least, free = enough(ctx, case.query, case.required), (case.ratio, merged)
+    if not case.alone and not budget.over:
         free = max(free, search.take(private_parts(merged)), key=lambda one: one[0])
     if free[0] >= case.required:
         return free[1], search.rows
     if case.takes and free[0] < least:
         return search.given_up(merged)
-    steps = [] if bounds.over else copies(bench, merged, case.query, journal)
+    steps = [] if budget.over else copies(ctx, merged, case.query, journal)
     if free[0] >= least:
-        most = MIN_BYTES * sum(bytes_shared(bench, merged, case.query).values())
+        most = MIN_BYTES * sum(bytes_shared(ctx, merged, case.query).values())
         steps = [step for step in steps if step.cost_bytes <= most]
     found = search.cheapest(steps, case.required)
     if found is None:
-        if bounds.over:
-            bench.progress("warning", text=f"{case.query}: no time is left to repair it")
+        if budget.over:
+            ctx.progress("warning", text=f"{case.query}: no time is left to repair it")
         found = free if free[0] >= least else search.cheapest(steps, least)
         if found is not None:
-            bench.progress("warning", text=_with_half(bench, case.query, found[0]))
+            ctx.progress("warning", text=_with_half(ctx, case.query, found[0]))
     return (found[1], search.rows) if found is not None else search.given_up(merged)
 
 
-def enough(bench: Workbench, query: str, required: float) -> float:
+def enough(ctx: MergeContext, query: str, required: float) -> float:
     """The ratio on val with which a query is kept that nothing brings to what is required: half of the margin."""
-    target = bench.queries[query].accuracy_target
+    target = ctx.queries[query].accuracy_target
     return target + HALF * (required - target)
 
 
@@ -99,27 +99,27 @@ class _Search:
     `merged` is what the next step starts from: private parts carry on what they learned where nothing else changed.
     """
 
-    bench: Workbench
+    ctx: MergeContext
     case: Case
     journal: StepCache
-    bounds: Bounds
+    budget: Budget
     merged: Merged
     rows: list[dict[str, Any]] = field(default_factory=list)
     reached: dict[str, Reached] = field(default_factory=dict)
 
     def take(self, step: Step) -> Reached:
         """The best ratio on val that training comes to with this step, and what is merged then."""
-        bench, case, merged = self.bench, self.case, self.merged
+        ctx, case, merged = self.ctx, self.case, self.merged
         recipe, begins = alone(case.recipe), merged.states[case.query]
-        train = partial(train_private, bench, [begins], step.plan, case.query, recipe, case.required, self.journal)
+        train = partial(train_private, ctx, [begins], step.plan, case.query, recipe, case.required, self.journal)
         found = self.journal.step(step.what, train)
         if step.plan.shared == merged.plan.shared:
             carried = {name: found["state"][name] for name in begins}
             self.merged = Merged(merged.plan, {**merged.states, case.query: carried})
         row = {"query": case.query, "repair": step.what, "cost_bytes": step.cost_bytes, "ratio": found["ratio"],
-               "required": case.required, "epochs": found["epochs"], "work": bench.work.total}  # fmt: skip
+               "required": case.required, "epochs": found["epochs"], "flops": ctx.flops.total}  # fmt: skip
         self.rows.append({**row, "private": list(step.private)} if step.private else row)
-        bench.progress("repair", **row)
+        ctx.progress("repair", **row)
         return found["ratio"], Merged(step.plan, {**merged.states, case.query: found["state"]})
 
     def cheapest(self, steps: Sequence[Step], wanted: float) -> Reached | None:
@@ -131,7 +131,7 @@ class _Search:
         ratios = {place: self.reached[step.what][0] for place, step in enumerate(steps) if step.what in self.reached}
         held = min((place for place, ratio in ratios.items() if ratio >= wanted), default=len(steps))
         failed = max((place for place in ratios if place < held), default=-1)
-        while held - failed > 1 and not self.bounds.over:
+        while held - failed > 1 and not self.budget.over:
             place = (failed + held) // 2 if held < len(steps) else len(steps) - 1
             found = self.reached[steps[place].what] = self.take(steps[place])
             if found[0] >= wanted:
@@ -143,12 +143,12 @@ class _Search:
     def given_up(self, merged: Merged) -> tuple[Merged, list[dict[str, Any]]]:
         """The query leaves: it gets its original back, and shares nothing."""
         query = self.case.query
-        row = {"query": query, "repair": LEAVES, "required": self.case.required, "work": self.bench.work.total}
-        self.bench.progress("repair", **row)
-        original = {query: snapshot(self.bench.originals[query])}
+        row = {"query": query, "repair": LEAVES, "required": self.case.required, "flops": self.ctx.flops.total}
+        self.ctx.progress("repair", **row)
+        original = {query: snapshot(self.ctx.originals[query])}
         return Merged(merged.plan.without(query), {**merged.states, **original}), [*self.rows, row]
 
 
-def _with_half(bench: Workbench, query: str, ratio: float) -> str:
-    target = bench.queries[query].accuracy_target
+def _with_half(ctx: MergeContext, query: str, ratio: float) -> str:
+    target = ctx.queries[query].accuracy_target
     return f"{query}: {ratio:.3f} of its original on val, its target of {target:g} with half the margin"

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.snapshot import training_flops
 from merger.jobs import Job, run_jobs
 from merger.mending.private import alone
 from merger.mending.search import Case, enough, mend
@@ -20,7 +20,7 @@ from models.sharing.plan import SharingPlan
 
 
 def mend_all(
-    bench: Workbench, merged: Merged, cases: Sequence[Case], journal: StepCache, bounds: Bounds
+    ctx: MergeContext, merged: Merged, cases: Sequence[Case], journal: StepCache, budget: Budget
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once every query has what is required of it or has left, and the log's rows in order.
 
@@ -31,49 +31,49 @@ def mend_all(
     below = sorted((case for case in cases if case.ratio < case.required), key=lambda case: case.ratio - case.required)
     if not below:
         return merged, []
-    helped = [case for case in below if case.ratio < enough(bench, case.query, case.required)] or below
-    share = bounds.work_left / len(helped)
-    ends_at = time.time() + bounds.ends - bounds.clock()  # a clock that other machines have too
+    helped = [case for case in below if case.ratio < enough(ctx, case.query, case.required)] or below
+    share = budget.flops_left / len(helped)
+    ends_at = time.time() + budget.ends - budget.clock()  # a clock that other machines have too
     jobs = []
     for case in below:
-        most_work = share if case in helped or math.isinf(share) else 0.0
+        max_flops = share if case in helped or math.isinf(share) else 0.0
         own = Merged(merged.plan, {case.query: merged.states[case.query]})
-        given = {"case": case.to_plain(), "merged": own.to_plain(), "most_work": most_work, "ends_at": ends_at}
-        flops = min(most_work, MAX_STEPS * training_flops(bench, [case.query], case.recipe))
+        given = {"case": case.to_plain(), "merged": own.to_plain(), "max_flops": max_flops, "ends_at": ends_at}
+        flops = min(max_flops, MAX_STEPS * training_flops(ctx, [case.query], case.recipe))
         jobs.append(Job(case.query, mended, given, (case.query,), flops))
-    found = dict(zip([case.query for case in below], run_jobs(bench, journal, "repairs", jobs), strict=True))
-    spent = bench.work.total - sum(one["work"] for one in found.values())
+    found = dict(zip([case.query for case in below], run_jobs(ctx, journal, "repairs", jobs), strict=True))
+    spent = ctx.flops.total - sum(one["flops"] for one in found.values())
     rows = []
     for one in found.values():
-        rows += [{**row, "work": spent + row["work"]} for row in one["rows"]]
-        spent += one["work"]
+        rows += [{**row, "flops": spent + row["flops"]} for row in one["rows"]]
+        spent += one["flops"]
     after = {query: Merged.from_plain(one["merged"]) for query, one in found.items()}
     states = {query: one.states[query] for query, one in after.items()}
     plan = combined(merged.plan, {query: one.plan for query, one in after.items()})
     return Merged(plan, {**merged.states, **states}), rows
 
 
-def most_work(bench: Workbench, cases: Sequence[Case], bounds: Bounds) -> float:
+def max_flops(ctx: MergeContext, cases: Sequence[Case], budget: Budget) -> float:
     """About what it takes at most to mend these, within the bounds."""
     below = [case for case in cases if case.ratio < case.required]
-    flops = sum(training_flops(bench, [case.query], alone(case.recipe)) for case in below)
-    return min(MAX_STEPS * flops, bounds.work_left)
+    flops = sum(training_flops(ctx, [case.query], alone(case.recipe)) for case in below)
+    return min(MAX_STEPS * flops, budget.flops_left)
 
 
 def mended(
-    bench: Workbench,
+    ctx: MergeContext,
     journal: StepCache,
     case: Mapping[str, Any],
     merged: Mapping[str, Any],
-    most_work: float,
+    max_flops: float,
     ends_at: float,
 ) -> dict[str, Any]:
     """The job: what is `merged` of one query once it was mended, and rows whose work counts from its beginning."""
-    begun = bench.work.total
-    bounds = Bounds(bench.work, begun + most_work, time.monotonic() + ends_at - time.time())
-    after, rows = mend(bench, Merged.from_plain(merged), Case.from_plain(case), journal, bounds)
-    rows = [{**row, "work": row["work"] - begun} for row in rows]
-    return {"merged": after.to_plain(), "work": bench.work.total - begun, "rows": rows}
+    begun = ctx.flops.total
+    budget = Budget(ctx.flops, begun + max_flops, time.monotonic() + ends_at - time.time())
+    after, rows = mend(ctx, Merged.from_plain(merged), Case.from_plain(case), journal, budget)
+    rows = [{**row, "flops": row["flops"] - begun} for row in rows]
+    return {"merged": after.to_plain(), "flops": ctx.flops.total - begun, "rows": rows}
 
 
 def combined(plan: SharingPlan, after: Mapping[str, SharingPlan]) -> SharingPlan:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from merger.bench.probing import as_input, modules_among, raw_frames, tapped
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
+from merger.core.probing import as_input, modules_among, raw_frames, tapped
 
 FRAMES = 64
 MIN_FRAMES = 4
@@ -26,13 +26,13 @@ CELLS = 2
 
 
 @torch.no_grad()
-def parted(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, float]:
+def parted(ctx: MergeContext, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, float]:
     """Path -> 1 less the CKA of a merged model's layer with its original's, on train frames; 0 where nothing changed.
 
     Paths that are no module (packed projections) are left out.
     """
     paths, was_training = list(paths), model.training
-    mine, theirs = (_features(bench, query, one, paths) for one in (model.eval(), bench.originals[query]))
+    mine, theirs = (_features(ctx, query, one, paths) for one in (model.eval(), ctx.originals[query]))
     model.train(was_training)
     return {path: 1 - linear_cka(mine[path], theirs[path]) for path in mine if path in theirs}
 
@@ -47,17 +47,17 @@ def linear_cka(one: Tensor, other: Tensor) -> float:
     return float(_hsic(a, b) / own.sqrt()) if own > 0 else 0.0
 
 
-def _features(bench: Workbench, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
+def _features(ctx: MergeContext, query: str, model: nn.Module, paths: Iterable[str]) -> dict[str, Tensor]:
     """Path -> outputs of a layer of this query's model on train frames, averaged over places: (N, F)."""
-    frames, paths = raw_frames(bench, query, FRAMES), modules_among(model, paths)
+    frames, paths = raw_frames(ctx, query, FRAMES), modules_among(model, paths)
     rows: dict[str, list[Tensor]] = {path: [] for path in paths}
     for start in range(0, len(frames), BATCH):
         chunk = frames[start : start + BATCH]
         with tapped(model, paths) as seen:
-            model(as_input(bench, query, chunk))
+            model(as_input(ctx, query, chunk))
         for path in paths:
             rows[path].append(_pooled(seen[path][1], len(chunk)))
-    bench.work.add(bench.queries[query], len(frames))
+    ctx.flops.add(ctx.queries[query], len(frames))
     found = {path: torch.cat(own) for path, own in rows.items()}
     return {path: own for path, own in found.items() if len(own) == len(frames) >= MIN_FRAMES}
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from merger.bench.merged import Merged
-from merger.bench.probing import modules_among
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.probing import modules_among
 from merger.mending.similarity import parted
 from models.sharing.plan import SharingPlan
 
@@ -34,10 +34,10 @@ def private_parts(merged: Merged) -> Step:
     return Step("norms and head", merged.plan, 0)
 
 
-def copies(bench: Workbench, merged: Merged, query: str, journal: StepCache) -> list[Step]:
+def copies(ctx: MergeContext, merged: Merged, query: str, journal: StepCache) -> list[Step]:
     """Private copies of the layers whose answers have parted most from the original's, in ascending order of bytes."""
-    size = bytes_shared(bench, merged, query)
-    furthest = journal.step("parted", partial(_furthest, bench, merged, query, list(size)))
+    size = bytes_shared(ctx, merged, query)
+    furthest = journal.step("parted", partial(_furthest, ctx, merged, query, list(size)))
     steps: list[Step] = []
     for part in UNSHARED:
         chosen, cost = [], 0
@@ -51,13 +51,13 @@ def copies(bench: Workbench, merged: Merged, query: str, journal: StepCache) -> 
     return steps
 
 
-def bytes_shared(bench: Workbench, merged: Merged, query: str) -> dict[str, int]:
+def bytes_shared(ctx: MergeContext, merged: Merged, query: str) -> dict[str, int]:
     """Path -> bytes of each layer that the query shares."""
-    size = {layer.path: layer.bytes for layer in bench.layers if layer.query == query}
+    size = {layer.path: layer.bytes for layer in ctx.layers if layer.query == query}
     return {path: size[path] for members in merged.plan.shared for name, path in members if name == query}
 
 
-def _furthest(bench: Workbench, merged: Merged, query: str, shared: Sequence[str]) -> list[str]:
-    model = bench.models([query], merged.states, merged.plan)[query]
-    found = parted(bench, query, model, shared)
+def _furthest(ctx: MergeContext, merged: Merged, query: str, shared: Sequence[str]) -> list[str]:
+    model = ctx.models([query], merged.states, merged.plan)[query]
+    found = parted(ctx, query, model, shared)
     return sorted(modules_among(model, shared), key=lambda path: -found.get(path, 0.0))

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.merged import Merged
-from merger.bench.standing import training_flops
 from merger.checkpoint import snapshots
+from merger.core.merged import Merged
+from merger.core.snapshot import training_flops
 from merger.mending.private import GENTLE, train_private
 from merger.methods.parts import Parts
 from merger.outcomes import LEAVES, NO_TIME
@@ -57,7 +57,7 @@ class Adopting(Parts):
         now = self.checkpoint.state("adopting")
         if not now:
             queries = self.largest_first()
-            originals = snapshots({query: self.bench.originals[query] for query in queries})
+            originals = snapshots({query: self.ctx.originals[query] for query in queries})
             now.update(
                 merged=Merged(SharingPlan(), originals).to_plain(), ratios=dict.fromkeys(sorted(queries), 1.0),
                 givers=[], turns=queries, rows=[], tried=[],
@@ -82,7 +82,7 @@ class Adopting(Parts):
         """What a query comes to that takes over from the best giver; `merged` is None where it takes nothing."""
         before, rows = Merged.from_plain(now["merged"]), list[dict[str, Any]]()
         found: dict[str, Any] = {"merged": None, "rows": rows, "tried": []}
-        if now["givers"] and self.checkpoint.step("over", lambda: self.bounds.over):
+        if now["givers"] and self.checkpoint.step("over", lambda: self.budget.over):
             return {**found, "rows": [self._said(query, LEAVES, [], NO_TIME, None)]}
         if (best := self.best(query, now["givers"], before.states)) is None:
             return found
@@ -103,14 +103,14 @@ class Adopting(Parts):
                 if recipe is None or not taken:
                     return {**found, "rows": [*rows, self._said(query, LEAVES, [], after, ratio)]}
                 train = partial(
-                    train_private, self.bench, [state], plan, query, Recipe(**recipe), self.required[query],
+                    train_private, self.ctx, [state], plan, query, Recipe(**recipe), self.required[query],
                     self.checkpoint,
                 )  # fmt: skip
                 learnt = self.checkpoint.step(name, train)
                 state, ratio, after = learnt["state"], learnt["ratio"], f"taking over {len(taken)} layers"
                 accepted = plan if ratio >= self.required[query] else before.plan
                 rows.append(self.row(query, giver, taken, ratio, learnt["trained"], accepted))
-                self.bench.progress("takes", **{**rows[-1], "layers": len(taken)})
+                self.ctx.progress("takes", **{**rows[-1], "layers": len(taken)})
                 if accepted is plan:
                     said = [self._said(query, TAKES, own, *failed)] if own else []
                     merged = Merged(plan, {**before.states, query: state})
@@ -124,7 +124,7 @@ class Adopting(Parts):
         """The row that says what a query kept to itself, or that it left, and after what."""
         return {
             "query": query, "repair": how, "private": list(own), "after": after, "ratio": ratio,
-            "required": self.required[query], "work": self.bench.work.total,
+            "required": self.required[query], "flops": self.ctx.flops.total,
         }  # fmt: skip
 
     def _all_but(self, query: str, pairs: Mapping[str, str], kept: float) -> list[str]:
@@ -139,13 +139,13 @@ class Adopting(Parts):
 
     def _recipe(self, query: str, turns: Sequence[str], slower: int) -> dict[str, Any] | None:
         """How a query is trained next, so many times slower than at first; None where too little work is left."""
-        bench, cost = self.bench, {one: self.bench.work.of(self.bench.queries[one]) for one in turns}
-        mine = PART * self.bounds.work_left * cost[query] / sum(cost.values())
-        frames = (mine / (cost[query] * self.recipe.epochs) - len(bench.val[query])) / self.recipe.passes()
-        least, most = self.recipe.frames_per_epoch, min(len(bench.train[query]), LONG * self.recipe.frames_per_epoch)
+        ctx, cost = self.ctx, {one: self.ctx.flops.of(self.ctx.queries[one]) for one in turns}
+        mine = PART * self.budget.flops_left * cost[query] / sum(cost.values())
+        frames = (mine / (cost[query] * self.recipe.epochs) - len(ctx.val[query])) / self.recipe.passes()
+        least, most = self.recipe.frames_per_epoch, min(len(ctx.train[query]), LONG * self.recipe.frames_per_epoch)
         recipe = replace(
             self.recipe, rate=BOLD * self.recipe.rate / GENTLE / slower, features=0.0,
             frames_per_epoch=int(min(most, max(least, frames))),
         )  # fmt: skip
-        fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left
+        fits = not self.budget.over and training_flops(ctx, [query], recipe) <= self.budget.flops_left
         return asdict(recipe) if fits else None

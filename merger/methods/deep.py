@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.merged import Merged
-from merger.bench.standing import training_flops
 from merger.checkpoint import State
+from merger.core.merged import Merged
+from merger.core.snapshot import training_flops
 from merger.mending.private import GENTLE, best_begun, train_private
 from merger.methods.harm import PASSES, harms
 from merger.methods.parts import Parts
@@ -83,9 +83,9 @@ class Deep(Parts):
         """
         found: dict[str, Any] = {"ratio": None, "state": state, "trained": 0}
         if (recipe := self.checkpoint.step("recipe", partial(self._fits, query, turns))) is not None:
-            found = self._judged(query, SharingPlan(), [state], recipe)
+            found = self._evaluated(query, SharingPlan(), [state], recipe)
         row = {"alone": query, "ratio": found["ratio"], "required": self.required[query], "epochs": found["trained"],
-               "work": self.bench.work.total}  # fmt: skip
+               "flops": self.ctx.flops.total}  # fmt: skip
         return {"state": found["state"] if (found["ratio"] or 0.0) >= self.required[query] else None, "row": row}
 
     def _turn(self, query: str, now: Mapping[str, Any], own: State) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Deep(Parts):
         if private and not goes_on and not self.fewest:
             why, ratio = taking["why"]
             rows.append({"query": query, "repair": TAKES, "private": private, "after": why, "ratio": ratio,
-                         "required": self.required[query], "work": self.bench.work.total})  # fmt: skip
+                         "required": self.required[query], "flops": self.ctx.flops.total})  # fmt: skip
         merged = Merged(merged.plan, {**merged.states, query: merged.states.get(query, own)})
         return {"merged": merged.to_plain(), "taking": taking, "goes_on": goes_on, "rows": rows}
 
@@ -126,7 +126,7 @@ class Deep(Parts):
         before = merged.plan.with_private(query, taking["taken"])
         plan = before.with_pairs([pairs[path], (query, path)] for path in taken)
         begins = self._begins(merged, query, own, {path: pairs[path] for path in taken})
-        train = partial(self._judged, query, plan, begins, recipe)
+        train = partial(self._evaluated, query, plan, begins, recipe)
         found = self.checkpoint.step(f"keeping {place}, {pace:g}", train)
         if found["ratio"] >= self.required[query]:
             taking = {**taking, "held": place, "taken": taken}
@@ -140,7 +140,7 @@ class Deep(Parts):
         row = self.row(query, giver, taken, found["ratio"], found["trained"], merged.plan)
         if recipe:
             row["rate"] = GENTLE * recipe["rate"]
-        self.bench.progress("takes", **{**row, "layers": len(taken)})
+        self.ctx.progress("takes", **{**row, "layers": len(taken)})
         return merged, taking, row
 
     def _beginning(self, query: str, before: Merged, own: State, known: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -197,38 +197,38 @@ class Deep(Parts):
 
     def _worst(self, query: str, own: State, shared: State, paths: Sequence[str]) -> list[str]:
         """These layers, the most harmful for their bytes first: as measured, or else as they follow each other."""
-        in_order = [layer.path for layer in self.bench.layers if layer.query == query and layer.path in paths]
-        if len(paths) * PASSES * self.bench.work.of(self.bench.queries[query]) > RANKING * self.bounds.work_left:
+        in_order = [layer.path for layer in self.ctx.layers if layer.query == query and layer.path in paths]
+        if len(paths) * PASSES * self.ctx.flops.of(self.ctx.queries[query]) > RANKING * self.budget.flops_left:
             return in_order
-        found, size = harms(self.bench, query, own, shared, paths), self.takeable(query)
+        found, size = harms(self.ctx, query, own, shared, paths), self.takeable(query)
         return sorted(in_order, key=lambda path: -found[path] / size[path])
 
-    def _judged(
+    def _evaluated(
         self, query: str, plan: SharingPlan, begins: Sequence[State], recipe: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The `ratio` that a query comes to from the best of these states, its `state`, and the epochs `trained`."""
         if not recipe:
-            return {**best_begun(self.bench, begins, plan, query, self.checkpoint), "trained": 0}
+            return {**best_begun(self.ctx, begins, plan, query, self.checkpoint), "trained": 0}
         required = self.required[query]
-        return train_private(self.bench, begins, plan, query, Recipe(**recipe), required, self.checkpoint)
+        return train_private(self.ctx, begins, plan, query, Recipe(**recipe), required, self.checkpoint)
 
     def _fits(self, query: str, turns: Sequence[str], pace: float = 1.0) -> dict[str, Any] | None:
         """How a query is trained next, at this part of the rate, empty where it is not; None where too little work is
         left.
         """
-        bench, cost = self.bench, {one: self.bench.work.of(self.bench.queries[one]) for one in turns}
+        ctx, cost = self.ctx, {one: self.ctx.flops.of(self.ctx.queries[one]) for one in turns}
         if self.recipe is None:
-            return None if self.bounds.over else {}
-        mine = PART * self.bounds.work_left * cost[query] / sum(cost.values())
+            return None if self.budget.over else {}
+        mine = PART * self.budget.flops_left * cost[query] / sum(cost.values())
         epochs = LONGER * self.recipe.epochs
-        frames = (mine / (cost[query] * epochs) - len(bench.val[query])) / self.recipe.passes()
+        frames = (mine / (cost[query] * epochs) - len(ctx.val[query])) / self.recipe.passes()
         least, most = self.recipe.frames_per_epoch, 2 * LONGER * self.recipe.frames_per_epoch
         recipe = replace(
-            self.recipe, epochs=epochs, judged_from=epochs, rate=pace * self.recipe.rate / GENTLE,
+            self.recipe, epochs=epochs, evaluate_from=epochs, rate=pace * self.recipe.rate / GENTLE,
             norms=NORMS, private=1.0,
-            frames_per_epoch=int(min(len(bench.train[query]), most, max(least, frames))),
+            frames_per_epoch=int(min(len(ctx.train[query]), most, max(least, frames))),
         )  # fmt: skip
-        fits = not self.bounds.over and training_flops(bench, [query], recipe) <= self.bounds.work_left
+        fits = not self.budget.over and training_flops(ctx, [query], recipe) <= self.budget.flops_left
         return asdict(recipe) if fits else None
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from models.sharing.plan import SharingPlan
 
 EARLY = 1 / 32
@@ -21,7 +21,7 @@ EARLY_APART = "keeps its early layers"
 LOSES_MUCH = "the start, which loses much"
 
 
-def early_layers(bench: Workbench, plan: SharingPlan) -> dict[str, list[str]]:
+def early_layers(ctx: MergeContext, plan: SharingPlan) -> dict[str, list[str]]:
     """Query -> the first layers of those that it shares under a plan, a small part of their bytes.
 
     A layer that is all that somebody shares is none of them.
@@ -29,7 +29,7 @@ def early_layers(bench: Workbench, plan: SharingPlan) -> dict[str, list[str]]:
     found = dict[str, list[str]]()
     for query in sorted(plan.queries()):
         mine = {path for members in plan.shared for name, path in members if name == query}
-        layers = [layer for layer in bench.layers if layer.query == query and layer.path in mine]
+        layers = [layer for layer in ctx.layers if layer.query == query and layer.path in mine]
         upto = accumulate(layer.bytes for layer in layers)
         most = EARLY * sum(layer.bytes for layer in layers)
         found[query] = [layer.path for layer, so_far in zip(layers, upto, strict=True) if so_far <= most]
@@ -47,7 +47,7 @@ def plan_without(plan: SharingPlan, early: Mapping[str, Sequence[str]]) -> Shari
 
 
 def tell_early(
-    bench: Workbench, early: Mapping[str, Sequence[str]], merged: Merged, checkpoint: Checkpoint,
+    ctx: MergeContext, early: Mapping[str, Sequence[str]], merged: Merged, checkpoint: Checkpoint,
     required: Mapping[str, float],
 ) -> None:  # fmt: skip
     """Write down which early layers those who share have to themselves in the end, where no row says why yet."""
@@ -57,4 +57,4 @@ def tell_early(
     for query in sorted(merged.plan.queries() & early.keys()) if not adopted else ():
         if private := [path for path in early[query] if (query, path) not in told]:
             checkpoint.add_row({"query": query, "repair": EARLY_APART, "private": private, "after": LOSES_MUCH,
-                             "ratio": None, "required": required[query], "work": bench.work.total})  # fmt: skip
+                             "ratio": None, "required": required[query], "flops": ctx.flops.total})  # fmt: skip

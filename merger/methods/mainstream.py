@@ -20,15 +20,15 @@ from typing import Any
 
 from torch import nn
 
-from merger.bench.attempt import hopeless, train_while
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.method import MergeOptions, method
-from merger.bench.pace import begins
-from merger.bench.standing import Standing, training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, State, snapshot, snapshots
-from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, most_work, tell
+from merger.core.attempt import hopeless, train_while
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.method import MergeOptions, method
+from merger.core.pace import begins
+from merger.core.snapshot import ModelSnapshot, training_flops
+from merger.methods.rate import CHOOSING, at_rates, choose_recipe, chosen, max_flops, tell
 from merger.outcomes import Rows, Trial, prefixes
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -59,51 +59,51 @@ class Family:
         return names[: names.index(weight_key(names, following))] if length else []
 
 
-def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
-    sets = [[tuple((query, path) for query in one.queries) for path in one.paths] for one in families(bench)]
-    return prefixes(sets, log, options.required(bench))
+def _sets_tried(ctx: MergeContext, options: MergeOptions, log: Rows, flops: float) -> list[Trial]:
+    sets = [[tuple((query, path) for query in one.queries) for path in one.paths] for one in families(ctx)]
+    return prefixes(sets, log, options.required(ctx))
 
 
-def _first_trained(bench: Workbench, options: MergeOptions) -> Standing | None:
+def _first_trained(ctx: MergeContext, options: MergeOptions) -> ModelSnapshot | None:
     """All that have a family where the recipe is chosen, else the heaviest of them alone."""
-    queries = [query for one in families(bench) for query in one.queries]
+    queries = [query for one in families(ctx) for query in one.queries]
     if queries and not options.choose_rate:
-        queries = [max(queries, key=lambda query: bench.work.of(bench.queries[query]))]
+        queries = [max(queries, key=lambda query: ctx.flops.of(ctx.queries[query]))]
     return begins(SharingPlan(), queries) if queries else None
 
 
 @method("mainstream", _sets_tried, _first_trained)
-def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def mainstream(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Give every query the longest prefix of its family's donor with which it reaches its target on val."""
-    found = families(bench)
+    found = families(ctx)
     searched = options.choose_rate and bool(found)
-    bench.stages.announce([*([CHOOSING] if searched else []), SEARCHING])
-    recipe = replace(options.recipe, seed=bench.seed)
+    ctx.stages.announce([*([CHOOSING] if searched else []), SEARCHING])
+    recipe = replace(options.recipe, seed=ctx.seed)
     if searched:
         queries = [query for one in found for query in one.queries]
-        bench.begin(CHOOSING, work=most_work(bench, queries, at_rates(recipe)))
-        recipe = _chosen(bench, recipe, checkpoint, found)
+        ctx.begin(CHOOSING, flops=max_flops(ctx, queries, at_rates(recipe)))
+        recipe = _chosen(ctx, recipe, checkpoint, found)
     else:
-        tell(bench, checkpoint, recipe)
-    states = snapshots(bench.originals)
+        tell(ctx, checkpoint, recipe)
+    states = snapshots(ctx.originals)
     lengths: dict[str, int] = dict.fromkeys(states, 0)
-    bounds = Bounds.of(bench, options, checkpoint)
+    budget = Budget.of(ctx, options, checkpoint)
     tries = {query: math.ceil(math.log2(len(one.paths) + 1)) for one in found for query in one.queries}
-    search_work = sum(count * training_flops(bench, [query], recipe) for query, count in tries.items())
-    bench.begin(SEARCHING, work=min(search_work, bounds.work_left))
+    search_flops = sum(count * training_flops(ctx, [query], recipe) for query, count in tries.items())
+    ctx.begin(SEARCHING, flops=min(search_flops, budget.flops_left))
     for family, query in [(one, query) for one in found for query in one.queries]:
-        required = bench.required(query, options.margin)
-        before = checkpoint.step(f"{query} begun", lambda: bench.work.total)
-        best = checkpoint.step(query, partial(_bisect, bench, checkpoint, family, query, recipe, required, bounds))
+        required = ctx.required(query, options.margin)
+        before = checkpoint.step(f"{query} begun", lambda: ctx.flops.total)
+        best = checkpoint.step(query, partial(_bisect, ctx, checkpoint, family, query, recipe, required, budget))
         lengths[query] = best["length"]
         states[query] = best["state"] or states[query]
         row = {
             "query": query, "prefix": lengths[query], "layers": len(family.paths), "donor": family.giver,
-            "ratio": best["ratio"], "tried": best["tried"], "work": bench.work.total,
-            "work_spent": bench.work.total - before,
+            "ratio": best["ratio"], "tried": best["tried"], "flops": ctx.flops.total,
+            "flops_spent": ctx.flops.total - before,
         }  # fmt: skip
         checkpoint.add_row(row)
-        bench.progress("prefix", **row)
+        ctx.progress("prefix", **row)
     shared = []
     for family in found:
         for index, path in enumerate(family.paths):
@@ -113,20 +113,20 @@ def mainstream(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) 
     return Merged(SharingPlan(tuple(shared)), states)
 
 
-def families(bench: Workbench) -> list[Family]:
+def families(ctx: MergeContext) -> list[Family]:
     """The architectures that two queries or more have, with their donors."""
     alike: dict[str, list[str]] = defaultdict(list)
-    for query in bench.queries.values():
+    for query in ctx.queries.values():
         alike[json.dumps([query.task, query.model, query.model_args], sort_keys=True, default=str)].append(query.id)
     found = []
     for queries in alike.values():
-        layers = [layer for layer in bench.layers if layer.query == queries[0]]
+        layers = [layer for layer in ctx.layers if layer.query == queries[0]]
         heads = [index for index, layer in enumerate(layers) if layer.head]
         first_head = heads[0] if heads else len(layers) - 1
         if len(queries) < 2 or first_head < 1:
             continue
         paths = tuple(layer.path for layer in layers[:first_head])
-        donor, giver = _donor(bench, queries)
+        donor, giver = _donor(ctx, queries)
         held = [path for path in paths if weight_key(donor, path) in donor]
         usable = next((i for i, path in enumerate(paths) if path not in held), len(paths))
         end = paths[usable] if usable < len(paths) else layers[first_head].path
@@ -135,21 +135,21 @@ def families(bench: Workbench) -> list[Family]:
     return found
 
 
-def _donor(bench: Workbench, queries: Sequence[str]) -> tuple[State, str | None]:
+def _donor(ctx: MergeContext, queries: Sequence[str]) -> tuple[State, str | None]:
     """The weights all were trained from, where they say so, else an original; and whose original it is."""
-    ancestors = {bench.queries[query].init for query in queries}
+    ancestors = {ctx.queries[query].init for query in queries}
     ancestor = ancestors.pop()
     if ancestor is not None and not ancestors:
-        model = copy.deepcopy(bench.originals[queries[0]])
+        model = copy.deepcopy(ctx.originals[queries[0]])
         loaded = set(load_matching(model, ancestor))
         return {name: tensor for name, tensor in snapshot(model).items() if name in loaded}, None
-    giver = max(queries, key=lambda query: len(bench.train[query]))
-    return snapshot(bench.originals[giver]), giver
+    giver = max(queries, key=lambda query: len(ctx.train[query]))
+    return snapshot(ctx.originals[giver]), giver
 
 
-def frozen(bench: Workbench, family: Family, query: str, length: int) -> nn.Module:
+def frozen(ctx: MergeContext, family: Family, query: str, length: int) -> nn.Module:
     """The query's model with the donor's prefix of so many layers, which no training changes."""
-    model = bench.models([query])[query]
+    model = ctx.models([query])[query]
     names = set(family.prefix(model.state_dict(), length))
     model.load_state_dict({name: t for name, t in family.donor.items() if name in names}, strict=False)
     for name, parameter in model.named_parameters():
@@ -157,35 +157,35 @@ def frozen(bench: Workbench, family: Family, query: str, length: int) -> nn.Modu
     return model
 
 
-def _chosen(bench: Workbench, recipe: Recipe, checkpoint: Checkpoint, found: Sequence[Family]) -> Recipe:
+def _chosen(ctx: MergeContext, recipe: Recipe, checkpoint: Checkpoint, found: Sequence[Family]) -> Recipe:
     """The recipe chosen with half of what a prefix may hold frozen."""
-    half_way = {q: frozen(bench, family, q, len(family.paths) // 2) for family in found for q in family.queries}
-    start = Standing.of(half_way, SharingPlan())
-    return chosen(bench, checkpoint, lambda: choose_recipe(bench, start, at_rates(recipe), checkpoint))
+    half_way = {q: frozen(ctx, family, q, len(family.paths) // 2) for family in found for q in family.queries}
+    start = ModelSnapshot.of(half_way, SharingPlan())
+    return chosen(ctx, checkpoint, lambda: choose_recipe(ctx, start, at_rates(recipe), checkpoint))
 
 
 def _bisect(
-    bench: Workbench,
+    ctx: MergeContext,
     checkpoint: Checkpoint,
     family: Family,
     query: str,
     recipe: Recipe,
     required: float,
-    bounds: Bounds,
+    budget: Budget,
 ) -> dict[str, Any]:
     """The longest prefix that holds, taking for granted that a shorter one holds as well."""
     best: dict[str, Any] = {"length": 0, "state": None, "ratio": 1.0}
     low, high, tried = 0, len(family.paths), []
     if query == family.giver:
         return {**best, "length": high, "tried": []}
-    while low < high and not bounds.over:
+    while low < high and not budget.over:
         length = (low + high + 1) // 2
         found = checkpoint.step(
-            f"prefix {length}", partial(_try, bench, checkpoint, family, query, length, recipe, required)
+            f"prefix {length}", partial(_try, ctx, checkpoint, family, query, length, recipe, required)
         )
         held = found["state"] is not None
         tried.append([length, found["ratio"]])
-        bench.progress("attempt", query=query, prefix=length, ratio=found["ratio"], held=held)
+        ctx.progress("attempt", query=query, prefix=length, ratio=found["ratio"], held=held)
         if held:
             low, best = length, {"length": length, **found}
         else:
@@ -194,15 +194,15 @@ def _bisect(
 
 
 def _try(
-    bench: Workbench, checkpoint: Checkpoint, family: Family, query: str, length: int, recipe: Recipe, required: float
+    ctx: MergeContext, checkpoint: Checkpoint, family: Family, query: str, length: int, recipe: Recipe, required: float
 ) -> dict[str, Any]:
     """Train what follows a prefix until the target is reached: ratio and state, None where it is not."""
-    model = frozen(bench, family, query, length)
+    model = frozen(ctx, family, query, length)
     history: list[Mapping[str, float]] = checkpoint.state("trial").setdefault("history", [])
-    epochs = train_while(bench, {query: model}, recipe, checkpoint)
+    epochs = train_while(ctx, {query: model}, recipe, checkpoint)
     try:
         for epoch in range(len(history), recipe.epochs + 1):
-            ratio = next(epochs)[query] if epoch else checkpoint.step("start", partial(bench.ratio, query, model))
+            ratio = next(epochs)[query] if epoch else checkpoint.step("start", partial(ctx.ratio, query, model))
             history.append({query: ratio})
             if ratio >= required:
                 return {"ratio": ratio, "state": snapshot(model)}

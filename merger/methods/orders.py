@@ -8,41 +8,41 @@ from __future__ import annotations
 
 import random
 
-from merger.bench.merged import Merged
-from merger.bench.method import MergeOptions, method
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.method import MergeOptions, method
 from merger.methods.paper import first_trained, search, sets_tried, worthwhile
 from models.sharing.groups import Group
 
 
 @method("earliest", sets_tried, first_trained)
-def earliest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def earliest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the input first."""
-    queue = worthwhile(bench, options)
-    return search(bench, options, checkpoint, sorted(queue, key=_places(bench)))
+    queue = worthwhile(ctx, options)
+    return search(ctx, options, checkpoint, sorted(queue, key=_places(ctx)))
 
 
 @method("latest", sets_tried, first_trained)
-def latest(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def latest(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups nearest the output first."""
-    place = _places(bench)
-    queue = worthwhile(bench, options)
-    return search(bench, options, checkpoint, sorted(queue, key=lambda group: -place(group)))
+    place = _places(ctx)
+    queue = worthwhile(ctx, options)
+    return search(ctx, options, checkpoint, sorted(queue, key=lambda group: -place(group)))
 
 
 @method("random", sets_tried, first_trained)
-def shuffled(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def shuffled(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Groups in an order drawn from the seed."""
-    queue = worthwhile(bench, options)
-    random.Random(bench.seed).shuffle(queue)
-    return search(bench, options, checkpoint, queue)
+    queue = worthwhile(ctx, options)
+    random.Random(ctx.seed).shuffle(queue)
+    return search(ctx, options, checkpoint, queue)
 
 
 @method("one-model", sets_tried, first_trained)
-def one_model(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def one_model(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """One model after the other joins those before it, group by group, the groups that save most first."""
-    return search(bench, options, checkpoint, one_by_one(worthwhile(bench, options), list(bench.queries)))
+    return search(ctx, options, checkpoint, one_by_one(worthwhile(ctx, options), list(ctx.queries)))
 
 
 def one_by_one(queue: list[Group], queries: list[str]) -> list[Group]:
@@ -60,7 +60,7 @@ def _order(queries: list[str]):
     return lambda member: queries.index(member[0])
 
 
-def _places(bench: Workbench):
+def _places(ctx: MergeContext):
     """From a group to the mean place of its layers in their networks, 0 the first and 1 the last."""
-    place = {(layer.query, layer.path): layer.position for layer in bench.layers}
+    place = {(layer.query, layer.path): layer.position for layer in ctx.layers}
     return lambda group: sum(place[member] for member in group.members) / len(group.members)

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from merger.bench.attempt import Attempt, attempt
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.method import MergeOptions, method
-from merger.bench.pace import begins
-from merger.bench.standing import Standing
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, snapshots
-from merger.methods.rate import CHOOSING, choose_recipe, chosen, in_every_way, most_work, tell
+from merger.core.attempt import Attempt, attempt
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.method import MergeOptions, method
+from merger.core.pace import begins
+from merger.core.snapshot import ModelSnapshot
+from merger.methods.rate import CHOOSING, choose_recipe, chosen, in_every_way, max_flops, tell
 from merger.outcomes import Rows, Trial, one_by_one
 from merger.training.recipe import Recipe
 from models.sharing.groups import Group, groups
@@ -28,90 +28,90 @@ SAMPLE = 0.5
 """The recipe is chosen with the first groups tied that make up this part of what the search could save."""
 
 
-def sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
+def sets_tried(ctx: MergeContext, options: MergeOptions, log: Rows, flops: float) -> list[Trial]:
     """How each group was tried by a search, whatever its order."""
-    return one_by_one([group.members for group in worthwhile(bench, options)], log, options.required(bench))
+    return one_by_one([group.members for group in worthwhile(ctx, options)], log, options.required(ctx))
 
 
-def first_trained(bench: Workbench, options: MergeOptions) -> Standing | None:
+def first_trained(ctx: MergeContext, options: MergeOptions) -> ModelSnapshot | None:
     """What is tied where the recipe is chosen: much of what a search comes to; None where nothing can be shared."""
-    plan = _sample(bench, options)
+    plan = _sample(ctx, options)
     return begins(plan) if plan.shared else None
 
 
 @method("gemel", sets_tried, first_trained)
-def paper(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+def paper(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Try the groups of the strict signature one by one, those that save most first."""
-    return search(bench, options, checkpoint, worthwhile(bench, options))
+    return search(ctx, options, checkpoint, worthwhile(ctx, options))
 
 
-def worthwhile(bench: Workbench, options: MergeOptions) -> list[Group]:
+def worthwhile(ctx: MergeContext, options: MergeOptions) -> list[Group]:
     """The groups of the paper's signature that save enough to be tried, in descending order of bytes saved."""
-    total = sum(model_bytes(query) for query in bench.queries.values())
-    found = groups(bench.layers, "strict", pairing="order")
+    total = sum(model_bytes(query) for query in ctx.queries.values())
+    found = groups(ctx.layers, "strict", pairing="order")
     return [group for group in found if group.saved_bytes >= options.min_saving * total]
 
 
-def search(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint, queue: Sequence[Group]) -> Merged:
+def search(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint, queue: Sequence[Group]) -> Merged:
     """Try the groups of a queue one by one over what is already accepted.
 
     The members that reach their target keep sharing; of those that fail half are taken out, while what is left still
     saves more than the next group would. A group that contains an accepted set extends it by its last member.
     """
-    required = {query: bench.required(query, options.margin) for query in bench.queries}
-    bounds = Bounds.of(bench, options, checkpoint)
-    bench.stages.announce([*([CHOOSING] if options.choose_rate and queue else []), SEARCHING])
-    recipe = _recipe(bench, options, checkpoint)
+    required = {query: ctx.required(query, options.margin) for query in ctx.queries}
+    budget = Budget.of(ctx, options, checkpoint)
+    ctx.stages.announce([*([CHOOSING] if options.choose_rate and queue else []), SEARCHING])
+    recipe = _recipe(ctx, options, checkpoint)
     # After the recipe, which was chosen before: the work is that of the last round.
-    accepted = _accepted(bench, checkpoint)
-    ceiling = sum(group.saved_bytes for group in worthwhile(bench, options))
+    accepted = _accepted(ctx, checkpoint)
+    ceiling = sum(group.saved_bytes for group in worthwhile(ctx, options))
     started = time.monotonic() - checkpoint.seconds
-    bench.begin(SEARCHING, pieces=len(queue))
+    ctx.begin(SEARCHING, pieces=len(queue))
     for index in range(checkpoint.rounds, len(queue)):
-        if bounds.over:
-            bench.progress("warning", text=f"its time or work is over after {index} of {len(queue)} groups")
+        if budget.over:
+            ctx.progress("warning", text=f"its time or work is over after {index} of {len(queue)} groups")
             break
-        accepted, rows = _Round(bench, checkpoint, accepted, queue, index, recipe, required).run()
+        accepted, rows = _Round(ctx, checkpoint, accepted, queue, index, recipe, required).run()
         seconds = time.monotonic() - started
         checkpoint.discard(_name(index))
-        checkpoint.save(accepted.to_plain(), index + 1, rows, bench.work.total, seconds, recipe.rate)
-        bench.progress(
+        checkpoint.save(accepted.to_plain(), index + 1, rows, ctx.flops.total, seconds, recipe.rate)
+        ctx.progress(
             "round", round=index + 1, rounds=len(queue), signature=queue[index].signature, members=rows[-1]["kept"],
-            saved_bytes=accepted.plan.saved_bytes(bench.layers), ceiling_bytes=ceiling, ratios=rows[-1]["ratios"],
+            saved_bytes=accepted.plan.saved_bytes(ctx.layers), ceiling_bytes=ceiling, ratios=rows[-1]["ratios"],
             seconds=seconds,
         )  # fmt: skip
-        bench.stages.reach(index + 1)
+        ctx.stages.reach(index + 1)
     return accepted
 
 
-def _accepted(bench: Workbench, checkpoint: Checkpoint) -> Merged:
+def _accepted(ctx: MergeContext, checkpoint: Checkpoint) -> Merged:
     """What was accepted after the last finished round; the originals and nothing shared at the start."""
     if checkpoint.accepted is None:
-        return Merged(SharingPlan(), snapshots(bench.originals))
-    bench.work.total = checkpoint.work
+        return Merged(SharingPlan(), snapshots(ctx.originals))
+    ctx.flops.total = checkpoint.flops
     return Merged.from_plain(checkpoint.accepted)
 
 
-def _recipe(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Recipe:
+def _recipe(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Recipe:
     """The options' recipe, or the best way to train on val with half of what could be shared tied at once."""
-    plan = _sample(bench, options)
+    plan = _sample(ctx, options)
     if not options.choose_rate or not plan.shared:
-        tell(bench, checkpoint, options.recipe)
+        tell(ctx, checkpoint, options.recipe)
         return options.recipe
     queries, recipes = sorted(plan.queries()), in_every_way(options.recipe)
 
     def choose() -> Recipe:
-        start = Standing.of(bench.tied(plan, queries, journal=checkpoint), plan)
-        return choose_recipe(bench, start, recipes, checkpoint)
+        start = ModelSnapshot.of(ctx.tied(plan, queries, journal=checkpoint), plan)
+        return choose_recipe(ctx, start, recipes, checkpoint)
 
-    bench.begin(CHOOSING, work=most_work(bench, queries, recipes))
-    return chosen(bench, checkpoint, choose)
+    ctx.begin(CHOOSING, flops=max_flops(ctx, queries, recipes))
+    return chosen(ctx, checkpoint, choose)
 
 
-def _sample(bench: Workbench, options: MergeOptions) -> SharingPlan:
+def _sample(ctx: MergeContext, options: MergeOptions) -> SharingPlan:
     """The first groups that make up half of what could be shared."""
     sample, saved = [], 0
-    found = worthwhile(bench, options)
+    found = worthwhile(ctx, options)
     for group in found:
         if saved < SAMPLE * sum(group.saved_bytes for group in found):
             sample.append(group)
@@ -123,7 +123,7 @@ def _sample(bench: Workbench, options: MergeOptions) -> SharingPlan:
 class _Round:
     """All attempts at one group of the queue."""
 
-    bench: Workbench
+    ctx: MergeContext
     checkpoint: Checkpoint
     accepted: Merged
     queue: Sequence[Group]
@@ -139,26 +139,26 @@ class _Round:
         best, rows = Attempt((), None, {}, 0), []
         while len(members) > 1:
             name = f"{_name(self.index)}/attempt {len(rows)}"
-            before = self.checkpoint.step(f"{name} begun", lambda: self.bench.work.total)
+            before = self.checkpoint.step(f"{name} begun", lambda: self.ctx.flops.total)
             tried = Attempt.from_plain(self.checkpoint.step(name, partial(self._attempt, members, len(rows))))
             if len(tried.kept) > len(best.kept):
                 best = tried
             row = {
                 "group": group.signature, "members": list(members), "kept": list(tried.kept), "epochs": tried.epochs,
-                "ratios": dict(tried.ratios), "diverged": tried.diverged, "work": self.bench.work.total,
-                "work_spent": self.bench.work.total - before,
+                "ratios": dict(tried.ratios), "diverged": tried.diverged, "flops": self.ctx.flops.total,
+                "flops_spent": self.ctx.flops.total - before,
             }  # fmt: skip
             rows.append(row)
-            self.bench.progress("attempt", round=self.index + 1, **row)
+            self.ctx.progress("attempt", round=self.index + 1, **row)
             members = smaller(members, tried.kept, tried.ratios)
             if extends or len(members) <= len(best.kept) or group.bytes * (len(members) - 1) <= next_saving:
                 break
         return best.merged or self.accepted, rows
 
     def _attempt(self, members: Sequence[Member], attempts: int) -> dict:
-        seed = (self.bench.seed * len(self.queue) + self.index) * SEEDS_PER_ROUND + attempts
+        seed = (self.ctx.seed * len(self.queue) + self.index) * SEEDS_PER_ROUND + attempts
         recipe = replace(self.recipe, seed=seed)
-        return attempt(self.bench, self.accepted, members, recipe, self.required, self.checkpoint).to_plain()
+        return attempt(self.ctx, self.accepted, members, recipe, self.required, self.checkpoint).to_plain()
 
 
 def _name(index: int) -> str:

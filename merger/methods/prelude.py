@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.merged import Merged
-from merger.bench.merit import all_met
-from merger.bench.standing import tied_and_judged, training_flops
 from merger.checkpoint import State
+from merger.core.merged import Merged
+from merger.core.merit import all_met
+from merger.core.snapshot import tie_and_evaluate, training_flops
 from merger.methods.sprints import LOST, Sprints
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import choose_start, donated
@@ -48,7 +48,7 @@ def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, 
 
     That is deep layers as they are, and where all begin `far` off the heaviest sets.
     """
-    giver = by_shared_bytes(sprints.bench, sprints.plan)[0]
+    giver = by_shared_bytes(sprints.ctx, sprints.plan)[0]
     fewest = _took(sprints, own, giver, NOTHING, fewest=True) if far else NOTHING
     begun = fewest
     if (least := bears_least(fewest.ratios, sprints.required)) is not None:
@@ -56,7 +56,7 @@ def prelude(sprints: Sprints, own: Mapping[str, State], far: bool) -> dict[str, 
         ratios = {query: ratio for query, ratio in fewest.ratios.items() if query != giver}
         begun = Taken(NOTHING.merged, ratios, fewest.taking)
     took = _took(sprints, own, giver, begun)
-    won = max(took.merged, fewest.merged, key=lambda found: found.plan.saved_bytes(sprints.bench.layers))
+    won = max(took.merged, fewest.merged, key=lambda found: found.plan.saved_bytes(sprints.ctx.layers))
     found = {"won": won.to_plain(), "states": dict[str, State](), "tied": SharingPlan().to_json()}
     below = [query for query, ratio in took.ratios.items() if ratio < LOST * sprints.required[query]]
     others = replace(sprints, plan=sprints.plan.without(*below))
@@ -85,9 +85,9 @@ def _took(sprints: Sprints, own: Mapping[str, State], giver: str, begun: Taken, 
     """What comes of it where the others take deep layers of this one, or only the fewest that they could take, going on
     from what has `begun`, else as their `own` states say, with nothing trained.
     """
-    takers = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query != giver]
+    takers = [query for query in by_shared_bytes(sprints.ctx, sprints.plan) if query != giver]
     standing = Merged(begun.merged.plan, {giver: own[giver], **begun.merged.states})
-    deep = sprints.deep(sprints.bounds, training=False, fewest=fewest)
+    deep = sprints.deep(sprints.budget, training=False, fewest=fewest)
     name = f"{'the fewest' if fewest else 'layers'} of {giver} as they are"
     found = sprints.took(name, partial(deep.run, standing, own, takers, begun.taking))
     merged, ratios = Merged.from_plain(found["merged"]), dict(begun.ratios)
@@ -108,30 +108,30 @@ def heavy_first(
     and of what more is tied the best start is chosen. Where there is too little work for it, or no more to win, nothing
     is trained, and there are no rows.
     """
-    bench, plan = sprints.bench, heaviest(sprints, part)
+    ctx, plan = sprints.ctx, heaviest(sprints, part)
     tied = SharingPlan.from_json(before["tied"])
-    recipe = replace(sprints.recipe, epochs=EPOCHS, seed=bench.seed)
-    queries, bounds = sorted(plan.queries()), sprints.bounds
-    most = (PART if tied.shared else 1.0) * bounds.work_left
-    little = bounds.over or training_flops(bench, queries, recipe) > most
-    held = Merged.from_plain(before["won"]).plan.saved_bytes(bench.layers)
-    if little or plan.saved_bytes(bench.layers) <= held or not besides(plan, tied).shared:
+    recipe = replace(sprints.recipe, epochs=EPOCHS, seed=ctx.seed)
+    queries, budget = sorted(plan.queries()), sprints.budget
+    most = (PART if tied.shared else 1.0) * budget.flops_left
+    little = budget.over or training_flops(ctx, queries, recipe) > most
+    held = Merged.from_plain(before["won"]).plan.saved_bytes(ctx.layers)
+    if little or plan.saved_bytes(ctx.layers) <= held or not besides(plan, tied).shared:
         return {**before, "ratios": {}, "rows": []}
     if tied.shared:
         recipe = replace(recipe, rate=SLOWER * recipe.rate)
         now = {**own, **before["states"]}
-        begins = choose_start(bench, besides(plan, tied), sprints.checkpoint, now, PART * bounds.work_left).states
+        begins = choose_start(ctx, besides(plan, tied), sprints.checkpoint, now, PART * budget.flops_left).states
     else:
         begins = donated(plan, own, giver)
-    models, ratios = tied_and_judged(bench, sprints.checkpoint, plan, queries, begins)
-    begun = {"states": bench.states(models, plan), "ratios": ratios, "won": before["won"]}
+    models, ratios = tie_and_evaluate(ctx, sprints.checkpoint, plan, queries, begins)
+    begun = {"states": ctx.states(models, plan), "ratios": ratios, "won": before["won"]}
     found = replace(sprints, plan=plan).sprint(begun, recipe)
     return {**{key: found[key] for key in ("states", "won", "ratios", "rows")}, "tied": plan.to_json()}
 
 
 def heaviest(sprints: Sprints, part: float) -> SharingPlan:
     """The fewest sets that save such a part of what the plan saves."""
-    plan, layers = sprints.plan, sprints.bench.layers
+    plan, layers = sprints.plan, sprints.ctx.layers
     saves = {members: SharingPlan((members,)).saved_bytes(layers) for members in plan.shared}
     left, chosen = part * sum(saves.values()), list[tuple[tuple[str, str], ...]]()
     for members in sorted(saves, key=lambda members: -saves[members]):

@@ -9,9 +9,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from merger.bench.standing import Standing, training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, StepCache
+from merger.core.context import MergeContext
+from merger.core.snapshot import ModelSnapshot, training_flops
 from merger.jobs import Job, run_jobs
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -46,31 +46,31 @@ def in_every_way(recipe: Recipe) -> list[Recipe]:
     return [one for way in ways for one in at_rates(way)]
 
 
-def chosen(bench: Workbench, checkpoint: Checkpoint, choose: Callable[[], Recipe]) -> Recipe:
+def chosen(ctx: MergeContext, checkpoint: Checkpoint, choose: Callable[[], Recipe]) -> Recipe:
     """The recipe that a search comes to; its work is told in the log apart from that of the method."""
 
     def search() -> dict[str, Any]:
-        before = checkpoint.step("before", lambda: bench.work.total)
+        before = checkpoint.step("before", lambda: ctx.flops.total)
         recipe = choose()
-        return {"recipe": dict(recipe.__dict__), "work": bench.work.total - before}
+        return {"recipe": dict(recipe.__dict__), "flops": ctx.flops.total - before}
 
     found = checkpoint.step("recipe", search)
-    bench.work.total -= found["work"]
-    tell(bench, checkpoint, Recipe(**found["recipe"]), found["work"])
+    ctx.flops.total -= found["flops"]
+    tell(ctx, checkpoint, Recipe(**found["recipe"]), found["flops"])
     return Recipe(**found["recipe"])
 
 
-def tell(bench: Workbench, checkpoint: Checkpoint, recipe: Recipe, search_work: float = 0.0) -> None:
+def tell(ctx: MergeContext, checkpoint: Checkpoint, recipe: Recipe, search_flops: float = 0.0) -> None:
     """Tell progress and the log by which recipe a method trains, as laid out, and what work it took to find it."""
-    recipe = bench.fitting.recipe(recipe)
+    recipe = ctx.fitting.recipe(recipe)
     if not any("recipe" in row for row in checkpoint.log):
-        checkpoint.add_row({"recipe": dict(recipe.__dict__), "search_work": search_work, "work": bench.work.total})
+        checkpoint.add_row({"recipe": dict(recipe.__dict__), "search_flops": search_flops, "flops": ctx.flops.total})
     told = {name: getattr(recipe, name) for name in ("rate", "epochs", "features", "private")}
-    bench.progress("recipe", **told, search_work=search_work)
+    ctx.progress("recipe", **told, search_flops=search_flops)
 
 
 def choose_recipe(
-    bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: StepCache | None = None
+    ctx: MergeContext, start: ModelSnapshot, recipes: Sequence[Recipe], journal: StepCache | None = None
 ) -> Recipe:
     """The best of these recipes with epochs and patience chosen, too, by successive halving.
 
@@ -85,7 +85,7 @@ def choose_recipe(
     for share in SHARES:
         epochs = max(1, round(share * most))
         new = [recipe for recipe in left if (epochs, recipe) not in known]
-        found = _rung(bench, start, [replace(recipe, epochs=epochs) for recipe in new], journal)
+        found = _rung(ctx, start, [replace(recipe, epochs=epochs) for recipe in new], journal)
         known.update({(epochs, recipe): ratio for recipe, ratio in zip(new, found, strict=True)})
         reached = {recipe: ratio for recipe in left if (ratio := known[epochs, recipe]) is not None}
         if not reached:
@@ -104,36 +104,36 @@ def choose_recipe(
     return replace(left[0], epochs=epochs, patience=max(left[0].patience, epochs // 4))
 
 
-def most_work(bench: Workbench, queries: Sequence[str], recipes: Sequence[Recipe]) -> float:
+def max_flops(ctx: MergeContext, queries: Sequence[str], recipes: Sequence[Recipe]) -> float:
     """About what it takes at most to choose one of these recipes for these queries."""
     trials = sum(share * math.ceil(len(recipes) / 2**rung) for rung, share in enumerate(SHARES))
-    return trials * training_flops(bench, queries, recipes[0])
+    return trials * training_flops(ctx, queries, recipes[0])
 
 
-def _rung(bench: Workbench, start: Standing, recipes: Sequence[Recipe], journal: StepCache) -> list[float | None]:
+def _rung(ctx: MergeContext, start: ModelSnapshot, recipes: Sequence[Recipe], journal: StepCache) -> list[float | None]:
     """Mean ratio on val after a trial of each recipe; None where it diverges."""
     jobs = []
     for one in recipes:
         given = {"start": start.to_plain(), "recipe": dict(one.__dict__)}
         queries = tuple(start.states)
         name = f"rate {one.rate:g}, features {one.features:g}, private {one.private:g}"
-        jobs.append(Job(name, trial, given, queries, training_flops(bench, queries, one)))
-    return run_jobs(bench, journal, f"{recipes[0].epochs} epochs", jobs) if jobs else []
+        jobs.append(Job(name, trial, given, queries, training_flops(ctx, queries, one)))
+    return run_jobs(ctx, journal, f"{recipes[0].epochs} epochs", jobs) if jobs else []
 
 
-def trial(bench: Workbench, journal: StepCache, start: Mapping[str, Any], recipe: Mapping[str, Any]) -> float | None:
+def trial(ctx: MergeContext, journal: StepCache, start: Mapping[str, Any], recipe: Mapping[str, Any]) -> float | None:
     """The job: train by this recipe; the mean ratio on val, None where it diverges."""
-    models, how = Standing.from_plain(start).models(bench), Recipe(**recipe)
-    training = bench.training(models, how)
+    models, how = ModelSnapshot.from_plain(start).models(ctx), Recipe(**recipe)
+    training = ctx.training(models, how)
     journal.training("training", training)
     ratio: float | None = None
     try:
         while training.epochs < how.epochs:
             training.epoch()
-        ratios = [journal.step(query, partial(bench.ratio, query, model)) for query, model in models.items()]
+        ratios = [journal.step(query, partial(ctx.ratio, query, model)) for query, model in models.items()]
         ratio = sum(ratios) / len(ratios)
     except Diverged:
         pass
     told = {name: getattr(how, name) for name in ("rate", "epochs", "features", "private")}
-    bench.progress("rate", **told, ratio=ratio)
+    ctx.progress("rate", **told, ratio=ratio)
     return ratio

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from merger.bench.attempt import Easing, train_while
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.merit import all_met, held, merit, met
-from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, State
+from merger.core.attempt import Easing, train_while
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.merit import all_met, held, merit, met
+from merger.core.snapshot import training_flops
 from merger.mending.private import alone, train_private
 from merger.methods.deep import Deep
 from merger.outcomes import LEAVES
@@ -71,13 +71,13 @@ class Sprints:
     the rate at which sprints begin.
     """
 
-    bench: Workbench
+    ctx: MergeContext
     plan: SharingPlan
     recipe: Recipe
     required: Mapping[str, float]
     checkpoint: Checkpoint
-    bounds: Bounds
-    end: Bounds
+    budget: Budget
+    end: Budget
     others_wait: bool = False
     lost_wait: bool = False
     own: Mapping[str, State] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Sprints:
             if not epochs:
                 break
             number, last = number + 1, part == parts[-1]
-            seed = self.bench.seed * len(SPRINTS) + number
+            seed = self.ctx.seed * len(SPRINTS) + number
             recipe = replace(self.recipe, epochs=epochs, seed=seed, rate=self.pace * self.recipe.rate / 2**fallen)
             found = self.checkpoint.step(f"sprint {number}", partial(now.sprint, found, recipe, number > 1))
             for row in found["rows"]:
@@ -119,15 +119,15 @@ class Sprints:
 
     def took(self, name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What comes of a run in which some take deep layers from those that stand; the log has rows of it."""
-        found = self.checkpoint.step(name, lambda: self.bench.once(run))
+        found = self.checkpoint.step(name, lambda: self.ctx.once(run))
         for row in found["rows"]:
             self.checkpoint.add_row(row)
         return found
 
-    def deep(self, bounds: Bounds, training: bool = True, fewest: bool = False) -> Deep:
+    def deep(self, budget: Budget, training: bool = True, fewest: bool = False) -> Deep:
         """How who shares takes deep layers within these bounds."""
         recipe = self.recipe if training else None
-        return Deep(self.bench, self.plan, self.required, self.checkpoint, bounds, recipe, fewest)
+        return Deep(self.ctx, self.plan, self.required, self.checkpoint, budget, recipe, fewest)
 
     def _with_deep_layers(self, found: Mapping[str, Any], sprint: int) -> dict[str, Any]:
         """What is won (plain) once those who are below took deep layers from those who have what is required.
@@ -135,33 +135,33 @@ class Sprints:
         Where nobody has, the nearest learns to stand: all that it has, for itself, until it does.
         """
         standing: list[str] = met(found["ratios"], self.required)
-        takers = [query for query in by_shared_bytes(self.bench, self.plan) if query in self.own.keys() - standing]
-        name, bounds = f"deep layers after sprint {sprint}", self.bounds.of_the_rest(DEEP)
-        if not takers or self.checkpoint.step(f"no {name}", lambda: self.bounds.over):
+        takers = [query for query in by_shared_bytes(self.ctx, self.plan) if query in self.own.keys() - standing]
+        name, budget = f"deep layers after sprint {sprint}", self.budget.fraction_of_rest(DEEP)
+        if not takers or self.checkpoint.step(f"no {name}", lambda: self.budget.over):
             return self._won(found)
         states = {query: found["states"][query] for query in standing}
         if not standing:
             nearest = max(takers, key=lambda query: found["ratios"][query] / self.required[query])
-            stand = partial(self.deep(bounds).stand, nearest, takers, found["states"][nearest])
-            alone = self.checkpoint.step(f"who gives {name}", lambda: self.bench.once(stand))
+            stand = partial(self.deep(budget).stand, nearest, takers, found["states"][nearest])
+            alone = self.checkpoint.step(f"who gives {name}", lambda: self.ctx.once(stand))
             self.checkpoint.add_row(alone["row"])
             if alone["state"] is None:
                 return self._won(found)
             states, takers = {nearest: alone["state"]}, [query for query in takers if query != nearest]
-        run = partial(self.deep(bounds).run, Merged(self.plan.without(*takers), states), self.own, takers)
+        run = partial(self.deep(budget).run, Merged(self.plan.without(*takers), states), self.own, takers)
         merged = Merged.from_plain(self.took(name, run)["merged"])
         sharing = {query: merged.states[query] for query in sorted(merged.plan.queries())}
         return self._more(Merged(merged.plan, sharing), found.get("won"))
 
-    def most_work(self) -> float:
+    def max_flops(self) -> float:
         """About what all sprints take at most, and the trials of rates before them."""
         epochs = sum(SPRINTS) * self.recipe.epochs
-        flops = training_flops(self.bench, self._queries(), replace(self.recipe, epochs=max(1, round(epochs))))
-        return min(flops, self.bounds.work_left)
+        flops = training_flops(self.ctx, self._queries(), replace(self.recipe, epochs=max(1, round(epochs))))
+        return min(flops, self.budget.flops_left)
 
     def sprint(self, found: Mapping[str, Any], recipe: Recipe, easing: bool = False) -> dict[str, Any]:
         """One annealed training; ends early when all reach what is required. The best state seen, and log rows."""
-        models = self.bench.models(self._queries(), found["states"], self.plan)
+        models = self.ctx.models(self._queries(), found["states"], self.plan)
         tie(models, self.plan)
         best: dict[str, Any] = self.checkpoint.state("best")
         if not best:
@@ -171,21 +171,21 @@ class Sprints:
             )
         first = (recipe.epochs + 1) // 2  # while the rate is high, to judge is work for nothing
         eased = Easing(found["ratios"], self.required) if easing else None
-        epochs = train_while(self.bench, models, recipe, self.checkpoint, self.plan, judged_from=first, easing=eased)
+        epochs = train_while(self.ctx, models, recipe, self.checkpoint, self.plan, evaluate_from=first, easing=eased)
         try:
             while not all_met(best["ratios"], self.required):
                 if self.end.over and len(best["rows"]) > 1:
-                    self.bench.progress("warning", text="the joint training is out of time")
+                    self.ctx.progress("warning", text="the joint training is out of time")
                     break
                 ratios = next(epochs, None)
                 if ratios is None:
                     break
                 rows = [*best["rows"], self._row(first + len(best["rows"]) - 1, ratios)]
-                now = {"ratios": ratios, "states": self.bench.states(models, self.plan)}
+                now = {"ratios": ratios, "states": self.ctx.states(models, self.plan)}
                 better = merit(ratios, self.required) > merit(best["ratios"], self.required)
                 best.update(now if better else {}, rows=rows, won=self._won({**now, "won": best["won"]}))
         except Diverged as error:
-            self.bench.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
+            self.ctx.progress("warning", text=f"the loss of {error} is no number any more; back to the best epoch")
         return dict(best)
 
     def _alone(self, found: Mapping[str, Any], last: bool) -> dict[str, Any]:
@@ -198,17 +198,17 @@ class Sprints:
         recipe = alone(self.recipe)
         below = [(ratio / self.required[q], q) for q, ratio in ratios.items() if ratio < self.required[q]]
         for near, query in sorted(below, key=lambda one: (-one[0], one[1])):
-            if near < NEAR or self.bounds.over:
+            if near < NEAR or self.budget.over:
                 break
             required = self.required[query]
             train = partial(
-                train_private, self.bench, [states[query]], self.plan, query, recipe, required, self.checkpoint
+                train_private, self.ctx, [states[query]], self.plan, query, recipe, required, self.checkpoint
             )
-            tried = self.checkpoint.step(query, partial(self.bench.once, train, query))
+            tried = self.checkpoint.step(query, partial(self.ctx.once, train, query))
             states[query], ratios[query] = tried["state"], tried["ratio"]
             row = {"alone": query, "ratio": tried["ratio"], "required": required, "epochs": tried["epochs"]}
-            self.bench.progress("alone", query=query, ratio=tried["ratio"], required=required)
-            rows.append({**row, "work": self.bench.work.total})
+            self.ctx.progress("alone", query=query, ratio=tried["ratio"], required=required)
+            rows.append({**row, "flops": self.ctx.flops.total})
             if tried["ratio"] < required and not last:
                 break
         tried = [row["alone"] for row in rows]
@@ -221,8 +221,8 @@ class Sprints:
         for query, ratio in lost.items():
             what = {"waits": query} if self.lost_wait else {"query": query, "repair": LEAVES}
             row = {**what, "after": f"sprint {sprint}", "ratio": ratio, "required": self.required[query],
-                   "work": self.bench.work.total}  # fmt: skip
-            self.bench.progress("waits" if self.lost_wait else "repair", **row)
+                   "flops": self.ctx.flops.total}  # fmt: skip
+            self.ctx.progress("waits" if self.lost_wait else "repair", **row)
             self.checkpoint.add_row(row)
         left = replace(self, plan=self.plan.without(*lost))
         kept = {key: {query: found[key][query] for query in left._queries()} for key in ("states", "ratios")}
@@ -240,8 +240,8 @@ class Sprints:
     def leaves_enough(self, trial: Recipe) -> bool:
         """Whether the work that is left is enough for a trial and the shortest sprint after it."""
         shortest = replace(self.recipe, epochs=max(1, round(SPRINTS[0] * self.recipe.epochs)))
-        flops = sum(training_flops(self.bench, self._queries(), recipe) for recipe in (trial, shortest))
-        return flops <= self.bounds.work_left
+        flops = sum(training_flops(self.ctx, self._queries(), recipe) for recipe in (trial, shortest))
+        return flops <= self.budget.flops_left
 
     def _epochs(self, wanted: float, eased: Collection[str], joined: bool = False) -> int:
         """So many epochs, or as many as there is work for: a sprint is annealed to its end, or not begun.
@@ -250,10 +250,10 @@ class Sprints:
         though nobody was eased.
         """
         queries, one_epoch = self._queries(), replace(self.recipe, epochs=1)
-        left = 0.0 if self.bounds.over else self.bounds.work_left
+        left = 0.0 if self.budget.over else self.budget.flops_left
         if not queries:
             return 0
-        most = left / training_flops(self.bench, queries, one_epoch, () if joined else eased)
+        most = left / training_flops(self.ctx, queries, one_epoch, () if joined else eased)
         return int(min(max(1, round(2 * wanted if joined else wanted)), most))
 
     def _won(self, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,17 +263,17 @@ class Sprints:
 
     def _more(self, now: Merged, before: dict[str, Any] | None) -> dict[str, Any]:
         """What saves more, as plain values."""
-        saved = now.plan.saved_bytes(self.bench.layers)
-        if before is not None and Merged.from_plain(before).plan.saved_bytes(self.bench.layers) >= saved:
+        saved = now.plan.saved_bytes(self.ctx.layers)
+        if before is not None and Merged.from_plain(before).plan.saved_bytes(self.ctx.layers) >= saved:
             return before
         return now.to_plain()
 
     def _row(self, epoch: int, ratios: Mapping[str, float]) -> dict[str, Any]:
         holding = met(ratios, self.required)
-        saved = self.plan.without(*(set(ratios) - set(holding))).saved_bytes(self.bench.layers)
+        saved = self.plan.without(*(set(ratios) - set(holding))).saved_bytes(self.ctx.layers)
         return {
             "epoch": epoch, "ratios": dict(ratios), "met": holding, "saved_bytes": saved,
-            "work": self.bench.work.total,
+            "flops": self.ctx.flops.total,
         }  # fmt: skip
 
     def _queries(self) -> list[str]:

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from merger.bench.probing import as_input, modules_among, raw_frames, tapped
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache
+from merger.core.context import MergeContext
+from merger.core.probing import as_input, modules_among, raw_frames, tapped
 from merger.start.channels import Channels, Part, channels_of, permuted
 from merger.training.distillation import watched_layers
 from merger.training.precision import multiplying
@@ -40,7 +40,7 @@ Orders = Mapping[int, Tensor]
 
 
 def aligned(
-    bench: Workbench, plan: SharingPlan, donor: str, journal: StepCache, states: Mapping[str, State] | None = None
+    ctx: MergeContext, plan: SharingPlan, donor: str, journal: StepCache, states: Mapping[str, State] | None = None
 ) -> dict[str, State]:
     """Every sharing query's own model with its channels in the donor's order; each answers as it did before.
 
@@ -49,34 +49,34 @@ def aligned(
     against the originals' in distillation. A model whose graph cannot be read, or that answers
     differently once its channels are permuted, stays as it is, which progress reports.
     """
-    found = {query: model.state_dict() for query, model in bench.originals.items()} if states is None else dict(states)
-    sharing = by_shared_bytes(bench, plan)
+    found = {query: model.state_dict() for query, model in ctx.originals.items()} if states is None else dict(states)
+    sharing = by_shared_bytes(ctx, plan)
     done: list[str] = []
     for query in sorted(sharing, key=lambda query: query != donor):
-        orders = journal.step(f"order of {query}", partial(_orders, bench, plan, query, done, found)) if done else {}
-        if channels := orderable(bench, query) if orders else None:
+        orders = journal.step(f"order of {query}", partial(_orders, ctx, plan, query, done, found)) if done else {}
+        if channels := orderable(ctx, query) if orders else None:
             found[query] = permuted(found[query], channels, orders)
         done.append(query)
     return found
 
 
-def by_shared_bytes(bench: Workbench, plan: SharingPlan) -> list[str]:
+def by_shared_bytes(ctx: MergeContext, plan: SharingPlan) -> list[str]:
     """The queries that share, those with the most bytes in shared layers first."""
-    size = {(layer.query, layer.path): layer.bytes for layer in bench.layers}
-    held = dict.fromkeys(bench.queries, 0)
+    size = {(layer.query, layer.path): layer.bytes for layer in ctx.layers}
+    held = dict.fromkeys(ctx.queries, 0)
     for members in plan.shared:
         for member in members:
             held[member[0]] += size[member]
     return sorted((query for query in held if held[query]), key=lambda query: -held[query])
 
 
-def orderable(bench: Workbench, query: str) -> Channels | None:
+def orderable(ctx: MergeContext, query: str) -> Channels | None:
     """The spaces of a query's model but those that its heads read; None where its graph cannot be read."""
-    model = bench.originals[query]
+    model = ctx.originals[query]
     channels = channels_of(model)
     if channels is None:
         return None
-    heads = watched_layers(bench.queries[query], model)
+    heads = watched_layers(ctx.queries[query], model)
     read = {part.space for head in heads for _, part in channels.free_in(f"{head}.weight", 1)}
     return Channels({space: width for space, width in channels.widths.items() if space not in read}, channels.uses)
 
@@ -94,13 +94,13 @@ def best_order(scores: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _orders(
-    bench: Workbench, plan: SharingPlan, query: str, done: Sequence[str], states: Mapping[str, State]
+    ctx: MergeContext, plan: SharingPlan, query: str, done: Sequence[str], states: Mapping[str, State]
 ) -> dict[int, Tensor]:
     """Space -> order of its channels that meets those of the models done before."""
-    channels = orderable(bench, query)
+    channels = orderable(ctx, query)
     if channels is None:
         text = f"{query}: the graph of its model cannot be read, so its channels stay in their order"
-        bench.progress("warning", text=text)
+        ctx.progress("warning", text=text)
         return {}
     pairs: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for members in plan.shared:
@@ -110,21 +110,21 @@ def _orders(
             pairs[other].append((paths[query], paths[other]))
     scores = {space: torch.zeros(width, width) for space, width in channels.widths.items()}
     for other, paths in pairs.items():
-        for moments in _moments(bench, query, other, paths, states, channels).values():
+        for moments in _moments(ctx, query, other, paths, states, channels).values():
             for space, moment in moments:
                 scores[space] += moment.correlations().cpu()
     orders = {space: best_order(score) for space, score in scores.items() if bool(score.any())}
-    if not _answers_the_same(bench, query, states[query], channels, orders):
+    if not _answers_the_same(ctx, query, states[query], channels, orders):
         text = f"{query}: its model answers differently with its channels permuted, so they stay in their order"
-        bench.progress("warning", text=text)
+        ctx.progress("warning", text=text)
         return {}
     moved = sum(int((order != torch.arange(len(order))).sum()) for order in orders.values())
-    bench.progress("aligned", query=query, spaces=len(orders), moved=moved, channels=sum(map(len, orders.values())))
+    ctx.progress("aligned", query=query, spaces=len(orders), moved=moved, channels=sum(map(len, orders.values())))
     return orders
 
 
 def _moments(
-    bench: Workbench,
+    ctx: MergeContext,
     query: str,
     other: str,
     paths: Sequence[tuple[str, str]],
@@ -132,20 +132,20 @@ def _moments(
     channels: Channels,
 ) -> dict[str, list[tuple[int, CrossMoments]]]:
     """Path -> (space, moments of its channels with the other's), on frames of both queries."""
-    models = bench.models([query, other], states)
+    models = ctx.models([query, other], states)
     for model in models.values():
         model.eval()
     theirs = dict(paths)
     known = set(modules_among(models[other], theirs.values()))
     mine = [path for path in modules_among(models[query], theirs) if theirs[path] in known]
-    spots = {path: _spots(channels, path, bench.originals[query].state_dict()) for path in mine}
+    spots = {path: _spots(channels, path, ctx.originals[query].state_dict()) for path in mine}
     moments = {path: [(part.space, CrossMoments()) for _, _, part in spots[path]] for path in mine}
-    frames = [*raw_frames(bench, query, FRAMES), *raw_frames(bench, other, FRAMES)]
+    frames = [*raw_frames(ctx, query, FRAMES), *raw_frames(ctx, other, FRAMES)]
     for start in range(0, len(frames), BATCH):
         chunk = frames[start : start + BATCH]
         with tapped(models[query], mine) as here, tapped(models[other], [theirs[path] for path in mine]) as there:
-            models[query](as_input(bench, query, chunk))
-            models[other](as_input(bench, other, chunk))
+            models[query](as_input(ctx, query, chunk))
+            models[other](as_input(ctx, other, chunk))
         for path in mine:
             if len(here[path][1]) != len(there[theirs[path]][1]):
                 continue  # regions of a frame, of which each chose its own
@@ -153,7 +153,7 @@ def _moments(
                 own, its = here[path][1 - axis], there[theirs[path]][1 - axis]
                 moment.add(*_samples(own, its, begin, part.width, part.repeat))
     for one in (query, other):
-        bench.work.add(bench.queries[one], len(frames))
+        ctx.flops.add(ctx.queries[one], len(frames))
     return moments
 
 
@@ -203,18 +203,18 @@ class CrossMoments:
         return ((ab - torch.outer(a, b)) * torch.outer(*scaled)).float()
 
 
-def _answers_the_same(bench: Workbench, query: str, state: State, channels: Channels, orders: Orders) -> bool:
+def _answers_the_same(ctx: MergeContext, query: str, state: State, channels: Channels, orders: Orders) -> bool:
     """Whether a model's outputs stay as they are when its channels are permuted, tried on two frames.
 
     In full float32: a card's TF32 alone would move them as far as is allowed.
     """
-    frames = as_input(bench, query, raw_frames(bench, query, 2))
+    frames = as_input(ctx, query, raw_frames(ctx, query, 2))
     answers = []
     for one in (state, permuted(state, channels, orders)):
-        model: nn.Module = bench.models([query], {query: dict(one)})[query].eval()
-        with torch.no_grad(), multiplying("fp32", bench.device):
+        model: nn.Module = ctx.models([query], {query: dict(one)})[query].eval()
+        with torch.no_grad(), multiplying("fp32", ctx.device):
             answers.append([leaf for leaf in tree_leaves(model(frames)) if isinstance(leaf, Tensor)])
-    bench.work.add(bench.queries[query], 2 * len(frames))
+    ctx.flops.add(ctx.queries[query], 2 * len(frames))
     return all(
         before.shape == after.shape
         and bool(((before - after).abs() <= TOLERANCE * before.abs().amax().clamp(min=1e-6)).all())

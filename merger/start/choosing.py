@@ -11,8 +11,8 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache, snapshots
+from merger.core.context import MergeContext
 from merger.start.alignment import FRAMES as ORDERED_ON
 from merger.start.alignment import aligned, by_shared_bytes
 from merger.start.ancestry import COMMON, kinship
@@ -75,11 +75,11 @@ class Start:
 
 
 def choose_start(
-    bench: Workbench,
+    ctx: MergeContext,
     plan: SharingPlan,
     journal: StepCache,
     apart: Mapping[str, State] | None = None,
-    most_work: float = math.inf,
+    max_flops: float = math.inf,
     solving: bool = True,
 ) -> Start:
     """The best start: every set with its members' mean, or with one donor's weight wherever it has one.
@@ -94,21 +94,21 @@ def choose_start(
     is left out, but for the mean. Progress hears of the ancestry and of the error of every start. Several processes
     judge starts together, each its own queries; the first alone brings channels into one order and solves.
     """
-    found = snapshots(bench.originals) if apart is None else dict(apart)
-    kin = apart is None and bench.once(partial(_have_common_ancestor, bench, plan, found))
+    found = snapshots(ctx.originals) if apart is None else dict(apart)
+    kin = apart is None and ctx.once(partial(_have_common_ancestor, ctx, plan, found))
     in_order = kin or apart is not None
-    donors = by_shared_bytes(bench, plan)[: 1 if kin else MAX_DONORS]
-    cost = _costs(bench, plan)
+    donors = by_shared_bytes(ctx, plan)[: 1 if kin else MAX_DONORS]
+    cost = _costs(ctx, plan)
     named = [MEAN, *([] if in_order else [ALIGNED]), *donors]
-    planned, left = affordable({name: cost[name if name == ALIGNED else MEAN] for name in named}, most_work)
+    planned, left = affordable({name: cost[name if name == ALIGNED else MEAN] for name in named}, max_flops)
     starts = {donor: (found, donated(plan, found, donor)) for donor in donors if donor in planned}
     starts[MEAN] = (found, averaged(plan, found))
     ordered = found
     if ALIGNED in planned:
-        ordered = journal.step(ALIGNED, lambda: bench.once(lambda: aligned(bench, plan, donors[0], journal, found)))
+        ordered = journal.step(ALIGNED, lambda: ctx.once(lambda: aligned(ctx, plan, donors[0], journal, found)))
         starts[ALIGNED] = (ordered, averaged(plan, ordered))
-    judge = Judge(bench, plan.queries(), journal)
-    errors = {name: judge.errors(name, plan, states) for name, (_, states) in starts.items()}
+    evaluate = InitEvaluator(ctx, plan.queries(), journal)
+    errors = {name: evaluate.errors(name, plan, states) for name, (_, states) in starts.items()}
     best = min(errors, key=lambda name: together(errors[name].values()))
     start = Start(starts[best][1], errors[best], ordered, together(errors[best].values()) > FAR, kin, starts[best][0])
     if solving and start.far and left >= cost[SOLVED]:
@@ -116,25 +116,25 @@ def choose_start(
             (name for name in (MEAN, ALIGNED) if name in starts), key=lambda name: together(errors[name].values())
         )
         wanted, states = starts[mean]
-        states = journal.step(SOLVED, lambda: bench.once(lambda: solved(bench, plan, wanted, states, journal)))
-        after = judge.errors(f"{mean}, {SOLVED}", plan, states)
+        states = journal.step(SOLVED, lambda: ctx.once(lambda: solved(ctx, plan, wanted, states, journal)))
+        after = evaluate.errors(f"{mean}, {SOLVED}", plan, states)
         if together(after.values()) < together(errors[best].values()):
             start = replace(start, states=states, errors=after, own=wanted)
-    return bench.once(lambda: start)  # the same bits everywhere
+    return ctx.once(lambda: start)  # the same bits everywhere
 
 
-def most_work(bench: Workbench, plan: SharingPlan) -> float:
+def max_flops(ctx: MergeContext, plan: SharingPlan) -> float:
     """About what it takes at most to choose a start: to judge every one, to bring channels in order, and to solve."""
-    cost = _costs(bench, plan)
+    cost = _costs(ctx, plan)
     return MAX_DONORS * cost[MEAN] + sum(cost.values())
 
 
-def _costs(bench: Workbench, plan: SharingPlan) -> dict[str, float]:
+def _costs(ctx: MergeContext, plan: SharingPlan) -> dict[str, float]:
     """About the work that a start takes of each kind: a donor as much as the mean."""
-    once = sum(bench.work.of(bench.queries[query]) for query in plan.queries())
-    judged = JUDGED_ON * FRAMES
-    solving = (judged + 3 * SOLVED_STAGES * SOLVED_ON) * once + most_flops(bench, plan)
-    return {MEAN: judged * once, ALIGNED: (judged + 4 * ORDERED_ON) * once, SOLVED: solving}
+    once = sum(ctx.flops.of(ctx.queries[query]) for query in plan.queries())
+    evaluated = JUDGED_ON * FRAMES
+    solving = (evaluated + 3 * SOLVED_STAGES * SOLVED_ON) * once + most_flops(ctx, plan)
+    return {MEAN: evaluated * once, ALIGNED: (evaluated + 4 * ORDERED_ON) * once, SOLVED: solving}
 
 
 def affordable(costs: Mapping[str, float], most: float) -> tuple[list[str], float]:
@@ -169,11 +169,11 @@ def donated(plan: SharingPlan, states: Mapping[str, State], donor: str) -> dict[
     return changed
 
 
-def _have_common_ancestor(bench: Workbench, plan: SharingPlan, states: Mapping[str, State]) -> bool:
+def _have_common_ancestor(ctx: MergeContext, plan: SharingPlan, states: Mapping[str, State]) -> bool:
     """Whether all that share do; then their channels are in one order already."""
-    found = kinship(plan, bench.layers, states)
+    found = kinship(plan, ctx.layers, states)
     common = min(found.values()) >= COMMON
-    bench.progress("ancestry", common=common, kinship=found)
+    ctx.progress("ancestry", common=common, kinship=found)
     return common
 
 
@@ -199,32 +199,32 @@ def together(errors: Collection[float]) -> float:
     return 1 - math.prod(max(MIN_KEPT, 1 - error) for error in errors) ** (1 / len(errors))
 
 
-class Judge:
+class InitEvaluator:
     """How far starts are off: the part of the heads' inputs that is lost, on a few train frames of each query.
 
     Several processes judge together; each knows only what its own originals have there.
     """
 
-    def __init__(self, bench: Workbench, queries: Iterable[str], journal: StepCache) -> None:
-        self._bench, self._queries, self._journal = bench, sorted(queries), journal
-        self._mine = bench.crew.mine(self._queries)
+    def __init__(self, ctx: MergeContext, queries: Iterable[str], journal: StepCache) -> None:
+        self._ctx, self._queries, self._journal = ctx, sorted(queries), journal
+        self._mine = ctx.crew.mine(self._queries)
         self._wanted: dict[str, list[Tensor]] = {}
-        if bench.crew.size > 1:
-            bench.everywhere(lambda: self._wanted.update(self._originals()) or {})
+        if ctx.crew.size > 1:
+            ctx.everywhere(lambda: self._wanted.update(self._originals()) or {})
         else:
             self._wanted = journal.step("originals' features", self._originals)
 
     def errors(self, name: str, plan: SharingPlan, states: Mapping[str, State]) -> dict[str, float]:
         """What each query loses tied with a start of this name; progress hears of it, and what they lose together."""
         errors = self._journal.step(f"start {name}", partial(self._errors, plan, states))
-        self._bench.progress("start", start=name, error=together(errors.values()), errors=errors)
+        self._ctx.progress("start", start=name, error=together(errors.values()), errors=errors)
         return errors
 
     @torch.no_grad()
     def error(self, query: str, model: nn.Module) -> float:
         """What a query loses with this model, its norms as they are or measured again, whichever is less."""
         error = lost(self._features(query, model), self._wanted[query])
-        if self._bench.calibrate(query, model, FRAMES):
+        if self._ctx.calibrate(query, model, FRAMES):
             error = min(error, lost(self._features(query, model), self._wanted[query]))
         return error
 
@@ -232,20 +232,20 @@ class Judge:
         """One model after the other: a card has no room for all beside the originals."""
 
         def own() -> dict[str, float]:
-            return {query: self.error(query, self._bench.models([query], states, plan)[query]) for query in self._mine}
+            return {query: self.error(query, self._ctx.models([query], states, plan)[query]) for query in self._mine}
 
-        found = self._bench.everywhere(own)
+        found = self._ctx.everywhere(own)
         return {query: found[query] for query in self._queries}
 
     @torch.no_grad()
     def _originals(self) -> dict[str, list[Tensor]]:
-        return {query: self._features(query, self._bench.originals[query]) for query in self._mine}
+        return {query: self._features(query, self._ctx.originals[query]) for query in self._mine}
 
     def _features(self, query: str, model: nn.Module) -> list[Tensor]:
-        data, found = self._bench.train[query], self._bench.queries[query]
+        data, found = self._ctx.train[query], self._ctx.queries[query]
         indices = data.spread(FRAMES)  # others than solving has seen
-        frames = data.frames(indices, self._bench.device)
-        self._bench.work.add(found, len(frames))
+        frames = data.frames(indices, self._ctx.device)
+        self._ctx.flops.add(found, len(frames))
         with record_inputs(model.eval(), watched_layers(found, model)) as seen:
             model(frames)
         return seen

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from merger.bench.probing import as_input, modules_among, raw_frames, tapped
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache
+from merger.core.context import MergeContext
+from merger.core.probing import as_input, modules_among, raw_frames, tapped
 from merger.training.data import seed_of
 from models.batchnorm import batchnorms_of
 from models.sharing.layers import weight_key
@@ -39,7 +39,7 @@ Sets = Sequence[tuple[Member, ...]]
 
 
 def solved(
-    bench: Workbench,
+    ctx: MergeContext,
     plan: SharingPlan,
     originals: Mapping[str, State],
     states: Mapping[str, State],
@@ -51,12 +51,12 @@ def solved(
     equations take.
     """
     found = {query: dict(state) for query, state in states.items()}
-    position = {(layer.query, layer.path): layer.position for layer in bench.layers}
+    position = {(layer.query, layer.path): layer.position for layer in ctx.layers}
     sets = sorted(plan.shared, key=lambda members: sum(map(position.__getitem__, members)) / len(members))
     size = -(-len(sets) // STAGES)
     for start in range(0, len(sets), size or 1):
         stage = sets[start : start + size]
-        run = partial(_solve, bench, stage, originals, found)
+        run = partial(_solve, ctx, stage, originals, found)
         for query, changes in journal.step(f"solve from {start}", run).items():
             found[query].update(changes)
     return found
@@ -64,7 +64,7 @@ def solved(
 
 @torch.no_grad()
 def _solve(
-    bench: Workbench, stage: Sets, originals: Mapping[str, State], states: Mapping[str, State]
+    ctx: MergeContext, stage: Sets, originals: Mapping[str, State], states: Mapping[str, State]
 ) -> dict[str, State]:
     """Query -> what changes in its state: the weights of these sets, and the members' own biases."""
     paths: dict[str, list[str]] = {}
@@ -73,7 +73,7 @@ def _solve(
             paths.setdefault(query, []).append(path)
     equations: dict[Member, _Equations] = {}
     for query, own in paths.items():
-        found = _equations(bench, query, own, originals, states)
+        found = _equations(ctx, query, own, originals, states)
         equations.update({(query, path): equation for path, equation in found.items()})
     changes: dict[str, State] = {query: {} for query in paths}
     for members in stage:
@@ -82,7 +82,7 @@ def _solve(
             continue  # somebody's answers cannot be asked for, and a weight that forgets it would harm it
         key = {member: weight_key(states[member[0]], member[1]) for member in members}
         weight = _best_weight(list(present.values()), states[members[0][0]][key[members[0]]])
-        bench.work.add_flops(sum(one.flops for one in present.values()) + flops_of_solving(*weight.shape))
+        ctx.flops.add_flops(sum(one.flops for one in present.values()) + flops_of_solving(*weight.shape))
         for member, equation in present.items():
             query, path = member
             changes[query][key[member]] = weight.reshape(states[query][key[member]].shape)
@@ -111,12 +111,12 @@ def flops_of_solving(outputs: int, inputs: int) -> int:
     return 2 * inputs**3 // 3 + 4 * inputs**2 * outputs
 
 
-def most_flops(bench: Workbench, plan: SharingPlan) -> int:
+def most_flops(ctx: MergeContext, plan: SharingPlan) -> int:
     """About what the equations of all sets take at most, beside the passes of frames."""
     total = 0
     for members in plan.shared:
         query, path = members[0]
-        state = bench.originals[query].state_dict()
+        state = ctx.originals[query].state_dict()
         outputs, inputs = state[weight_key(state, path)].flatten(1).shape
         if inputs <= MAX_INPUTS:
             total += len(members) * _flops_of_sums(FRAMES * PLACES, inputs, outputs) + flops_of_solving(outputs, inputs)
@@ -135,22 +135,22 @@ def _solvable(layer: nn.Module) -> bool:
 
 
 def _equations(
-    bench: Workbench, query: str, paths: Sequence[str], originals: Mapping[str, State], states: Mapping[str, State]
+    ctx: MergeContext, query: str, paths: Sequence[str], originals: Mapping[str, State], states: Mapping[str, State]
 ) -> dict[str, _Equations]:
     """Path -> sums over samples of what goes in (the merged network) and what shall come out (the original's).
 
     Both are made here, for a card has no room for those of all queries.
     """
-    model, teacher = (bench.models([query], given)[query] for given in (states, originals))
+    model, teacher = (ctx.models([query], given)[query] for given in (states, originals))
     paths = [path for path in modules_among(model, paths) if _solvable(model.get_submodule(path))]
-    bench.calibrate(query, model, FRAMES)
+    ctx.calibrate(query, model, FRAMES)
     for one in (model, teacher):
         one.eval()
     has_norms = bool(batchnorms_of(model))
     found: dict[str, _Equations] = {}
-    frames = raw_frames(bench, query, FRAMES)
+    frames = raw_frames(ctx, query, FRAMES)
     for start in range(0, len(frames), BATCH):
-        batch = as_input(bench, query, frames[start : start + BATCH])
+        batch = as_input(ctx, query, frames[start : start + BATCH])
         with tapped(model, paths) as seen, tapped(teacher, paths) as wanted:
             model(batch)
             teacher(batch)
@@ -161,9 +161,9 @@ def _equations(
             if path not in found:
                 centred = has_norms or getattr(layer, "bias", None) is not None
                 found[path] = _Equations(centred)
-            generator = torch.Generator().manual_seed(seed_of(bench.seed, query, path, start))
+            generator = torch.Generator().manual_seed(seed_of(ctx.seed, query, path, start))
             found[path].add(*_samples(layer, seen[path][0], wanted[path][1], generator))
-    bench.work.add(bench.queries[query], 2 * len(frames))
+    ctx.flops.add(ctx.queries[query], 2 * len(frames))
     return found
 
 

@@ -111,13 +111,13 @@ class Training:
         models: Mapping[str, nn.Module],
         sets: Mapping[str, TrainingSet],
         recipe: Recipe,
-        work: Flops,
+        flops: Flops,
         teachers: Mapping[str, nn.Module] | None = None,
         precisions: Mapping[str, str] | None = None,
         eased: Collection[str] = (),
     ) -> None:
         keep_freed_memory()
-        self.models, self.sets, self.recipe, self.work = models, sets, recipe, work
+        self.models, self.sets, self.recipe, self.flops = models, sets, recipe, flops
         self.teachers = teachers or {}
         self.everyone = self._everyone()
         self.device = next((p.device for model in models.values() for p in model.parameters()), default_device())
@@ -258,7 +258,7 @@ class Training:
 
     def _learnt(self) -> bool:
         """Leave a step's gradients in the parameters; False, and all as it was before, where memory was not enough."""
-        before = self.work.total, {query: len(one.known) for query, one in self._answers.items()}
+        before = self.flops.total, {query: len(one.known) for query, one in self._answers.items()}
         self._undo.note()
         self.optimiser.zero_grad(set_to_none=True)
         try:
@@ -271,7 +271,7 @@ class Training:
         self.optimiser.zero_grad(set_to_none=True)
         empty_caches()
         self._undo.back()
-        self.work.total, known = before
+        self.flops.total, known = before
         for query, answers in self._answers.items():
             answers.uncount(known[query])
         return False
@@ -293,7 +293,7 @@ class Training:
             passes = self.recipe.passes(taught=False) * sum(map(len, nodes))
             for frames in nodes if self._taught() else ():
                 passes += self._answers[query].count(frames) if query in self._answers else len(frames)
-            self.work.add(self.sets[query].query, passes)
+            self.flops.add(self.sets[query].query, passes)
 
     def _learn_all(self) -> None:
         """Leave a step's gradients, clipped, in the parameters, and add the losses up; or raise Diverged."""

@@ -166,17 +166,17 @@ def _train(
         checkpoint.training(f"cycle {cycle + 1}", training)
         training.after_step = partial(_reach, stages, training, epochs, checkpoint)
         _cycle(query, training, progress, cycle, checkpoint)
-        val, threshold = _judge(query, model, splits["val"])
+        val, threshold = _evaluate(query, model, splits["val"])
         progress("cycle", query=query.id, cycle=cycle + 1, cycles=options.max_cycles, val=val)
         if ended := val - before < options.enough:
             mean.update_parameters(model)
             model = mean.module
             recalibrate_batchnorm(model, _as_trained_on(data, seed))
-            val, threshold = _judge(query, model, splits["val"])
+            val, threshold = _evaluate(query, model, splits["val"])
         checkpoint.discard(f"cycle {cycle + 1}")
         now.update(done=cycle + 1, val=val, threshold=threshold, state=snapshot(model), ended=ended)
     model.load_state_dict(now["state"])
-    test, _ = _judge(query, model, splits["test"], now["threshold"])
+    test, _ = _evaluate(query, model, splits["test"], now["threshold"])
     assert isinstance(query.weights, Path)
     save_weights(query.weights, now["state"], classes=query.classes)
     checkpoint.remove()
@@ -237,7 +237,7 @@ def _cycle(query: Query, training: Training, progress: Progress, cycle: int, che
         progress("epoch", queries=[query.id], epoch=training.epochs, epochs=recipe.epochs, cycle=cycle + 1, loss=loss)
 
 
-def _judge(
+def _evaluate(
     query: Query, model: nn.Module, prepared: PreparedFrames, threshold: float | None = None
 ) -> tuple[float, float]:
     """The metric and the score threshold it holds for, chosen on these frames where none is given."""

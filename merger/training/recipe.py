@@ -30,7 +30,7 @@ class Recipe:
     both. A batch is made of nodes of `node` frames (`merger.training.data`). A search gives an attempt up when the
     gain of the last `patience` epochs, kept up twofold, would not do. Where models share weights, those that one has
     for itself move at `private` times the rate: they began right, and are to stay so while the others come to them.
-    Norms and biases move at `norms` times the rate. A model that trains alone is judged from the epoch `judged_from`
+    Norms and biases move at `norms` times the rate. A model that trains alone is judged from the epoch `evaluate_from`
     on: the best of many flatters. With `recompute` most intermediates are computed again in the backward pass and not
     kept (`merger.training.step_config`).
     """
@@ -47,11 +47,11 @@ class Recipe:
     patience: int = 2
     private: float = 0.1
     norms: float = 1.0
-    judged_from: int = 1
+    evaluate_from: int = 1
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience", "judged_from"):
+        for name in ("rate", "epochs", "batch", "frames_per_epoch", "node", "patience", "evaluate_from"):
             check(name, getattr(self, name) > 0, getattr(self, name), "give a number above 0")
         check("distill", 0 <= self.distill <= 1, self.distill, "give a number from 0 to 1")
         check("norms", self.norms > 0, self.norms, "give a number above 0")

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from merger.bench.attempt import train_while
-from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache, snapshot
+from merger.core.attempt import train_while
+from merger.core.context import MergeContext
+from merger.core.snapshot import training_flops
 from merger.mending.private import rest_shared
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -29,7 +29,7 @@ HOPELESS = 0.85
 
 
 def learn_norms(
-    bench: Workbench,
+    ctx: MergeContext,
     query: str,
     model: nn.Module,
     plan: SharingPlan,
@@ -46,11 +46,11 @@ def learn_norms(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return {"ratio": 0.0, "norms": None}
     found: dict[str, Any] = {"ratio": 0.0, "norms": None}
-    judged = journal.state("judged")
+    evaluated = journal.state("evaluated")
     try:
-        for ratios in train_while(bench, {query: model}, recipe, journal, plan):
-            judged["epochs"] = judged.get("epochs", 0) + 1
-            if judged["epochs"] == recipe.epochs:
+        for ratios in train_while(ctx, {query: model}, recipe, journal, plan):
+            evaluated["epochs"] = evaluated.get("epochs", 0) + 1
+            if evaluated["epochs"] == recipe.epochs:
                 found = {"ratio": ratios[query], "norms": _moved(model)}
             elif ratios[query] < HOPELESS * need:
                 break
@@ -68,9 +68,9 @@ def rest_codes(query: str, model: nn.Module, plan: SharingPlan, packed: Iterable
             parameter.requires_grad_(False)
 
 
-def most_work(bench: Workbench, query: str) -> float:
+def max_flops(ctx: MergeContext, query: str) -> float:
     """About what it takes at most."""
-    return training_flops(bench, [query], FIRST)
+    return training_flops(ctx, [query], FIRST)
 
 
 def _moved(model: nn.Module) -> State:

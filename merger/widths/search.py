@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache, snapshot
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.snapshot import training_flops
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.widths.learning import AGAIN, FIRST, learn_norms, rest_codes
-from merger.widths.learning import most_work as work_of_learning
+from merger.widths.learning import max_flops as work_of_learning
 from merger.widths.storing import Storage, Weight, nbytes_of, store, tied_models, weights_of, widths_of
 from merger.widths.training import FOR_BITS, ForBits
 from models.bits import BIT_WIDTHS, FP32, Bits
@@ -44,14 +44,14 @@ TRAININGS = 2
 
 
 def fit_widths(
-    bench: Workbench, merged: Merged, width: Bits, required: Mapping[str, float], journal: StepCache, bounds: Bounds
+    ctx: MergeContext, merged: Merged, width: Bits, required: Mapping[str, float], journal: StepCache, budget: Budget
 ) -> dict[str, Any]:
     """The `storage` (plain) of what is merged for the `width` asked for, the `states` of those who trained for it, the
     `stored_bytes` by width, and log `rows`.
 
     Once the bounds are over, all weights of a query that falls short are widened at once.
     """
-    return _Search(bench, merged, required, journal, bounds).run(width)
+    return _Search(ctx, merged, required, journal, budget).run(width)
 
 
 def packed_bytes(found: Mapping[str, Any]) -> int:
@@ -59,11 +59,11 @@ def packed_bytes(found: Mapping[str, Any]) -> int:
     return sum(found["stored_bytes"].values())
 
 
-def most_work(bench: Workbench) -> float:
+def max_flops(ctx: MergeContext) -> float:
     """About what the search takes at most."""
-    judged = sum(bench.work.of(query) * len(bench.val[query.id]) for query in bench.queries.values())
-    alone = sum(work_of_learning(bench, query) for query in bench.queries)
-    return ROUNDS * judged + TRAININGS * (alone + training_flops(bench, list(bench.queries), FOR_BITS))
+    evaluated = sum(ctx.flops.of(query) * len(ctx.val[query.id]) for query in ctx.queries.values())
+    alone = sum(work_of_learning(ctx, query) for query in ctx.queries)
+    return ROUNDS * evaluated + TRAININGS * (alone + training_flops(ctx, list(ctx.queries), FOR_BITS))
 
 
 def needed(target: float, required: float, reached: float) -> float:
@@ -100,12 +100,12 @@ def _by_width(weights: Sequence[Weight]) -> dict[str, int]:
 
 @dataclass
 class _Search:
-    bench: Workbench
+    ctx: MergeContext
     merged: Merged
     required: Mapping[str, float]
     journal: StepCache
-    bounds: Bounds
-    judged: int = 0
+    budget: Budget
+    evaluated: int = 0
     learnt: dict[str, State] = field(default_factory=dict)
     """The norms that each query learnt last."""
     originals: dict[str, _Fitted] = field(default_factory=dict)
@@ -113,10 +113,10 @@ class _Search:
 
     def run(self, asked_for: Bits) -> dict[str, Any]:
         """Fit the weights of those who share with each other, one such party after the other."""
-        weights, done = weights_of(self.bench, self.merged, asked_for), set[str]()
+        weights, done = weights_of(self.ctx, self.merged, asked_for), set[str]()
         fitted, norms, states, rows = list[Weight](), dict[str, State](), dict[str, State](), list[dict[str, Any]]()
         left = list[str]()
-        for query in self.bench.queries:
+        for query in self.ctx.queries:
             if query in done:
                 continue
             party = sorted(self.merged.plan.tied_to([query]))
@@ -136,10 +136,10 @@ class _Search:
         """The weights of a party in as few bits as all bear: rounded, or trained where that takes less."""
         wide = {query: self.journal.step(f"wide {query}", partial(self._wide, query)) for query in party}
         need = {
-            query: needed(self.bench.queries[query].accuracy_target, self.required[query], ratio)
+            query: needed(self.ctx.queries[query].accuracy_target, self.required[query], ratio)
             for query, ratio in wide.items()
         }
-        found = self._judge(weights, party, need)
+        found = self._evaluate(weights, party, need)
         rows, trained = [self._row(asked_for, weights, found, need)], None
         if any(one["ratio"] < need[query] for query, one in found.items()):
             trained = self._trained(asked_for, weights, need, rows)
@@ -150,7 +150,7 @@ class _Search:
             weights, widened, again = self._widened(weights, short, need)
             found |= again
             touched = {query for weight in widened for query, _ in weight.places}
-            found |= self._judge(weights, sorted(touched - set(again)), need)
+            found |= self._evaluate(weights, sorted(touched - set(again)), need)
             rows.append(self._row(asked_for, weights, found, need, widened))
         return _Fitted(weights, {query: one["norms"] for query, one in found.items() if one["norms"]}, {}, rows)
 
@@ -160,7 +160,7 @@ class _Search:
         """What training a party for its bits came to, None where that was not enough; `rows` hear of each try."""
         party, alone = sorted(need), partial(self._alone, asked_for)
         cost = (lambda query: nbytes_of(alone(query).weights)) if len(party) > 1 else None
-        training = ForBits(self.bench, self.merged, party, need, self.journal, self.bounds, cost)
+        training = ForBits(self.ctx, self.merged, party, need, self.journal, self.budget, cost)
         found = self.journal.step(f"bits of {party[0]}", partial(training.run, weights))
         for one in found["tried"]:
             tried = [weight.at(level) for weight, level in zip(weights, one["levels"], strict=True)]
@@ -174,7 +174,7 @@ class _Search:
             weight for one in left.values() for weight in one.weights
         ]
         norms = {query: norms for one in left.values() for query, norms in one.norms.items()}
-        states = {query: one.states.get(query, snapshot(self.bench.originals[query])) for query, one in left.items()}
+        states = {query: one.states.get(query, snapshot(self.ctx.originals[query])) for query, one in left.items()}
         told = [*rows, *(row for one in left.values() for row in one.rows)]
         return _Fitted(stored, norms, {**found["states"], **states}, told, sorted(left))
 
@@ -182,9 +182,9 @@ class _Search:
         """The weights of a query's original, which shares nothing."""
         if query in self.originals:
             return self.originals[query]
-        merged = Merged(SharingPlan(), {query: snapshot(self.bench.originals[query])})
-        weights = [one for one in weights_of(self.bench, merged, asked_for) if one.used_by({query})]
-        search = _Search(self.bench, merged, self.required, self.journal, self.bounds)
+        merged = Merged(SharingPlan(), {query: snapshot(self.ctx.originals[query])})
+        weights = [one for one in weights_of(self.ctx, merged, asked_for) if one.used_by({query})]
+        search = _Search(self.ctx, merged, self.required, self.journal, self.budget)
 
         def plain() -> dict[str, Any]:
             found = search._fitted(asked_for, weights, [query])
@@ -210,14 +210,14 @@ class _Search:
         def wider(chosen: Sequence[int]) -> list[Weight]:
             return [weight.wider if at in chosen else weight for at, weight in enumerate(weights)]
 
-        best = self._judge(wider(open_), sorted(short), need)
-        if self.bounds.over or any(best[query]["ratio"] < need[query] for query in short):
+        best = self._evaluate(wider(open_), sorted(short), need)
+        if self.budget.over or any(best[query]["ratio"] < need[query] for query in short):
             return wider(open_), [weights[at] for at in open_], best
         order = self._most_error_first(weights, open_, short)
         low, high = 1, len(order)
         while low < high:
             middle = (low + high) // 2
-            found = self._judge(wider(order[:middle]), sorted(short), need)
+            found = self._evaluate(wider(order[:middle]), sorted(short), need)
             if all(found[query]["ratio"] >= need[query] for query in short):
                 high, best = middle, found
             else:
@@ -229,7 +229,7 @@ class _Search:
         errors = [0.0] * len(open_)
         for query in sorted(short):
             measure = partial(self._errors, [weights[at] for at in open_], query)
-            of_query = self.journal.step(f"errors of {query} before {self.judged}", measure)
+            of_query = self.journal.step(f"errors of {query} before {self.evaluated}", measure)
             errors = [one + other for one, other in zip(errors, of_query, strict=True)]
         worth = {
             at: error / (weights[at].wider.nbytes - weights[at].nbytes) for at, error in zip(open_, errors, strict=True)
@@ -239,12 +239,12 @@ class _Search:
     @torch.no_grad()
     def _errors(self, weights: Sequence[Weight], query: str) -> list[float]:
         """How far the inputs of a query's heads move when one weight alone has fewer bits."""
-        bench, errors = self.bench, [0.0] * len(weights)
-        model = tied_models(bench, self.merged, [query])[query].eval()
-        data, state = bench.train[query], model.state_dict(keep_vars=True)
+        ctx, errors = self.ctx, [0.0] * len(weights)
+        model = tied_models(ctx, self.merged, [query])[query].eval()
+        data, state = ctx.train[query], model.state_dict(keep_vars=True)
         chosen = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
-        frames = data.frames(chosen, bench.device)
-        paths = watched_layers(bench.asked(query, self.merged.plan), model)
+        frames = data.frames(chosen, ctx.device)
+        paths = watched_layers(ctx.asked(query, self.merged.plan), model)
         wanted = self._seen(query, model, frames, paths)
         for at, weight in enumerate(weights):
             own = {key: state[key] for name, key in weight.places if name == query}
@@ -261,27 +261,27 @@ class _Search:
     def _seen(self, query: str, model: nn.Module, frames: Tensor, paths: Sequence[str]) -> list[Tensor]:
         with record_inputs(model, paths) as seen:
             model(frames)
-        self.bench.work.add(self.bench.queries[query], len(frames))
+        self.ctx.flops.add(self.ctx.queries[query], len(frames))
         return list(seen)
 
-    def _judge(self, weights: Sequence[Weight], queries: list[str], need: Mapping[str, float]) -> dict[str, Any]:
+    def _evaluate(self, weights: Sequence[Weight], queries: list[str], need: Mapping[str, float]) -> dict[str, Any]:
         """Query -> `ratio` on val with its weights stored so, the `norms` where these changed, and whether `learnt`."""
-        self.judged += 1
+        self.evaluated += 1
         found = {}
         for query in queries:
-            judge = partial(self._judged, weights, query, need[query])
-            found[query] = self.journal.step(f"judged {self.judged} {query}", judge)
+            evaluate = partial(self._evaluated, weights, query, need[query])
+            found[query] = self.journal.step(f"judged {self.evaluated} {query}", evaluate)
             if found[query]["learnt"]:
                 self.learnt[query] = found[query]["norms"]
         return found
 
-    def _judged(self, weights: Sequence[Weight], query: str, need: float) -> dict[str, Any]:
+    def _evaluated(self, weights: Sequence[Weight], query: str, need: float) -> dict[str, Any]:
         """How a query does with its weights stored so: its norms as they are, else as they were learnt before, else
         measured again, else learnt anew from the best of these. A detector's scores are matched to its original's.
         """
-        bench, own = self.bench, widths_of(weights).get(query, {})
+        ctx, own = self.ctx, widths_of(weights).get(query, {})
         model, pack = self._stored(own, query)
-        best = _as_it_is(bench.ratio(query, model))
+        best = _as_it_is(ctx.ratio(query, model))
         learnt = [(self.learnt[query], False)] if query in self.learnt else []
         begins: list[tuple[State | None, bool]] = [(None, False), *learnt, (None, True)]
         for norms, again in begins:
@@ -290,29 +290,29 @@ class _Search:
             model, _ = self._stored(own, query, norms)
             moved = dict(norms or {})
             if again:
-                bench.calibrate(query, model)
+                ctx.calibrate(query, model)
                 moved |= {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-            moved |= bench.match_scores(query, model)
-            if moved and (ratio := bench.ratio(query, model)) > best["ratio"]:
+            moved |= ctx.match_scores(query, model)
+            if moved and (ratio := ctx.ratio(query, model)) > best["ratio"]:
                 best = {"ratio": ratio, "norms": moved, "learnt": norms is not None}
-        if best["ratio"] >= need or self.bounds.over:
+        if best["ratio"] >= need or self.budget.over:
             return best
         model, _ = self._stored(own, query, best["norms"])
         rest_codes(query, model, self.merged.plan, pack)
         recipe = AGAIN if query in self.learnt else FIRST
-        found = learn_norms(bench, query, model, self.merged.plan, recipe, need, self.journal)
+        found = learn_norms(ctx, query, model, self.merged.plan, recipe, need, self.journal)
         return {**found, "learnt": True} if found["ratio"] > best["ratio"] else best
 
     def _stored(
         self, widths: Mapping[str, Bits], query: str, norms: State | None = None
     ) -> tuple[nn.Module, list[str]]:
         """A fresh model of a query with its weights stored so and these norms, and the keys that are packed."""
-        model = tied_models(self.bench, self.merged, [query])[query]
+        model = tied_models(self.ctx, self.merged, [query])[query]
         stored = store({query: model}, Storage({query: widths}, {query: norms or {}}))
         return model, list(stored.get(query, {}))
 
     def _wide(self, query: str) -> float:
-        return self.bench.ratio(query, tied_models(self.bench, self.merged, [query])[query])
+        return self.ctx.ratio(query, tied_models(self.ctx, self.merged, [query])[query])
 
     def _row(
         self,
@@ -330,7 +330,7 @@ class _Search:
             "in_the_way": [query for query, ratio in ratios.items() if ratio < need[query]],
             "norms_again": [query for query, one in found.items() if one["norms"] and not one["learnt"]],
             "norms_learnt": [query for query, one in found.items() if one["learnt"]],
-            "work": self.bench.work.total,
+            "flops": self.ctx.flops.total,
         }  # fmt: skip
-        self.bench.progress("widths", **{key: row[key] for key in ("width", "stored_bytes", "ratios", "in_the_way")})
+        self.ctx.progress("widths", **{key: row[key] for key in ("width", "stored_bytes", "ratios", "in_the_way")})
         return row

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from models.bits import Bits, stored_bytes
 from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
 from models.parts.residual import residual_layers
@@ -102,13 +102,13 @@ def store(models: Mapping[str, nn.Module], storage: Storage) -> dict[str, dict[s
     return stored
 
 
-def weights_of(bench: Workbench, merged: Merged, asked_for: Bits) -> list[Weight]:
+def weights_of(ctx: MergeContext, merged: Merged, asked_for: Bits) -> list[Weight]:
     """Every weight that may be stored in fewer bits, each once, in the fewest that were asked for."""
-    models = tied_models(bench, merged, bench.queries)
+    models = tied_models(ctx, merged, ctx.queries)
     found: dict[int, Weight] = {}
     for query, model in models.items():
         state = model.state_dict(keep_vars=True)
-        heads = {weight_key(state, row.path) for row in layers_of(bench.asked(query, merged.plan)) if row.head}
+        heads = {weight_key(state, row.path) for row in layers_of(ctx.asked(query, merged.plan)) if row.head}
         for key, tensor in state.items():
             own: tuple[Bits, ...] = ()
             if tensor.dtype == WIDE:
@@ -133,9 +133,9 @@ def widths_of(weights: Sequence[Weight]) -> Widths:
     return widths
 
 
-def tied_models(bench: Workbench, merged: Merged, queries: Iterable[str]) -> dict[str, nn.Module]:
+def tied_models(ctx: MergeContext, merged: Merged, queries: Iterable[str]) -> dict[str, nn.Module]:
     """Fresh models of these queries as they were merged."""
-    models = bench.models(queries, merged.states, merged.plan)
+    models = ctx.models(queries, merged.states, merged.plan)
     tie(models, merged.plan)
     return models
 

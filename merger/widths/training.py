@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from merger.bench.attempt import SETTLED, SETTLING_FRAMES
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.standing import judge_all, training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache, snapshots
+from merger.core.attempt import SETTLED, SETTLING_FRAMES
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.snapshot import evaluate_all, training_flops
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from merger.widths.rounding import Rounded
@@ -36,12 +36,12 @@ class ForBits:
     Whoever falls short may leave the others: `alone` says what its original takes then, None that nobody may.
     """
 
-    bench: Workbench
+    ctx: MergeContext
     merged: Merged
     queries: Sequence[str]
     need: Mapping[str, float]
     journal: StepCache
-    bounds: Bounds
+    budget: Budget
     alone: Callable[[str], int] | None = None
 
     def run(self, weights: Sequence[Weight]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class ForBits:
             now = [one.at(level) for one, level in zip(weights, levels, strict=True)]
             if nbytes_of(now) >= best["nbytes"]:
                 break
-            if self.bounds.over or training_flops(self.bench, self.queries, FOR_BITS) > self.bounds.work_left:
+            if self.budget.over or training_flops(self.ctx, self.queries, FOR_BITS) > self.budget.flops_left:
                 break
             found = self.journal.step(f"bits {len(tried)}", partial(self._trained, states, now))
             tried.append({"levels": levels, "ratios": found["ratios"]})
@@ -83,22 +83,22 @@ class ForBits:
 
     def _trained(self, states: Mapping[str, State], weights: Sequence[Weight]) -> dict[str, Any]:
         """The ratios on val after a training with these weights rounded, the states, and the weights not rounded."""
-        bench, plan, queries = self.bench, self.merged.plan, list(self.queries)
+        ctx, plan, queries = self.ctx, self.merged.plan, list(self.queries)
         nothing = {"ratios": dict.fromkeys(queries, 0.0), "states": {query: dict(states[query]) for query in queries},
                    "wide": {query: {} for query in queries}}  # fmt: skip
-        models = tied_models(bench, Merged(plan, states), queries)
-        training = bench.training(models, FOR_BITS, (), plan)
+        models = tied_models(ctx, Merged(plan, states), queries)
+        training = ctx.training(models, FOR_BITS, (), plan)
         rounded = Rounded(training, widths_of(weights))
         self.journal.training("training", rounded)
         try:
             while training.epochs < FOR_BITS.epochs:
-                if self.bounds.over:
+                if self.budget.over:
                     return nothing
                 training.epoch()
                 loss = training.loss
-                bench.progress("epoch", queries=queries, epoch=training.epochs, epochs=FOR_BITS.epochs, loss=loss)
+                ctx.progress("epoch", queries=queries, epoch=training.epochs, epochs=FOR_BITS.epochs, loss=loss)
         except Diverged:
             return nothing
         settling = SETTLING_FRAMES if training.step < SETTLED else 0
-        ratios = judge_all(bench, self.journal, "judged", models, plan, settling)
+        ratios = evaluate_all(ctx, self.journal, "evaluated", models, plan, settling)
         return {"ratios": ratios, "states": snapshots(models), "wide": rounded.wide()}

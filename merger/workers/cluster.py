@@ -28,7 +28,7 @@ STARTED_HERE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_Z
 
 
 class Desk(Protocol):
-    """Where a worker does one job after the other; `merger.bench.elsewhere.Desk` is one."""
+    """Where a worker does one job after the other; `merger.core.elsewhere.Desk` is one."""
 
     def do(self, job: Job, order: Order) -> Done:
         """The result and the work of a job."""

@@ -14,16 +14,16 @@ class Fellows:
 
     does_all = True
 
-    def __init__(self, bench: Any) -> None:
-        self._bench = bench
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
 
     def do(self, jobs: Sequence[Job], order: Order, arrived: Callable[[Job, Done], None]) -> None:
         """See `Workers.do`: each job is done once, by the process that has the query it trains, or by each in turns."""
-        bench = self._bench
-        mine = [job for place, job in enumerate(jobs) if self._rank(job, place) == bench.crew.rank]
-        before = bench.work.total
-        found = bench.everywhere(lambda: {job.name: self._done(job, order) for job in mine})
-        bench.work.total = before  # each is counted when its turn comes
+        ctx = self._ctx
+        mine = [job for place, job in enumerate(jobs) if self._rank(job, place) == ctx.crew.rank]
+        before = ctx.flops.total
+        found = ctx.everywhere(lambda: {job.name: self._done(job, order) for job in mine})
+        ctx.flops.total = before  # each is counted when its turn comes
         for job in jobs:
             arrived(job, found[job.name])
 
@@ -31,11 +31,11 @@ class Fellows:
         """They stay."""
 
     def _rank(self, job: Job, place: int) -> int:
-        return self._bench.crew.owner(job.trains[0]) if len(job.trains) == 1 else place % self._bench.crew.size
+        return self._ctx.crew.owner(job.trains[0]) if len(job.trains) == 1 else place % self._ctx.crew.size
 
     def _done(self, job: Job, order: Order) -> Done:
-        before, journal = self._bench.work.total, StepCache()
-        journal.meter = self._bench.work
+        before, journal = self._ctx.flops.total, StepCache()
+        journal.meter = self._ctx.flops
         with torch_threads(order.threads):
-            value = job.do(self._bench, journal, **job.given)
-        return Done(value, self._bench.work.total - before)
+            value = job.do(self._ctx, journal, **job.given)
+        return Done(value, self._ctx.flops.total - before)

@@ -13,8 +13,8 @@ from benchmarks.schedule.cases import WORKLOADS, catalogue
 from benchmarks.schedule.objective import ACCURACY, APART, PAPER
 
 
-def cell(workload: str, arm: str, saved: float, ceiling: float = 0.5, work: float = 1e12) -> Cell:
-    result = {"saved_fraction": saved, "ceiling_fraction": ceiling, "work": work}
+def cell(workload: str, arm: str, saved: float, ceiling: float = 0.5, flops: float = 1e12) -> Cell:
+    result = {"saved_fraction": saved, "ceiling_fraction": ceiling, "flops": flops}
     return cast("Cell", SimpleNamespace(workload=workload, label=arm, result=result))
 
 
@@ -58,7 +58,7 @@ def test_claims_are_judged_by_what_was_reached():
 
 def ordered(workload: str, arm: str, *saved: float) -> Cell:
     steps = [(0.0, 0.0), *((10.0 * (number + 1), share) for number, share in enumerate(saved))]
-    options = {"options": {"max_work": 40.0}}
+    options = {"options": {"max_flops": 40.0}}
     return cast("Cell", SimpleNamespace(
         workload=workload, label=arm, arm=arm, share=saved[-1], asked=options, accepted=lambda: steps,
         ceiling_bytes=1.0, met=len(saved), queries=[0] * 4,

@@ -80,7 +80,7 @@ def test_errors_tables_and_sentences_are_lines(given: str, shown: str) -> None:
 
 @each
 def test_a_log_of_a_merge_forges_no_line(given: str, shown: str) -> None:
-    repair = {"query": given, "repair": given, "required": 0.9, "ratio": 0.8, "work": 1.0}
+    repair = {"query": given, "repair": given, "required": 0.9, "ratio": 0.8, "flops": 1.0}
     text = MergeOutcomes((), (repair,), (), (), given).to_text()
     assert len(text.split("\n")) == 3 and all(line.isprintable() for line in text.split("\n"))
 

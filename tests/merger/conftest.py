@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from merger import TrainOptions, train_originals
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, snapshots
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.methods.sprints import Sprints
-from merger.methods.wide import whole_plan
+from merger.methods.top_down import whole_plan
 from merger.start.choosing import donated
 from merger.training.recipe import Recipe
 from models.workload import Workload, load_workload
@@ -42,16 +42,16 @@ def workload(trained_folder: Path, tmp_path: Path) -> Workload:
 
 
 @pytest.fixture
-def bench(workload: Workload) -> Workbench:
+def ctx(workload: Workload) -> MergeContext:
     """That workload with its originals loaded."""
-    return Workbench(workload)
+    return MergeContext(workload)
 
 
 @pytest.fixture
-def merged(bench: Workbench) -> Merged:
+def merged(ctx: MergeContext) -> Merged:
     """All tied with q0's weights, nothing retrained."""
-    plan = whole_plan(bench, QUICK)
-    models = bench.tied(plan, list(bench.queries), donated(plan, snapshots(bench.originals), "q0"))
+    plan = whole_plan(ctx, QUICK)
+    models = ctx.tied(plan, list(ctx.queries), donated(plan, snapshots(ctx.originals), "q0"))
     return Merged(plan, snapshots(models))
 
 
@@ -62,8 +62,8 @@ def every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sprints(bench: Workbench, tmp_path: Path) -> Sprints:
+def sprints(ctx: MergeContext, tmp_path: Path) -> Sprints:
     """The joint training of all to 0.95, without a bound."""
-    plan, required = whole_plan(bench, QUICK), dict.fromkeys(bench.queries, 0.95)
-    bounds = Bounds(bench.work)
-    return Sprints(bench, plan, Recipe(), required, Checkpoint(tmp_path / "sprints", {}, False), bounds, bounds)
+    plan, required = whole_plan(ctx, QUICK), dict.fromkeys(ctx.queries, 0.95)
+    budget = Budget(ctx.flops)
+    return Sprints(ctx, plan, Recipe(), required, Checkpoint(tmp_path / "sprints", {}, False), budget, budget)

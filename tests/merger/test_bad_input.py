@@ -19,9 +19,9 @@ from torch import nn
 
 from gemel.cli import main
 from merger import merge
-from merger.bench.merged import Merged
-from merger.bench.stock import named_otherwise
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
+from merger.core.inputs import named_otherwise
+from merger.core.merged import Merged
 from merger.methods.parts import Parts
 from models.predictions import ClassPrediction
 from models.sharing.plan import SharingPlan
@@ -132,10 +132,10 @@ def test_an_order_of_classes_is_told_only_where_the_answers_show_one(workload: W
 def test_a_query_that_cannot_reach_its_target_keeps_its_original_and_the_log_says_why(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ratio(bench: Workbench, query: str, model: nn.Module) -> float:
+    def ratio(ctx: MergeContext, query: str, model: nn.Module) -> float:
         return 0.99 if query == "q1" else 1.0
 
-    monkeypatch.setattr(Workbench, "ratio", ratio)
+    monkeypatch.setattr(MergeContext, "ratio", ratio)
     monkeypatch.setattr(Parts, "answered", lambda _self: Merged(SharingPlan(), {}))  # as it is, q1 may give
     _edit(workload.path, lambda queries: queries[1].update(accuracy_target=1.0))
     out = tmp_path / "b.gemel"

@@ -19,14 +19,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import merger.methods.wide as wide_module
+import merger.methods.top_down as wide_module
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from merger import MergeOptions, MergeReport, Recipe, merge
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import snapshot
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.methods.early import LOSES_MUCH
 from merger.methods.parts import Parts
 from merger.methods.sprints import Sprints
@@ -133,36 +133,36 @@ def _tensors(outputs: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
-def _only_with_copies(of: str) -> Callable[[Workbench, str, nn.Module], float]:
+def _only_with_copies(of: str) -> Callable[[MergeContext, str, nn.Module], float]:
     """A ratio on val by which one query holds only with trained copies: fewer layers stand still than at most, and it
     is not as it begins, as merged, with norms as they are or measured again.
     """
-    judged: Counter[int] = Counter()
+    evaluated: Counter[int] = Counter()
 
-    def ratio(bench: Workbench, query: str, model: nn.Module) -> float:
+    def ratio(ctx: MergeContext, query: str, model: nn.Module) -> float:
         if query != of:
             return 1.0
         still = sum(not parameter.requires_grad for parameter in model.parameters())
-        judged[still] += 1
-        return 1.0 if 0 < still < max(judged) and judged[still] > 2 else 0.9
+        evaluated[still] += 1
+        return 1.0 if 0 < still < max(evaluated) and evaluated[still] > 2 else 0.9
 
     return ratio
 
 
-def _after_training() -> Callable[[Workbench, str, nn.Module], float]:
+def _after_training() -> Callable[[MergeContext, str, nn.Module], float]:
     """A ratio on val by which a query does not hold as it begins, with its norms as they are or measured again."""
-    judged: Counter[str] = Counter()
+    evaluated: Counter[str] = Counter()
 
-    def ratio(bench: Workbench, query: str, model: nn.Module) -> float:
-        judged[query] += 1
-        return 1.0 if judged[query] > 2 else 0.5
+    def ratio(ctx: MergeContext, query: str, model: nn.Module) -> float:
+        evaluated[query] += 1
+        return 1.0 if evaluated[query] > 2 else 0.5
 
     return ratio
 
 
-def _given(bench: Workbench, plan: SharingPlan, *_: Any) -> Start:
+def _given(ctx: MergeContext, plan: SharingPlan, *_: Any) -> Start:
     """The last query's weights wherever they are shared: to find a better start of a ResNet-50 takes minutes."""
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
     return Start(donated(plan, originals, list(originals)[-1]), dict.fromkeys(originals, 0.5), originals, own=originals)
 
 
@@ -173,7 +173,7 @@ def test_wide_shares_the_ceiling_but_for_what_one_detector_needs_for_itself(
 ) -> None:
     workload = request.getfixturevalue(kind)
     repaired = workload.queries[0].id
-    monkeypatch.setattr(Workbench, "ratio", _only_with_copies(repaired))
+    monkeypatch.setattr(MergeContext, "ratio", _only_with_copies(repaired))
     monkeypatch.setattr(Parts, "answered", lambda _self: Merged(SharingPlan(), {}))
     monkeypatch.setattr(Sprints, "took", lambda _self, _name, run: {
         "merged": run.args[0].to_plain(), "rows": [], "taking": {}})  # fmt: skip
@@ -181,14 +181,14 @@ def test_wide_shares_the_ceiling_but_for_what_one_detector_needs_for_itself(
     if kind == "two_stage":
         monkeypatch.setattr(wide_module, "choose_start", _given)
         monkeypatch.setattr("merger.methods.sprints.SPRINTS", (1,))
-    report, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "wide")
+    report, bundle, sets = _merged(workload, OPTIONS, tmp_path / "b.gemel", "top-down")
     saved = sum(row["saved_bytes"] for row in sets)
     assert 0.5 * ceiling_bytes(layers_of_all(workload.queries)) < saved < ceiling_bytes(layers_of_all(workload.queries))
     assert {row["outcome"] for row in sets} == {"kept", "refused"}
     in_the_way = [(query, why["after"]) for row in sets for query, why in row["in_the_way"].items()]
     assert {query for query, after in in_the_way if after != LOSES_MUCH} == {repaired}
     assert bundle.query(repaired).trained is not None
-    assert report.work > 0
+    assert report.flops > 0
 
 
 @pytest.mark.slow
@@ -197,11 +197,11 @@ def test_the_papers_search_shares_layers_of_detectors_after_training(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     workload = request.getfixturevalue(kind)
-    monkeypatch.setattr(Workbench, "ratio", _after_training())
-    options = replace(OPTIONS, max_work=1.0)  # one group, and no other is begun
+    monkeypatch.setattr(MergeContext, "ratio", _after_training())
+    options = replace(OPTIONS, max_flops=1.0)  # one group, and no other is begun
     report, bundle, sets = _merged(workload, options, tmp_path / "b.gemel", "gemel")
     assert [row["outcome"] for row in sets] == ["kept"] + ["untried"] * (len(sets) - 1) and len(sets) > 10
-    assert sets[0]["work"] == pytest.approx(report.work) and report.bytes_before > report.bytes_after
+    assert sets[0]["flops"] == pytest.approx(report.flops) and report.bytes_before > report.bytes_after
     assert all(query.trained for query in bundle.queries)
 
 
@@ -218,7 +218,7 @@ def test_the_ceiling_of_detectors_is_the_ceiling(request: pytest.FixtureRequest,
 def test_detectors_of_one_architecture_share_a_frozen_prefix(
     one_stage: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Workbench, "ratio", _after_training())
+    monkeypatch.setattr(MergeContext, "ratio", _after_training())
     _, bundle, sets = _merged(one_stage, OPTIONS, tmp_path / "b.gemel", "mainstream")
     first, second = (bundle.query(query).tensors for query in ("left", "right"))
     same = {name.rpartition(".")[0] for name in first if first[name] == second[name] and "num_b" not in name}

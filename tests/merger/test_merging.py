@@ -19,7 +19,7 @@ import yaml
 import merger.events as progress_module
 from gemel.commands.outcome import DONE, FELL_SHORT, INTERRUPTED
 from merger import merge
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
 from merger.merging import ceiling_fraction
 from models.bundle import open_bundle, verify_bundle
 from models.data import load_split
@@ -74,7 +74,7 @@ def test_a_merge_says_its_stages_beforehand_and_then_how_much_of_each_is_done(
 def test_what_torch_warns_of_is_no_line_of_a_merge(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Workbench, "evidence", _warning(Workbench.evidence))
+    monkeypatch.setattr(MergeContext, "evidence", _warning(MergeContext.evidence))
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         merge(workload, tmp_path / "b.safetensors", "none", options=QUICK)
@@ -112,7 +112,7 @@ def test_shared_tensors_stand_once_and_are_used_by_all_their_members(workload: W
 
 def test_none_changes_nothing(workload: Workload, tmp_path: Path) -> None:
     report = merge(workload, tmp_path / "b.safetensors", "none", options=QUICK)
-    assert report.work == 0 or report.work < 1e9
+    assert report.flops == 0 or report.flops < 1e9
     assert all(query.ratio == 1.0 and query.met for query in report.queries)
     assert report.saved_fraction < 0.01
 
@@ -248,7 +248,7 @@ def test_a_val_split_of_few_clips_is_reported(
     warnings = warnings_of("few")
     assert [text.split(":")[0] for text in warnings] == [query.id for query in workload.queries]
     assert f"from {few} clips or tracks; what holds there may not hold elsewhere" in warnings[0]
-    monkeypatch.setattr("merger.bench.stock.MIN_UNITS", few)
+    monkeypatch.setattr("merger.core.inputs.MIN_UNITS", few)
     assert not warnings_of("enough")
 
 

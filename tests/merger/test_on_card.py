@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint
+from merger.core.context import MergeContext
 from merger.start.choosing import choose_start
 from models.bundle import verify_bundle
 from models.sharing.groups import groups
@@ -24,7 +24,7 @@ from tests.merger.seen import detector, write
 from tests.merger.tiny import write_workload
 
 RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, frames_per_epoch=16)
-METHODS = ("wide", "gemel", "mainstream", "joint", "ceiling", "none")
+METHODS = ("top-down", "gemel", "mainstream", "joint", "ceiling", "none")
 DETECTORS = (
     ("fastestdet", 96), ("yolov3_tiny", 96), ("ssd_resnet18", 96), ("ssdlite320_mobilenet_v2", 320),
     ("fasterrcnn_mobilenet_v3_large_320_fpn", 320), ("retinanet_resnet50_fpn", 96), ("fcos_resnet50_fpn", 96),
@@ -45,10 +45,10 @@ def test_what_meets_from_here_and_there_is_told(monkeypatch: pytest.MonkeyPatch)
     assert [one.split()[0] for one in mixed] == ["add", "linear"] and "test_on_card.py" in mixed[0]
 
 
-@pytest.mark.parametrize("method", every(METHODS, few=("wide",)))
+@pytest.mark.parametrize("method", every(METHODS, few=("top-down",)))
 def test_a_whole_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     workload, told = load_workload(write_workload(tmp_path, queries=3, frames=24)), list[str]()
-    options = MergeOptions(RECIPE, max_minutes=2, weights="int8" if method == "wide" else "fp32")
+    options = MergeOptions(RECIPE, max_minutes=2, weights="int8" if method == "top-down" else "fp32")
 
     def tell(event: str, **fields: Any) -> None:
         told.append(event)
@@ -67,9 +67,9 @@ def test_a_start_that_is_stopped_again_and_again(
     monkeypatch.setattr("merger.start.choosing.FAR", 0.0)
     kill_after(monkeypatch, 1, again=True)
     with a_card(monkeypatch) as mixed:
-        bench = Workbench(workload)
-        plan = SharingPlan.of(groups(bench.layers))
-        _, kills = to_the_end(lambda again: choose_start(bench, plan, Checkpoint(tmp_path / "work", {}, again)))
+        ctx = MergeContext(workload)
+        plan = SharingPlan.of(groups(ctx.layers))
+        _, kills = to_the_end(lambda again: choose_start(ctx, plan, Checkpoint(tmp_path / "flops", {}, again)))
     assert not mixed and kills > 5
 
 
@@ -82,7 +82,7 @@ def test_a_whole_merge_that_is_killed_again_and_again(
     kill_after(monkeypatch, 5, again=True)
     options, out = MergeOptions(RECIPE, weights="int2"), tmp_path / "b.gemel"
     with a_card(monkeypatch) as mixed:
-        _, kills = to_the_end(lambda again: merge(workload, out, "wide", resume=again, options=options))
+        _, kills = to_the_end(lambda again: merge(workload, out, "top-down", resume=again, options=options))
     assert not mixed and verify_bundle(out) == [] and kills > 10
 
 
@@ -92,12 +92,12 @@ def test_a_detector_is_trained_and_judged(
 ) -> None:
     workload = write(tmp_path, [detector("a", model, size)])
     with a_card(monkeypatch) as mixed:
-        bench = Workbench(workload)
-        models = bench.models(["a"])
-        assert bench.train["a"].prepared.keep_on(bench.device) and next(models["a"].parameters()).is_cuda
+        ctx = MergeContext(workload)
+        models = ctx.models(["a"])
+        assert ctx.train["a"].prepared.keep_on(ctx.device) and next(models["a"].parameters()).is_cuda
         recipe = replace(RECIPE, rate=1e-4, epochs=1, batch=2, node=2, frames_per_epoch=2, features=1.0)
-        bench.training(models, replace(recipe, recompute=True)).epoch()
-        bench.calibrate("a", models["a"], 2)
-        assert bench.ratio("a", models["a"]) >= 0
-        bench.match_scores("a", models["a"])
+        ctx.training(models, replace(recipe, recompute=True)).epoch()
+        ctx.calibrate("a", models["a"], 2)
+        assert ctx.ratio("a", models["a"]) >= 0
+        ctx.match_scores("a", models["a"])
     assert not mixed

@@ -16,7 +16,7 @@ ROOMS = (
     "training",
     "jobs",
     "workers",
-    "bench",
+    "ctx",
     "start",
     "mending",
     "widths",
@@ -50,4 +50,4 @@ def test_the_journal_knows_nothing_of_queries_or_the_workbench(merger) -> None:
     for name, source in merger.items():
         if _room(name) == "journal":
             text = source.path.read_text()
-            assert "models.workload" not in text and "merger.bench" not in text, name
+            assert "models.workload" not in text and "merger.core" not in text, name

@@ -49,11 +49,11 @@ def test_both_arms_are_measured_once_and_the_merged_one_is_smaller(
 def test_an_interrupted_search_goes_on_where_it_was(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, asked, judged = tmp_path / "kept.json", list[str](), _Search._judged
+    kept, asked, evaluated = tmp_path / "kept.json", list[str](), _Search._evaluated
 
     def noted(search: _Search, *given: Any) -> Any:
         asked.append(given[1])
-        return judged(search, *given)
+        return evaluated(search, *given)
 
     monkeypatch.setattr(_Search, "_judged", noted)
     store_at_every_chance(monkeypatch)
@@ -79,7 +79,7 @@ def test_a_merge_of_which_nothing_came_has_the_figures_of_the_originals(
     merge(load_workload(trained), bundle, "none")
     words = [str(trained), "--json", str(kept), "--weights", "int4"]
     assert smallest.main(words) == 0
-    monkeypatch.setattr(smallest, "merged_of", lambda bench, path: ("wide", merged_of(bench, path)[1]))
+    monkeypatch.setattr(smallest, "merged_of", lambda ctx, path: ("wide", merged_of(ctx, path)[1]))
     monkeypatch.setattr(smallest, "smallest", lambda *_: pytest.fail("done again"))
     assert smallest.main([*words, "--bundle", str(bundle)]) == 0
     arms = json.loads(kept.read_text())["arms"]

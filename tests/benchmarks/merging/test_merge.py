@@ -69,19 +69,19 @@ def test_two_arms_are_interrupted_resumed_and_compared(
 
     with monkeypatch.context() as patch:
         patch.setattr(merge, "merge", interrupted)
-        assert call(workload, tmp_path, "--arms", "wide", "gemel") == merge.INTERRUPTED
+        assert call(workload, tmp_path, "--arms", "top-down", "gemel") == merge.INTERRUPTED
     folder = tmp_path / "cells" / "tiny"
     assert (folder / "gemel-seed0.bundle.work").is_dir() and not (folder / "gemel-seed0.json").exists()
-    first = (folder / "wide-seed0.json").read_bytes()
+    first = (folder / "top-down-seed0.json").read_bytes()
     assert "interrupted" in capsys.readouterr().err
 
-    assert call(workload, tmp_path, "--arms", "wide", "gemel") == 0
+    assert call(workload, tmp_path, "--arms", "top-down", "gemel") == 0
     out, err = capsys.readouterr()
-    assert "[tiny] wide, seed 0: already done" in err and (folder / "wide-seed0.json").read_bytes() == first
-    assert sorted(path.name for path in folder.iterdir()) == ["gemel-seed0.json", "wide-seed0.json"]
+    assert "[tiny] top-down, seed 0: already done" in err and (folder / "top-down-seed0.json").read_bytes() == first
+    assert sorted(path.name for path in folder.iterdir()) == ["gemel-seed0.json", "top-down-seed0.json"]
 
     rows = cells_of(out, "Arms")
-    assert list(rows) == ["gemel", "wide"]
+    assert list(rows) == ["gemel", "top-down"]
     for cell in read_cells(tmp_path / "cells"):
         kept = json.loads(path_of(tmp_path / "cells", "tiny", cell.arm, 0).read_text())["result"]
         saved = kept["bytes_before"] - kept["bytes_after"]
@@ -90,7 +90,7 @@ def test_two_arms_are_interrupted_resumed_and_compared(
         assert rows[cell.arm][4] == f"{min(ratios):.3f}"
         assert rows[cell.arm][5] == f"{sum(query['met'] for query in kept['queries'])} of 2"
         assert rows[cell.arm][7] == f"{kept['work']:.3g}"
-        assert cell.asked["options"]["max_work"] is None and cell.machine["cores"] and cell.date.count("-") == 2
+        assert cell.asked["options"]["max_flops"] is None and cell.machine["cores"] and cell.date.count("-") == 2
         assert cell.accepted()[-1][1] == pytest.approx(saved, abs=EQUAL * cell.ceiling_bytes)
     svg = ElementTree.fromstring((tmp_path / "docs" / "merge-tiny.svg").read_text())
     assert len(svg.findall(f"{SVG}path")) == 2
@@ -129,7 +129,7 @@ def test_cells_of_other_options_or_originals_are_not_mixed(
 ) -> None:
     assert call(workload, tmp_path, "--arms", "none") == 0
     kept = path_of(tmp_path / "cells", "tiny", "none", 0).read_bytes()
-    assert call(workload, tmp_path, "--arms", "none", "--work", "3e9") == merge.BAD_INPUT
+    assert call(workload, tmp_path, "--arms", "none", "--max-flops", "3e9") == merge.BAD_INPUT
     assert "none-seed0.json: was measured with another state of: options" in capsys.readouterr().err
     write_random_weights(workload)
     assert call(workload, tmp_path, "--arms", "none") == merge.BAD_INPUT
@@ -178,12 +178,12 @@ def test_bad_words_are_one_line_before_any_work(
     assert said in err and err.count("\n") == 1 and not (tmp_path / "cells").exists()
 
 
-def made(arm: str, work: float, saved: int, log: tuple[dict, ...] = (), seed: int = 0, **keys: Any) -> Cell:
+def made(arm: str, flops: float, saved: int, log: tuple[dict, ...] = (), seed: int = 0, **keys: Any) -> Cell:
     """A cell of two queries with three common layers of 100, 200 and 300 bytes: ceiling 600 of 2000 bytes."""
     query = {"ratio": 0.97, "met": True, "certain": True, "worth": True, "residual_bytes": 0}
     result = {
         "bytes_before": 2000, "bytes_after": 2000 - saved, "saved_fraction": saved / 2000, "ceiling_fraction": 0.3,
-        "seconds": 5.0, "work": work, "queries": [{**query, "id": "a"}, {**query, "id": "b", **keys}],
+        "seconds": 5.0, "flops": flops, "queries": [{**query, "id": "a"}, {**query, "id": "b", **keys}],
     }  # fmt: skip
     weights = tuple(Weight(query, f"layer{size}", 100 * size) for query in "abc" for size in (1, 2, 3))
     machine = {"cores": 2, "cpu": "x", "device": "cpu", "torch": "2", "load": 1.0}
@@ -191,9 +191,9 @@ def made(arm: str, work: float, saved: int, log: tuple[dict, ...] = (), seed: in
     return Cell("tiny", "tiny", 0.95, arm, seed, asked, machine, "2026-01-01", weights, result, log)
 
 
-def tried(size: int, members: str, kept: str, work: float) -> dict[str, Any]:
+def tried(size: int, members: str, kept: str, flops: float) -> dict[str, Any]:
     return {"members": [[q, f"layer{size}"] for q in members], "kept": [[q, f"layer{size}"] for q in kept],
-            "work": work}  # fmt: skip
+            "flops": flops}  # fmt: skip
 
 
 def test_a_searchs_log_tells_when_it_had_accepted_what() -> None:
@@ -205,16 +205,16 @@ def test_a_searchs_log_tells_when_it_had_accepted_what() -> None:
 
 
 def test_what_was_accepted_before_the_others_joined_counts_from_then_on() -> None:
-    cell = made("wide", 40.0, 600, ({"sprint": 1, "work": 9.0}, {"accepted_bytes": 300, "work": 10.0}))
+    cell = made("wide", 40.0, 600, ({"sprint": 1, "flops": 9.0}, {"accepted_bytes": 300, "flops": 10.0}))
     assert cell.accepted() == [(0.0, 0.0), (10.0, 300.0), (40.0, 600.0)]
     assert cell.work_to(300) == 10.0 and cell.work_to(301) == 40.0
 
 
 def test_what_held_at_a_validation_or_with_a_portion_counts_from_then_on() -> None:
-    epochs = [{"sprint": 1, "epoch": n, "saved_bytes": saved, "work": work}
-              for n, (saved, work) in enumerate([(0, 9.0), (200, 10.0), (100, 11.0), (400, 12.0)])]  # fmt: skip
-    told = {"recipe": {}, "search_work": 0.0, "work": 13.0}
-    taken = {"takes": "a", "accepted": True, "accepted_bytes": 500, "work": 20.0}
+    epochs = [{"sprint": 1, "epoch": n, "saved_bytes": saved, "flops": flops}
+              for n, (saved, flops) in enumerate([(0, 9.0), (200, 10.0), (100, 11.0), (400, 12.0)])]  # fmt: skip
+    told = {"recipe": {}, "search_flops": 0.0, "flops": 13.0}
+    taken = {"takes": "a", "accepted": True, "accepted_bytes": 500, "flops": 20.0}
     held = [(0.0, 0.0), (10.0, 200.0), (12.0, 400.0)]
     assert made("wide", 40.0, 600, (*epochs, told)).accepted() == [*held, (40.0, 600.0)]
     assert made("wide", 40.0, 600, (*epochs, told, taken)).accepted() == [*held, (20.0, 500.0), (40.0, 600.0)]
@@ -315,11 +315,11 @@ def test_the_bound_of_an_arm_is_its_option(workload: Path, tmp_path: Path, monke
         raise InputError("x", "is no merge", "none")
 
     monkeypatch.setattr(merge, "merge", refusing)
-    assert call(workload, tmp_path, "--arms", "wide", "--work", "2.5e9") == merge.BAD_INPUT
+    assert call(workload, tmp_path, "--arms", "top-down", "--max-flops", "2.5e9") == merge.BAD_INPUT
     monkeypatch.setitem(merge.MAX_WORK, "tiny", 7e9)
-    assert call(workload, tmp_path, "--arms", "wide") == merge.BAD_INPUT
+    assert call(workload, tmp_path, "--arms", "top-down") == merge.BAD_INPUT
     recipe = Recipe(rate=0.002, epochs=3, frames_per_epoch=64)
-    assert asked == [MergeOptions(recipe, False, max_work=bound) for bound in (2.5e9, 7e9)]
+    assert asked == [MergeOptions(recipe, False, max_flops=bound) for bound in (2.5e9, 7e9)]
 
 
 def test_merge_with_packed_weights_has_its_own_cells(workload: Path, tmp_path: Path, monkeypatch) -> None:
@@ -331,5 +331,5 @@ def test_merge_with_packed_weights_has_its_own_cells(workload: Path, tmp_path: P
     monkeypatch.setattr(merge, "measure", noting)
     monkeypatch.setattr(merge, "draw", lambda *_: None)
     for given in ((), ("--weights", "int8")):
-        assert call(workload, tmp_path, "--arms", "wide", *given) == 0
+        assert call(workload, tmp_path, "--arms", "top-down", *given) == 0
     assert asked == [("tiny", "fp32"), ("tiny-int8", "int8")]

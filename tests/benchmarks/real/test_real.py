@@ -59,7 +59,7 @@ class Box:
             query |= {"chance_corrected": 0.9, "worth": words[words.index("--method") + 1] == real.SHIPPED}
             return {
                 "method": words[words.index("--method") + 1], "bytes_before": 2**21, "bytes_after": 2**20,
-                "saved_fraction": 0.5, "ceiling_fraction": 0.6, "seconds": 9.0, "work": 1e15,
+                "saved_fraction": 0.5, "ceiling_fraction": 0.6, "seconds": 9.0, "flops": 1e15,
                 "queries": [{"id": q, "residual_bytes": 0, **query} for q in QUERIES],
             }  # fmt: skip
         if words[0] == "simulate":
@@ -84,7 +84,7 @@ def test_a_workload_runs_from_footage_to_report(tmp_path: Path):
     assert order[:4] == ["benchmarks.data.prepare", "inspect", "train", "train"]
     assert order.index("run") < order.index("eval") and order.count("merge") == len(real.METHODS)
     merged = [words[words.index("--method") + 1] for words in box.commands if words[0] == "merge"]
-    assert merged == ["none", "wide", "gemel", "ceiling", "joint"]
+    assert merged == ["none", "top-down", "gemel", "ceiling", "joint"]
     assert steps.result("merge-joint") is not None
 
 

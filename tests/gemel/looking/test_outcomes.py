@@ -44,7 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     tie(models, SharingPlan(tuple((("a", path), ("b", path)) for path in SHARED)))
     attach(models["b"].get_submodule(SHARED[2]), 4, 0)
     records = [BundleQuery.of(query, precision="bf16" if query.id == "a" else None) for query in workload.queries]
-    write_bundle(folder / "b.gemel", models, records, Made("tiny", "wide", 1))
+    write_bundle(folder / "b.gemel", models, records, Made("tiny", "top-down", 1))
     return open_bundle(folder / "b.gemel")
 
 
@@ -52,7 +52,7 @@ def _row(path: str, kept: str, outcome: str, why: dict[str, Any] | None = None, 
     return {
         "set": [[query, path] for query in "abc"], "bytes": 100, "outcome": outcome,
         "kept": [[query, path] for query in kept], "in_the_way": why or {}, "residual_bytes": residual,
-        "saved_bytes": 100 * max(0, len(kept) - 1), "work": 3e9, "together": 3,
+        "saved_bytes": 100 * max(0, len(kept) - 1), "flops": 3e9, "together": 3,
     }  # fmt: skip
 
 
@@ -63,12 +63,12 @@ SETS = [
     _row("conv1", "", "refused", {"c": WHY}),
 ]
 LOG = [
-    {"waits": "b", "after": "the start", "lost": 0.95, "required": 0.975, "work": 1e8},
-    {"sprint": 1, "epoch": 1, "ratios": {"a": 1.0}, "met": ["a"], "saved_bytes": 1, "work": 1e9},
-    {"sprint": 1, "alone": "b", "ratio": 0.95, "required": 0.975, "epochs": 2, "work": 2e9},
-    {"query": "b", "repair": "residuals of rank 4", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "work": 2e9},
-    {"query": "c", "repair": "leaves", "required": 0.975, "work": 3e9},
-    {"width": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "work": 4e9},
+    {"waits": "b", "after": "the start", "lost": 0.95, "required": 0.975, "flops": 1e8},
+    {"sprint": 1, "epoch": 1, "ratios": {"a": 1.0}, "met": ["a"], "saved_bytes": 1, "flops": 1e9},
+    {"sprint": 1, "alone": "b", "ratio": 0.95, "required": 0.975, "epochs": 2, "flops": 2e9},
+    {"query": "b", "repair": "residuals of rank 4", "cost_bytes": 40, "ratio": 0.98, "required": 0.975, "flops": 2e9},
+    {"query": "c", "repair": "leaves", "required": 0.975, "flops": 3e9},
+    {"width": "int8", "widened": ["a: fc.weight"], "in_the_way": ["b"], "flops": 4e9},
     *SETS,
 ]
 
@@ -92,7 +92,7 @@ def test_sets_of_one_fate_stand_in_one_line_with_the_query_that_stood_in_the_way
     assert len(lines) == 2 and lines[0].split()[0] == "3" and "a, b, without c" in lines[0]
     assert all("c: 90.0 % of 97.5 % after residuals of rank 16" in line for line in lines)
     assert "300 bytes" in lines[0] and "40 bytes" in lines[0]
-    assert "4 sets of layers were to be shared; trying them took 4e+09 of work" in text
+    assert "4 sets of layers were to be shared; trying them took 4e+09 FLOPs" in text
     assert "b (0.975 required): waits after the start, private parts alone 0.950, residuals of rank 4 0.980" in text
     assert "c (0.975 required): leaves" in text
     assert "stored int8: 1 weights wider; in the way: b" in text

@@ -42,14 +42,14 @@ SHAPES = {
     "start": [{"start": name, "error": 0.15} for name in ("mean", "aligned mean", "gate", "mean, solved")],
     "rate": [{"rate": 5e-4, "epochs": 0.5, "regained": 0.4}, {"rate": 5e-4, "epochs": 1, "ratio": None},
              {"rate": 5e-4, "epochs": 1, "ratio": 0.9, "features": 1.0, "private": 0.1}],
-    "recipe": [{"rate": 5e-4, "epochs": 4, "features": 1.0, "private": 0.1, "search_work": 1e9}],
+    "recipe": [{"rate": 5e-4, "epochs": 4, "features": 1.0, "private": 0.1, "search_flops": 1e9}],
     "waits": [
         {"waits": "gate", "after": "the start", "lost": 0.9, "required": 0.97},
         {"waits": "gate", "after": "sprint 1", "ratio": 0.4, "required": 0.97},
     ],
     "adopting": [{"queries": ["gate", "yard"]}],
     "takes": [{"takes": "gate", "from": "yard", "layers": 3, "ratio": ratio, "required": 0.95, "epochs": 4,
-               "accepted": ratio > 0.95, "accepted_bytes": 12_000_000, "work": 1e12} for ratio in (0.93, 0.97)],
+               "accepted": ratio > 0.95, "accepted_bytes": 12_000_000, "flops": 1e12} for ratio in (0.93, 0.97)],
     "accepted": [{"saved_bytes": 12_000_000, "ratios": {"gate": 0.97}}],
     "alone": [{"query": "gate", "ratio": 0.98, "required": 0.97}],
     "repair": [

@@ -20,11 +20,11 @@ NAME = "tiny.safetensors.log.jsonl"
 SHARED = [["gate", "3"], ["yard", "3"]]
 WHY = {"road": {"after": "attempt 1 of 1", "ratio": 0.9, "required": 0.95}}
 SET = {"set": [*SHARED, ["road", "3"]], "bytes": 100, "outcome": "partly", "kept": SHARED, "in_the_way": WHY,
-       "residual_bytes": 0, "saved_bytes": 100, "work": 1e9, "together": 1}  # fmt: skip
-REPAIR = {"query": "yard", "repair": "head", "cost_bytes": 3, "ratio": 0.96, "required": 0.95, "work": 1e9}
-ALONE = {"alone": "gate", "ratio": 0.97, "required": 0.95, "epochs": 1, "work": 1e9}
-WAITS = {"waits": "road", "after": "the start", "lost": 0.5, "required": 0.95, "work": 1e9}
-WIDTHS = {"width": "int8", "stored_bytes": {"int8": 3}, "widened": ["gate: 3"], "in_the_way": ["gate"], "work": 1e9}
+       "residual_bytes": 0, "saved_bytes": 100, "flops": 1e9, "together": 1}  # fmt: skip
+REPAIR = {"query": "yard", "repair": "head", "cost_bytes": 3, "ratio": 0.96, "required": 0.95, "flops": 1e9}
+ALONE = {"alone": "gate", "ratio": 0.97, "required": 0.95, "epochs": 1, "flops": 1e9}
+WAITS = {"waits": "road", "after": "the start", "lost": 0.5, "required": 0.95, "flops": 1e9}
+WIDTHS = {"width": "int8", "stored_bytes": {"int8": 3}, "widened": ["gate: 3"], "in_the_way": ["gate"], "flops": 1e9}
 EPOCH = {"epoch": 1, "ratios": {"gate": 0.9}}
 ROWS: list[dict[str, Any]] = [EPOCH, REPAIR, ALONE, WAITS, WIDTHS, SET]
 
@@ -58,7 +58,7 @@ BAD = {
     "bytes in words": _with(SET, bytes="100"),
     "negative bytes": _with(SET, bytes=-1),
     "bytes without end": _with(SET, bytes=10**18),
-    "no work": _with(SET, work=None),
+    "no work": _with(SET, flops=None),
     "together with nobody": _with(SET, together=0),
     "why in a list": _with(SET, in_the_way=["road"]),
     "why in words": _with(SET, in_the_way={"road": "slow"}),

@@ -24,13 +24,13 @@ class Hands:
     Each does what comes `first` before it joins the others.
     """
 
-    def __init__(self, count: int, work: Callable[..., Any], *given: Any, first: Callable[[], Any] = dict) -> None:
+    def __init__(self, count: int, flops: Callable[..., Any], *given: Any, first: Callable[[], Any] = dict) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         ends = [_forks.Pipe(duplex=False) for _ in range(count)]
         self.processes = [
-            _forks.Process(target=_hand, args=(rank, count, port, said, work, given, first))
+            _forks.Process(target=_hand, args=(rank, count, port, said, flops, given, first))
             for rank, (_, said) in enumerate(ends)
         ]
         for process in self.processes:
@@ -53,9 +53,9 @@ class Hands:
         return found
 
 
-def together(count: int, work: Callable[..., Any], *given: Any) -> list[Any]:
+def together(count: int, flops: Callable[..., Any], *given: Any) -> list[Any]:
     """What `work` returns in each of so many processes; the first exception is raised here."""
-    found = Hands(count, work, *given).answers()
+    found = Hands(count, flops, *given).answers()
     for answer in found:
         if isinstance(answer, BaseException):
             raise answer
@@ -63,14 +63,14 @@ def together(count: int, work: Callable[..., Any], *given: Any) -> list[Any]:
 
 
 def _hand(
-    rank: int, count: int, port: int, said: Any, work: Callable[..., Any], given: tuple, first: Callable[[], Any]
+    rank: int, count: int, port: int, said: Any, flops: Callable[..., Any], given: tuple, first: Callable[[], Any]
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{count}", MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
     try:
         first()
         with process_group() as crew:
-            answer = work(crew, *given)
+            answer = flops(crew, *given)
     except BaseException as error:
         answer = error
     content = io.BytesIO()

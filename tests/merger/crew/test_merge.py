@@ -13,10 +13,10 @@ import pytest
 
 import merger.checkpoint as checkpoint_module
 import merger.methods.early as early_module
-import merger.methods.wide as wide_module
+import merger.methods.top_down as wide_module
 from merger import Resources, merge
-from merger.bench.workbench import Workbench
 from merger.checkpoint import snapshots
+from merger.core.context import MergeContext
 from merger.distributed import PeerError, ProcessGroup
 from merger.start.choosing import Start, donated
 from models.bundle import open_bundle
@@ -49,8 +49,8 @@ def merged(
         _kill_at(chances)
     events: list[str] = []
     tested: list[str] = []
-    own = Workbench.evidence
-    Workbench.evidence = lambda bench, query, model: tested.append(query) or own(bench, query, model)  # type: ignore
+    own = MergeContext.evidence
+    MergeContext.evidence = lambda ctx, query, model: tested.append(query) or own(ctx, query, model)  # type: ignore
     options = replace(QUICK, resources=Resources(1, None, crew))
     report = merge(
         load_workload(workload), out, resume=resume, options=options, progress=lambda event, **_: events.append(event)
@@ -58,9 +58,9 @@ def merged(
     return {"report": report.to_json(), "events": events, "tested": tested, "given": crew.given, "steps": crew.steps}
 
 
-def _start_of_q0(far: bool, bench: Any, plan: Any, journal: Any, apart: Any = None, *_: Any) -> Start:
+def _start_of_q0(far: bool, ctx: Any, plan: Any, journal: Any, apart: Any = None, *_: Any) -> Start:
     """A better one would need no training."""
-    states = donated(plan, apart or snapshots(bench.originals), "q0")
+    states = donated(plan, apart or snapshots(ctx.originals), "q0")
     return Start(states, dict.fromkeys(plan.queries(), 0.0), states, far)
 
 

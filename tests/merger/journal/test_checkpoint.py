@@ -62,8 +62,8 @@ def _run(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize(
     ("method", "share", "waits", "far"),
-    [("wide", 0.3, [], 0.0), *one_in(2, [
-        ("wide", 0.6, [], 1.0), ("wide", 0.4, ["q1"], 1.0), ("wide", 0.8, ["q1"], 1.0), ("wide", 0.5, [], 0.0),
+    [("top-down", 0.3, [], 0.0), *one_in(2, [
+        ("top-down", 0.6, [], 1.0), ("top-down", 0.4, ["q1"], 1.0), ("top-down", 0.8, ["q1"], 1.0), ("top-down", 0.5, [], 0.0),
         ("joint", 0.7, [], 1.0), ("gemel", 0.4, [], 1.0), ("mainstream", 0.5, [], 1.0), ("one-model", 0.6, [], 1.0),
     ])],
 )  # fmt: skip
@@ -94,7 +94,7 @@ def test_what_was_done_before_is_not_done_again(
         rest = kill_after(patch, -1)
         resumed = merge(workload, out, method, resume=True, options=options)
     assert _content(out) == _content(Path(straight.bundle))
-    assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
+    assert resumed.flops == straight.flops and _log(out) == _log(Path(straight.bundle))
     assert rest[0] <= writes[0] - moment
     assert ('"sprint": 0' in _log(out)) == (not far), "where it begins far off the heaviest sets train first"
 
@@ -110,7 +110,7 @@ def test_an_interrupted_merge_can_be_ended_with_what_holds_by_then(
         kill_after(patch, round(0.7 * writes[0]))
         merge(workload, out, "gemel", options=QUICK)
     ended = merge(workload, out, "gemel", resume=True, options=replace(QUICK, max_minutes=0))
-    assert 0 < ended.work < straight.work and ended.saved_fraction > 0 and list(tmp_path.glob("*.work")) == []
+    assert 0 < ended.flops < straight.flops and ended.saved_fraction > 0 and list(tmp_path.glob("*.work")) == []
     assert min(ratios_on_val(workload, out).values()) >= 0.95
 
 
@@ -123,7 +123,7 @@ def test_the_recipe_chosen_on_val_is_chosen_once(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 5)
         merge(workload, out, "gemel", options=options)
-    assert merge(workload, out, "gemel", resume=True, options=options).work == straight.work
+    assert merge(workload, out, "gemel", resume=True, options=options).flops == straight.flops
     assert _content(out) == _content(Path(straight.bundle))
 
 
@@ -142,7 +142,7 @@ def test_a_kill_just_after_a_round_forgets_none_of_its_work(
         patch.setattr(Checkpoint, "save", dying)
         merge(workload, out, "gemel", options=options)
     resumed = merge(workload, out, "gemel", resume=True, options=options)
-    assert resumed.work == straight.work and _log(out) == _log(Path(straight.bundle))
+    assert resumed.flops == straight.flops and _log(out) == _log(Path(straight.bundle))
 
 
 def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
@@ -157,7 +157,7 @@ def test_a_kill_after_the_bundle_was_written_is_no_obstacle(
     assert _content(out) == before and _log(out) == log
 
 
-@pytest.mark.parametrize("method", ["wide", "mainstream"])
+@pytest.mark.parametrize("method", ["top-down", "mainstream"])
 def test_the_log_of_a_method_that_was_done_before_is_not_lost(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -193,7 +193,7 @@ def test_no_room_for_a_checkpoint_is_one_line_and_the_last_one_stays(
 
 def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
-    checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
+    checkpoint = Checkpoint(tmp_path / "flops", {}, resume=False)
     checkpoint.state("large")["tensor"] = torch.zeros(1 << 20)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
@@ -202,12 +202,12 @@ def test_a_file_size_limit_is_reported_like_a_full_disk(tmp_path: Path) -> None:
             checkpoint.write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in (tmp_path / "work").iterdir()] == [MARK]
+    assert [path.name for path in (tmp_path / "flops").iterdir()] == [MARK]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no checkpoint", None], ids=["empty", "text", "cut"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: bytes | None) -> None:
-    folder = tmp_path / "work"
+    folder = tmp_path / "flops"
     checkpoint = Checkpoint(folder, {"seed": 0}, resume=False)
     checkpoint.write()
     path = folder / STATE
@@ -220,17 +220,17 @@ def test_steps_parts_and_work_come_back_as_they_were(tmp_path: Path) -> None:
     class Meter:
         total = 0.0
 
-    checkpoint = Checkpoint(tmp_path / "work", {}, resume=False)
+    checkpoint = Checkpoint(tmp_path / "flops", {}, resume=False)
     checkpoint.meter = meter = Meter()
 
-    def work() -> dict:
+    def flops() -> dict:
         meter.total += 7
         return {"found": (1, "two", torch.ones(2)), "none": None}
 
-    first = checkpoint.step("a", work)
+    first = checkpoint.step("a", flops)
     checkpoint.state("loop")["history"] = [1.0]
     checkpoint.write()
-    again = Checkpoint(tmp_path / "work", {}, resume=True)
+    again = Checkpoint(tmp_path / "flops", {}, resume=True)
     again.meter = Meter()
     second = again.step("a", lambda: pytest.fail("done already"))
     assert second["found"][:2] == first["found"][:2] and torch.equal(second["found"][2], first["found"][2])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merger import METHODS, merge
-from merger.bench.method import TRIALS
+from merger.core.method import TRIALS
 from merger.outcomes import NO_TIME, OUTCOMES, Trial, all_at_once, one_by_one, outcomes_of, prefixes
 from models.bundle import open_bundle
 from models.sharing.groups import ceiling_bytes
@@ -26,11 +26,11 @@ A, B, C = ("a", "conv"), ("b", "conv"), ("c", "conv")
 D, E = ("a", "fc"), ("b", "fc")
 SIZE = {A: 100, B: 100, C: 100, D: 1000, E: 1000}
 REQUIRED = {"a": 0.95, "b": 0.95, "c": 0.95, "d": 0.95}
-SPRINT = {"sprint": 1, "epoch": 1, "ratios": {"a": 0.99, "b": 0.98, "c": 0.7}, "met": ["a", "b"], "work": 50.0}
+SPRINT = {"sprint": 1, "epoch": 1, "ratios": {"a": 0.99, "b": 0.98, "c": 0.7}, "met": ["a", "b"], "flops": 50.0}
 
 
 def _repair(query: str, what: str, ratio: float | None = None, **keys: Any) -> dict[str, Any]:
-    return {"query": query, "repair": what, "required": 0.95, "work": 60.0} | (
+    return {"query": query, "repair": what, "required": 0.95, "flops": 60.0} | (
         {"ratio": ratio} if ratio is not None else {}
     ) | keys  # fmt: skip
 
@@ -38,7 +38,7 @@ def _repair(query: str, what: str, ratio: float | None = None, **keys: Any) -> d
 def _attempt(members: tuple, kept: tuple, ratios: dict[str, float], spent: float, diverged: bool = False) -> dict:
     return {
         "group": "conv", "members": [list(m) for m in members], "kept": [list(m) for m in kept], "ratios": ratios,
-        "diverged": diverged, "work_spent": spent,
+        "diverged": diverged, "flops_spent": spent,
     }  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_a_set_that_all_share_is_kept_and_one_with_residuals_is_repaired() -> No
     assert (whole["outcome"], whole["saved_bytes"], whole["residual_bytes"]) == ("kept", 200, 0)
     assert (repaired["outcome"], repaired["saved_bytes"], repaired["residual_bytes"]) == ("repaired", 1000, 40)
     assert whole["in_the_way"] == repaired["in_the_way"] == {}
-    assert (whole["work"], whole["together"]) == (50.0, 2)
+    assert (whole["flops"], whole["together"]) == (50.0, 2)
 
 
 def test_a_set_whose_members_share_two_weights_in_the_end_counts_what_both_save() -> None:
@@ -116,7 +116,7 @@ def test_a_search_tells_each_attempt_that_lost_somebody_and_what_all_cost() -> N
     assert [row["outcome"] for row in rows] == ["partly", "refused", "untried"]
     assert rows[0]["in_the_way"] == {"b": {"after": "attempt 1 of 2", "ratio": 0.8, "required": 0.95}}
     assert set(rows[1]["in_the_way"]) == {"d"} and "no number" in rows[1]["in_the_way"]["d"]["after"]
-    assert [row["work"] for row in rows] == [42.0, 5.0, 0.0]
+    assert [row["flops"] for row in rows] == [42.0, 5.0, 0.0]
 
 
 def test_where_each_was_good_enough_at_one_time_the_nearest_is_named() -> None:
@@ -127,9 +127,9 @@ def test_where_each_was_good_enough_at_one_time_the_nearest_is_named() -> None:
 def test_beyond_its_prefix_a_query_stands_in_the_way() -> None:
     sets = [tuple((query, path) for query in "abc") for path in ("conv1", "conv2", "conv3")]
     log = [
-        {"query": "a", "prefix": 3, "tried": [], "work_spent": 0.0},
-        {"query": "b", "prefix": 1, "tried": [[2, 0.9], [1, 0.97]], "work_spent": 8.0},
-        {"query": "c", "prefix": 2, "tried": [[2, 0.96], [3, 0.7]], "work_spent": 6.0},
+        {"query": "a", "prefix": 3, "tried": [], "flops_spent": 0.0},
+        {"query": "b", "prefix": 1, "tried": [[2, 0.9], [1, 0.97]], "flops_spent": 8.0},
+        {"query": "c", "prefix": 2, "tried": [[2, 0.96], [3, 0.7]], "flops_spent": 6.0},
     ]
     plan = SharingPlan((sets[0], (sets[1][0], sets[1][2])))
     rows = outcomes_of(
@@ -137,7 +137,7 @@ def test_beyond_its_prefix_a_query_stands_in_the_way() -> None:
     )
     assert [row["outcome"] for row in rows] == ["kept", "partly", "refused"]
     assert rows[1]["in_the_way"] == {"b": {"after": "a prefix of 2 of 3 layers", "ratio": 0.9, "required": 0.95}}
-    assert set(rows[2]["in_the_way"]) == {"b", "c"} and {row["work"] for row in rows} == {14.0}
+    assert set(rows[2]["in_the_way"]) == {"b", "c"} and {row["flops"] for row in rows} == {14.0}
 
 
 def test_a_layer_that_became_two_factors_is_accounted_as_its_factors() -> None:
@@ -176,7 +176,7 @@ def test_what_the_rows_save_is_what_the_plan_saves(sets: list[set[str]], gone: s
         assert set(row["in_the_way"]) <= lost and bool(lost) == bool(row["in_the_way"])
 
 
-@pytest.mark.parametrize("method", ["wide", "gemel", "one-model", "mainstream", "ceiling", "none"])
+@pytest.mark.parametrize("method", ["top-down", "gemel", "one-model", "mainstream", "ceiling", "none"])
 def test_every_method_accounts_for_what_it_tried(workload: Workload, tmp_path: Path, method: str) -> None:
     out = tmp_path / "b.safetensors"
     options = replace(QUICK, recipe=replace(QUICK.recipe, epochs=2, frames_per_epoch=32), margin=0.9)
@@ -194,7 +194,7 @@ def test_every_method_accounts_for_what_it_tried(workload: Workload, tmp_path: P
         kept = {(query, f"{path}.weight") for query, path in row["kept"]}
         assert not kept or any(kept <= members for members in together)
         assert row["kept"] == row["set"] or row["in_the_way"]
-        assert row["work"] <= report.work
+        assert row["flops"] <= report.flops
     assert sum(row["saved_bytes"] for row in sets) <= report.bytes_before - report.bytes_after
     if method == "ceiling":
         assert sum(row["saved_bytes"] for row in sets) == ceiling_bytes(layers)

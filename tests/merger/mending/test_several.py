@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import merger.jobs as jobs_module
-from merger.bench.bounds import Bounds
-from merger.bench.elsewhere import Desk, Setup
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache, snapshot
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.elsewhere import Desk, Setup
+from merger.core.merged import Merged
 from merger.events import silent
 from merger.jobs import Done, Job, Order
 from merger.mending.search import Case
 from merger.mending.several import combined, mend_all
-from merger.methods.wide import whole_plan
+from merger.methods.top_down import whole_plan
 from models.sharing.plan import SharingPlan
 from models.workload import Workload
 from tests.merger.options import QUICK
@@ -32,8 +32,8 @@ class Elsewhere:
 
     does_all = False
 
-    def __init__(self, bench: Workbench) -> None:
-        self._desk = Desk(Setup.of(bench), silent)
+    def __init__(self, ctx: MergeContext) -> None:
+        self._desk = Desk(Setup.of(ctx), silent)
 
     def do(self, jobs: Sequence[Job], order: Order, arrived: Callable[[Job, Done], None]) -> None:
         for job in reversed(jobs):
@@ -48,24 +48,24 @@ def test_repairs_beside_each_other_are_those_one_after_the_other(
 ) -> None:
     """Two queries of which too much is asked go through every step."""
     monkeypatch.setattr(jobs_module, "WORTH_SENDING", 0.0)
-    alone, crowd, outcomes = Workbench(workload), Workbench(workload), []
+    alone, crowd, outcomes = MergeContext(workload), MergeContext(workload), []
     crowd.workers = Elsewhere(crowd)
-    for bench in (alone, crowd):
-        plan = whole_plan(bench, QUICK)
-        models = bench.tied(plan, bench.queries)
+    for ctx in (alone, crowd):
+        plan = whole_plan(ctx, QUICK)
+        models = ctx.tied(plan, ctx.queries)
         merged = Merged(plan, {query: snapshot(model) for query, model in models.items()})
-        required, bench.work.total = {"q0": 1.5, "q1": 0.0, "q2": 1.5}, 1000
+        required, ctx.flops.total = {"q0": 1.5, "q1": 0.0, "q2": 1.5}, 1000
         ratios = {"q0": 0.5, "q1": 1.0, "q2": 0.4}
         recipe = replace(QUICK.recipe, epochs=1, frames_per_epoch=32)
         cases = [Case(query, ratio, required[query], recipe) for query, ratio in ratios.items()]
-        after, rows = mend_all(bench, merged, cases, StepCache(), Bounds(bench.work))
+        after, rows = mend_all(ctx, merged, cases, StepCache(), Budget(ctx.flops))
         names = {query: _names(after.states[query]) for query in after.states}
-        outcomes.append((after.plan, names, rows, bench.work.total))
+        outcomes.append((after.plan, names, rows, ctx.flops.total))
     assert outcomes[0] == outcomes[1]
-    _, _, rows, work = outcomes[0]
+    _, _, rows, flops = outcomes[0]
     assert len(rows) > 3 and list(dict.fromkeys(row["query"] for row in rows)) == ["q2", "q0"]
-    assert rows[0]["work"] > 1000 and [row["work"] for row in rows] == sorted(row["work"] for row in rows)
-    assert rows[-1]["work"] <= work
+    assert rows[0]["flops"] > 1000 and [row["flops"] for row in rows] == sorted(row["flops"] for row in rows)
+    assert rows[-1]["flops"] <= flops
 
 
 def test_what_queries_change_of_a_plan_is_put_together() -> None:

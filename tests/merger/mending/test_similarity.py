@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merger.bench.probing import as_input, raw_frames, tapped
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
+from merger.core.probing import as_input, raw_frames, tapped
 from merger.mending.similarity import linear_cka, parted
 from merger.start.alignment import orderable
 from merger.start.channels import permuted
@@ -37,16 +37,16 @@ def test_a_layer_that_never_changes_is_like_nothing() -> None:
 
 
 def test_a_merged_model_has_parted_where_it_answers_otherwise_and_not_where_channels_changed_places(
-    bench: Workbench,
+    ctx: MergeContext,
 ) -> None:
-    original, paths = bench.originals["q0"], ["stem.0", "body.0", "last.0"]
-    channels = orderable(bench, "q0")
+    original, paths = ctx.originals["q0"], ["stem.0", "body.0", "last.0"]
+    channels = orderable(ctx, "q0")
     assert channels is not None and channels.widths
     orders = {space: torch.arange(width).roll(1) for space, width in channels.widths.items()}
-    model = bench.models(["q0"], {"q0": permuted(original.state_dict(), channels, orders)})["q0"]
-    found = parted(bench, "q0", model, paths)
+    model = ctx.models(["q0"], {"q0": permuted(original.state_dict(), channels, orders)})["q0"]
+    found = parted(ctx, "q0", model, paths)
     assert list(found) == paths and max(map(abs, found.values())) < 1e-3
-    frames = as_input(bench, "q0", raw_frames(bench, "q0", 16))
+    frames = as_input(ctx, "q0", raw_frames(ctx, "q0", 16))
     with torch.no_grad(), tapped(model.eval(), paths) as mine, tapped(original.eval(), paths) as theirs:
         for one in (model, original):
             one(frames)
@@ -54,10 +54,10 @@ def test_a_merged_model_has_parted_where_it_answers_otherwise_and_not_where_chan
     assert max(moved) > 0.1, "place by place they are far apart"
     with torch.no_grad():
         model.get_parameter("body.0.weight")[1:] = 0  # one channel is left
-    found = parted(bench, "q0", model, paths)
+    found = parted(ctx, "q0", model, paths)
     assert abs(found["stem.0"]) < 1e-3 < 5e-3 < found["body.0"]
 
 
-def test_too_few_frames_say_nothing(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_frames_say_nothing(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("merger.mending.similarity.FRAMES", 3)
-    assert parted(bench, "q0", bench.models(["q0"])["q0"], ["stem.0", "body.0"]) == {}
+    assert parted(ctx, "q0", ctx.models(["q0"])["q0"], ["stem.0", "body.0"]) == {}

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import merger.methods.deep as deep_module
-import merger.methods.wide as wide_module
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.probing import HEAD_FRAMES
-from merger.bench.workbench import Workbench
+import merger.methods.top_down as wide_module
 from merger.checkpoint import Checkpoint, StepCache, snapshots
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.probing import HEAD_FRAMES
 from merger.mending.private import GENTLE
 from merger.methods.deep import RANKING, SLOWER, TAKES, Deep
 from merger.methods.harm import PASSES, SETTLING, harms
@@ -32,14 +32,14 @@ KEPT = (1 / 16, 1 / 2, 9 / 10)
 
 
 @pytest.fixture
-def deep(bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> Deep:
+def deep(ctx: MergeContext, sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> Deep:
     monkeypatch.setattr(deep_module, "KEPT", KEPT)
-    return Deep(bench, sprints.plan, sprints.required, sprints.checkpoint, sprints.bounds, sprints.recipe)
+    return Deep(ctx, sprints.plan, sprints.required, sprints.checkpoint, sprints.budget, sprints.recipe)
 
 
 def took(deep: Deep, *takers: str) -> tuple[Merged, Mapping[str, float], list[dict[str, Any]]]:
     """What comes of it when these take from q0."""
-    own = snapshots(deep.bench.originals)
+    own = snapshots(deep.ctx.originals)
     found = deep.run(Merged(SharingPlan(), {"q0": own["q0"]}), own, takers)
     ratios = {row["takes"]: row["ratio"] for row in found["rows"] if row.get("accepted")}
     return Merged.from_plain(found["merged"]), ratios, found["rows"]
@@ -51,10 +51,10 @@ def taught(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int]) -> list
     """
     tried = []
 
-    def train(bench: Workbench, begins: Any, plan: SharingPlan, query: str, *_: Any) -> dict[str, Any]:
+    def train(ctx: MergeContext, begins: Any, plan: SharingPlan, query: str, *_: Any) -> dict[str, Any]:
         count = sum(owner == query for members in plan.shared for owner, _path in members)
         tried.append((query, count, len(begins)))
-        bench.work.add_flops(1000)
+        ctx.flops.add_flops(1000)
         state = {**begins[-1], "head.bias": torch.full((2,), float(count))}
         return {"ratio": 0.99 if count <= bearable[query] else 0.5, "state": state, "trained": 1}
 
@@ -62,17 +62,17 @@ def taught(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int]) -> list
     return tried
 
 
-def test_a_shared_weight_harms_where_it_is_another(bench: Workbench, merged: Merged) -> None:
-    own = snapshots(bench.originals)["q1"]
+def test_a_shared_weight_harms_where_it_is_another(ctx: MergeContext, merged: Merged) -> None:
+    own = snapshots(ctx.originals)["q1"]
     paths = ["stem.0", "body.0", "last.0"]
-    assert harms(bench, "q1", own, own, paths) == dict.fromkeys(paths, 0.0)
-    found = harms(bench, "q1", own, {**own, "body.0.weight": merged.states["q1"]["body.0.weight"]}, paths)
+    assert harms(ctx, "q1", own, own, paths) == dict.fromkeys(paths, 0.0)
+    found = harms(ctx, "q1", own, {**own, "body.0.weight": merged.states["q1"]["body.0.weight"]}, paths)
     assert found["body.0"] > 0 and found["stem.0"] == found["last.0"] == 0
-    before = bench.work.total
-    harms(bench, "q1", own, own, paths)
-    frames, one = len(bench.train["q1"]), bench.work.of(bench.queries["q1"])
+    before = ctx.flops.total
+    harms(ctx, "q1", own, own, paths)
+    frames, one = len(ctx.train["q1"]), ctx.flops.of(ctx.queries["q1"])
     passes = 3 * (2 * min(frames, HEAD_FRAMES) + min(frames, SETTLING)) + min(frames, HEAD_FRAMES)
-    assert bench.work.total - before == pytest.approx(passes * one), "the original answers once"
+    assert ctx.flops.total - before == pytest.approx(passes * one), "the original answers once"
 
 
 def test_what_harms_most_for_its_bytes_is_kept_and_no_more_than_the_part(
@@ -81,7 +81,7 @@ def test_what_harms_most_for_its_bytes_is_kept_and_no_more_than_the_part(
     size = deep.takeable("q1")
     worst = {"stem.0": 1.0 * size["stem.0"], "body.0": 9.0 * size["body.0"], "last.0": 4.0 * size["last.0"]}
     monkeypatch.setattr(deep_module, "harms", lambda *_: worst)
-    own = snapshots(deep.bench.originals)["q1"]
+    own = snapshots(deep.ctx.originals)["q1"]
     steps = deep._kept("q1", own, own, list(size))
     assert steps[-1] == ("body.0", "stem.0"), "the last one is more than what is left"
     assert sorted({*steps}, key=steps.index) == steps, "none twice"
@@ -92,12 +92,12 @@ def test_what_harms_most_for_its_bytes_is_kept_and_no_more_than_the_part(
 def test_where_little_work_is_left_the_first_layers_count_as_the_most_harmful(
     deep: Deep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, bench = snapshots(deep.bench.originals)["q1"], deep.bench
+    own, ctx = snapshots(deep.ctx.originals)["q1"], deep.ctx
     paths = ["last.0", "stem.0", "body.0"]
-    enough = 3 * PASSES * bench.work.of(bench.queries["q1"]) / RANKING
+    enough = 3 * PASSES * ctx.flops.of(ctx.queries["q1"]) / RANKING
     monkeypatch.setattr(deep_module, "harms", lambda *_: {"stem.0": 0.0, "body.0": 1e9, "last.0": 1.0})
     for left, first in ((0.99 * enough, "stem.0"), (1.01 * enough, "body.0")):
-        bounded = replace(deep, bounds=Bounds(bench.work, bench.work.total + left))
+        bounded = replace(deep, budget=Budget(ctx.flops, ctx.flops.total + left))
         assert bounded._worst("q1", own, own, paths)[0] == first
 
 
@@ -127,7 +127,7 @@ def test_a_query_keeps_as_little_as_it_needs(
     taken = [row for row in rows if "takes" in row]
     assert [row["accepted"] for row in taken] == [count <= bears for count in tries]
     accepted = [row["accepted_bytes"] for row in taken]
-    assert accepted == sorted(accepted) and accepted[-1] == merged.plan.saved_bytes(deep.bench.layers)
+    assert accepted == sorted(accepted) and accepted[-1] == merged.plan.saved_bytes(deep.ctx.layers)
     said = [row for row in rows if "repair" in row]
     assert [row["repair"] for row in said] == ([TAKES] if bears < 3 else [])
     if said:
@@ -142,7 +142,7 @@ def test_whom_the_rate_ruins_is_tried_once_more_at_a_far_lower_one_and_keeps_to_
     monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [("stem.0",), ("stem.0", "body.0")])
     rates = []
 
-    def train(_b: Workbench, begins: Any, plan: SharingPlan, query: str, recipe: Recipe, *_: Any) -> dict[str, Any]:
+    def train(_b: MergeContext, begins: Any, plan: SharingPlan, query: str, recipe: Recipe, *_: Any) -> dict[str, Any]:
         count = sum(owner == query for members in plan.shared for owner, _path in members)
         rates.append(recipe.rate)
         slow = recipe.rate < deep.recipe.rate  # type: ignore[union-attr]
@@ -169,13 +169,13 @@ def test_what_it_learnt_with_more_of_its_own_is_a_beginning_too(deep: Deep, monk
 
 
 def test_the_others_stay_as_they_are_and_the_query_has_what_is_required(deep: Deep) -> None:
-    merged, ratios, _ = took(replace(deep, required=dict.fromkeys(deep.bench.queries, 0.9)), "q1", "q2")
-    own = snapshots(deep.bench.originals)
+    merged, ratios, _ = took(replace(deep, required=dict.fromkeys(deep.ctx.queries, 0.9)), "q1", "q2")
+    own = snapshots(deep.ctx.originals)
     assert all(torch.equal(merged.states["q0"][name], tensor) for name, tensor in own["q0"].items())
     assert ratios and all(ratio >= 0.9 for ratio in ratios.values())
     for query in ratios:
-        model = deep.bench.models([query], merged.states, merged.plan)[query]
-        assert deep.bench.ratio(query, model) == pytest.approx(ratios[query])
+        model = deep.ctx.models([query], merged.states, merged.plan)[query]
+        assert deep.ctx.ratio(query, model) == pytest.approx(ratios[query])
 
 
 def test_without_a_recipe_nothing_is_trained_and_it_takes_what_it_bears_as_it_is(
@@ -183,11 +183,11 @@ def test_without_a_recipe_nothing_is_trained_and_it_takes_what_it_bears_as_it_is
 ) -> None:
     monkeypatch.setattr(deep_module, "train_private", lambda *_: pytest.fail("nothing is to be trained"))
     as_it_is = replace(deep, recipe=None)
-    monkeypatch.setattr(deep.bench, "ratio", lambda _query, model: 0.96 if _shares(deep, model) < 3 else 0.5)
+    monkeypatch.setattr(deep.ctx, "ratio", lambda _query, model: 0.96 if _shares(deep, model) < 3 else 0.5)
     merged, ratios, rows = took(as_it_is, "q1")
     assert ratios == {"q1": 0.96} and 0 < len(merged.plan.shared) < 3
     assert all(row["epochs"] == 0 for row in rows if "takes" in row)
-    unable = replace(as_it_is, bounds=Bounds(deep.bench.work, 0.0), checkpoint=StepCache())
+    unable = replace(as_it_is, budget=Budget(deep.ctx.flops, 0.0), checkpoint=StepCache())
     assert not took(unable, "q1")[1], "no work is left to judge anything"
 
 
@@ -197,7 +197,7 @@ def bearing(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int], stop: 
     """
     tried = list[tuple[str, int]]()
 
-    def judged(_deep: Deep, query: str, plan: SharingPlan, begins: Any, recipe: Any) -> dict[str, Any]:
+    def evaluated(_deep: Deep, query: str, plan: SharingPlan, begins: Any, recipe: Any) -> dict[str, Any]:
         count = sum(owner == query for members in plan.shared for owner, _path in members)
         tried.append((query, count))
         if len(tried) == stop:
@@ -205,7 +205,7 @@ def bearing(monkeypatch: pytest.MonkeyPatch, bearable: Mapping[str, int], stop: 
         return {"ratio": 0.99 if count <= bearable[query] else 0.5, "state": begins[-1], "trained": 0}
 
     monkeypatch.setattr(deep_module.Deep, "_kept", lambda *_: [(), ("stem.0",), ("stem.0", "body.0")])
-    monkeypatch.setattr(deep_module.Deep, "_judged", judged)
+    monkeypatch.setattr(deep_module.Deep, "_judged", evaluated)
     return tried
 
 
@@ -231,7 +231,7 @@ def test_without_a_recipe_all_take_the_fewest_first_and_then_more_in_their_turns
 
 
 def test_who_took_the_fewest_goes_on_from_there(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, own = bearing(monkeypatch, {"q1": 2, "q2": 3}), snapshots(deep.bench.originals)
+    tried, own = bearing(monkeypatch, {"q1": 2, "q2": 3}), snapshots(deep.ctx.originals)
     standing, takers = Merged(SharingPlan(), {"q0": own["q0"]}), ["q1", "q2"]
     found = replace(deep, recipe=None, checkpoint=StepCache(), fewest=True).run(standing, own, takers)
     assert tried == [("q1", 1), ("q2", 1)]
@@ -242,7 +242,7 @@ def test_who_took_the_fewest_goes_on_from_there(deep: Deep, monkeypatch: pytest.
 
 
 def test_what_is_known_of_the_same_layers_is_not_found_out_again(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, own = bearing(monkeypatch, {"q1": 0, "q2": 3}), snapshots(deep.bench.originals)
+    tried, own = bearing(monkeypatch, {"q1": 0, "q2": 3}), snapshots(deep.ctx.originals)
     standing, takers = Merged(SharingPlan(), {"q0": own["q0"]}), ["q1", "q2"]
     known = replace(deep, recipe=None, checkpoint=StepCache(), fewest=True).run(standing, own, takers)["taking"]
     ranked = list[str]()
@@ -273,7 +273,7 @@ def test_what_others_took_of_it_a_query_keeps_when_it_takes_more(deep: Deep, mon
 
 def _shares(deep: Deep, model: torch.nn.Module) -> int:
     """How many layers of a model of q1 are q0's."""
-    theirs = deep.bench.originals["q0"]
+    theirs = deep.ctx.originals["q0"]
     paths = ("stem.0.weight", "body.0.weight", "last.0.weight")
     return sum(torch.equal(model.get_parameter(path), theirs.get_parameter(path)) for path in paths)
 
@@ -283,8 +283,8 @@ def test_who_learns_to_stand_trains_all_it_has_and_gives_once_it_has_what_is_req
 ) -> None:
     found = deep.stand("q1", ["q1"], merged.states["q1"])
     assert found["row"]["alone"] == "q1" and found["row"]["ratio"] >= 0.95
-    assert deep.bench.ratio("q1", deep.bench.models(["q1"], {"q1": found["state"]})["q1"]) >= 0.95
-    over = replace(deep, bounds=Bounds(deep.bench.work, 0.0), checkpoint=StepCache())
+    assert deep.ctx.ratio("q1", deep.ctx.models(["q1"], {"q1": found["state"]})["q1"]) >= 0.95
+    over = replace(deep, budget=Budget(deep.ctx.flops, 0.0), checkpoint=StepCache())
     assert over.stand("q1", ["q1"], merged.states["q1"])["state"] is None
     monkeypatch.setattr(deep_module, "train_private", lambda _b, begins, *_: {
         "ratio": 0.94, "state": begins[0], "trained": 8})  # fmt: skip
@@ -305,7 +305,7 @@ def test_who_takes_nothing_gives_to_those_that_follow(deep: Deep, monkeypatch: p
 
 def test_out_of_work_nothing_begins_and_that_is_what_the_log_says(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deep_module, "train_private", lambda *_: pytest.fail("no work is left"))
-    merged, ratios, rows = took(replace(deep, bounds=Bounds(deep.bench.work, 0.0)), "q1")
+    merged, ratios, rows = took(replace(deep, budget=Budget(deep.ctx.flops, 0.0)), "q1")
     assert not merged.plan.shared and not ratios
     assert [(row["after"], row["ratio"], len(row["private"])) for row in rows] == [(NO_TIME, None, 3)]
 
@@ -322,16 +322,16 @@ def test_an_interrupted_one_goes_on_where_it_stood(deep: Deep, monkeypatch: pyte
     again = replace(deep, checkpoint=Checkpoint(deep.checkpoint.folder, {}, True))
     merged, found, after = took(again, "q1", "q2")
     assert len(tried) == 2 * calls and (merged.plan, found) == (wanted.plan, ratios)
-    without = lambda rows: [{key: row[key] for key in row if key != "work"} for row in rows]  # noqa: E731
+    without = lambda rows: [{key: row[key] for key in row if key != "flops"} for row in rows]  # noqa: E731
     assert without(after) == without(rows)
 
 
 @pytest.mark.parametrize("bears", [True, False])
 def test_who_left_a_training_shares_what_it_bears_of_what_came_of_it(
-    bench: Workbench, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: bool
+    ctx: MergeContext, merged: Merged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bears: bool
 ) -> None:
     monkeypatch.setattr("merger.methods.deep.KEPT", (9 / 10,))
-    others, own = merged.plan.without("q1"), snapshots(bench.originals)
+    others, own = merged.plan.without("q1"), snapshots(ctx.originals)
     ratios = {"q0": 0.99, "q2": 0.99}
     states = {query: merged.states[query] for query in ratios}
     trained = Trained(others, states, ratios, Recipe(), (), 1, Merged(SharingPlan(), {}), own=own)
@@ -340,11 +340,11 @@ def test_who_left_a_training_shares_what_it_bears_of_what_came_of_it(
         "state": begins[-1], "ratio": 0.99 if bears else 0.5, "trained": 1})  # fmt: skip
     checkpoint = Checkpoint(tmp_path / "kept", {}, False)
     checkpoint.add_row(
-        {"query": "q1", "repair": "leaves", "after": "sprint 1", "ratio": 0.6, "required": 0.95, "work": 1}
+        {"query": "q1", "repair": "leaves", "after": "sprint 1", "ratio": 0.6, "required": 0.95, "flops": 1}
     )
-    found = wide_module.wide(bench, QUICK, checkpoint)
+    found = wide_module.wide(ctx, QUICK, checkpoint)
     assert ("q1" in found.plan.queries()) == bears and found.plan.without("q1") == others
     trials = all_at_once(merged.plan.shared, checkpoint.log, {"q1": 0.95}, 1.0)
-    sizes = {(layer.query, layer.path): layer.bytes for layer in bench.layers}
+    sizes = {(layer.query, layer.path): layer.bytes for layer in ctx.layers}
     told = outcomes_of(trials, found.plan, sizes, {})
     assert sum("q1" in row["in_the_way"] for row in told) == (2 if bears else 3)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import merger.methods.early as early_module
-import merger.methods.wide as wide_module
+import merger.methods.top_down as wide_module
 from merger import merge
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.method import MergeOptions
-from merger.bench.workbench import Workbench
 from merger.checkpoint import snapshots
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.method import MergeOptions
 from merger.methods.early import EARLY, EARLY_APART, early_layers, plan_without
 from merger.methods.sprints import Sprints, Trained
 from merger.outcomes import LEAVES, NO_TIME
@@ -31,17 +31,17 @@ OPTIONS = MergeOptions(Recipe(rate=1e-3, epochs=2), choose_rate=False, precision
 
 @pytest.mark.parametrize(("part", "layers"), [(EARLY, 1), (1 / 4, 2), (0, 0)])
 def test_early_layers_are_the_first_that_are_shared_up_to_a_part_of_their_bytes(
-    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch, part: float, layers: int
+    ctx: MergeContext, sprints: Sprints, monkeypatch: pytest.MonkeyPatch, part: float, layers: int
 ) -> None:
     monkeypatch.setattr(early_module, "EARLY", part)
     paths = ["stem.0", "body.0", "last.0"]
-    assert early_layers(bench, sprints.plan) == dict.fromkeys(bench.queries, paths[:layers]), "q1's extra is its own"
-    assert early_layers(bench, sprints.plan.with_private("q1", ["stem.0"]))["q1"] == paths[1 : max(1, layers)]
+    assert early_layers(ctx, sprints.plan) == dict.fromkeys(ctx.queries, paths[:layers]), "q1's extra is its own"
+    assert early_layers(ctx, sprints.plan.with_private("q1", ["stem.0"]))["q1"] == paths[1 : max(1, layers)]
 
 
-def test_no_early_layer_is_apart_that_is_all_that_somebody_shares(bench: Workbench, sprints: Sprints) -> None:
+def test_no_early_layer_is_apart_that_is_all_that_somebody_shares(ctx: MergeContext, sprints: Sprints) -> None:
     plan = sprints.plan.with_private("q1", ["body.0", "last.0"])
-    assert early_layers(bench, plan) == {"q0": [], "q1": [], "q2": []}, "q1 has nothing else"
+    assert early_layers(ctx, plan) == {"q0": [], "q1": [], "q2": []}, "q1 has nothing else"
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def later(sprints: Sprints) -> SharingPlan:
 
 def _reached(sprints: Sprints, plan: SharingPlan, ratios: Mapping[str, float]) -> Trained:
     """What a training under this plan that ends with these ratios came to: everybody's own weights."""
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     return Trained(plan, own, ratios, replace(Recipe(), rate=4e-4), (), 2, Merged(SharingPlan(), {}), own=own)
 
 
@@ -62,7 +62,7 @@ def test_a_merge_says_which_early_layers_everybody_keeps(
 ) -> None:
     monkeypatch.setattr(early_module, "EARLY", 1 / 4)
     monkeypatch.setattr("merger.start.choosing.FAR", 0.0 if far else 1.0)
-    report = merge(workload, tmp_path / "b.gemel", "wide", options=OPTIONS)
+    report = merge(workload, tmp_path / "b.gemel", "top-down", options=OPTIONS)
     rows = [json.loads(line) for line in (tmp_path / "b.gemel.log.jsonl").read_text().splitlines()]
     kept = {row["query"]: row["private"] for row in rows if row.get("repair") == EARLY_APART}
     assert kept == ({query: ["stem.0", "body.0"] for query in ("q0", "q1", "q2")} if far else {})
@@ -73,7 +73,7 @@ def test_a_merge_says_which_early_layers_everybody_keeps(
 def test_early_layers_are_apart_where_it_begins_far_off(
     sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, far: bool, waits: dict[str, float]
 ) -> None:
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     begun: list[tuple[SharingPlan, object]] = []
 
     def start(now: Sprints, given: object = None, again: bool = False, tied: SharingPlan | None = None) -> dict:
@@ -101,7 +101,7 @@ def test_early_layers_are_apart_where_it_begins_far_off(
 def test_where_no_work_is_left_after_the_prelude_what_it_holds_is_the_merge(
     sprints: Sprints, later: SharingPlan, monkeypatch: pytest.MonkeyPatch, shares: tuple[str, ...]
 ) -> None:
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     plan = sprints.plan.without(*(own.keys() - shares))
     won = Merged(plan, {query: own[query] for query in shares})
     begun: list[object] = []
@@ -113,7 +113,7 @@ def test_where_no_work_is_left_after_the_prelude_what_it_holds_is_the_merge(
     monkeypatch.setattr(wide_module, "_start", start)
     found = {"won": won.to_plain(), "states": {}, "tied": SharingPlan().to_json()}
     monkeypatch.setattr(wide_module, "prelude", lambda *_: found)
-    over = replace(sprints, bounds=Bounds(sprints.bench.work, sprints.bench.work.total))
+    over = replace(sprints, budget=Budget(sprints.ctx.flops, sprints.ctx.flops.total))
     trained = wide_module._trained(over, later, True)
     assert begun == [None], "no other start is looked for"
     assert trained.plan == plan and set(trained.ratios) == set(trained.states) == set(shares)
@@ -132,7 +132,7 @@ def test_where_all_is_shattered_models_become_parts_of_each_other_early_layers_a
 
 def test_where_all_is_tied_already_no_start_is_chosen(sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide_module, "choose_start", lambda *_: pytest.fail("there is nothing to choose"))
-    own = donated(sprints.plan, snapshots(sprints.bench.originals), "q0")
+    own = donated(sprints.plan, snapshots(sprints.ctx.originals), "q0")
     found = wide_module._start(sprints, own, tied=sprints.plan)
     assert not found["waits"] and set(found["ratios"]) == set(found["states"]) == set(own)
     key = "last.0.weight"

@@ -10,8 +10,8 @@ import yaml
 from safetensors.torch import load_file
 
 from merger import merge
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint
+from merger.core.context import MergeContext
 from merger.methods.mainstream import Family, families, frozen, mainstream
 from merger.training.recipe import Recipe
 from models.bundle import open_bundle
@@ -20,26 +20,26 @@ from tests.merger.options import QUICK
 from tests.merger.tiny import weights_of
 
 
-def test_a_family_is_one_architecture_and_ends_before_the_head(bench: Workbench) -> None:
-    (family,) = families(bench)
+def test_a_family_is_one_architecture_and_ends_before_the_head(ctx: MergeContext) -> None:
+    (family,) = families(ctx)
     assert family.queries == ("q0", "q2") and family.giver == "q0"
     assert family.paths == ("stem.0", "body.0", "last.0") and family.end == "head"
 
 
-def test_a_prefix_holds_everything_before_the_next_layer(bench: Workbench) -> None:
-    (family,) = families(bench)
-    names = list(bench.originals["q2"].state_dict())
+def test_a_prefix_holds_everything_before_the_next_layer(ctx: MergeContext) -> None:
+    (family,) = families(ctx)
+    names = list(ctx.originals["q2"].state_dict())
     assert family.prefix(names, 0) == []
     assert {name.split(".")[0] for name in family.prefix(names, 1)} == {"stem"}
     assert {"stem.1.running_mean", "body.1.weight"} <= set(family.prefix(names, 2))
     assert set(names) - set(family.prefix(names, 3)) == {"head.weight", "head.bias"}
 
 
-def test_training_changes_nothing_within_the_prefix_not_even_norm_statistics(bench: Workbench) -> None:
-    (family,) = families(bench)
-    model = frozen(bench, family, "q2", 2)
-    bench.training({"q2": model}, Recipe(rate=1e-2, epochs=1)).epoch()
-    state, donor, own = model.state_dict(), family.donor, bench.originals["q2"].state_dict()
+def test_training_changes_nothing_within_the_prefix_not_even_norm_statistics(ctx: MergeContext) -> None:
+    (family,) = families(ctx)
+    model = frozen(ctx, family, "q2", 2)
+    ctx.training({"q2": model}, Recipe(rate=1e-2, epochs=1)).epoch()
+    state, donor, own = model.state_dict(), family.donor, ctx.originals["q2"].state_dict()
     prefix = family.prefix(state, 2)
     assert prefix and all(torch.equal(state[name], donor[name]) for name in prefix)
     assert not torch.equal(state["last.0.weight"], own["last.0.weight"])
@@ -53,25 +53,25 @@ def test_the_ancestor_named_by_all_is_the_donor(workload: Workload, tmp_path: Pa
     for query in document["queries"]:
         query["init"] = "weights/q2.safetensors"
     path.write_text(yaml.safe_dump(document))
-    (family,) = families(Workbench(load_workload(path)))
+    (family,) = families(MergeContext(load_workload(path)))
     assert family.giver is None and torch.equal(family.donor["stem.0.weight"], ancestor["stem.0.weight"])
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2, 3])
 def test_bisection_finds_the_longest_prefix_that_holds(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int
+    ctx: MergeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int
 ) -> None:
     import merger.methods.mainstream as module
 
     tried = []
 
-    def dictated(bench: Workbench, checkpoint: Checkpoint, family: Family, query: str, length: int, *rest) -> dict:
+    def dictated(ctx: MergeContext, checkpoint: Checkpoint, family: Family, query: str, length: int, *rest) -> dict:
         tried.append(length)
         held = length <= longest
         return {"ratio": 1.0 if held else 0.5, "state": family.donor if held else None}
 
     monkeypatch.setattr(module, "_try", dictated)
-    merged = mainstream(bench, QUICK, Checkpoint(tmp_path / "work", {}, resume=False))
+    merged = mainstream(ctx, QUICK, Checkpoint(tmp_path / "flops", {}, resume=False))
     assert [len(members) for members in merged.plan.shared] == [2] * longest
     assert len(tried) == 2 and len(set(tried)) == 2
 

@@ -9,8 +9,8 @@ import pytest
 
 import merger.methods.orders as orders_module
 from merger import METHODS, merge
-from merger.bench.attempt import extended
-from merger.bench.workbench import Workbench
+from merger.core.attempt import extended
+from merger.core.context import MergeContext
 from merger.methods.orders import one_by_one
 from merger.methods.paper import _to_try, worthwhile
 from models.sharing.groups import Group
@@ -24,15 +24,15 @@ A, B, C = ("a", "conv"), ("b", "conv"), ("c", "conv")
 @pytest.fixture
 def queues(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Group]]:
     """The queue that each order hands to the search."""
-    bench, taken = Workbench(workload), {}
+    ctx, taken = MergeContext(workload), {}
 
-    def note(bench: Workbench, options: Any, checkpoint: Any, queue: list[Group]) -> str:
+    def note(ctx: MergeContext, options: Any, checkpoint: Any, queue: list[Group]) -> str:
         return taken.setdefault(name, queue)
 
     monkeypatch.setattr(orders_module, "search", note)
     for name in ("earliest", "latest", "random", "one-model"):
-        METHODS[name](bench, QUICK, None)  # type: ignore[arg-type]
-    return taken | {"gemel": worthwhile(bench, QUICK)}
+        METHODS[name](ctx, QUICK, None)  # type: ignore[arg-type]
+    return taken | {"gemel": worthwhile(ctx, QUICK)}
 
 
 def _first_paths(queue: list[Group]) -> list[str]:

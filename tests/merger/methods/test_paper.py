@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-import merger.bench.attempt as attempt_module
-from merger.bench.attempt import SETTLED, attempt
-from merger.bench.merged import Merged
+import merger.core.attempt as attempt_module
 from merger.checkpoint import snapshot
+from merger.core.attempt import SETTLED, attempt
+from merger.core.merged import Merged
 from merger.distributed import SINGLE_PROCESS, ProcessGroup
 from merger.methods.paper import smaller
 from merger.training.loop import Diverged
@@ -32,7 +32,7 @@ class FakeBench:
     handed_out: list = field(default_factory=list)
     crew: ProcessGroup = SINGLE_PROCESS
 
-    def tied_and_judged(self, plan, queries, states):
+    def tie_and_evaluate(self, plan, queries, states):
         models = {query: _net(states[query]) for query in queries}
         tie(models, plan)
         self.handed_out = list(models.values())
@@ -56,13 +56,13 @@ class FakeBench:
         return self._Training(self, models)
 
     class _Training:
-        def __init__(self, bench, models):
-            self.bench, self.models = bench, models
+        def __init__(self, ctx, models):
+            self.ctx, self.models = ctx, models
             self.epochs, self.loss, self.step = 0, 0.0, SETTLED
 
         def epoch(self):
             self.epochs += 1
-            self.bench.epoch += 1
+            self.ctx.epoch += 1
             with torch.no_grad():
                 for model in self.models.values():
                     model.conv.weight.add_(1.0)
@@ -73,12 +73,12 @@ class FakeBench:
 def ratios_without_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake workbench has no val split, and dictates the ratio of the very models at work."""
 
-    def judge_all(bench, journal, name, models, *_):
-        return {query: bench.ratio(query, model) for query, model in models.items()}
+    def evaluate_all(ctx, journal, name, models, *_):
+        return {query: ctx.ratio(query, model) for query, model in models.items()}
 
-    monkeypatch.setattr(attempt_module, "judge_all", judge_all)
-    tied_and_judged = lambda bench, _journal, *given: bench.tied_and_judged(*given)  # noqa: E731
-    monkeypatch.setattr(attempt_module, "tied_and_judged", tied_and_judged)
+    monkeypatch.setattr(attempt_module, "judge_all", evaluate_all)
+    tie_and_evaluate = lambda ctx, _journal, *given: ctx.tie_and_evaluate(*given)  # noqa: E731
+    monkeypatch.setattr(attempt_module, "tied_and_judged", tie_and_evaluate)
 
 
 def _net(state):
@@ -99,27 +99,27 @@ def _accepted(queries, plan=None):
 REQUIRED = dict.fromkeys("abcd", 0.95)
 
 
-def _try(bench: Any, accepted: Merged, members: list, epochs: int) -> Any:
-    return attempt(bench, accepted, members, Recipe(epochs=epochs), REQUIRED)
+def _try(ctx: Any, accepted: Merged, members: list, epochs: int) -> Any:
+    return attempt(ctx, accepted, members, Recipe(epochs=epochs), REQUIRED)
 
 
 def test_success_ends_the_attempt_at_once() -> None:
-    bench = FakeBench([{"a": 0.5, "b": 0.5}, {"a": 0.96, "b": 0.97}, {"a": 0.0, "b": 0.0}])
-    tried = _try(bench, _accepted("ab"), [A, B], epochs=5)
+    ctx = FakeBench([{"a": 0.5, "b": 0.5}, {"a": 0.96, "b": 0.97}, {"a": 0.0, "b": 0.0}])
+    tried = _try(ctx, _accepted("ab"), [A, B], epochs=5)
     assert tried.kept == (A, B) and tried.epochs == 1
     assert tried.merged.plan.shared == ((A, B),)
     assert torch.equal(tried.merged.states["a"]["conv.weight"], tried.merged.states["b"]["conv.weight"])
 
 
 def test_no_training_where_tying_alone_holds() -> None:
-    bench = FakeBench([{"a": 0.99, "b": 1.0}])
-    assert _try(bench, _accepted("ab"), [A, B], epochs=5).epochs == 0
+    ctx = FakeBench([{"a": 0.99, "b": 1.0}])
+    assert _try(ctx, _accepted("ab"), [A, B], epochs=5).epochs == 0
 
 
 def test_members_that_hold_keep_sharing_and_the_others_get_their_weights_back() -> None:
-    bench = FakeBench([{"a": 0.5, "b": 0.5, "c": 0.5}, {"a": 0.96, "b": 0.97, "c": 0.2}])
+    ctx = FakeBench([{"a": 0.5, "b": 0.5, "c": 0.5}, {"a": 0.96, "b": 0.97, "c": 0.2}])
     accepted = _accepted("abc")
-    tried = _try(bench, accepted, [A, B, C], epochs=3)
+    tried = _try(ctx, accepted, [A, B, C], epochs=3)
     assert tried.kept == (A, B)
     assert tried.merged.plan.shared == ((A, B),)
     assert torch.equal(tried.merged.states["c"]["conv.weight"], accepted.states["c"]["conv.weight"])
@@ -129,16 +129,16 @@ def test_members_that_hold_keep_sharing_and_the_others_get_their_weights_back() 
 @pytest.mark.parametrize(("ratio", "kept"), [(0.96, (A, B)), (0.90, ())])
 def test_a_failing_member_tied_elsewhere_must_hold_without_the_new_set(ratio: float, kept: tuple) -> None:
     accepted = _accepted("abc", SharingPlan(((("a", "early"), ("c", "early")),)))
-    bench = FakeBench([{"a": 0.96, "b": 0.97, "c": 0.2}], reverted={"c": ratio})
-    tried = _try(bench, accepted, [A, B, C], epochs=1)
+    ctx = FakeBench([{"a": 0.96, "b": 0.97, "c": 0.2}], reverted={"c": ratio})
+    tried = _try(ctx, accepted, [A, B, C], epochs=1)
     assert tried.kept == kept
     assert (tried.merged is None) == (not kept)
 
 
 def test_a_bystander_that_falls_below_its_target_stops_the_adoption() -> None:
     accepted = _accepted("abd", SharingPlan(((("a", "early"), ("d", "early")),)))
-    bench = FakeBench([{"a": 0.99, "b": 0.99, "d": 0.9}])
-    tried = _try(bench, accepted, [A, B], epochs=2)
+    ctx = FakeBench([{"a": 0.99, "b": 0.99, "d": 0.9}])
+    tried = _try(ctx, accepted, [A, B], epochs=2)
     assert tried.kept == () and tried.merged is None
 
 
@@ -160,8 +160,8 @@ def test_divergence_refuses_the_set_and_keeps_what_was_adopted(monkeypatch: pyte
         yield
 
     monkeypatch.setattr(attempt_module, "train_while", explode)
-    bench = FakeBench([{"a": 0.96, "b": 0.97, "c": 0.2}])
-    tried = _try(bench, _accepted("abc"), [A, B, C], epochs=3)
+    ctx = FakeBench([{"a": 0.96, "b": 0.97, "c": 0.2}])
+    tried = _try(ctx, _accepted("abc"), [A, B, C], epochs=3)
     assert tried.diverged and tried.kept == (A, B)
 
 

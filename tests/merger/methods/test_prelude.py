@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import merger.methods.prelude as prelude_module
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.standing import training_flops
 from merger.checkpoint import snapshots
+from merger.core.budget import Budget
+from merger.core.merged import Merged
+from merger.core.snapshot import training_flops
 from merger.methods.deep import Deep
 from merger.methods.prelude import EPOCHS, PART, RUNGS, heaviest, heavy_first, prelude
 from merger.methods.sprints import Sprints
@@ -35,10 +35,10 @@ def test_all_begin_with_the_weights_of_who_gives_and_keep_the_rest(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = _sprints_of(monkeypatch)
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     found = heavy_first(sprints, own, "q1", BEFORE, 0.7)
     (now, given, recipe), plan = begun[0], heaviest(sprints, 0.7)
-    assert now.plan == plan and recipe == replace(sprints.recipe, epochs=EPOCHS, seed=sprints.bench.seed)
+    assert now.plan == plan and recipe == replace(sprints.recipe, epochs=EPOCHS, seed=sprints.ctx.seed)
     assert found == {"states": given["states"], "won": NOTHING, "ratios": given["ratios"], "rows": ["told"],
                      "tied": plan.to_json()}  # fmt: skip
     for query, state in given["states"].items():
@@ -50,12 +50,12 @@ def test_what_is_tied_next_begins_with_the_best_start_and_trains_more_slowly(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, asked = _sprints_of(monkeypatch), list[Any]()
-    own, first = snapshots(sprints.bench.originals), heaviest(sprints, 0.7)
+    own, first = snapshots(sprints.ctx.originals), heaviest(sprints, 0.7)
     trained = {
         query: {**state, "last.0.weight": torch.ones_like(state["last.0.weight"])} for query, state in own.items()
     }
 
-    def choose(_bench: object, plan: SharingPlan, _journal: object, apart: Any, *_: object) -> Start:
+    def choose(_ctx: object, plan: SharingPlan, _journal: object, apart: Any, *_: object) -> Start:
         asked.append(plan)
         assert all(torch.equal(apart[query]["last.0.weight"], trained["q0"]["last.0.weight"]) for query in own)
         states = {query: {**state, "body.0.weight": own["q2"]["body.0.weight"]} for query, state in apart.items()}
@@ -72,7 +72,7 @@ def test_what_is_tied_next_begins_with_the_best_start_and_trains_more_slowly(
 
 def test_what_holds_of_the_heaviest_is_won(sprints: Sprints) -> None:
     quick = replace(sprints, recipe=Recipe(rate=1e-3), required=dict.fromkeys(sprints.required, 0.1))
-    found = heavy_first(quick, snapshots(sprints.bench.originals), "q0", BEFORE, 0.7)
+    found = heavy_first(quick, snapshots(sprints.ctx.originals), "q0", BEFORE, 0.7)
     won = Merged.from_plain(found["won"])
     assert won.plan == heaviest(sprints, 0.7) and found["rows"][0]["epoch"] == 0
     assert len({float(state["last.0.weight"].sum()) for state in won.states.values()}) == 1, "one weight for all"
@@ -84,18 +84,18 @@ def test_the_first_takes_no_more_than_the_work_that_is_left_what_follows_no_more
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, tied: float, part: float, takes: float, enough: bool
 ) -> None:
     _sprints_of(monkeypatch)
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     monkeypatch.setattr(prelude_module, "choose_start", lambda *_: Start(own, {}, own))
-    bench, recipe, plan = sprints.bench, replace(sprints.recipe, epochs=EPOCHS), heaviest(sprints, part)
-    needed = training_flops(bench, sorted(plan.queries()), recipe) / takes
-    bounds = Bounds(bench.work, bench.work.total + needed * (1.01 if enough else 0.99))
+    ctx, recipe, plan = sprints.ctx, replace(sprints.recipe, epochs=EPOCHS), heaviest(sprints, part)
+    needed = training_flops(ctx, sorted(plan.queries()), recipe) / takes
+    budget = Budget(ctx.flops, ctx.flops.total + needed * (1.01 if enough else 0.99))
     before = {**BEFORE, "tied": (heaviest(sprints, tied) if tied else SharingPlan()).to_json()}
-    found = heavy_first(replace(sprints, bounds=bounds), own, "q0", before, part)
+    found = heavy_first(replace(sprints, budget=budget), own, "q0", before, part)
     assert bool(found["rows"]) == bool(found["states"]) == enough and found["won"] == NOTHING
 
 
 def test_nothing_is_trained_where_no_more_can_be_won_or_tied(sprints: Sprints) -> None:
-    own, plan = snapshots(sprints.bench.originals), heaviest(sprints, 0.7)
+    own, plan = snapshots(sprints.ctx.originals), heaviest(sprints, 0.7)
     for before in ({**BEFORE, "won": Merged(plan, {}).to_plain()}, {**BEFORE, "tied": plan.to_json()}):
         assert heavy_first(sprints, own, "q0", before, 0.7) == {**before, "ratios": {}, "rows": []}
 
@@ -104,7 +104,7 @@ def test_nothing_is_trained_where_no_more_can_be_won_or_tied(sprints: Sprints) -
 def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, q1: float, far: bool, giver: str
 ) -> None:
-    own, asked = snapshots(sprints.bench.originals), list[tuple[str, list[str], bool]]()
+    own, asked = snapshots(sprints.ctx.originals), list[tuple[str, list[str], bool]]()
     ratios = {"q0": [0.5, 0.82], "q1": [0.3, q1], "q2": [0.98, 0.2]}
 
     def run(deep: Deep, standing: Merged, begins: object, takers: list[str], taking: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_who_bears_least_of_the_one_that_shares_most_stands_for_the_others(
 def test_what_was_taken_to_find_the_giver_is_kept_where_it_saves_most(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     more, less = (Merged(heaviest(sprints, part), own) for part in (0.9, 0.7))
     assert more.plan != less.plan
     monkeypatch.setattr(
@@ -154,7 +154,7 @@ def test_who_was_far_below_and_is_not_asked_again_is_left_out_of_the_heaviest(
 
     monkeypatch.setattr(prelude_module, "_took", took)
     heavy = _heavy_first(monkeypatch, [])
-    prelude(sprints, snapshots(sprints.bench.originals), far=True)
+    prelude(sprints, snapshots(sprints.ctx.originals), far=True)
     assert heavy[0][0].plan == sprints.plan.without("q1") and heavy[0][2] == "q2", "not who gives"
 
 
@@ -162,7 +162,7 @@ def test_who_was_far_below_and_is_not_asked_again_is_left_out_of_the_heaviest(
 def test_more_is_tied_once_the_heaviest_hold(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, reached: list[float], steps: int
 ) -> None:
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     monkeypatch.setattr(prelude_module, "_took", lambda *_, **__: _took(Merged.from_plain(NOTHING), q0=0.8, q1=0.81))
     heavy = _heavy_first(monkeypatch, reached)
     found = prelude(sprints, own, far=True)
@@ -179,7 +179,7 @@ def test_who_has_no_layer_in_common_with_the_one_that_stands_trains_with_the_hea
     monkeypatch.setattr(Deep, "run", lambda _deep, standing, *_: {
         "merged": standing.to_plain(), "rows": [], "taking": {}})  # fmt: skip
     heavy = _heavy_first(monkeypatch, [])
-    prelude(sprints, snapshots(sprints.bench.originals), far=True)
+    prelude(sprints, snapshots(sprints.ctx.originals), far=True)
     (given,) = heavy
     assert (given[0].plan, given[2]) == (sprints.plan, "q0"), "nobody could take, so that nobody is behind"
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, snapshots
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.snapshot import training_flops
 from merger.methods.deep import Deep
 from merger.methods.sprints import Sprints
 from merger.training.loop import Diverged, Training
@@ -50,12 +50,12 @@ def test_a_merge_that_begins_far_off_has_one_long_sprint_and_slower_ones_where_t
 def test_who_is_below_after_the_first_sprint_takes_deep_layers_of_those_who_are_not(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch, met: list[str], left: float, takes: bool
 ) -> None:
-    own = snapshots(sprints.bench.originals)
+    own = snapshots(sprints.ctx.originals)
     begun = _begun(sprints, 0.94)
     took: list[tuple[set[str], list[str]]] = []
 
     def run(deep: Deep, standing: Merged, own_: object, takers: list[str]) -> dict[str, Any]:
-        assert own_ is own and deep.plan == sprints.plan and deep.bounds.work_left <= 0.8 * left
+        assert own_ is own and deep.plan == sprints.plan and deep.budget.flops_left <= 0.8 * left
         took.append((set(standing.states), takers))
         pairs = [(("q0", "last.0"), (query, "last.0")) for query in takers]
         merged = Merged(standing.plan.with_pairs(pairs), {**standing.states, **{one: own[one] for one in takers}})
@@ -70,8 +70,8 @@ def test_who_is_below_after_the_first_sprint_takes_deep_layers_of_those_who_are_
     monkeypatch.setattr(Sprints, "sprint", sprint)
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(Sprints, "_epochs", lambda *_, **__: 1)
-    bounds = Bounds(sprints.bench.work, sprints.bench.work.total + left)
-    trained = replace(sprints, own=own, bounds=bounds).run(begun)
+    budget = Budget(sprints.ctx.flops, sprints.ctx.flops.total + left)
+    trained = replace(sprints, own=own, budget=budget).run(begun)
     stands = set(met) or {"q0"}
     takers = sorted({"q0", "q1", "q2"} - stands)
     assert [(those, sorted(them)) for those, them in took] == ([(stands, takers)] if takes else []), "once"
@@ -102,7 +102,7 @@ def test_who_is_lost_after_a_sprint_leaves_before_the_next_one(
 
 
 def test_a_sprint_that_was_begun_goes_on_as_it_was_planned_though_time_is_over(
-    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
 
@@ -114,10 +114,10 @@ def test_a_sprint_that_was_begun_goes_on_as_it_was_planned_though_time_is_over(
 
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     monkeypatch.setattr(Sprints, "sprint", sprint)
-    one = training_flops(bench, list(bench.queries), Recipe(epochs=1))
+    one = training_flops(ctx, list(ctx.queries), Recipe(epochs=1))
     with pytest.raises(KeyboardInterrupt):
-        replace(sprints, bounds=Bounds(bench.work, 2.5 * one)).run(_begun(sprints, 0.94))
-    replace(sprints, bounds=Bounds(bench.work, 0.0)).run(_begun(sprints, 0.94))
+        replace(sprints, budget=Budget(ctx.flops, 2.5 * one)).run(_begun(sprints, 0.94))
+    replace(sprints, budget=Budget(ctx.flops, 0.0)).run(_begun(sprints, 0.94))
     assert begun == [2, 2], "and nothing after it"
 
 
@@ -129,25 +129,25 @@ def test_a_sprint_is_judged_while_its_rate_falls(sprints: Sprints) -> None:
 def test_what_saves_most_with_all_its_queries_met_is_kept_from_the_first_validation_on(
     sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged = [{"q0": 0.96, "q1": 0.5, "q2": 0.97}, {"q0": 0.94, "q1": 0.94, "q2": 0.94}, {"q0": 0.99, "q2": 0.96}]
-    left, bounded = iter(judged), sprints.plan.without("q1")
-    monkeypatch.setattr("merger.bench.attempt.judge_all", lambda *_: {"q1": 0.9, **next(left)})
+    evaluated = [{"q0": 0.96, "q1": 0.5, "q2": 0.97}, {"q0": 0.94, "q1": 0.94, "q2": 0.94}, {"q0": 0.99, "q2": 0.96}]
+    left, bounded = iter(evaluated), sprints.plan.without("q1")
+    monkeypatch.setattr("merger.core.attempt.evaluate_all", lambda *_: {"q1": 0.9, **next(left)})
     found = sprints.sprint(_tied(sprints), Recipe(epochs=5, frames_per_epoch=16))
-    assert found["ratios"] == judged[1], "the nearest of all; nobody of them has what is required"
+    assert found["ratios"] == evaluated[1], "the nearest of all; nobody of them has what is required"
     won = Merged.from_plain(found["won"])
     assert won.plan == bounded and set(won.states) == {"q0", "q2"}
-    model = sprints.bench.models(["q0"], won.states, won.plan)["q0"]
+    model = sprints.ctx.models(["q0"], won.states, won.plan)["q0"]
     assert not torch.equal(
-        model.get_parameter("head.weight"), sprints.bench.originals["q0"].get_parameter("head.weight")
+        model.get_parameter("head.weight"), sprints.ctx.originals["q0"].get_parameter("head.weight")
     )
     again = sprints.run({**found, "ratios": dict.fromkeys(sprints.required, 1.0)})
     assert again.won.plan == sprints.plan, "until more is won"
-    assert replace(sprints, end=Bounds(sprints.bench.work, 0.0), bounds=Bounds(sprints.bench.work, 0.0)).run(
+    assert replace(sprints, end=Budget(sprints.ctx.flops, 0.0), budget=Budget(sprints.ctx.flops, 0.0)).run(
         found).won.plan == bounded, "with no work left"  # fmt: skip
 
 
 def test_who_has_what_is_required_makes_room_for_the_others(
-    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[set[str]] = []
     planned: list[set[str]] = []
@@ -163,13 +163,13 @@ def test_who_has_what_is_required_makes_room_for_the_others(
         return epochs(sprints, wanted, eased, **how)
 
     monkeypatch.setattr(Sprints, "_epochs", plan)
-    monkeypatch.setattr(bench, "training", training)
+    monkeypatch.setattr(ctx, "training", training)
     monkeypatch.setattr(Sprints, "_alone", lambda _self, found, _last: found)
     sprints.run({**_tied(sprints), "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}})
     assert seen == [set(), {"q0", "q2"}, {"q0", "q2"}], "half an epoch flatters: nobody is eased in the first sprint"
     assert planned == seen
-    whole = training_flops(bench, list(bench.queries), Recipe(epochs=1))
-    bounded = replace(sprints, bounds=Bounds(bench.work, bench.work.total + 4 * whole))
+    whole = training_flops(ctx, list(ctx.queries), Recipe(epochs=1))
+    bounded = replace(sprints, budget=Budget(ctx.flops, ctx.flops.total + 4 * whole))
     assert bounded._epochs(16, set()) == 4 < bounded._epochs(16, {"q0", "q2"}) < 8, "what is saved buys epochs"
     assert bounded._epochs(3, {"q0", "q2"}, joined=True) == 4, "one long fall for who joins, planned without what eases"
     assert bounded._epochs(2, set(), joined=True) == 4, "up to twice as long"
@@ -177,9 +177,9 @@ def test_who_has_what_is_required_makes_room_for_the_others(
 
 
 def test_who_falls_below_is_eased_no_longer_until_it_is_back(sprints: Sprints, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged = iter([{"q0": 0.94, "q2": 0.96}, {"q0": 0.97, "q2": 0.97}, {"q0": 0.9, "q2": 0.95}])
+    evaluated = iter([{"q0": 0.94, "q2": 0.96}, {"q0": 0.97, "q2": 0.97}, {"q0": 0.9, "q2": 0.95}])
     eased: list[list[str]] = []
-    monkeypatch.setattr("merger.bench.attempt.judge_all", lambda *_: {"q1": 0.9, **next(judged)})
+    monkeypatch.setattr("merger.core.attempt.evaluate_all", lambda *_: {"q1": 0.9, **next(evaluated)})
     epoch = Training.epoch
     monkeypatch.setattr(Training, "epoch", lambda self: eased.append(self.eased) or epoch(self))
     before = {**_tied(sprints), "ratios": {"q0": 0.95, "q1": 0.9, "q2": 1.0}}
@@ -188,10 +188,10 @@ def test_who_falls_below_is_eased_no_longer_until_it_is_back(sprints: Sprints, m
 
 
 def test_a_sprint_that_takes_more_work_than_planned_goes_on_to_the_end_of_all(
-    bench: Workbench, sprints: Sprints, tmp_path: Path
+    ctx: MergeContext, sprints: Sprints, tmp_path: Path
 ) -> None:
-    before, recipe, spent = _tied(sprints), Recipe(epochs=4, frames_per_epoch=16), Bounds(bench.work, 0.0)
-    found = replace(_out_of_reach(sprints), bounds=spent).sprint(before, recipe)
+    before, recipe, spent = _tied(sprints), Recipe(epochs=4, frames_per_epoch=16), Budget(ctx.flops, 0.0)
+    found = replace(_out_of_reach(sprints), budget=spent).sprint(before, recipe)
     assert [row["epoch"] for row in found["rows"]] == [0, 2, 3, 4]
     cut = replace(_out_of_reach(sprints), end=spent, checkpoint=Checkpoint(tmp_path / "cut", {}, False))
     found = cut.sprint(before, recipe)
@@ -205,7 +205,7 @@ def _begun(sprints: Sprints, ratio: float) -> dict[str, Any]:
 
 def _tied(sprints: Sprints) -> dict[str, Any]:
     """All tied, and half of what is required to begin with."""
-    models = sprints.bench.tied(sprints.plan, list(sprints.bench.queries))
+    models = sprints.ctx.tied(sprints.plan, list(sprints.ctx.queries))
     return {"states": snapshots(models), "ratios": dict.fromkeys(models, 0.5)}
 
 

@@ -46,7 +46,7 @@ def _check(told: Events) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize(("method", "stages"), [("wide", 3), ("gemel", 2), ("mainstream", 2), ("joint", 2)])
+@pytest.mark.parametrize(("method", "stages"), [("top-down", 3), ("gemel", 2), ("mainstream", 2), ("joint", 2)])
 def test_a_method_begins_the_stages_that_it_announced(
     workload: Workload, tmp_path: Path, told: Events, method: str, stages: int
 ) -> None:

@@ -13,76 +13,76 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import merger.start.alignment as alignment
-from merger.bench.method import MergeOptions
-from merger.bench.probing import as_input, raw_frames
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache, snapshot
-from merger.methods.wide import whole_plan
+from merger.core.context import MergeContext
+from merger.core.method import MergeOptions
+from merger.core.probing import as_input, raw_frames
+from merger.methods.top_down import whole_plan
 from merger.start.alignment import CrossMoments, aligned, best_order, by_shared_bytes, orderable
 from merger.start.channels import Channels, permuted
 from merger.training.distillation import record_inputs, watched_layers
 from models.sharing.layers import weight_key
 
 
-def test_shuffled_channels_are_put_back(bench: Workbench) -> None:
-    first = snapshot(bench.originals["q0"])
-    bench.originals["q2"].load_state_dict(_shuffled(bench, "q0", first))
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", StepCache())
+def test_shuffled_channels_are_put_back(ctx: MergeContext) -> None:
+    first = snapshot(ctx.originals["q0"])
+    ctx.originals["q2"].load_state_dict(_shuffled(ctx, "q0", first))
+    states = aligned(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
     assert all(torch.equal(states["q2"][name], first[name]) for name in first)
 
 
-def test_models_answer_as_before_and_their_heads_read_what_they_read(bench: Workbench) -> None:
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q1", StepCache())
+def test_models_answer_as_before_and_their_heads_read_what_they_read(ctx: MergeContext) -> None:
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
+    states = aligned(ctx, whole_plan(ctx, MergeOptions()), "q1", StepCache())
     moved = []
-    for query, model in bench.models(bench.queries, states).items():
-        frames = as_input(bench, query, raw_frames(bench, query, 8))
-        heads = watched_layers(bench.queries[query], model)
+    for query, model in ctx.models(ctx.queries, states).items():
+        frames = as_input(ctx, query, raw_frames(ctx, query, 8))
+        heads = watched_layers(ctx.queries[query], model)
         with (
             torch.no_grad(),
             record_inputs(model, heads) as mine,
-            record_inputs(bench.originals[query], heads) as theirs,
+            record_inputs(ctx.originals[query], heads) as theirs,
         ):
-            assert torch.allclose(model(frames), bench.originals[query](frames), atol=1e-4)
+            assert torch.allclose(model(frames), ctx.originals[query](frames), atol=1e-4)
         assert mine and all(torch.allclose(one, other, atol=1e-4) for one, other in zip(mine, theirs))
         moved += [query for name in originals[query] if not torch.equal(originals[query][name], states[query][name])]
-        kept = bench.originals[query].state_dict()
+        kept = ctx.originals[query].state_dict()
         assert all(torch.equal(kept[name], originals[query][name]) for name in kept)
     assert set(moved) == {"q0", "q2"}  # all but the donor
 
 
-def test_alignment_brings_weights_of_independent_originals_together(bench: Workbench) -> None:
-    plan = whole_plan(bench, MergeOptions())
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    assert _cosine(plan.shared, aligned(bench, plan, "q0", StepCache())) > _cosine(plan.shared, originals)
+def test_alignment_brings_weights_of_independent_originals_together(ctx: MergeContext) -> None:
+    plan = whole_plan(ctx, MergeOptions())
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
+    assert _cosine(plan.shared, aligned(ctx, plan, "q0", StepCache())) > _cosine(plan.shared, originals)
 
 
 def test_whether_it_answers_as_before_is_seen_in_full_float32_on_a_card(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frames, seen = as_input(bench, "q2", raw_frames(bench, "q2", 2)), list[bool]()
+    frames, seen = as_input(ctx, "q2", raw_frames(ctx, "q2", 2)), list[bool]()
     monkeypatch.setattr(alignment, "as_input", lambda *_: frames)
-    channels, own = orderable(bench, "q2"), Workbench.models
+    channels, own = orderable(ctx, "q2"), MergeContext.models
 
     def models(*given: Any) -> Any:
         found = own(*given)
         found["q2"].register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
         return found
 
-    monkeypatch.setattr(Workbench, "models", models)
+    monkeypatch.setattr(MergeContext, "models", models)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    bench.originals, bench.device = dict(bench.originals), torch.device("cuda")
+    ctx.originals, ctx.device = dict(ctx.originals), torch.device("cuda")
     assert channels is not None
-    assert alignment._answers_the_same(bench, "q2", snapshot(bench.originals["q2"]), channels, {})
+    assert alignment._answers_the_same(ctx, "q2", snapshot(ctx.originals["q2"]), channels, {})
     assert seen == [False, False] and torch.backends.cudnn.allow_tf32
 
 
-def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     said, read = [], alignment.channels_of
-    bench.progress = lambda event, **fields: said.append((event, fields))
-    unreadable = bench.originals["q1"]
+    ctx.progress = lambda event, **fields: said.append((event, fields))
+    unreadable = ctx.originals["q1"]
     monkeypatch.setattr(alignment, "channels_of", lambda model: None if model is unreadable else read(model))
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", StepCache())
+    states = aligned(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
     assert all(torch.equal(states["q1"][name], tensor) for name, tensor in unreadable.state_dict().items())
     assert [fields["text"] for event, fields in said if event == "warning"] == [
         "q1: the graph of its model cannot be read, so its channels stay in their order"
@@ -90,9 +90,9 @@ def test_a_model_whose_graph_cannot_be_read_stays_as_it_is(bench: Workbench, mon
     assert [fields["query"] for event, fields in said if event == "aligned"] == ["q2"]
 
 
-def test_a_graph_read_wrongly_is_found_out_by_the_answers(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_read_wrongly_is_found_out_by_the_answers(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     said, read = [], alignment.channels_of
-    bench.progress = lambda event, **fields: said.append(fields.get("text", ""))
+    ctx.progress = lambda event, **fields: said.append(fields.get("text", ""))
 
     def forgetful(model: torch.nn.Module) -> Channels:
         channels = read(model)
@@ -100,30 +100,30 @@ def test_a_graph_read_wrongly_is_found_out_by_the_answers(bench: Workbench, monk
         return Channels(channels.widths, {use: layout for use, layout in channels.uses.items() if use[1] == 0})
 
     monkeypatch.setattr(alignment, "channels_of", forgetful)
-    states = aligned(bench, whole_plan(bench, MergeOptions()), "q0", StepCache())
-    for query, model in bench.originals.items():
+    states = aligned(ctx, whole_plan(ctx, MergeOptions()), "q0", StepCache())
+    for query, model in ctx.originals.items():
         assert all(torch.equal(states[query][name], tensor) for name, tensor in model.state_dict().items())
     assert sum("answers differently" in text for text in said) == 2
 
 
-def test_what_a_journal_remembers_is_not_done_again(bench: Workbench) -> None:
-    plan, journal = whole_plan(bench, MergeOptions()), StepCache()
-    journal.meter = bench.work
-    first = aligned(bench, plan, "q0", journal)
-    spent = bench.work.total
+def test_what_a_journal_remembers_is_not_done_again(ctx: MergeContext) -> None:
+    plan, journal = whole_plan(ctx, MergeOptions()), StepCache()
+    journal.meter = ctx.flops
+    first = aligned(ctx, plan, "q0", journal)
+    spent = ctx.flops.total
     assert spent > 0
     again = StepCache()
-    again.meter = bench.work
+    again.meter = ctx.flops
     again.load_state_dict(journal.state_dict())
-    second = aligned(bench, plan, "q0", again)
-    assert bench.work.total == spent
+    second = aligned(ctx, plan, "q0", again)
+    assert ctx.flops.total == spent
     assert all(torch.equal(first[query][name], second[query][name]) for query in first for name in first[query])
 
 
-def test_queries_come_in_the_order_of_what_they_share(bench: Workbench) -> None:
-    plan = whole_plan(bench, MergeOptions())
-    assert set(by_shared_bytes(bench, plan)) == {"q0", "q1", "q2"}
-    assert by_shared_bytes(bench, plan.with_private("q1", ["body.0"]))[-1] == "q1"
+def test_queries_come_in_the_order_of_what_they_share(ctx: MergeContext) -> None:
+    plan = whole_plan(ctx, MergeOptions())
+    assert set(by_shared_bytes(ctx, plan)) == {"q0", "q1", "q2"}
+    assert by_shared_bytes(ctx, plan.with_private("q1", ["body.0"]))[-1] == "q1"
 
 
 @given(width=st.integers(1, 12), seed=st.integers(0, 2**16))
@@ -149,8 +149,8 @@ def test_correlations_over_batches_are_those_of_all_samples() -> None:
     assert np.allclose(found[:3], wanted, atol=1e-4) and np.all(found[3] == 0)
 
 
-def _shuffled(bench: Workbench, query: str, state: State) -> State:
-    channels = orderable(bench, query)
+def _shuffled(ctx: MergeContext, query: str, state: State) -> State:
+    channels = orderable(ctx, query)
     assert channels is not None and len(channels.widths) == 2
     generator = torch.Generator().manual_seed(0)
     orders = {space: torch.randperm(width, generator=generator) for space, width in channels.widths.items()}

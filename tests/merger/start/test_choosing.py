@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import merger.start.choosing as choosing_module
-from merger.bench.elsewhere import assign
-from merger.bench.method import MergeOptions
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache, snapshot
+from merger.core.context import MergeContext
+from merger.core.elsewhere import assign
+from merger.core.method import MergeOptions
 from merger.distributed import ProcessGroup
-from merger.methods.wide import whole_plan
+from merger.methods.top_down import whole_plan
 from merger.start.ancestry import COMMON, kinship
-from merger.start.choosing import Judge, Start, affordable, averaged, choose_start, donated, lost, together
+from merger.start.choosing import InitEvaluator, Start, affordable, averaged, choose_start, donated, lost, together
 from models.batchnorm import batchnorms_of
 from models.sharing.groups import groups
 from models.sharing.layers import weight_key
@@ -41,18 +41,18 @@ def test_equal_originals_are_merged_without_any_training(workload: Workload) -> 
     with safe_open(third.weights, "pt") as file:
         named = file.metadata()
     save_file(load_file(first.weights), third.weights, named)
-    bench = Workbench(workload)
-    plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, StepCache()).states
+    ctx = MergeContext(workload)
+    plan = whole_plan(ctx, MergeOptions())
+    states = choose_start(ctx, plan, StepCache()).states
     for members in plan.shared:
         if {query for query, _ in members} == {"q0", "q2"}:
             weights = [states[query][weight_key(states[query], path)] for query, path in members]
             assert torch.equal(*weights)
 
 
-def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
-    plan = whole_plan(bench, MergeOptions())
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+def test_starts_average_or_give_the_donors_weight(ctx: MergeContext) -> None:
+    plan = whole_plan(ctx, MergeOptions())
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
     members = next(members for members in plan.shared if len(members) == 3)
     weights = {query: originals[query][weight_key(originals[query], path)] for query, path in members}
     for states, wanted in (
@@ -61,27 +61,27 @@ def test_starts_average_or_give_the_donors_weight(bench: Workbench) -> None:
     ):
         for query, path in members:
             assert torch.equal(states[query][weight_key(states[query], path)], wanted)
-    assert torch.equal(originals["q0"]["stem.0.weight"], bench.originals["q0"].state_dict()["stem.0.weight"])
+    assert torch.equal(originals["q0"]["stem.0.weight"], ctx.originals["q0"].state_dict()["stem.0.weight"])
 
 
-def test_the_start_with_the_nearest_features_is_taken(bench: Workbench) -> None:
-    said = _heard(bench)
-    plan = whole_plan(bench, MergeOptions())
-    states = choose_start(bench, plan, StepCache()).states
+def test_the_start_with_the_nearest_features_is_taken(ctx: MergeContext) -> None:
+    said = _heard(ctx)
+    plan = whole_plan(ctx, MergeOptions())
+    states = choose_start(ctx, plan, StepCache()).states
     errors = {row["start"]: row["error"] for event, row in said if event == "start"}
     assert {"mean", "q0", "q1", "q2", "aligned mean"} <= set(errors) and max(errors.values()) <= 1
-    found = Judge(bench, plan.queries(), StepCache()).errors("again", plan, states)
+    found = InitEvaluator(ctx, plan.queries(), StepCache()).errors("again", plan, states)
     assert together(found.values()) == pytest.approx(min(errors.values()), rel=1e-4)
 
 
 def test_where_all_are_far_off_the_best_mean_is_solved_and_the_least_is_taken(
-    bench: Workbench, always_solved: None, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, always_solved: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for means_are_any_good in (True, False):
         if not means_are_any_good:
             monkeypatch.setattr("merger.start.choosing.averaged", _ruined)
-        said = _heard(bench)
-        start = choose_start(bench, _plan_of_three(), StepCache())
+        said = _heard(ctx)
+        start = choose_start(ctx, _plan_of_three(), StepCache())
         errors = {row["start"]: row["error"] for event, row in said if event == "start"}
         best = min((name for name in errors if "solved" not in name), key=lambda name: errors[name])
         assert ("mean" in best) == means_are_any_good
@@ -92,39 +92,39 @@ def test_where_all_are_far_off_the_best_mean_is_solved_and_the_least_is_taken(
 
 @pytest.mark.parametrize(("to", "taken"), [(0.5, "solved"), (0.9, "donor")])
 def test_a_mean_that_a_donor_beats_may_win_once_it_is_solved(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, to: float, taken: str
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, to: float, taken: str
 ) -> None:
     found = {"q0": 0.7, "q1": 0.95, "q2": 0.95, "mean": 0.8, "aligned mean": 0.75, "aligned mean, solved": to}
-    judged = lambda _self, name, _plan, _states: dict.fromkeys(("q0", "q1", "q2"), found[name])  # noqa: E731
-    monkeypatch.setattr(Judge, "errors", judged)
-    marked = {query: {} for query in bench.queries}
+    evaluated = lambda _self, name, _plan, _states: dict.fromkeys(("q0", "q1", "q2"), found[name])  # noqa: E731
+    monkeypatch.setattr(InitEvaluator, "errors", evaluated)
+    marked = {query: {} for query in ctx.queries}
     monkeypatch.setattr("merger.start.choosing.solved", lambda *_: marked)
-    start = choose_start(bench, _plan_of_three(), StepCache())
+    start = choose_start(ctx, _plan_of_three(), StepCache())
     assert start.far and (start.states is marked) == (taken == "solved")
     assert set(start.errors.values()) == {min(to, 0.7)}
 
 
 def test_a_start_is_judged_with_norms_as_they_are_and_measured_again(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states = {query: snapshot(model) for query, model in bench.originals.items()}
+    states = {query: snapshot(model) for query, model in ctx.originals.items()}
     plan = SharingPlan(((("q0", "head"), ("q2", "head")),))  # nothing changes what the heads see
-    calibrate = Workbench.calibrate
+    calibrate = MergeContext.calibrate
 
-    def ruins(self: Workbench, query: str, model: torch.nn.Module, frames: int) -> bool:
+    def ruins(self: MergeContext, query: str, model: torch.nn.Module, frames: int) -> bool:
         done = calibrate(self, query, model.requires_grad_(True), frames)
         for norm in batchnorms_of(model):
             torch.nn.init.zeros_(norm.running_mean).add_(5)  # type: ignore[arg-type]
         return done
 
-    monkeypatch.setattr(Workbench, "calibrate", ruins)
-    errors = Judge(bench, plan.queries(), StepCache()).errors("these", plan, states)
+    monkeypatch.setattr(MergeContext, "calibrate", ruins)
+    errors = InitEvaluator(ctx, plan.queries(), StepCache()).errors("these", plan, states)
     assert errors == pytest.approx({"q0": 0, "q2": 0}, abs=1e-5)
-    monkeypatch.setattr(Workbench, "calibrate", calibrate)
+    monkeypatch.setattr(MergeContext, "calibrate", calibrate)
     spoiled = {
         query: {**state, "stem.1.running_mean": state["stem.1.running_mean"] + 5} for query, state in states.items()
     }
-    errors = Judge(bench, plan.queries(), StepCache()).errors("those", plan, spoiled)
+    errors = InitEvaluator(ctx, plan.queries(), StepCache()).errors("those", plan, spoiled)
     assert max(errors.values()) < 0.5, "measured again"
 
 
@@ -136,38 +136,38 @@ def _ruined(plan: SharingPlan, states: dict[str, State]) -> dict[str, State]:
     }
 
 
-def test_a_common_ancestor_needs_no_alignment(bench: Workbench) -> None:
-    _give_an_ancestor(bench)
-    said = _heard(bench)
-    choose_start(bench, _plan_of_three(), StepCache())
+def test_a_common_ancestor_needs_no_alignment(ctx: MergeContext) -> None:
+    _give_an_ancestor(ctx)
+    said = _heard(ctx)
+    choose_start(ctx, _plan_of_three(), StepCache())
     (row,) = [row for event, row in said if event == "ancestry"]
     assert row["common"] and min(row["kinship"].values()) > 0.8
     assert not any(event == "aligned" or "aligned" in row.get("start", "") for event, row in said)
 
 
-def test_a_start_that_is_near_enough_is_not_solved(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = _heard(bench)
+def test_a_start_that_is_near_enough_is_not_solved(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = _heard(ctx)
     monkeypatch.setattr("merger.start.choosing.FAR", 100.0)
-    choose_start(bench, _plan_of_three(), StepCache())
+    choose_start(ctx, _plan_of_three(), StepCache())
     assert not any("solved" in row.get("start", "") for _, row in said)
 
 
-def test_models_apart_are_in_one_order_already(bench: Workbench) -> None:
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+def test_models_apart_are_in_one_order_already(ctx: MergeContext) -> None:
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
     apart = {query: {name: tensor + 0.01 for name, tensor in state.items()} for query, state in originals.items()}
-    said = _heard(bench)
-    start = choose_start(bench, _plan_of_three(), StepCache(), apart)
+    said = _heard(ctx)
+    start = choose_start(ctx, _plan_of_three(), StepCache(), apart)
     assert {event for event, _ in said} == {"start"} and not any("aligned" in row["start"] for _, row in said)
-    assert set(start.errors) == {"q0", "q1", "q2"} and set(start.apart) == set(bench.queries)
+    assert set(start.errors) == {"q0", "q1", "q2"} and set(start.apart) == set(ctx.queries)
     for query, state in start.apart.items():
         assert all(torch.equal(state[name], apart[query][name]) for name in state)
         assert torch.equal(start.states[query]["head.weight"], apart[query]["head.weight"])
 
 
-def test_models_apart_of_originals_without_a_common_ancestor_were_aligned(bench: Workbench) -> None:
-    start = choose_start(bench, _plan_of_three(), StepCache())
+def test_models_apart_of_originals_without_a_common_ancestor_were_aligned(ctx: MergeContext) -> None:
+    start = choose_start(ctx, _plan_of_three(), StepCache())
     moved = [q for q, state in start.apart.items()
-             if not torch.equal(state["stem.0.weight"], bench.originals[q].get_parameter("stem.0.weight"))]  # fmt: skip
+             if not torch.equal(state["stem.0.weight"], ctx.originals[q].get_parameter("stem.0.weight"))]  # fmt: skip
     assert len(moved) == 2, "into the order of the third"
 
 
@@ -179,32 +179,32 @@ def test_far_behind_is_who_keeps_next_to_nothing_in_a_hard_merge() -> None:
 
 
 def test_a_start_is_far_off_by_what_it_loses_before_anything_is_solved(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = _heard(bench)
-    choose_start(bench, _plan_of_three(), StepCache())
+    said = _heard(ctx)
+    choose_start(ctx, _plan_of_three(), StepCache())
     least = min(row["error"] for event, row in said if event == "start" and "solved" not in row["start"])
     for far in (least - 0.01, least + 0.01):
         monkeypatch.setattr("merger.start.choosing.FAR", far)
-        assert choose_start(bench, _plan_of_three(), StepCache()).far == (far < least)
+        assert choose_start(ctx, _plan_of_three(), StepCache()).far == (far < least)
 
 
-def test_independent_originals_have_no_common_ancestor(bench: Workbench) -> None:
-    states = {query: snapshot(model) for query, model in bench.originals.items()}
-    assert max(kinship(_plan_of_three(), bench.layers, states).values()) < COMMON
+def test_independent_originals_have_no_common_ancestor(ctx: MergeContext) -> None:
+    states = {query: snapshot(model) for query, model in ctx.originals.items()}
+    assert max(kinship(_plan_of_three(), ctx.layers, states).values()) < COMMON
 
 
 def test_a_start_goes_on_where_it_was_stopped(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, always_solved: None
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, always_solved: None
 ) -> None:
-    plan, journal = whole_plan(bench, MergeOptions()), StepCache()
-    before = bench.work.total
-    wanted = choose_start(bench, plan, journal).states
-    spent, done = bench.work.total - before, journal.state_dict()["done"]
+    plan, journal = whole_plan(ctx, MergeOptions()), StepCache()
+    before = ctx.flops.total
+    wanted = choose_start(ctx, plan, journal).states
+    spent, done = ctx.flops.total - before, journal.state_dict()["done"]
     for stop in (1, len(done) // 2, len(done) - 1):
-        bench.work.total = before
+        ctx.flops.total = before
         stopped, steps = StepCache(), []
-        stopped.meter = bench.work
+        stopped.meter = ctx.flops
 
         def dying(stopped: StepCache = stopped, steps: list[Any] = steps, stop: int = stop) -> None:
             steps.append(None)
@@ -213,25 +213,25 @@ def test_a_start_goes_on_where_it_was_stopped(
 
         monkeypatch.setattr(stopped, "tick", dying)
         with pytest.raises(KeyboardInterrupt):
-            choose_start(bench, plan, stopped)
+            choose_start(ctx, plan, stopped)
         resumed = StepCache()
-        resumed.meter = bench.work
+        resumed.meter = ctx.flops
         resumed.load_state_dict(stopped.state_dict())
-        states = choose_start(bench, plan, resumed).states
-        assert bench.work.total - before == pytest.approx(spent)
+        states = choose_start(ctx, plan, resumed).states
+        assert ctx.flops.total - before == pytest.approx(spent)
         assert all(torch.equal(states[q][name], wanted[q][name]) for q in wanted for name in wanted[q])
 
 
-def _give_an_ancestor(bench: Workbench) -> None:
+def _give_an_ancestor(ctx: MergeContext) -> None:
     """All weights become those of the first original with noise of their own."""
-    first = snapshot(bench.originals["q0"])
-    for seed, query in enumerate(bench.queries):
-        state = snapshot(bench.originals[query])
+    first = snapshot(ctx.originals["q0"])
+    for seed, query in enumerate(ctx.queries):
+        state = snapshot(ctx.originals[query])
         generator = torch.Generator().manual_seed(seed)
         for name, tensor in first.items():
             if name in state and state[name].shape == tensor.shape and tensor.ndim > 1:
                 state[name] = tensor + 0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator)
-        bench.originals[query].load_state_dict(state)
+        ctx.originals[query].load_state_dict(state)
 
 
 def _plan_of_three() -> SharingPlan:
@@ -241,45 +241,45 @@ def _plan_of_three() -> SharingPlan:
 def _chosen(crew: ProcessGroup, path: Path) -> dict[str, Any]:
     """What a start comes to in this process, and the queries it judged."""
     choosing_module.FAR = 0.0
-    bench, judged = Workbench(load_workload(path), crew=crew), list[str]()
-    bench.crew.all_gather_object(lambda: bench.load(lambda done: None))
-    assign(bench)
-    own = Judge.error
-    Judge.error = lambda judge, query, model: judged.append(query) or own(judge, query, model)  # type: ignore
-    start = choose_start(bench, SharingPlan.of(groups(bench.layers)), StepCache())
-    return {**start.__dict__, "work": bench.work.total, "judged": set(judged), "mine": set(crew.mine(bench.queries))}
+    ctx, evaluated = MergeContext(load_workload(path), crew=crew), list[str]()
+    ctx.crew.all_gather_object(lambda: ctx.load(lambda done: None))
+    assign(ctx)
+    own = InitEvaluator.error
+    InitEvaluator.error = lambda evaluate, query, model: evaluated.append(query) or own(evaluate, query, model)  # type: ignore
+    start = choose_start(ctx, SharingPlan.of(groups(ctx.layers)), StepCache())
+    return {**start.__dict__, "flops": ctx.flops.total, "evaluated": set(evaluated), "mine": set(crew.mine(ctx.queries))}
 
 
 def test_several_processes_choose_as_one_does_and_judge_their_own(workload: Workload) -> None:
     alone = _chosen(ProcessGroup(), workload.path)
     for one in together_in(2, _chosen, workload.path):
-        assert one["judged"] == one["mine"] < alone["judged"] == {"q0", "q1", "q2"}
-        assert (one["errors"], one["work"], one["far"]) == (alone["errors"], alone["work"], alone["far"])
+        assert one["evaluated"] == one["mine"] < alone["evaluated"] == {"q0", "q1", "q2"}
+        assert (one["errors"], one["flops"], one["far"]) == (alone["errors"], alone["flops"], alone["far"])
         for query, state in alone["states"].items():
             assert all(torch.equal(one["states"][query][name], tensor) for name, tensor in state.items())
 
 
 def test_starts_are_judged_and_solved_with_one_model_after_the_other(
-    bench: Workbench, always_solved: None, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, always_solved: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, most, own = list[weakref.ref](), 0, Workbench.models
+    made, most, own = list[weakref.ref](), 0, MergeContext.models
 
-    def models(bench: Workbench, *given: Any) -> dict[str, nn.Module]:
+    def models(ctx: MergeContext, *given: Any) -> dict[str, nn.Module]:
         nonlocal most
-        found = own(bench, *given)
+        found = own(ctx, *given)
         made.extend(map(weakref.ref, found.values()))
         gc.collect()
         most = max(most, sum(one() is not None for one in made))
         return found
 
-    monkeypatch.setattr(Workbench, "models", models)
-    choose_start(bench, _plan_of_three(), StepCache())
+    monkeypatch.setattr(MergeContext, "models", models)
+    choose_start(ctx, _plan_of_three(), StepCache())
     assert most == 2, "a card has no room for all of them beside the originals"
 
 
-def _heard(bench: Workbench) -> list[tuple[str, dict[str, Any]]]:
+def _heard(ctx: MergeContext) -> list[tuple[str, dict[str, Any]]]:
     said: list[tuple[str, dict[str, Any]]] = []
-    bench.progress = lambda event, **fields: said.append((event, fields))
+    ctx.progress = lambda event, **fields: said.append((event, fields))
     return said
 
 
@@ -296,9 +296,9 @@ def test_starts_that_there_is_no_work_for_are_left_out_but_for_the_first() -> No
     assert affordable(costs, 1.0) == (["mean"], -1.0)
 
 
-def test_with_no_work_for_more_the_mean_is_the_start(bench: Workbench, always_solved: None) -> None:
-    said = _heard(bench)
-    start = choose_start(bench, _plan_of_three(), StepCache(), most_work=1.0)
+def test_with_no_work_for_more_the_mean_is_the_start(ctx: MergeContext, always_solved: None) -> None:
+    said = _heard(ctx)
+    start = choose_start(ctx, _plan_of_three(), StepCache(), max_flops=1.0)
     assert [row["start"] for event, row in said if event == "start"] == ["mean"] and start.far
 
 

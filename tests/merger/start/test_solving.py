@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache, snapshot
-from merger.start.choosing import Judge
+from merger.core.context import MergeContext
+from merger.start.choosing import InitEvaluator
 from merger.start.solving import FRAMES, PLACES, _best_weight, _Equations, _samples, most_flops, solved
 from merger.training.recipe import Flops
 from models.sharing.layers import weight_key
@@ -19,14 +19,14 @@ PLAN = SharingPlan(tuple((("q0", path), ("q2", path)) for path in ("stem.0", "bo
 
 
 @pytest.fixture
-def bench(workload: Workload) -> Workbench:
+def ctx(workload: Workload) -> MergeContext:
     """q2's original is q0's, and both have norms that fit their frames, so that one weight can serve both."""
-    bench = Workbench(workload)
-    bench.originals["q2"].load_state_dict(snapshot(bench.originals["q0"]))
+    ctx = MergeContext(workload)
+    ctx.originals["q2"].load_state_dict(snapshot(ctx.originals["q0"]))
     for query in ("q0", "q2"):
-        bench.calibrate(query, bench.originals[query].requires_grad_(True))  # norms at rest would stay as they are
-        bench.originals[query].requires_grad_(False)
-    return bench
+        ctx.calibrate(query, ctx.originals[query].requires_grad_(True))  # norms at rest would stay as they are
+        ctx.originals[query].requires_grad_(False)
+    return ctx
 
 
 def test_members_of_one_linear_map_give_it_back_with_their_own_biases() -> None:
@@ -63,8 +63,8 @@ def test_samples_of_a_convolution_are_what_its_weight_meets(stride: int) -> None
     assert torch.allclose(inputs @ layer.weight.flatten(1).T, outputs, atol=1e-5)
 
 
-def test_a_damaged_start_is_mended(bench: Workbench) -> None:
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+def test_a_damaged_start_is_mended(ctx: MergeContext) -> None:
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
     damaged = {query: dict(state) for query, state in originals.items()}
     generator = torch.Generator().manual_seed(0)
     for members in PLAN.shared:
@@ -73,9 +73,9 @@ def test_a_damaged_start_is_mended(bench: Workbench) -> None:
         wrong = weight + weight.std() * torch.randn(weight.shape, generator=generator)
         for query, _ in members:
             damaged[query][key] = wrong
-    found = solved(bench, PLAN, originals, damaged, StepCache())
+    found = solved(ctx, PLAN, originals, damaged, StepCache())
     before, after = (
-        Judge(bench, PLAN.queries(), StepCache()).errors("these", PLAN, states) for states in (damaged, found)
+        InitEvaluator(ctx, PLAN.queries(), StepCache()).errors("these", PLAN, states) for states in (damaged, found)
     )
     for query in ("q0", "q2"):
         assert after[query] < 0.5 * before[query]
@@ -86,31 +86,31 @@ def test_a_damaged_start_is_mended(bench: Workbench) -> None:
     assert all(torch.equal(found["q1"][name], originals["q1"][name]) for name in originals["q1"])
 
 
-def test_a_perfect_start_stays_and_work_is_counted_once(bench: Workbench) -> None:
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
-    journal, before = StepCache(), bench.work.total
-    found = solved(bench, PLAN, originals, originals, journal)
-    spent = bench.work.total - before
+def test_a_perfect_start_stays_and_work_is_counted_once(ctx: MergeContext) -> None:
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
+    journal, before = StepCache(), ctx.flops.total
+    found = solved(ctx, PLAN, originals, originals, journal)
+    spent = ctx.flops.total - before
     for members in PLAN.shared:
         key = weight_key(originals["q0"], members[0][1])
         start = originals["q0"][key]
         assert (found["q0"][key] - start).norm() < 0.2 * start.norm()
     assert spent > 0
-    solved(bench, PLAN, originals, originals, journal)
-    assert bench.work.total - before == spent
+    solved(ctx, PLAN, originals, originals, journal)
+    assert ctx.flops.total - before == spent
 
 
-def test_the_equations_are_part_of_the_work(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    originals = {query: snapshot(model) for query, model in bench.originals.items()}
+def test_the_equations_are_part_of_the_work(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    originals = {query: snapshot(model) for query, model in ctx.originals.items()}
     plan = SharingPlan(PLAN.shared[:1])
     passes: list[int] = []
     add = Flops.add
     monkeypatch.setattr(
         Flops, "add", lambda self, query, count: passes.append(count * self.of(query)) or add(self, query, count)
     )
-    before = bench.work.total
-    solved(bench, plan, originals, originals, StepCache())
+    before = ctx.flops.total
+    solved(ctx, plan, originals, originals, StepCache())
     outputs, inputs = 16, 3 * 3 * 3
-    samples = min(FRAMES, len(bench.train["q0"])) * PLACES
+    samples = min(FRAMES, len(ctx.train["q0"])) * PLACES
     wanted = 2 * 2 * samples * inputs * (inputs + outputs) + 2 * inputs**3 // 3 + 4 * inputs**2 * outputs
-    assert bench.work.total - before - sum(passes) == wanted == most_flops(bench, plan)
+    assert ctx.flops.total - before - sum(passes) == wanted == most_flops(ctx, plan)

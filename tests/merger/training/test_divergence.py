@@ -12,9 +12,9 @@ import torch
 
 import merger.methods.rate as rate_module
 from merger import MergeOptions, merge
-from merger.bench.standing import Standing
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, StepCache
+from merger.core.context import MergeContext
+from merger.core.snapshot import ModelSnapshot
 from merger.methods.rate import RATES, at_rates, choose_recipe, in_every_way
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
@@ -58,7 +58,7 @@ def test_a_group_that_diverges_is_refused_and_the_search_goes_on(
     _all_finite(report.bundle)
 
 
-@pytest.mark.parametrize("method", ["wide", "gemel", "joint", "mainstream"])
+@pytest.mark.parametrize("method", ["top-down", "gemel", "joint", "mainstream"])
 def test_where_every_training_diverges_what_was_good_is_kept(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -74,19 +74,19 @@ def test_where_every_training_diverges_what_was_good_is_kept(
 
 
 def test_a_gradient_that_is_not_finite_is_seen_before_it_reaches_the_weights(workload: Workload) -> None:
-    bench = Workbench(workload)
-    models = bench.models(["q0"])
+    ctx = MergeContext(workload)
+    models = ctx.models(["q0"])
     models["q0"].get_parameter("stem.0.weight").register_hook(lambda gradient: gradient * float("inf"))
     before = {name: tensor.clone() for name, tensor in models["q0"].named_parameters()}
     with pytest.raises(Diverged, match="q0"):
-        bench.training(models, Recipe(epochs=1)).epoch()
+        ctx.training(models, Recipe(epochs=1)).epoch()
     assert all(torch.equal(before[name], tensor) for name, tensor in models["q0"].named_parameters())
 
 
 def test_where_no_rate_can_be_tried_the_least_is_taken(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     _inject(monkeypatch, lambda number: True)
-    bench = Workbench(workload)
-    assert choose_recipe(bench, _start(bench), at_rates(Recipe(epochs=2))) == Recipe(rate=min(RATES), epochs=2)
+    ctx = MergeContext(workload)
+    assert choose_recipe(ctx, _start(ctx), at_rates(Recipe(epochs=2))) == Recipe(rate=min(RATES), epochs=2)
 
 
 @pytest.mark.parametrize(
@@ -102,57 +102,57 @@ def test_where_no_rate_can_be_tried_the_least_is_taken(workload: Workload, monke
 def test_rate_and_epochs_go_to_the_best_on_val(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, reached: Any, chosen: Recipe
 ) -> None:
-    def dictated(bench, journal, start, recipe):
+    def dictated(ctx, journal, start, recipe):
         return reached(recipe["rate"], recipe["epochs"])
 
     monkeypatch.setattr(rate_module, "trial", dictated)
-    bench = Workbench(workload)
-    assert choose_recipe(bench, _start(bench), at_rates(Recipe()), StepCache()) == chosen
+    ctx = MergeContext(workload)
+    assert choose_recipe(ctx, _start(ctx), at_rates(Recipe()), StepCache()) == chosen
 
 
 @pytest.mark.parametrize(("features", "private"), [(0.0, 0.1), (0.0, 1.0), (1.0, 0.1), (1.0, 1.0)])
 def test_the_papers_method_gets_the_best_way_to_train(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, features: float, private: float
 ) -> None:
-    def dictated(bench, journal, start, recipe):
+    def dictated(ctx, journal, start, recipe):
         return 0.8 if (recipe["features"], recipe["private"], recipe["rate"]) == (features, private, 1e-3) else 0.7
 
     monkeypatch.setattr(rate_module, "trial", dictated)
-    bench = Workbench(workload)
-    found = choose_recipe(bench, _start(bench), in_every_way(Recipe()), StepCache())
+    ctx = MergeContext(workload)
+    found = choose_recipe(ctx, _start(ctx), in_every_way(Recipe()), StepCache())
     assert found == Recipe(rate=1e-3, epochs=2, features=features, private=private)
     assert {recipe.features for recipe in in_every_way(Recipe(features=0.5))} == {0.5}
 
 
 def test_what_a_search_takes_is_told_apart_from_the_work(workload: Workload, tmp_path: Path) -> None:
-    bench, checkpoint = Workbench(workload), Checkpoint(tmp_path / "work", {}, False)
-    checkpoint.meter = bench.work
-    bench.work.total = 5
+    ctx, checkpoint = MergeContext(workload), Checkpoint(tmp_path / "flops", {}, False)
+    checkpoint.meter = ctx.flops
+    ctx.flops.total = 5
 
     def choose() -> Recipe:
-        bench.work.total += 100
+        ctx.flops.total += 100
         return Recipe(rate=1e-3, features=1.0)
 
     for _ in range(2):  # the second time it is known
-        assert rate_module.chosen(bench, checkpoint, choose).features == 1 and bench.work.total == 5
+        assert rate_module.chosen(ctx, checkpoint, choose).features == 1 and ctx.flops.total == 5
     (row,) = checkpoint.log
-    assert (row["recipe"]["private"], row["search_work"], row["work"]) == (0.1, 100, 5)
+    assert (row["recipe"]["private"], row["search_flops"], row["flops"]) == (0.1, 100, 5)
 
 
-@pytest.mark.parametrize("method", ["wide", "gemel"])
+@pytest.mark.parametrize("method", ["top-down", "gemel"])
 def test_the_recipe_in_force_stands_in_log_and_report(workload: Workload, tmp_path: Path, method: str) -> None:
     options = MergeOptions(Recipe(epochs=1, frames_per_epoch=16), margin=1.0, precision="fp32")
     report = merge(workload, tmp_path / "b.safetensors", method, options=options)
     rows = [json.loads(line) for line in (tmp_path / "b.safetensors.log.jsonl").read_text().splitlines()]
     (row,) = [row for row in rows if "recipe" in row]
-    assert report.recipe is not None and report.recipe == row["recipe"] and report.search_work == row["search_work"]
-    assert (report.search_work > 0) == (method == "gemel") and report.work > 0
+    assert report.recipe is not None and report.recipe == row["recipe"] and report.search_flops == row["search_flops"]
+    assert (report.search_flops > 0) == (method == "gemel") and report.flops > 0
     assert method == "gemel" or report.recipe["features"] == 1
     assert report.to_json()["recipe"]["rate"] == report.recipe["rate"]
 
 
-def _start(bench: Workbench) -> Standing:
-    return Standing.of(bench.models(["q0"]), SharingPlan())
+def _start(ctx: MergeContext) -> ModelSnapshot:
+    return ModelSnapshot.of(ctx.models(["q0"]), SharingPlan())
 
 
 def _all_finite(bundle: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
 from merger.training.distillation import feature_loss, record_inputs, watched_layers
 from merger.training.recipe import Recipe
 from models.workload import Workload
@@ -15,8 +15,8 @@ from tests.merger.tiny import SIZE
 
 
 def test_the_inputs_of_a_classifiers_head_are_watched(workload: Workload) -> None:
-    bench = Workbench(workload)
-    model, query = bench.originals["q0"], bench.queries["q0"]
+    ctx = MergeContext(workload)
+    model, query = ctx.originals["q0"], ctx.queries["q0"]
     paths = watched_layers(query, model)
     with record_inputs(model, paths) as seen:
         model(torch.rand(2, 3, SIZE, SIZE))
@@ -65,12 +65,12 @@ def test_features_of_other_shapes_and_dead_ones_do_no_harm() -> None:
 
 
 def test_training_on_features_brings_them_nearer(workload: Workload) -> None:
-    bench = Workbench(workload)
-    images = bench._few("q0")
+    ctx = MergeContext(workload)
+    images = ctx._few("q0")
 
     def distance(model: nn.Module) -> float:
         seen = []
-        for one in (model, bench.originals["q0"]):
+        for one in (model, ctx.originals["q0"]):
             with record_inputs(one, ["head"]) as inputs, torch.no_grad():
                 one.eval()(images)
             seen.append(inputs)
@@ -78,11 +78,11 @@ def test_training_on_features_brings_them_nearer(workload: Workload) -> None:
 
     found = {}
     for weight in (0.0, 1.0):
-        models = bench.models(["q0"])
+        models = ctx.models(["q0"])
         with torch.no_grad():
             models["q0"].get_parameter("last.0.weight").mul_(0.5).add_(0.05)
         before = distance(models["q0"])
-        training = bench.training(models, Recipe(rate=2e-3, epochs=6, features=weight))
+        training = ctx.training(models, Recipe(rate=2e-3, epochs=6, features=weight))
         while training.epochs < 6:
             training.epoch()
         found[weight] = distance(models["q0"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from merger import merge
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
 from merger.training.data import MicroBatch
 from merger.training.loop import Training
 from merger.training.recipe import Recipe
@@ -28,10 +28,10 @@ RECIPE = Recipe(rate=2e-3, epochs=2, batch=8, node=8, frames_per_epoch=16, featu
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+def ctx(tmp_path_factory: pytest.TempPathFactory) -> MergeContext:
     path = write_workload(tmp_path_factory.mktemp("full"), queries=2, frames=24)
     write_random_weights(path)
-    return Workbench(load_workload(path))
+    return MergeContext(load_workload(path))
 
 
 class _Card:
@@ -58,9 +58,9 @@ def _all_of(training: Training) -> dict[str, Tensor]:
     return {**found, **{f"{name}/{kind}": t for name, two in state["moments"].items() for kind, t in two.items()}}
 
 
-def _begun(bench: Workbench, recipe: Recipe = RECIPE) -> Training:
-    bench.fitting, bench.work.total = MemoryPlan(progress=bench.progress), 0
-    return bench.training(bench.models(["q0", "q1"]), recipe)
+def _begun(ctx: MergeContext, recipe: Recipe = RECIPE) -> Training:
+    ctx.fitting, ctx.flops.total = MemoryPlan(progress=ctx.progress), 0
+    return ctx.training(ctx.models(["q0", "q1"]), recipe)
 
 
 def _trained(training: Training) -> tuple[list[float], dict[str, Tensor]]:
@@ -71,36 +71,36 @@ def _trained(training: Training) -> tuple[list[float], dict[str, Tensor]]:
     return losses, _all_of(training)
 
 
-def test_a_step_that_was_begun_in_vain_leaves_no_trace(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_was_begun_in_vain_leaves_no_trace(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(bench, "progress", lambda event, **fields: told.append(fields["text"]))
-    losses, expected = _trained(_begun(bench))
-    work = bench.work.total
+    monkeypatch.setattr(ctx, "progress", lambda event, **fields: told.append(fields["text"]))
+    losses, expected = _trained(_begun(ctx))
+    flops = ctx.flops.total
     torch.manual_seed(5)
     card = _Card(monkeypatch, lambda training: training.step < 2 or training.recipe.recompute)
-    found, states = _trained(_begun(bench))
+    found, states = _trained(_begun(ctx))
     assert card.refused == [(2, 8, False)] and found == losses and torch.initial_seed() == 5
     assert states.keys() == expected.keys()
     assert all(torch.equal(states[name], tensor) for name, tensor in expected.items())
-    later = 2 * RECIPE.batch * sum(bench.work.of(query) for query in bench.queries.values())
-    assert bench.work.total == work + later, "two steps are taken with one pass more, and none is counted twice"
+    later = 2 * RECIPE.batch * sum(ctx.flops.of(query) for query in ctx.queries.values())
+    assert ctx.flops.total == flops + later, "two steps are taken with one pass more, and none is counted twice"
     (line,) = told
     assert line.startswith("memory is full with 8 frames at once") and "taken again" in line
-    assert bench.training(bench.models(["q0"]), RECIPE).recipe == replace(RECIPE, recompute=True), "for all that comes"
+    assert ctx.training(ctx.models(["q0"]), RECIPE).recipe == replace(RECIPE, recompute=True), "for all that comes"
 
 
 def test_smaller_nodes_come_last_and_a_resumed_training_goes_on_with_them(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         card = _Card(patch, lambda training: training.step < 2 or training.recipe.node == 2)
-        _, found = _trained(_begun(bench))
+        _, found = _trained(_begun(ctx))
     assert card.refused == [(2, 8, False), (2, 8, True), (2, 4, True)]
-    before = _begun(bench)
+    before = _begun(ctx)
     before.epoch()
     state = before.state_dict()
     assert state["layout"] == [8, False]
-    after = _begun(bench)
+    after = _begun(ctx)
     after.load_state_dict({**state, "layout": [2, True]})
     assert after.recipe == replace(RECIPE, node=2, recompute=True)
     _, expected = _trained(after)
@@ -108,12 +108,12 @@ def test_smaller_nodes_come_last_and_a_resumed_training_goes_on_with_them(
 
 
 def test_where_nothing_takes_less_one_line_says_so_and_all_is_as_before_the_step(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = _begun(bench)
+    expected = _begun(ctx)
     expected.epoch()
     _Card(monkeypatch, lambda training: training.step < 2)
-    training = _begun(bench)
+    training = _begun(ctx)
     training.epoch()
     with pytest.raises(
         InputError, match=r"the memory: is full in the middle of training, with 1 frames at once.*resume"
@@ -125,10 +125,10 @@ def test_where_nothing_takes_less_one_line_says_so_and_all_is_as_before_the_step
 
 
 def test_moments_for_which_there_is_no_room_leave_no_step_half_taken(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses, expected = _trained(_begun(bench))
-    training = _begun(bench)
+    losses, expected = _trained(_begun(ctx))
+    training = _begun(ctx)
     own, left = training._make_moments, [torch.OutOfMemoryError()]
 
     def make() -> None:
@@ -141,15 +141,15 @@ def test_moments_for_which_there_is_no_room_leave_no_step_half_taken(
     assert found == losses and all(torch.equal(states[name], tensor) for name, tensor in expected.items())
 
 
-def test_moments_are_those_that_the_optimiser_would_make(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, expected = _trained(_begun(bench))
+def test_moments_are_those_that_the_optimiser_would_make(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, expected = _trained(_begun(ctx))
     monkeypatch.setattr(Training, "_make_moments", lambda training: None)
-    _, found = _trained(_begun(bench))
+    _, found = _trained(_begun(ctx))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 
-def test_another_error_is_no_want_of_memory(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = _begun(bench)
+def test_another_error_is_no_want_of_memory(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = _begun(ctx)
     for error in (RuntimeError("a fault"), torch.OutOfMemoryError("without a fitting")):
         monkeypatch.setattr(training, "_learn_all", lambda error=error: (_ for _ in ()).throw(error))
         with pytest.raises(type(error), match=str(error)):
@@ -204,10 +204,10 @@ def test_a_merge_of_any_method_goes_on_with_less_and_another_one_from_where_it_e
 
 
 def test_a_prediction_and_a_calibration_go_on_in_smaller_batches(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query, model, sizes, told = bench.queries["q0"], bench.models(["q0"])["q0"], list[int](), list[int]()
-    expected = predict(model, query, bench.val["q0"])
+    query, model, sizes, told = ctx.queries["q0"], ctx.models(["q0"])["q0"], list[int](), list[int]()
+    expected = predict(model, query, ctx.val["q0"])
 
     def refuse(_: Any, given: tuple[Tensor, ...]) -> None:
         sizes.append(len(given[0]))
@@ -215,14 +215,14 @@ def test_a_prediction_and_a_calibration_go_on_in_smaller_batches(
             raise MemoryError
 
     model.register_forward_pre_hook(refuse)
-    assert predict(model, query, bench.val["q0"], told=told.append) == expected
+    assert predict(model, query, ctx.val["q0"], told=told.append) == expected
     assert sizes == [12, 6, 3, 3, 3, 3] and told == [3, 3, 3, 3]
-    before, sizes[:] = bench.work.total, []
-    assert bench.calibrate("q0", model, frames=16)
-    assert sizes == [16, 8, 4, 4, 4, 4] and bench.work.total - before == 16 * bench.work.of(query)
+    before, sizes[:] = ctx.flops.total, []
+    assert ctx.calibrate("q0", model, frames=16)
+    assert sizes == [16, 8, 4, 4, 4, 4] and ctx.flops.total - before == 16 * ctx.flops.of(query)
 
 
-def test_nothing_is_halved_below_the_least(bench: Workbench) -> None:
+def test_nothing_is_halved_below_the_least(ctx: MergeContext) -> None:
     tried: list[int] = []
 
     def attempt(size: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
 from merger.training.data import Batches, MicroBatch, RandomStream
 from merger.training.loop import Training, TrainingSet
 from merger.training.recipe import Flops, Recipe
@@ -40,30 +40,30 @@ def test_a_stream_goes_on_where_it_stood_and_the_global_one_as_if_nothing_had_ha
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+def ctx(tmp_path_factory: pytest.TempPathFactory) -> MergeContext:
     folder = tmp_path_factory.mktemp("nodes")
     path = write_workload(folder, queries=2, frames=64)
     write_random_weights(path)
-    return Workbench(load_workload(path))
+    return MergeContext(load_workload(path))
 
 
-def test_a_step_does_not_depend_on_what_was_drawn_before_it(bench: Workbench) -> None:
+def test_a_step_does_not_depend_on_what_was_drawn_before_it(ctx: MergeContext) -> None:
     found = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        models = {"q0": nn.Sequential(bench.models(["q0"])["q0"], nn.Dropout())}
+        models = {"q0": nn.Sequential(ctx.models(["q0"])["q0"], nn.Dropout())}
         recipe = Recipe(epochs=1, batch=8, node=4, frames_per_epoch=16)
-        Training(models, bench.train, recipe, Flops(), precisions={"q0": "fp32"}).epoch()
+        Training(models, ctx.train, recipe, Flops(), precisions={"q0": "fp32"}).epoch()
         found.append(models["q0"].state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_a_batch_of_one_node_is_what_it_was_without_nodes(bench: Workbench) -> None:
+def test_a_batch_of_one_node_is_what_it_was_without_nodes(ctx: MergeContext) -> None:
     found = []
     for node in (8, 16):
-        models = bench.models(["q0"])
+        models = ctx.models(["q0"])
         recipe = Recipe(epochs=1, batch=8, node=node, frames_per_epoch=16)
-        bench.training(models, recipe).epoch()
+        ctx.training(models, recipe).epoch()
         found.append(models["q0"].state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -103,10 +103,10 @@ def test_who_is_eased_gives_half_of_an_epoch_and_no_frame_twice() -> None:
 
 
 @pytest.mark.parametrize(("few", "frames"), [(False, 32), (True, 8)])
-def test_who_is_eased_takes_part_in_fewer_steps(bench: Workbench, few: bool, frames: int) -> None:
-    sets = {"q0": bench.train["q0"], "q1": _Few(bench.train["q1"]) if few else bench.train["q1"]}
+def test_who_is_eased_takes_part_in_fewer_steps(ctx: MergeContext, few: bool, frames: int) -> None:
+    sets = {"q0": ctx.train["q0"], "q1": _Few(ctx.train["q1"]) if few else ctx.train["q1"]}
     recipe = Recipe(epochs=2, batch=8, node=8, frames_per_epoch=64)
-    training = Training(bench.models(sets), sets, recipe, Flops(), eased={"q1"})  # type: ignore[arg-type]
+    training = Training(ctx.models(sets), sets, recipe, Flops(), eased={"q1"})  # type: ignore[arg-type]
     seen: Counter[str] = Counter()
     own = training._learn
 
@@ -120,12 +120,12 @@ def test_who_is_eased_takes_part_in_fewer_steps(bench: Workbench, few: bool, fra
     assert all(0 < loss < 10 for loss in losses)
 
 
-def test_who_is_no_longer_eased_takes_part_in_all_steps_again_and_a_resumed_training_knows(bench: Workbench) -> None:
-    sets = {query: bench.train[query] for query in ("q0", "q1")}
+def test_who_is_no_longer_eased_takes_part_in_all_steps_again_and_a_resumed_training_knows(ctx: MergeContext) -> None:
+    sets = {query: ctx.train[query] for query in ("q0", "q1")}
     recipe = Recipe(epochs=3, batch=8, node=8, frames_per_epoch=64)
 
     def begun(eased: set[str]) -> Training:
-        return Training(bench.models(sets), sets, recipe, Flops(), eased=eased)
+        return Training(ctx.models(sets), sets, recipe, Flops(), eased=eased)
 
     def taken(training: Training) -> list[int]:
         taking: list[str] = []
@@ -171,12 +171,12 @@ def test_a_batch_that_nodes_do_not_fill_is_refused() -> None:
 
 
 def test_a_training_goes_on_where_another_stood(workload: Workload) -> None:
-    bench = Workbench(workload)
+    ctx = MergeContext(workload)
     recipe = Recipe(epochs=2, frames_per_epoch=32, features=0.5)
-    whole, first, second = (bench.models(["q0", "q1"]) for _ in range(3))
-    losses = [bench.training(whole, recipe)]
+    whole, first, second = (ctx.models(["q0", "q1"]) for _ in range(3))
+    losses = [ctx.training(whole, recipe)]
     losses = [losses[0].epoch(), losses[0].epoch()]
-    begun = bench.training(first, recipe)
+    begun = ctx.training(first, recipe)
 
     def stop() -> None:
         if begun.step == 3:
@@ -186,7 +186,7 @@ def test_a_training_goes_on_where_another_stood(workload: Workload) -> None:
     with pytest.raises(KeyboardInterrupt):
         while True:
             begun.epoch()
-    again = bench.training(second, recipe)
+    again = ctx.training(second, recipe)
     again.load_state_dict(begun.state_dict())
     assert again.epochs == 1 and again.epoch() == losses[1]
     for query, model in whole.items():

@@ -116,14 +116,14 @@ def test_val_says_when_to_stop_and_not_which_state_is_kept(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, gains: bool
 ) -> None:
     ends: list[State] = []
-    cycle, judged = originals_module._cycle, iter([0.7, 0.9, *([0.95] if gains else [0.8]), 0.6, 0.5])
+    cycle, evaluated = originals_module._cycle, iter([0.7, 0.9, *([0.95] if gains else [0.8]), 0.6, 0.5])
 
     def noted(query: Query, training: Training, *rest: Any) -> None:
         cycle(query, training, *rest)
         ends.append(snapshot(training.models[query.id]))
 
     monkeypatch.setattr(originals_module, "_cycle", noted)
-    monkeypatch.setattr(originals_module, "_judge", lambda *_: (next(judged), 0.0))
+    monkeypatch.setattr(originals_module, "_judge", lambda *_: (next(evaluated), 0.0))
     (result,) = train_originals(workload, ["q0"], options=replace(ORIGINALS, max_cycles=3))
     stored = load_file(weights_of(workload, "q0"))
     assert len(ends) == 3 and result.val == (0.95 if gains else 0.6)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import merger.merging as merging_module
 import merger.training.precision as precision_module
 from merger import MergeOptions, merge
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import snapshot
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.training.precision import AGREES, Precisions, apart, autocast, by_rule, measured, multiplying
 from models.bundle import Trained, open_bundle
 from models.errors import InputError
@@ -132,13 +132,13 @@ def test_measuring_runs_the_model_both_ways_and_leaves_it_as_it_was(monkeypatch:
 
 
 def test_a_training_runs_in_the_precision_that_was_chosen(workload: Workload, timed: dict[str, float]) -> None:
-    bench = Workbench(workload)
-    bench.precisions = Precisions("auto", {})
+    ctx = MergeContext(workload)
+    ctx.precisions = Precisions("auto", {})
     from merger.training.recipe import Recipe
 
-    assert bench.training(bench.models(["q0"]), Recipe()).precisions == {"q0": "bf16"}
-    bench.precisions = Precisions("fp32", {})
-    assert bench.training(bench.models(["q0"]), Recipe()).precisions == {"q0": "fp32"}
+    assert ctx.training(ctx.models(["q0"]), Recipe()).precisions == {"q0": "bf16"}
+    ctx.precisions = Precisions("fp32", {})
+    assert ctx.training(ctx.models(["q0"]), Recipe()).precisions == {"q0": "fp32"}
 
 
 @pytest.mark.parametrize(("native", "chosen"), [(True, "bf16"), (False, "fp32")])
@@ -198,13 +198,13 @@ def test_a_bundle_names_a_precision_only_where_something_was_trained(
 def test_a_query_that_left_as_its_original_was_not_trained(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def apart(bench: Workbench, *_: Any) -> Merged:
-        states = {query: snapshot(model) for query, model in bench.originals.items()}
+    def apart(ctx: MergeContext, *_: Any) -> Merged:
+        states = {query: snapshot(model) for query, model in ctx.originals.items()}
         states["q0"]["stem.0.weight"] += 0.001
-        assert bench.settled(["q0", "q1", "q2"])
+        assert ctx.settled(["q0", "q1", "q2"])
         return Merged(SharingPlan(), states)
 
-    monkeypatch.setitem(merging_module.METHODS, "wide", apart)
-    merge(workload, tmp_path / "b.gemel", "wide", options=QUICK)
+    monkeypatch.setitem(merging_module.METHODS, "top-down", apart)
+    merge(workload, tmp_path / "b.gemel", "top-down", options=QUICK)
     found = {query.id: query.trained for query in open_bundle(tmp_path / "b.gemel").queries}
     assert found == {"q0": Trained("fp32"), "q1": None, "q2": None}

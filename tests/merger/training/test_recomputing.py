@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
 from merger.training.data import RandomStream
 from merger.training.distillation import record_inputs
 from merger.training.loop import Training
@@ -100,8 +100,8 @@ def test_every_family_gives_the_same_gradients(name: str, size: int, task: str) 
     assert less <= whole
 
 
-def test_what_is_watched_is_seen_once(bench: Workbench) -> None:
-    model = bench.models(["q0"])["q0"]
+def test_what_is_watched_is_seen_once(ctx: MergeContext) -> None:
+    model = ctx.models(["q0"])["q0"]
     images = torch.rand(2, 3, 24, 24)
     with recomputed(model), record_inputs(model, ["head"]) as seen:
         outputs = model(images)
@@ -110,16 +110,16 @@ def test_what_is_watched_is_seen_once(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("teaches", [True, False])
-def test_a_training_gives_the_same_and_counts_the_pass_that_it_costs(bench: Workbench, teaches: bool) -> None:
+def test_a_training_gives_the_same_and_counts_the_pass_that_it_costs(ctx: MergeContext, teaches: bool) -> None:
     found = []
     for again in (False, True):
-        models, work = bench.models(["q0", "q1"]), Flops()
+        models, flops = ctx.models(["q0", "q1"]), Flops()
         recipe = Recipe(epochs=1, batch=8, node=4, frames_per_epoch=16, features=1.0, recompute=again)
         precisions = {"q0": "fp32", "q1": "fp32"}
-        training = Training(models, bench.train, recipe, work, bench.originals if teaches else {}, precisions)
+        training = Training(models, ctx.train, recipe, flops, ctx.originals if teaches else {}, precisions)
         loss = training.epoch()
-        found.append((loss, {query: model.state_dict() for query, model in models.items()}, work.total))
+        found.append((loss, {query: model.state_dict() for query, model in models.items()}, flops.total))
     (plain, states, cost), (same, again, more) = found
     assert plain == same
     assert all(torch.equal(states[q][name], again[q][name]) for q in states for name in states[q])
-    assert more - cost == 16 * sum(forward_flops(bench.queries[query]) for query in ("q0", "q1"))
+    assert more - cost == 16 * sum(forward_flops(ctx.queries[query]) for query in ("q0", "q1"))

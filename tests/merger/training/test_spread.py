@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import merger.training.precision as precision_module
-from merger.bench.elsewhere import assign
-from merger.bench.pace import begins, laid_out
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache, snapshots
+from merger.core.context import MergeContext
+from merger.core.elsewhere import assign
+from merger.core.pace import begins, laid_out
 from merger.distributed import PeerExit, ProcessGroup
 from merger.start.choosing import averaged
 from merger.training.data import MicroBatch
@@ -49,18 +49,18 @@ def trained(
 
     Memory is not enough for the query that is `full`, from the third step on; with `bare` no query has labels.
     """
-    bench = Workbench(load_workload(path), crew=crew)
-    bench.precisions = Precisions("fp32", {})
-    assign(bench)
+    ctx = MergeContext(load_workload(path), crew=crew)
+    ctx.precisions = Precisions("fp32", {})
+    assign(ctx)
     if bare:
-        bench.train = {q: _without_labels(query) for q, query in bench.queries.items()}
-    plan = SharingPlan.of(groups(bench.layers))
-    models = bench.models(bench.queries, averaged(plan, snapshots(bench.originals)), plan)
+        ctx.train = {q: _without_labels(query) for q, query in ctx.queries.items()}
+    plan = SharingPlan.of(groups(ctx.layers))
+    models = ctx.models(ctx.queries, averaged(plan, snapshots(ctx.originals)), plan)
     tie(models, plan)
     if broken in models:
         with torch.no_grad():
             models[broken].get_parameter("head.weight").fill_(float("nan"))
-    training = bench.training(models, RECIPE, eased, plan)
+    training = ctx.training(models, RECIPE, eased, plan)
     own = training._learn
 
     def learn(query: str, nodes: Sequence[MicroBatch]) -> Tensor:
@@ -76,11 +76,11 @@ def trained(
         while training.epochs < RECIPE.epochs:
             training.epoch()
     except Diverged as error:
-        return {"diverged": str(error), "work": bench.work.total}
+        return {"diverged": str(error), "flops": ctx.flops.total}
     state = training.state_dict()
     return {
-        "losses": losses, "states": bench.states(models, plan), "moments": state["moments"], "journal": state["models"],
-        "work": bench.work.total, "given": crew.given, "steps": crew.steps, "mine": list(models), "step": state["step"],
+        "losses": losses, "states": ctx.states(models, plan), "moments": state["moments"], "journal": state["models"],
+        "flops": ctx.flops.total, "given": crew.given, "steps": crew.steps, "mine": list(models), "step": state["step"],
     }  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_so_they_do_when_the_memory_of_one_is_full_and_when_answers_are_kept(
     alone = trained(ProcessGroup(), untrained, *given)
     _check_alike(alone, together(2, trained, untrained, *given))
     plain = trained(ProcessGroup(), untrained)
-    assert alone["work"] != plain["work"], "a pass more for what is computed again, or fewer for what is kept"
+    assert alone["flops"] != plain["flops"], "a pass more for what is computed again, or fewer for what is kept"
 
 
 def test_where_nothing_takes_less_all_end_and_one_tells_why(untrained: Path) -> None:
@@ -116,7 +116,7 @@ def _check_alike(alone: dict[str, Any], found: list[dict[str, Any]]) -> None:
     assert sorted(query for one in (first, *others) for query in one["mine"]) == ["q0", "q1", "q2"]
     for one in (first, *others):
         assert one["losses"] == pytest.approx(alone["losses"], rel=ALIKE) and one["losses"] == first["losses"]
-        assert one["work"] == alone["work"] and one["step"] == alone["step"]
+        assert one["flops"] == alone["flops"] and one["step"] == alone["step"]
         for query, state in alone["states"].items():
             for name, tensor in state.items():
                 assert torch.allclose(one["states"][query][name].float(), tensor.float(), rtol=0, atol=ALIKE), name
@@ -129,7 +129,7 @@ def _check_alike(alone: dict[str, Any], found: list[dict[str, Any]]) -> None:
 
 def test_the_bytes_handed_over_are_those_of_the_weights_that_cross(untrained: Path) -> None:
     found = together(2, trained, untrained)
-    layers = Workbench(load_workload(untrained)).layers
+    layers = MergeContext(load_workload(untrained)).layers
     size = {(layer.query, layer.path): layer.bytes for layer in layers}
     for one, other in (found, found[::-1]):
         shared = [
@@ -147,12 +147,12 @@ def test_a_loss_that_is_no_number_ends_the_training_of_all_in_the_same_step(untr
 def settled(crew: ProcessGroup, path: Path, card: bool) -> Any:
     """What is known of precisions after one process was apart, or after each has tried what fits a card."""
     precision_module.measured = lambda model, images: {"fp32": 2.0 + crew.rank, "bf16": 1.0}
-    bench = Workbench(load_workload(path), crew=crew)
-    bench.precisions = Precisions("auto", {})
-    assign(bench)
+    ctx = MergeContext(load_workload(path), crew=crew)
+    ctx.precisions = Precisions("auto", {})
+    assign(ctx)
     if not card:
-        bench.once(lambda: bench.settled(["q0", "q1"]))
-        return bench.settled(bench.queries), bench.crew.mine(bench.queries)
+        ctx.once(lambda: ctx.settled(["q0", "q1"]))
+        return ctx.settled(ctx.queries), ctx.crew.mine(ctx.queries)
 
     def epoch(training: Training) -> None:
         if crew.rank and not training.recipe.recompute:
@@ -160,10 +160,10 @@ def settled(crew: ProcessGroup, path: Path, card: bool) -> Any:
 
     told: list[dict[str, Any]] = []
     Training.epoch, PreparedFrames.keep_on = epoch, lambda prepared, where: True  # type: ignore[assignment, method-assign]
-    bench.originals = dict(bench.originals)
-    bench.device, bench.progress = torch.device("meta"), lambda event, **fields: told.append(fields)
-    plan = SharingPlan.of(groups(bench.layers))
-    recipe = laid_out(bench, begins(plan), RECIPE, StepCache())
+    ctx.originals = dict(ctx.originals)
+    ctx.device, ctx.progress = torch.device("meta"), lambda event, **fields: told.append(fields)
+    plan = SharingPlan.of(groups(ctx.layers))
+    recipe = laid_out(ctx, begins(plan), RECIPE, StepCache())
     return recipe, [fields["precisions"] for fields in told if "precisions" in fields]
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import merger.training.teacher_cache as taught
-from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
+from merger.core.snapshot import training_flops
 from merger.training.distillation import record_inputs, watched_layers
 from merger.training.loop import Training, TrainingSet
 from merger.training.recipe import Recipe
@@ -32,26 +32,26 @@ PASSES = Recipe().passes(taught=False)
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+def ctx(tmp_path_factory: pytest.TempPathFactory) -> MergeContext:
     """Two queries, of which the second has no labels."""
     path = write_workload(tmp_path_factory.mktemp("taught"), queries=2, frames=FRAMES)
     write_random_weights(path)
-    bench = Workbench(load_workload(path))
-    query = bench.queries["q1"]
+    ctx = MergeContext(load_workload(path))
+    query = ctx.queries["q1"]
     bare = PreparedFrames(query, replace(load_split(query, "train"), truths=None))
-    bench.train = {"q0": bench.train["q0"], "q1": TrainingSet(query, bare)}
-    return bench
+    ctx.train = {"q0": ctx.train["q0"], "q1": TrainingSet(query, bare)}
+    return ctx
 
 
 @contextmanager
-def _counted(bench: Workbench) -> Iterator[Counter[str]]:
+def _counted(ctx: MergeContext) -> Iterator[Counter[str]]:
     """How many frames each original answers within."""
     seen: Counter[str] = Counter()
 
     def note(query: str, _: Any, given: tuple[Tensor, ...]) -> None:
         seen[query] += len(given[0])
 
-    hooks = [bench.originals[query].register_forward_pre_hook(partial(note, query)) for query in bench.queries]
+    hooks = [ctx.originals[query].register_forward_pre_hook(partial(note, query)) for query in ctx.queries]
     try:
         yield seen
     finally:
@@ -59,53 +59,53 @@ def _counted(bench: Workbench) -> Iterator[Counter[str]]:
             hook.remove()
 
 
-def _trained(bench: Workbench, monkeypatch: pytest.MonkeyPatch, room: int) -> dict[str, Any]:
+def _trained(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, room: int) -> dict[str, Any]:
     """What a training comes to when the answers to so many frames have room."""
-    need = bench.train["q1"].answer_bytes(features=True)
+    need = ctx.train["q1"].answer_bytes(features=True)
     assert need is not None
     monkeypatch.setattr(taught, "KEPT_BYTES", room * need)
-    models, before = bench.models(["q0", "q1"]), bench.work.total
-    with _counted(bench) as seen:
-        training = bench.training(models, RECIPE)
+    models, before = ctx.models(["q0", "q1"]), ctx.flops.total
+    with _counted(ctx) as seen:
+        training = ctx.training(models, RECIPE)
         losses = [training.epoch() for _ in range(RECIPE.epochs)]
     states = {f"{q}/{name}": t for q, model in models.items() for name, t in model.state_dict().items()}
-    return {"losses": losses, "states": states, "seen": dict(seen), "work": bench.work.total - before}
+    return {"losses": losses, "states": states, "seen": dict(seen), "flops": ctx.flops.total - before}
 
 
 @pytest.mark.parametrize(("room", "passes"), [(0, 48), (FRAMES, FRAMES), (12, None)])
 def test_only_the_first_visit_to_a_frame_without_labels_costs_its_original(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, room: int, passes: int | None
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, room: int, passes: int | None
 ) -> None:
-    plain, kept = _trained(bench, monkeypatch, 0), _trained(bench, monkeypatch, room)
+    plain, kept = _trained(ctx, monkeypatch, 0), _trained(ctx, monkeypatch, room)
     assert kept["losses"] == plain["losses"]
     same = torch.equal if passes is not None else torch.allclose  # a pass of a part of a batch may be summed otherwise
     assert all(same(kept["states"][name], tensor) for name, tensor in plain["states"].items())
     visits = RECIPE.epochs * RECIPE.frames_per_epoch
     assert plain["seen"] == {"q0": visits, "q1": visits} and kept["seen"]["q0"] == visits, "labelled frames differ"
     assert kept["seen"]["q1"] == passes or (passes is None and FRAMES < kept["seen"]["q1"] < visits)
-    flops = {query: bench.work.of(bench.queries[query]) for query in bench.queries}
-    assert kept["work"] == sum(flops[query] * (PASSES * visits + kept["seen"][query]) for query in flops)
-    judged = sum(flops[query] * len(bench.val[query]) for query in flops)
-    planned = training_flops(bench, ["q0", "q1"], RECIPE) - judged
+    flops = {query: ctx.flops.of(ctx.queries[query]) for query in ctx.queries}
+    assert kept["flops"] == sum(flops[query] * (PASSES * visits + kept["seen"][query]) for query in flops)
+    evaluated = sum(flops[query] * len(ctx.val[query]) for query in flops)
+    planned = training_flops(ctx, ["q0", "q1"], RECIPE) - evaluated
     off = flops["q1"] * RECIPE.batch if passes is None else 0
-    assert abs(planned - kept["work"]) <= off, "and so it is planned"
+    assert abs(planned - kept["flops"]) <= off, "and so it is planned"
 
 
-def test_a_resumed_training_counts_no_frame_twice(bench: Workbench) -> None:
-    whole, halves = bench.models(["q1"]), bench.models(["q1"])
-    before = bench.work.total
-    training = bench.training(whole, RECIPE)
+def test_a_resumed_training_counts_no_frame_twice(ctx: MergeContext) -> None:
+    whole, halves = ctx.models(["q1"]), ctx.models(["q1"])
+    before = ctx.flops.total
+    training = ctx.training(whole, RECIPE)
     for _ in range(RECIPE.epochs):
         training.epoch()
-    work, before = bench.work.total - before, bench.work.total
-    first = bench.training(halves, RECIPE)
+    flops, before = ctx.flops.total - before, ctx.flops.total
+    first = ctx.training(halves, RECIPE)
     first.epoch()
-    again = bench.training(bench.models(["q1"]), RECIPE)
+    again = ctx.training(ctx.models(["q1"]), RECIPE)
     again.load_state_dict(first.state_dict())
-    with _counted(bench) as seen:
+    with _counted(ctx) as seen:
         for _ in range(RECIPE.epochs - 1):
             again.epoch()
-    assert bench.work.total - before == work and seen["q1"] == FRAMES, "what is not at hand is found again"
+    assert ctx.flops.total - before == flops and seen["q1"] == FRAMES, "what is not at hand is found again"
     for name, tensor in whole["q1"].state_dict().items():
         assert torch.equal(again.models["q1"].state_dict()[name], tensor)
 
@@ -152,9 +152,9 @@ def test_memory_goes_first_to_those_that_need_little() -> None:
     assert expected_teacher_passes(60, 20, 5) == 50 and expected_teacher_passes(60, 20, 0) == 60
 
 
-def test_what_an_answer_needs_is_found_without_computing_it(bench: Workbench) -> None:
-    detector = replace(bench.queries["q0"], task="detection", model="fastestdet", model_args={}, input_size=96)
-    for query in (bench.queries["q0"], detector):
+def test_what_an_answer_needs_is_found_without_computing_it(ctx: MergeContext) -> None:
+    detector = replace(ctx.queries["q0"], task="detection", model="fastestdet", model_args={}, input_size=96)
+    for query in (ctx.queries["q0"], detector):
         model = build_query(query).eval()
         with torch.no_grad(), record_inputs(model, watched_layers(query, model)) as seen:
             outputs = model(torch.zeros(3, 3, query.input_size, query.input_size))
@@ -163,16 +163,16 @@ def test_what_an_answer_needs_is_found_without_computing_it(bench: Workbench) ->
             assert teacher_output_bytes(query, features) == sum(leaf.nbytes for leaf in leaves) // 3
 
 
-def test_nothing_is_kept_where_nobody_teaches_or_all_have_labels(bench: Workbench) -> None:
-    assert not bench.training(bench.models(["q0"]), RECIPE)._answers
-    labelled = {"q0": bench.train["q0"]}
-    assert not Training(bench.models(["q0"]), labelled, RECIPE, bench.work)._answers
+def test_nothing_is_kept_where_nobody_teaches_or_all_have_labels(ctx: MergeContext) -> None:
+    assert not ctx.training(ctx.models(["q0"]), RECIPE)._answers
+    labelled = {"q0": ctx.train["q0"]}
+    assert not Training(ctx.models(["q0"]), labelled, RECIPE, ctx.flops)._answers
 
 
-def test_an_answer_without_a_row_for_each_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+def test_an_answer_without_a_row_for_each_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch, ctx: MergeContext) -> None:
     class Whole(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.sum()
 
     monkeypatch.setattr(taught, "build_query", lambda query, device: Whole())
-    assert teacher_output_bytes(bench.queries["q0"], features=False) is None
+    assert teacher_output_bytes(ctx.queries["q0"], features=False) is None

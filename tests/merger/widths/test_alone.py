@@ -11,8 +11,8 @@ import pytest
 
 import merger.merging as merging_module
 from merger import merge
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.merging import ALONE_IS_LESS
 from merger.widths.search import fit_widths
 from models.bits import Bits
@@ -35,9 +35,9 @@ def test_what_takes_less_is_stored(
 ) -> None:  # fmt: skip
     fitted: list[str] = []
 
-    def fit(bench: Workbench, merged: Merged, width: Bits, *rest: Any) -> dict[str, Any]:
+    def fit(ctx: MergeContext, merged: Merged, width: Bits, *rest: Any) -> dict[str, Any]:
         fitted.append("merged" if merged.plan.shared else "alone")
-        return fit_widths(bench, merged, bears if merged.plan.shared else width, *rest)
+        return fit_widths(ctx, merged, bears if merged.plan.shared else width, *rest)
 
     monkeypatch.setattr(merging_module, "fit_widths", fit)
     report = merge(workload, tmp_path / "b.safetensors", options=replace(QUICK, weights=asked))

@@ -12,10 +12,10 @@ import torch
 import merger.widths.search as search_module
 import models.quantization as widths_module
 from merger import merge
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache, snapshot
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.training.loop import Training
 from merger.training.recipe import Recipe
 from merger.widths.learning import learn_norms, rest_codes
@@ -32,10 +32,10 @@ QUICKLY = Recipe(rate=3e-2, epochs=6, frames_per_epoch=240)
 
 
 @pytest.fixture
-def tied(bench: Workbench) -> Merged:
+def tied(ctx: MergeContext) -> Merged:
     """Every group tied, nothing trained."""
-    plan = SharingPlan.of(groups(bench.layers))
-    return Merged(plan, {query: snapshot(model) for query, model in bench.tied(plan, bench.queries).items()})
+    plan = SharingPlan.of(groups(ctx.layers))
+    return Merged(plan, {query: snapshot(model) for query, model in ctx.tied(plan, ctx.queries).items()})
 
 
 @pytest.fixture
@@ -43,21 +43,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short trainings; and codes that hurt the tiny network, which bears two bits otherwise, till its norms learn: few
     weights are told apart, and measuring again does not help.
     """
-    calibrate = Workbench.calibrate
+    calibrate = MergeContext.calibrate
     monkeypatch.setattr(search_module, "FIRST", QUICKLY)
     monkeypatch.setattr(search_module, "AGAIN", QUICKLY)
     monkeypatch.setattr("merger.widths.learning.HOPELESS", 0.0)
     monkeypatch.setattr(search_module.ForBits, "run", lambda *_: {"states": {}, "tried": []})
     monkeypatch.setattr(widths_module, "CLIPS", [0.03])
-    monkeypatch.setattr(Workbench, "calibrate", lambda *given: len(given) > 3 and calibrate(*given))
+    monkeypatch.setattr(MergeContext, "calibrate", lambda *given: len(given) > 3 and calibrate(*given))
 
 
-def test_only_what_is_a_querys_own_and_not_packed_learns(bench: Workbench, tied: Merged) -> None:
-    model = tied_models(bench, tied, ["q1"])["q1"]
+def test_only_what_is_a_querys_own_and_not_packed_learns(ctx: MergeContext, tied: Merged) -> None:
+    model = tied_models(ctx, tied, ["q1"])["q1"]
     packed = ["last.0.weight", "head.weight"]
     before = snapshot(model)
     rest_codes("q1", model, tied.plan, packed)
-    found = learn_norms(bench, "q1", model, tied.plan, QUICKLY, 0.5, StepCache())
+    found = learn_norms(ctx, "q1", model, tied.plan, QUICKLY, 0.5, StepCache())
     shared = {f"{path}.weight" for members in tied.plan.shared for query, path in members if query == "q1"}
     assert shared and not found["norms"].keys() & {*packed, *shared}
     after = snapshot(model)
@@ -67,13 +67,13 @@ def test_only_what_is_a_querys_own_and_not_packed_learns(bench: Workbench, tied:
 
 @pytest.mark.parametrize(("reached", "counts"), [([0.5], 0.0), ([0.9, 0.99, 0.96], 0.96), ([0.96, 0.9, 0.91], 0.91)])
 def test_the_end_of_a_training_counts_unless_it_is_hopeless(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, reached: list[float], counts: float
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, reached: list[float], counts: float
 ) -> None:
     ratios, asked = iter([*reached, 2.0]), []
-    monkeypatch.setattr(bench, "ratio", lambda *_: asked.append(1) or next(ratios))
-    monkeypatch.setattr(bench, "calibrate", lambda *_: False)
+    monkeypatch.setattr(ctx, "ratio", lambda *_: asked.append(1) or next(ratios))
+    monkeypatch.setattr(ctx, "calibrate", lambda *_: False)
     monkeypatch.setattr("merger.training.loop.Training.epoch", _passes)
-    found = learn_norms(bench, "q1", bench.models(["q1"])["q1"], SharingPlan(), Recipe(epochs=3), 0.95, StepCache())
+    found = learn_norms(ctx, "q1", ctx.models(["q1"])["q1"], SharingPlan(), Recipe(epochs=3), 0.95, StepCache())
     assert len(asked) == len(reached) and found["ratio"] == counts and (found["norms"] is None) == (counts == 0)
 
 
@@ -85,29 +85,29 @@ def _passes(training: Training) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("learns", [True, False])
 def test_what_norms_learn_keeps_weights_in_fewer_bits(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, learns: bool
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, learns: bool
 ) -> None:
-    originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
+    originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in ctx.originals.items()})
     if not learns:
         monkeypatch.setattr(search_module, "learn_norms", lambda *_: {"ratio": 0.0, "norms": None})
-    required = dict.fromkeys(bench.queries, 0.9)
-    found = fit_widths(bench, originals, "int2", required, StepCache(), Bounds(bench.work))
+    required = dict.fromkeys(ctx.queries, 0.9)
+    found = fit_widths(ctx, originals, "int2", required, StepCache(), Budget(ctx.flops))
     first, ratios = found["rows"][0], {q: ratio for row in found["rows"] for q, ratio in row["ratios"].items()}
-    assert bool(first["norms_learnt"]) == learns and (len(found["rows"]) == len(bench.queries)) == learns
+    assert bool(first["norms_learnt"]) == learns and (len(found["rows"]) == len(ctx.queries)) == learns
     assert min(ratios.values()) >= 0.9 and (set(found["stored_bytes"]) == {"int2", "fp16"}) == learns
-    models = tied_models(bench, originals, bench.queries)
+    models = tied_models(ctx, originals, ctx.queries)
     store(models, Storage(**found["storage"]))
-    assert {query: bench.ratio(query, model) for query, model in models.items()} == pytest.approx(ratios)
+    assert {query: ctx.ratio(query, model) for query, model in models.items()} == pytest.approx(ratios)
 
 
-def test_a_model_with_factors_learns_too(bench: Workbench, tied: Merged) -> None:
+def test_a_model_with_factors_learns_too(ctx: MergeContext, tied: Merged) -> None:
     plan = tied.plan.with_private("q1", ["last.0"]).factorised([("q1", "last.0")], 8)
-    models = bench.models(["q1"], plan=plan)
+    models = ctx.models(["q1"], plan=plan)
     merged = Merged(plan, {**tied.states, **{query: snapshot(model) for query, model in models.items()}})
-    model = tied_models(bench, merged, ["q1"])["q1"]
+    model = tied_models(ctx, merged, ["q1"])["q1"]
     rest_codes("q1", model, plan, ["last.0.a.weight", "last.0.b.weight"])
     still = model.get_parameter("last.0.a.weight").clone()
-    found = learn_norms(bench, "q1", model, plan, QUICKLY, 0.0, StepCache())
+    found = learn_norms(ctx, "q1", model, plan, QUICKLY, 0.0, StepCache())
     assert found["ratio"] > 0 and "last.1.weight" in found["norms"] and "last.0.a.weight" not in found["norms"]
     assert torch.equal(model.get_parameter("last.0.a.weight"), still)
 
@@ -117,8 +117,8 @@ def test_a_bundle_holds_what_norms_learnt(workload: Workload, tmp_path: Path) ->
     report = merge(workload, tmp_path / "b.safetensors", "none", options=replace(QUICK, weights="int2", margin=0.0))
     rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
     learnt = [query for row in rows for query in row.get("norms_learnt", ())]
-    bundle, bench = open_bundle(report.bundle, FACTORIES), Workbench(workload)
+    bundle, ctx = open_bundle(report.bundle, FACTORIES), MergeContext(workload)
     assert learnt
     for query in learnt:
-        own, original = bundle.build(query).state_dict(), bench.originals[query].state_dict()
+        own, original = bundle.build(query).state_dict(), ctx.originals[query].state_dict()
         assert not torch.equal(own["last.1.weight"], original["last.1.weight"])

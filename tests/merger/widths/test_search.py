@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import merger.checkpoint as checkpoint_module
 import merger.widths.search as search_module
 from merger import MergeOptions, merge
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, StepCache, snapshot
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.widths.search import fit_widths, needed
 from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
 from models.bits import WEIGHTS, Bits, WeightBits
@@ -45,10 +45,10 @@ def _with(weights: WeightBits) -> MergeOptions:
 
 
 @pytest.fixture
-def tied(bench: Workbench) -> Merged:
+def tied(ctx: MergeContext) -> Merged:
     """Every group tied, nothing trained."""
-    plan = SharingPlan.of(groups(bench.layers))
-    models = bench.tied(plan, bench.queries)
+    plan = SharingPlan.of(groups(ctx.layers))
+    models = ctx.tied(plan, ctx.queries)
     return Merged(plan, {query: snapshot(model) for query, model in models.items()})
 
 
@@ -93,8 +93,8 @@ def test_wide_weights_are_a_bundle_of_format_1(workload: Workload, tmp_path: Pat
     assert open_bundle(report.bundle).manifest.format == 1
 
 
-def test_every_weight_stands_once_with_all_its_places(bench: Workbench, tied: Merged) -> None:
-    weights = weights_of(bench, tied, "int8")
+def test_every_weight_stands_once_with_all_its_places(ctx: MergeContext, tied: Merged) -> None:
+    weights = weights_of(ctx, tied, "int8")
     places = [place for weight in weights for place in weight.places]
     assert len(places) == len(set(places))
     last = next(weight for weight in weights if ("q0", LAST) in weight.places)
@@ -106,17 +106,17 @@ def test_every_weight_stands_once_with_all_its_places(bench: Workbench, tied: Me
     assert "stem.0.weight" not in {key for _, key in places}  # too small to be worth it
 
 
-def test_a_weight_beyond_what_float16_holds_is_int8_or_wide(bench: Workbench, tied: Merged) -> None:
+def test_a_weight_beyond_what_float16_holds_is_int8_or_wide(ctx: MergeContext, tied: Merged) -> None:
     for state in tied.states.values():
         state[LAST] = state[LAST] * 1e7
-    found = {key: weight for weight in weights_of(bench, tied, "int8") for _, key in weight.places}
+    found = {key: weight for weight in weights_of(ctx, tied, "int8") for _, key in weight.places}
     assert found[LAST].widths == ("int8",) and found["body.0.weight"].widths == ("int8", "fp16")
-    assert LAST not in {key for weight in weights_of(bench, tied, "fp16") for _, key in weight.places}
+    assert LAST not in {key for weight in weights_of(ctx, tied, "fp16") for _, key in weight.places}
 
 
-def test_what_is_tied_is_packed_once_and_stays_tied(bench: Workbench, tied: Merged) -> None:
-    models = tied_models(bench, tied, bench.queries)
-    stored = store(models, Storage(widths_of(weights_of(bench, tied, "int8")), {}))
+def test_what_is_tied_is_packed_once_and_stays_tied(ctx: MergeContext, tied: Merged) -> None:
+    models = tied_models(ctx, tied, ctx.queries)
+    stored = store(models, Storage(widths_of(weights_of(ctx, tied, "int8")), {}))
     assert stored["q0"][LAST] is stored["q1"][LAST] is stored["q2"][LAST]
     pointers = {model.get_parameter(LAST).data_ptr() for model in models.values()}
     assert len(pointers) == 1
@@ -124,12 +124,12 @@ def test_what_is_tied_is_packed_once_and_stays_tied(bench: Workbench, tied: Merg
     assert torch.equal(models["q1"].get_parameter(LAST).detach(), expected)
 
 
-def test_residuals_count_as_they_are_stored(bench: Workbench) -> None:
+def test_residuals_count_as_they_are_stored(ctx: MergeContext) -> None:
     plan = SharingPlan().with_residuals("q0", {"last.0": 8})
-    merged = Merged(plan, {query: snapshot(model) for query, model in bench.originals.items()})
-    models = tied_models(bench, merged, ["q0"])
+    merged = Merged(plan, {query: snapshot(model) for query, model in ctx.originals.items()})
+    models = tied_models(ctx, merged, ["q0"])
     wide = residual_bytes(models["q0"], {})
-    stored = store(models, Storage(widths_of(weights_of(bench, merged, "int8")), {}))
+    stored = store(models, Storage(widths_of(weights_of(ctx, merged, "int8")), {}))
     a = 8 * 32 * 9
     assert stored["q0"]["last.0.residual_a"].width == "fp16"
     assert residual_bytes(models["q0"], stored["q0"]) == wide - 2 * a
@@ -147,12 +147,12 @@ class _Fake:
     """Stands in for judging: a query's ratio falls by what each of its weights of fewer bits costs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[str, float]) -> None:
-        self.costs, self.judged = costs, 0
-        monkeypatch.setattr(search_module._Search, "_judged", self.judge)
+        self.costs, self.evaluated = costs, 0
+        monkeypatch.setattr(search_module._Search, "_judged", self.evaluate)
         monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)
 
-    def judge(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
-        self.judged += 1
+    def evaluate(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+        self.evaluated += 1
         part = {"int2": 9.0, "int3": 7.0, "int4": 4.0, "int6": 2.0, "int8": 1.0, "fp16": 0.1, None: 0.0}
         own = [(key, weight.width) for weight in weights for name, key in weight.places if name == query]
         return {"ratio": 1 - sum(self.costs.get(f"{query}:{key}", 0.0) * part[dtype] for key, dtype in own),
@@ -160,13 +160,13 @@ class _Fake:
 
 
 @pytest.fixture
-def search(bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict, list[dict]]]:
+def search(ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict, list[dict]]]:
     """Store the tied models, none of them trained for that; returns how they are stored and the log."""
     monkeypatch.setattr(search_module.ForBits, "run", lambda *_: {"states": {}, "tried": []})
 
-    def run(bounds: Bounds | None = None, asked_for: Bits = "int8") -> tuple[dict, list[dict]]:
-        required = dict.fromkeys(bench.queries, 0.975)
-        found = fit_widths(bench, tied, asked_for, required, StepCache(), bounds or Bounds(bench.work))
+    def run(budget: Budget | None = None, asked_for: Bits = "int8") -> tuple[dict, list[dict]]:
+        required = dict.fromkeys(ctx.queries, 0.975)
+        found = fit_widths(ctx, tied, asked_for, required, StepCache(), budget or Budget(ctx.flops))
         return found["storage"]["widths"], found["rows"]
 
     return run
@@ -216,7 +216,7 @@ def test_every_width_is_tried_from_the_fewest_bits_on_and_what_bears_them_keeps_
     assert [own[LAST] for own in widths.values()] == ["int6"] * 3
     assert widths["q0"]["body.0.weight"] in ("int3", "int4") and rows[-1]["in_the_way"] == []
     assert {dtype for own in widths.values() for dtype in own.values()} >= {"int6", "fp16"}
-    assert fake.judged <= 50
+    assert fake.evaluated <= 50
 
 
 def test_where_float16_is_not_enough_weights_become_float32(monkeypatch, search) -> None:
@@ -229,29 +229,29 @@ def test_where_float16_is_not_enough_weights_become_float32(monkeypatch, search)
 def test_few_judgements_are_needed(monkeypatch, search) -> None:
     fake = _Fake(monkeypatch, {"q0:body.0.weight": 0.2})
     search()
-    assert fake.judged <= 3 + 1 + 3 + 3  # all, all of the failing one wider, bisection, those who share
+    assert fake.evaluated <= 3 + 1 + 3 + 3  # all, all of the failing one wider, bisection, those who share
 
 
-def test_once_the_time_is_over_everything_of_the_query_is_widened_at_once(monkeypatch, bench, search) -> None:
+def test_once_the_time_is_over_everything_of_the_query_is_widened_at_once(monkeypatch, ctx, search) -> None:
     fake = _Fake(monkeypatch, {"q0:body.0.weight": 0.2})
-    widths, _ = search(Bounds(bench.work, most_work=0.0))
+    widths, _ = search(Budget(ctx.flops, max_flops=0.0))
     assert set(widths["q0"].values()) == {"fp16"}
-    assert fake.judged <= 3 + 1 + 2
+    assert fake.evaluated <= 3 + 1 + 2
 
 
-def test_a_query_that_bears_nothing_ends_with_its_wide_weights(monkeypatch, bench, tied, search) -> None:
-    def judged(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+def test_a_query_that_bears_nothing_ends_with_its_wide_weights(monkeypatch, ctx, tied, search) -> None:
+    def evaluated(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         fewer = any(weight.width and weight.used_by({query}) for weight in weights)
         return {"ratio": 0.0 if query == "q1" and fewer else 1.0, "norms": None, "learnt": False}
 
-    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_judged", evaluated)
     monkeypatch.setattr(search_module._Search, "_wide", lambda search, query: 1.0)
     widths, rows = search()
     assert "q1" not in widths and rows[-1]["in_the_way"] == []
 
 
 def test_a_detectors_scores_are_matched_to_its_originals_before_it_takes_more_bits(
-    monkeypatch, bench: Workbench, tied: Merged
+    monkeypatch, ctx: MergeContext, tied: Merged
 ) -> None:
     monkeypatch.setattr(search_module, "learn_norms", lambda *_: pytest.fail("there is nothing to learn"))
 
@@ -264,19 +264,19 @@ def test_a_detectors_scores_are_matched_to_its_originals_before_it_takes_more_bi
         stored = bool(tied.states[query]["body.0.weight"].ne(model.get_parameter("body.0.weight")).any())
         return 0.5 if query == "q1" and stored and float(model.get_parameter("head.bias")[0]) != 7 else 1.0
 
-    monkeypatch.setattr(bench, "match_scores", match)
-    monkeypatch.setattr(bench, "ratio", ratio)
-    required = dict.fromkeys(bench.queries, 0.975)
-    found = fit_widths(bench, tied, "int2", required, StepCache(), Bounds(bench.work))
+    monkeypatch.setattr(ctx, "match_scores", match)
+    monkeypatch.setattr(ctx, "ratio", ratio)
+    required = dict.fromkeys(ctx.queries, 0.975)
+    found = fit_widths(ctx, tied, "int2", required, StepCache(), Budget(ctx.flops))
     assert len(found["rows"]) == 1 and found["rows"][0]["norms_again"] == ["q1"]
     storage = Storage(**found["storage"])
     assert {query: list(norms) for query, norms in storage.norms.items()} == {"q1": ["head.bias"]}
-    models = tied_models(bench, tied, bench.queries)
+    models = tied_models(ctx, tied, ctx.queries)
     store(models, storage)
     assert [float(model.get_parameter("head.bias")[0].detach()) == 7 for model in models.values()] == [0, 1, 0]
 
 
-def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied: Merged, search) -> None:
+def test_a_really_sensitive_weight_is_found_by_its_error(ctx: MergeContext, tied: Merged, search) -> None:
     """Large weights on an input that never fires: int8 gives its codes to them and loses all the others."""
     state = tied.states["q0"]
     spoiled: Tensor = state["body.0.weight"].clone()
@@ -284,9 +284,9 @@ def test_a_really_sensitive_weight_is_found_by_its_error(bench: Workbench, tied:
     for own in tied.states.values():
         own["body.0.weight"] = spoiled
         own["stem.1.weight"][0] = own["stem.1.bias"][0] = 0.0
-    weights = weights_of(bench, tied, "int8")
-    required = dict.fromkeys(bench.queries, 0.0)
-    found = search_module._Search(bench, tied, required, StepCache(), Bounds(bench.work))
+    weights = weights_of(ctx, tied, "int8")
+    required = dict.fromkeys(ctx.queries, 0.0)
+    found = search_module._Search(ctx, tied, required, StepCache(), Budget(ctx.flops))
     errors = [sum(of_both) for of_both in zip(*(found._errors(weights, query) for query in ("q0", "q1")), strict=True)]
     worst = weights[max(range(len(weights)), key=lambda at: errors[at])]
     assert ("q0", "body.0.weight") in worst.places
@@ -297,10 +297,10 @@ def test_an_interrupted_search_for_widths_resumes_to_the_same_bundle(
 ) -> None:
     monkeypatch.setattr(checkpoint_module, "INTERVAL_S", 0.0)
     monkeypatch.setattr(checkpoint_module, "WRITING_SHARE", float("inf"))
-    judge = search_module._Search._judged
+    evaluate = search_module._Search._evaluated
 
     def strict(self, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
-        found = judge(self, weights, query, need)
+        found = evaluate(self, weights, query, need)
         bad = any(weight.width == "int8" and weight.used_by({"q1"}) for weight in weights if query == "q1")
         return {**found, "ratio": 0.0} if bad else found
 
@@ -315,7 +315,7 @@ def test_an_interrupted_search_for_widths_resumes_to_the_same_bundle(
             merge(workload, out, "ceiling", out.with_name(f"{out.name}.work").is_dir(), options=_with("int8"))
     resumed = merge(workload, out, "ceiling", resume=True, options=_with("int8"))
     assert _content(out) == _content(Path(straight.bundle))
-    assert resumed.work == straight.work and Checkpoint(tmp_path / "none", {}, False).log == []
+    assert resumed.flops == straight.flops and Checkpoint(tmp_path / "none", {}, False).log == []
 
 
 def test_unknown_weights_are_refused() -> None:

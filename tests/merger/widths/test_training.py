@@ -13,10 +13,10 @@ import torch
 
 import merger.widths.search as search_module
 import merger.widths.training as training_module
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, StepCache, snapshot
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.training.loop import Diverged, Training
 from merger.training.recipe import Recipe
 from merger.widths.rounding import Rounded
@@ -33,21 +33,21 @@ LAST = "last.0.weight"
 
 
 @pytest.fixture
-def tied(bench: Workbench) -> Merged:
+def tied(ctx: MergeContext) -> Merged:
     """Every group tied, nothing trained."""
-    plan = SharingPlan.of(groups(bench.layers))
-    return Merged(plan, {query: snapshot(model) for query, model in bench.tied(plan, bench.queries).items()})
+    plan = SharingPlan.of(groups(ctx.layers))
+    return Merged(plan, {query: snapshot(model) for query, model in ctx.tied(plan, ctx.queries).items()})
 
 
-def rounded(bench: Workbench, tied: Merged, width: Any = "int3") -> Rounded:
-    models = tied_models(bench, tied, bench.queries)
-    return Rounded(bench.training(models, SHORT, (), tied.plan), widths_of(weights_of(bench, tied, width)))
+def rounded(ctx: MergeContext, tied: Merged, width: Any = "int3") -> Rounded:
+    models = tied_models(ctx, tied, ctx.queries)
+    return Rounded(ctx.training(models, SHORT, (), tied.plan), widths_of(weights_of(ctx, tied, width)))
 
 
 def test_steps_see_rounded_weights_and_move_what_is_not(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = rounded(bench, tied)
+    one = rounded(ctx, tied)
     model = one.training.models["q1"]
     before, seen = one.wide()["q1"][LAST], list[int]()
     learn = Training._learn_all
@@ -67,10 +67,10 @@ def test_steps_see_rounded_weights_and_move_what_is_not(
 
 
 def test_small_steps_add_up_and_are_not_rounded_away(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.SHORT", replace(SHORT, rate=1e-9))
-    one = rounded(bench, tied)
+    one = rounded(ctx, tied)
     before = one.wide()["q1"]
     one.training.epoch()
     for name, after in one.wide()["q1"].items():
@@ -78,11 +78,11 @@ def test_small_steps_add_up_and_are_not_rounded_away(
 
 
 @pytest.mark.parametrize("width", ["int2", "int3", "int4", "int6", "int8"])
-def test_what_is_judged_is_what_packing_stores(bench: Workbench, tied: Merged, width: Any) -> None:
-    one = rounded(bench, tied, width)
+def test_what_is_judged_is_what_packing_stores(ctx: MergeContext, tied: Merged, width: Any) -> None:
+    one = rounded(ctx, tied, width)
     one.training.epoch()
     for query, model in one.training.models.items():
-        for key, stored in widths_of(weights_of(bench, tied, width))[query].items():
+        for key, stored in widths_of(weights_of(ctx, tied, width))[query].items():
             weight = model.get_parameter(key).detach()
             torch.testing.assert_close(pack(weight, stored).wide(), weight, atol=0, rtol=1e-6)
             if stored != "fp16":
@@ -90,8 +90,8 @@ def test_what_is_judged_is_what_packing_stores(bench: Workbench, tied: Merged, w
                 torch.testing.assert_close(pack(wide, stored).wide(), weight, atol=0, rtol=1e-6)
 
 
-def test_an_interrupted_one_goes_on_where_it_stood(bench: Workbench, tied: Merged) -> None:
-    whole, stopped, again = (rounded(bench, tied) for _ in range(3))
+def test_an_interrupted_one_goes_on_where_it_stood(ctx: MergeContext, tied: Merged) -> None:
+    whole, stopped, again = (rounded(ctx, tied) for _ in range(3))
     stops = []
 
     def note() -> None:
@@ -128,51 +128,51 @@ class _Taught:
 
 
 def trained(
-    bench: Workbench, merged: Merged, bounds: Bounds | None = None, alone: Callable[[str], int] | None = None
+    ctx: MergeContext, merged: Merged, budget: Budget | None = None, alone: Callable[[str], int] | None = None
 ) -> dict[str, Any]:
-    need = dict.fromkeys(bench.queries, 0.95)
-    for_bits = ForBits(bench, merged, list(need), need, StepCache(), bounds or Bounds(bench.work), alone)
-    return for_bits.run(weights_of(bench, merged, "int2"))
+    need = dict.fromkeys(ctx.queries, 0.95)
+    for_bits = ForBits(ctx, merged, list(need), need, StepCache(), budget or Budget(ctx.flops), alone)
+    return for_bits.run(weights_of(ctx, merged, "int2"))
 
 
 def test_whoever_falls_short_gets_its_next_width_and_so_do_those_who_share_it(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" and w == "int2" else 1.0 for q, w in own.items()})
-    found = trained(bench, tied)
-    assert taught.tried == [dict.fromkeys(bench.queries, "int2"), dict.fromkeys(bench.queries, "int3")]
-    assert set(found["states"]) == set(bench.queries)
+    found = trained(ctx, tied)
+    assert taught.tried == [dict.fromkeys(ctx.queries, "int2"), dict.fromkeys(ctx.queries, "int3")]
+    assert set(found["states"]) == set(ctx.queries)
     assert all(float(state["head.bias"][0]) == 2 for state in found["states"].values())
     assert [one["ratios"]["q1"] for one in found["tried"]] == [0.9, 1.0]
 
 
 def test_what_does_not_bear_four_bits_is_left_to_rounding(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
-    assert trained(bench, tied)["states"] == {}
+    assert trained(ctx, tied)["states"] == {}
     assert [own["q1"] for own in taught.tried] == ["int2", "int3", "int4"]
 
 
 @pytest.mark.parametrize(("tries", "width"), [(1, "int2"), (2, "int3"), (3, "int4")])
 def test_who_takes_less_alone_leaves_the_others(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tries: int, width: Bits
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch, tries: int, width: Bits
 ) -> None:
     """Others are tried as long as the next width of all takes less than the others do and the one that leaves."""
     taught = _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
-    weights = weights_of(bench, tied, "int2")
+    weights = weights_of(ctx, tied, "int2")
     rest = sum(one.nbytes for one in weights if one.used_by({"q0", "q2"}))
     level = list(BIT_WIDTHS).index(width)
     takes = 1 + sum(one.at(min(level, len(one.widths) - 1)).nbytes for one in weights) - rest
-    found = trained(bench, tied, alone=lambda _query: takes)
+    found = trained(ctx, tied, alone=lambda _query: takes)
     assert len(taught.tried) == tries
     assert found["left"] == ["q1"] and set(found["states"]) == {"q0", "q2"} and not any(found["levels"])
 
 
 def test_who_leaves_is_stored_as_its_original_bears_it(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judged(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+    def evaluated(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         shared = any(len(weight.places) > 1 for weight in weights)
         return {"ratio": 0.0 if shared else 1.0, "norms": None, "learnt": False}
 
@@ -182,33 +182,33 @@ def test_who_leaves_is_stored_as_its_original_bears_it(
         asked.append(party)
         return fitted(self, width, weights, party)
 
-    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_judged", evaluated)
     monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
     monkeypatch.setattr(search_module._Search, "_fitted", told)
     _Taught(monkeypatch, lambda own: {q: 0.9 if q == "q1" else 1.0 for q in own})
-    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), StepCache(), Bounds(bench.work))
+    found = fit_widths(ctx, tied, "int2", dict.fromkeys(ctx.queries, 0.95), StepCache(), Budget(ctx.flops))
     assert asked == [["q0", "q1", "q2"], ["q1"]], "what it takes alone is found out once"
     assert found["left"] == ["q1"] and set(found["states"]) == {"q0", "q1", "q2"}
-    original = bench.originals["q1"].state_dict()
+    original = ctx.originals["q1"].state_dict()
     assert all(torch.equal(original[name], tensor) for name, tensor in found["states"]["q1"].items())
     assert {own[LAST] for own in found["storage"]["widths"].values()} == {"int2"}
     stored = sum(found["stored_bytes"].values())
-    weights = weights_of(bench, tied, "int2")
+    weights = weights_of(ctx, tied, "int2")
     rest = sum(one.nbytes for one in weights if one.used_by({"q0", "q2"}))
     alone = sum(one.nbytes for one in weights if one.used_by({"q1"}))
     assert stored == rest + alone
 
 
 def test_nothing_trains_that_there_is_no_work_for(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taught = _Taught(monkeypatch, lambda own: dict.fromkeys(own, 1.0))
-    assert trained(bench, tied, Bounds(bench.work, bench.work.total + 1))["tried"] == []
+    assert trained(ctx, tied, Budget(ctx.flops, ctx.flops.total + 1))["tried"] == []
     assert not taught.tried
 
 
 def test_a_training_whose_time_is_over_ends_with_an_epoch_and_is_no_help(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, epochs = [0.0], []
 
@@ -218,36 +218,36 @@ def test_a_training_whose_time_is_over_ends_with_an_epoch_and_is_no_help(
         now[0] += 10
 
     monkeypatch.setattr(Training, "epoch", passes)
-    found = trained(bench, tied, Bounds(bench.work, ends=15.0, clock=lambda: now[0]))
+    found = trained(ctx, tied, Budget(ctx.flops, ends=15.0, clock=lambda: now[0]))
     assert len(epochs) == 2 and not found["states"] and len(found["tried"]) == 1
 
 
-def test_a_training_that_diverges_is_no_help(bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_diverges_is_no_help(ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverges(_self: Training) -> float:
         raise Diverged("q0")
 
     monkeypatch.setattr(Training, "epoch", diverges)
-    found = trained(bench, tied)
+    found = trained(ctx, tied)
     assert not found["states"] and len(found["tried"]) == 3
 
 
 @pytest.mark.parametrize(("bears", "stored"), [("int2", "int2"), ("int3", "int3"), ("int6", "int4")])
 def test_what_takes_less_is_stored_rounded_or_trained(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, bears: Bits, stored: str
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch, bears: Bits, stored: str
 ) -> None:
     """Rounded, these bear four bits."""
 
-    def judged(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+    def evaluated(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         few = any(weight.width in ("int2", "int3") and weight.used_by({query}) for weight in weights)
         return {"ratio": 0.0 if few else 1.0, "norms": None, "learnt": False}
 
-    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_judged", evaluated)
     monkeypatch.setattr(search_module._Search, "_wide", lambda *_: 1.0)
     _Taught(monkeypatch, lambda own: {q: 1.0 if list(BIT_WIDTHS).index(w) >= list(BIT_WIDTHS).index(bears) else 0.5
                                       for q, w in own.items()})  # fmt: skip
-    found = fit_widths(bench, tied, "int2", dict.fromkeys(bench.queries, 0.95), StepCache(), Bounds(bench.work))
+    found = fit_widths(ctx, tied, "int2", dict.fromkeys(ctx.queries, 0.95), StepCache(), Budget(ctx.flops))
     assert {own[LAST] for own in found["storage"]["widths"].values()} == {stored}
-    assert (set(found["states"]) == set(bench.queries)) == (stored != "int4")
+    assert (set(found["states"]) == set(ctx.queries)) == (stored != "int4")
     assert found["rows"][-1]["stored_bytes"] == found["stored_bytes"] and not found["rows"][-1]["in_the_way"]
     assert [row["width"] for row in found["rows"]] == ["int2"] * len(found["rows"])
     tries = sum("trained" in row for row in found["rows"])
@@ -255,37 +255,37 @@ def test_what_takes_less_is_stored_rounded_or_trained(
 
 
 def test_what_bears_no_rounding_bears_training_and_ships_as_it_was_judged(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judged(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
+    def evaluated(_self: Any, weights: list[Weight], query: str, need: float) -> dict[str, Any]:
         few = any(weight.width in ("int2", "int3") and weight.used_by({query}) for weight in weights)
         return {"ratio": 0.0 if few else 1.0, "norms": None, "learnt": False}
 
-    monkeypatch.setattr(search_module._Search, "_judged", judged)
+    monkeypatch.setattr(search_module._Search, "_judged", evaluated)
     monkeypatch.setattr(training_module, "FOR_BITS", replace(SHORT, rate=3e-3, epochs=6, frames_per_epoch=320))
-    originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in bench.originals.items()})
-    found = fit_widths(bench, originals, "int2", dict.fromkeys(bench.queries, 0.9), StepCache(), Bounds(bench.work))
+    originals = Merged(SharingPlan(), {query: snapshot(model) for query, model in ctx.originals.items()})
+    found = fit_widths(ctx, originals, "int2", dict.fromkeys(ctx.queries, 0.9), StepCache(), Budget(ctx.flops))
     assert found["states"] and any("trained" in row for row in found["rows"])
     widths = found["storage"]["widths"]
     last = {query: ratio for row in found["rows"] for query, ratio in row["ratios"].items()}
-    models = tied_models(bench, Merged(originals.plan, {**originals.states, **found["states"]}), bench.queries)
+    models = tied_models(ctx, Merged(originals.plan, {**originals.states, **found["states"]}), ctx.queries)
     store(models, Storage(**found["storage"]))
     for query in found["states"]:
         assert widths[query][LAST] in ("int2", "int3")
-        assert 0.9 <= last[query] == pytest.approx(bench.ratio(query, models[query]))
+        assert 0.9 <= last[query] == pytest.approx(ctx.ratio(query, models[query]))
 
 
 def test_a_search_that_is_killed_in_the_midst_of_a_training_goes_on_there(
-    bench: Workbench, tied: Merged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ctx: MergeContext, tied: Merged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(training_module, "FOR_BITS", SHORT)
-    need = dict.fromkeys(bench.queries, 0.0)
+    need = dict.fromkeys(ctx.queries, 0.0)
 
     def run(journal: StepCache) -> dict[str, Any]:
-        for_bits = ForBits(bench, tied, list(need), need, journal, Bounds(bench.work))
-        return journal.step("bits", lambda: for_bits.run(weights_of(bench, tied, "int3")))
+        for_bits = ForBits(ctx, tied, list(need), need, journal, Budget(ctx.flops))
+        return journal.step("bits", lambda: for_bits.run(weights_of(ctx, tied, "int3")))
 
-    wanted, step, stopped = run(StepCache()), Training._take_step, Checkpoint(tmp_path / "work", {}, False)
+    wanted, step, stopped = run(StepCache()), Training._take_step, Checkpoint(tmp_path / "flops", {}, False)
 
     def stops(self: Training) -> None:
         if self.step == 5:
@@ -299,7 +299,7 @@ def test_a_search_that_is_killed_in_the_midst_of_a_training_goes_on_there(
             run(stopped)
     taken = []
     monkeypatch.setattr(Training, "_take_step", lambda self: taken.append(self.step) or step(self))
-    again = run(Checkpoint(tmp_path / "work", {}, True))
+    again = run(Checkpoint(tmp_path / "flops", {}, True))
     assert taken[0] == 5, "where it stood"
     for query, state in wanted["states"].items():
         assert all(torch.equal(tensor, again["states"][query][name]) for name, tensor in state.items())

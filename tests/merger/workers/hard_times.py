@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, where: str = "main", progress: Progress = silent) -> None:
         self.where, self.progress = where, progress
-        self.work = Meter()
+        self.flops = Meter()
         self.workers: Any = None
         self.threads = Threads(1, 1)
         self.fitting = MemoryPlan()
@@ -49,37 +49,37 @@ class Desk:
 
     def __init__(self, progress: Progress) -> None:
         Desk.made += 1
-        self._bench = Bench(f"desk {Desk.made}", progress)
+        self._ctx = Bench(f"desk {Desk.made}", progress)
 
     def do(self, job: Job, order: Order) -> Done:
         """The result and the work of a job."""
-        self._bench.work.total = 0.0
-        return Done(job.do(self._bench, StepCache(), **job.given), self._bench.work.total)
+        self._ctx.flops.total = 0.0
+        return Done(job.do(self._ctx, StepCache(), **job.given), self._ctx.flops.total)
 
 
-def squared(bench: Bench, journal: StepCache, number: int) -> dict[str, Any]:
+def squared(ctx: Bench, journal: StepCache, number: int) -> dict[str, Any]:
     """The number's square and who found it; takes `number` of work."""
-    bench.work.total += number
-    bench.progress("squared", number=number)
-    return {"square": number * number, "where": bench.where}
+    ctx.flops.total += number
+    ctx.progress("squared", number=number)
+    return {"square": number * number, "where": ctx.where}
 
 
-def dying(bench: Bench, journal: StepCache, number: int, deaths: list[str], most: int) -> dict[str, Any]:
+def dying(ctx: Bench, journal: StepCache, number: int, deaths: list[str], most: int) -> dict[str, Any]:
     """As `squared`, but so many actors die of it."""
-    if bench.where != "main" and len(deaths) < most:
-        deaths.append(bench.where)
+    if ctx.where != "main" and len(deaths) < most:
+        deaths.append(ctx.where)
         raise Lost
-    return squared(bench, journal, number)
+    return squared(ctx, journal, number)
 
 
-def failing(bench: Bench, journal: StepCache, number: int) -> dict[str, Any]:
+def failing(ctx: Bench, journal: StepCache, number: int) -> dict[str, Any]:
     """As `squared`, but no actor has the memory for it."""
-    if bench.where != "main":
+    if ctx.where != "main":
         raise MemoryError("no room")
-    return squared(bench, journal, number)
+    return squared(ctx, journal, number)
 
 
-def refusing(bench: Bench, journal: StepCache, number: int) -> dict[str, Any]:
+def refusing(ctx: Bench, journal: StepCache, number: int) -> dict[str, Any]:
     """Bad input."""
     raise InputError("frame.png", "does not decode", "replace it", f"number {number}")
 
@@ -158,9 +158,9 @@ class _Answer:
         return self._found
 
 
-def trial_killed_once(bench: Any, journal: StepCache, start: dict, recipe: dict) -> float | None:
+def trial_killed_once(ctx: Any, journal: StepCache, start: dict, recipe: dict) -> float | None:
     """A trial of a rate (merger.methods.rate); the first worker that is half-way through one is killed."""
-    mark, steps = bench.workload.path.parent / "killed", 0
+    mark, steps = ctx.workload.path.parent / "killed", 0
     tick = journal.maybe_save
 
     def counted() -> None:
@@ -172,4 +172,4 @@ def trial_killed_once(bench: Any, journal: StepCache, start: dict, recipe: dict)
         tick()
 
     journal.maybe_save = counted
-    return trial(bench, journal, start, recipe)
+    return trial(ctx, journal, start, recipe)

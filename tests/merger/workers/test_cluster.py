@@ -34,10 +34,10 @@ def everything_is_worth_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 def _found(ray: Ray, jobs: list[Job]) -> tuple[list[dict[str, Any]], float, list[tuple[str, dict[str, Any]]]]:
     """Results and work of jobs that two machines do, and what progress hears."""
     told: list[tuple[str, dict[str, Any]]] = []
-    bench = Bench(progress=lambda event, **fields: told.append((event, fields)))
-    bench.workers = cluster = Cluster(ray, Desk, {"CPU": 1}, bench.progress)
+    ctx = Bench(progress=lambda event, **fields: told.append((event, fields)))
+    ctx.workers = cluster = Cluster(ray, Desk, {"CPU": 1}, ctx.progress)
     try:
-        return run_jobs(bench, StepCache(), "jobs", jobs), bench.work.total, told
+        return run_jobs(ctx, StepCache(), "jobs", jobs), ctx.flops.total, told
     finally:
         cluster.close()
         assert ray.alive == []
@@ -48,8 +48,8 @@ def _squares(*numbers: int) -> list[Job]:
 
 
 def test_results_come_in_order_from_as_many_actors_as_there_is_room_for() -> None:
-    found, work, told = _found(Ray(1, 1), _squares(5, 1, 4, 2))
-    assert [one["square"] for one in found] == [25, 1, 16, 4] and work == 12
+    found, flops, told = _found(Ray(1, 1), _squares(5, 1, 4, 2))
+    assert [one["square"] for one in found] == [25, 1, 16, 4] and flops == 12
     assert len({one["where"] for one in found}) == 2 and "main" not in {one["where"] for one in found}
     assert sorted(fields["number"] for event, fields in told if event == "squared") == [1, 2, 4, 5]
 
@@ -57,8 +57,8 @@ def test_results_come_in_order_from_as_many_actors_as_there_is_room_for() -> Non
 @pytest.mark.parametrize(("deaths", "then"), [(1, ["another worker"]), (2, ["another worker", "the main process"])])
 def test_the_job_of_an_actor_that_is_lost_is_done_by_another_and_then_here(deaths: int, then: list[str]) -> None:
     given = {"number": 2, "deaths": [], "most": deaths}
-    found, work, told = _found(Ray(2), [*_squares(1), Job("dying", hard_times.dying, given), *_squares(3)])
-    assert [one["square"] for one in found] == [1, 4, 9] and work == 6
+    found, flops, told = _found(Ray(2), [*_squares(1), Job("dying", hard_times.dying, given), *_squares(3)])
+    assert [one["square"] for one in found] == [1, 4, 9] and flops == 6
     assert (found[1]["where"] == "main") == (deaths == 2)
     warnings = [fields["text"] for event, fields in told if event == "warning"]
     assert [text.partition(" at 'dying': ")[2] for text in warnings] == [f"{who} does it" for who in then]
@@ -100,7 +100,7 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(
     merged = merge(workload, tmp_path / "b.safetensors", "joint", options=options, progress=progress)
     assert len(told) == 1 and "is gone" in told[0] and "another worker does it" in told[0]
     assert sorted(rates) == sorted(rate_module.RATES) and workers[0] >= 1
-    assert merged.work == straight.work
+    assert merged.flops == straight.flops
     assert open_bundle(merged.bundle).manifest.to_json() == open_bundle(straight.bundle).manifest.to_json()
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert not ray.is_initialized() and _children() == []

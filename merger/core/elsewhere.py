@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from merger.bench.stock import Reference
-from merger.bench.workbench import Workbench
 from merger.checkpoint import STATE, Checkpoint, StepCache
+from merger.core.context import MergeContext
+from merger.core.inputs import Reference
 from merger.distributed import cut_bytes, partition
 from merger.events import Progress
 from merger.jobs import Done, Job, Order, Resources, Threads, torch_threads
@@ -44,20 +44,20 @@ class Setup:
     interval: bool
 
     @classmethod
-    def of(cls, bench: Workbench) -> Setup:
+    def of(cls, ctx: MergeContext) -> Setup:
         """The main process's own."""
-        workload = bench.workload
+        workload = ctx.workload
         prints = {query.id: _print(query) for query in workload.queries}
         return cls(
-            workload, bench.seed, bench.device.type, dict(bench.references), prints, torch.__version__, bench.interval
+            workload, ctx.seed, ctx.device.type, dict(ctx.references), prints, torch.__version__, ctx.interval
         )
 
-    def workbench(self, progress: Progress) -> Workbench:
+    def workbench(self, progress: Progress) -> MergeContext:
         """A workbench that loads models and decodes frames when a job asks for them."""
         device = torch.device(self.device)
-        bench = Workbench(self.workload, self.seed, progress, device, self.references)
-        bench.interval = self.interval
-        return bench
+        ctx = MergeContext(self.workload, self.seed, progress, device, self.references)
+        ctx.interval = self.interval
+        return ctx
 
     def check(self) -> None:
         """Raise InputError, which names this machine, where something is not here as it is in the main process."""
@@ -87,59 +87,59 @@ class Desk:
     def __init__(self, setup: Setup, progress: Progress) -> None:
         setup.check()
         torch.manual_seed(setup.seed)
-        self._bench = setup.workbench(progress)
+        self._ctx = setup.workbench(progress)
 
     def do(self, job: Job, order: Order) -> Done:
         """The result and the work of a job."""
-        bench, journal = self._bench, StepCache()
-        bench.work.total = 0
-        journal.meter = bench.work
-        bench.precisions = Settled(order.precisions) if order.precisions else None
-        bench.fitting = MemoryPlan(dict(order.layout), bench.progress)
+        ctx, journal = self._ctx, StepCache()
+        ctx.flops.total = 0
+        journal.meter = ctx.flops
+        ctx.precisions = Settled(order.precisions) if order.precisions else None
+        ctx.fitting = MemoryPlan(dict(order.layout), ctx.progress)
         with torch_threads(order.threads):
-            value = job.do(bench, journal, **job.given)
-        return Done(value, bench.work.total)
+            value = job.do(ctx, journal, **job.given)
+        return Done(value, ctx.flops.total)
 
 
 @contextmanager
-def employed(bench: Workbench, resources: Resources, checkpoint: Checkpoint) -> Iterator[None]:
+def employed(ctx: MergeContext, resources: Resources, checkpoint: Checkpoint) -> Iterator[None]:
     """The workbench with these resources: its threads, and the cluster's workers until the end, where there is one.
 
     The threads of a merge that is resumed stay as they were. Raises InputError where that is not what is asked for,
     or where there is no such cluster.
     """
     main = resources.threads or torch.get_num_threads()
-    if bench.crew.size > 1:  # each has as many as its machine gives it, or as it was told; floats add up as they do
-        bench.threads, bench.workers = Threads(main, main), Fellows(bench)
+    if ctx.crew.size > 1:  # each has as many as its machine gives it, or as it was told; floats add up as they do
+        ctx.threads, ctx.workers = Threads(main, main), Fellows(ctx)
         yield
-        bench.workers = None
+        ctx.workers = None
         return
     each = resources.threads or (main if resources.ray is None else 1)
-    bench.threads = _kept(Threads(main, each), resources.threads is not None, checkpoint)
+    ctx.threads = _kept(Threads(main, each), resources.threads is not None, checkpoint)
     if resources.ray is None:
         yield
         return
     with connected(resources.ray) as ray:
-        needs = {"GPU": 1} if bench.device.type == "cuda" else {"CPU": bench.threads.jobs}
-        bench.workers = cluster = Cluster(ray, partial(Desk, Setup.of(bench)), needs, bench.progress)
-        bench.progress("workers", workers=cluster.most, on=resources.ray, threads=bench.threads.jobs)
+        needs = {"GPU": 1} if ctx.device.type == "cuda" else {"CPU": ctx.threads.jobs}
+        ctx.workers = cluster = Cluster(ray, partial(Desk, Setup.of(ctx)), needs, ctx.progress)
+        ctx.progress("workers", workers=cluster.most, on=resources.ray, threads=ctx.threads.jobs)
         try:
             yield
         finally:
             cluster.close()
 
 
-def assign(bench: Workbench) -> None:
+def assign(ctx: MergeContext) -> None:
     """Give each process of the crew its queries, by what a frame takes and by what could be shared."""
-    crew = bench.crew
+    crew = ctx.crew
     if crew.size == 1:
         return
-    flops = {query: float(bench.work.of(found)) for query, found in bench.queries.items()}
-    shares = [({query for query, _ in group.members}, group.bytes) for group in groups(bench.layers, "wide")]
+    flops = {query: float(ctx.flops.of(found)) for query, found in ctx.queries.items()}
+    shares = [({query for query, _ in group.members}, group.bytes) for group in groups(ctx.layers, "wide")]
     parts = crew.run_on_rank0(partial(partition, flops, shares, crew.size))
     crew.place(parts)
     loads = [sum(flops[query] for query in part) / sum(flops.values()) for part in parts]
-    bench.progress("crew", queries=parts, loads=loads, crossing_bytes=cut_bytes(parts, shares))
+    ctx.progress("crew", queries=parts, loads=loads, crossing_bytes=cut_bytes(parts, shares))
 
 
 def _kept(asked: Threads, by_hand: bool, checkpoint: Checkpoint) -> Threads:

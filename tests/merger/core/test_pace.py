@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-import merger.bench.bounds as bounds_module
-import merger.bench.method as method_module
+import merger.core.budget as bounds_module
+import merger.core.method as method_module
 from merger import METHODS, MergeOptions
-from merger.bench.bounds import Bounds
-from merger.bench.pace import STEPS, begins, laid_out, training_speed
-from merger.bench.standing import training_flops
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, StepCache
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.pace import STEPS, begins, laid_out, training_speed
+from merger.core.snapshot import training_flops
 from merger.methods.sprints import Sprints
 from merger.training.loop import Training
 from merger.training.precision import Precisions
@@ -35,37 +35,37 @@ CHOOSING, CPU = replace(QUICK, choose_rate=True), torch.device("cpu")
 
 def test_the_work_left_is_what_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    work = Flops()
-    bounds = Bounds(work, most_work=1000.0, ends=110.0)
-    assert bounds.work_left == 1000, "nobody knows how fast it goes"
-    assert replace(bounds, speed=30.0).work_left == 300
-    assert replace(bounds, speed=30.0).part(0.5).work_left == 150
-    assert replace(bounds, speed=300.0).work_left == 1000
-    assert replace(bounds, ends=90.0).work_left == 0 and Bounds(work, speed=5.0).work_left == math.inf
+    flops = Flops()
+    budget = Budget(flops, max_flops=1000.0, ends=110.0)
+    assert budget.flops_left == 1000, "nobody knows how fast it goes"
+    assert replace(budget, speed=30.0).flops_left == 300
+    assert replace(budget, speed=30.0).part(0.5).flops_left == 150
+    assert replace(budget, speed=300.0).flops_left == 1000
+    assert replace(budget, ends=90.0).flops_left == 0 and Budget(flops, speed=5.0).flops_left == math.inf
 
 
-def test_speed_is_measured_once_training_is_warm(bench: Workbench, sprints: Sprints) -> None:
+def test_speed_is_measured_once_training_is_warm(ctx: MergeContext, sprints: Sprints) -> None:
     now = iter([0.0, 50.0, 51.0, 52.0])
-    before = bench.work.total
-    speed = training_speed(bench, sprints.plan, Recipe(), clock=lambda: next(now))
-    spent = bench.work.total - before
+    before = ctx.flops.total
+    speed = training_speed(ctx, sprints.plan, Recipe(), clock=lambda: next(now))
+    spent = ctx.flops.total - before
     assert spent > 0 and speed == pytest.approx(spent * (STEPS - 1) / STEPS / 2)
 
 
 def test_a_sprint_has_the_epochs_that_there_is_time_for(
-    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    one = training_flops(bench, list(bench.queries), Recipe(epochs=1))
-    bounded = replace(sprints, bounds=Bounds(bench.work, ends=110.0, speed=one / 4 + 1))
+    one = training_flops(ctx, list(ctx.queries), Recipe(epochs=1))
+    bounded = replace(sprints, budget=Budget(ctx.flops, ends=110.0, speed=one / 4 + 1))
     assert bounded._epochs(16, ()) == 2 and sprints._epochs(16, ()) == 16
-    assert bounded.may_begin and not replace(sprints, bounds=Bounds(bench.work, ends=99.0)).may_begin
+    assert bounded.may_begin and not replace(sprints, budget=Budget(ctx.flops, ends=99.0)).may_begin
 
 
 class _Card:
     """In place of a card: steps that keep more than it has room for raise, and so do frames for which none is left."""
 
-    def __init__(self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, fits: Callable[[Recipe], bool]) -> None:
+    def __init__(self, ctx: MergeContext, monkeypatch: pytest.MonkeyPatch, fits: Callable[[Recipe], bool]) -> None:
         self.tried: list[tuple[int, bool]] = []
         self.told: list[dict[str, Any]] = []
         self.placed: list[str] = []
@@ -83,16 +83,16 @@ class _Card:
 
         monkeypatch.setattr(Training, "epoch", epoch)
         monkeypatch.setattr(PreparedFrames, "keep_on", keep_on)
-        bench.progress = lambda event, **fields: self.told.append({"event": event, **fields})
-        bench.originals, bench.device = dict(bench.originals), torch.device("meta")
+        ctx.progress = lambda event, **fields: self.told.append({"event": event, **fields})
+        ctx.originals, ctx.device = dict(ctx.originals), torch.device("meta")
 
 
 def test_on_a_processor_nothing_is_tried_or_changed(
-    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
+    ctx: MergeContext, sprints: Sprints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, card = StepCache(), _Card(bench, monkeypatch, lambda recipe: False)
-    bench.device = torch.device("cpu")
-    assert laid_out(bench, begins(sprints.plan), Recipe(), journal) == Recipe() and not card.tried
+    journal, card = StepCache(), _Card(ctx, monkeypatch, lambda recipe: False)
+    ctx.device = torch.device("cpu")
+    assert laid_out(ctx, begins(sprints.plan), Recipe(), journal) == Recipe() and not card.tried
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_on_a_processor_nothing_is_tried_or_changed(
     ],
 )
 def test_what_fits_is_tried_the_fastest_first_and_one_line_says_what_and_why(
-    bench: Workbench, sprints: Sprints, monkeypatch: pytest.MonkeyPatch,
+    ctx: MergeContext, sprints: Sprints, monkeypatch: pytest.MonkeyPatch,
     node: int, again: bool, room: bool, tried: list[tuple[int, bool]], last: str,
 ) -> None:  # fmt: skip
     journal, card = (
         StepCache(),
-        _Card(bench, monkeypatch, lambda recipe: recipe.node <= node and (recipe.recompute or not again)),
+        _Card(ctx, monkeypatch, lambda recipe: recipe.node <= node and (recipe.recompute or not again)),
     )
     card.room = room
-    bench.precisions = Precisions("fp32", {})
-    found = laid_out(bench, begins(sprints.plan), Recipe(), journal)
+    ctx.precisions = Precisions("fp32", {})
+    found = laid_out(ctx, begins(sprints.plan), Recipe(), journal)
     assert found == Recipe(node=node, recompute=again) and card.tried == tried and card.placed[-1] == last
     (line,) = (one for one in card.told if one["event"] == "layout")
     assert f"{node} frames at once" in line["chosen"] and set(line["precisions"].values()) == {"fp32"}
     assert len(line["full"]) == len(tried) - 1 + (not room)
-    assert laid_out(bench, begins(sprints.plan), Recipe(), journal) == found and card.tried == tried, "it is tried once"
+    assert laid_out(ctx, begins(sprints.plan), Recipe(), journal) == found and card.tried == tried, "it is tried once"
     assert card.placed[-1] == last, "who goes on puts the frames there again"
 
 
@@ -138,13 +138,13 @@ class _Begun(Exception):
     ),
 )  # fmt: skip
 def test_every_method_that_trains_is_laid_out_before_it_begins_and_when_it_goes_on(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: MergeOptions, several: int
+    ctx: MergeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: MergeOptions, several: int
 ) -> None:
-    _Card(bench, monkeypatch, lambda recipe: recipe.recompute)
+    _Card(ctx, monkeypatch, lambda recipe: recipe.recompute)
     trial, tried, begun, told = Training.epoch, list[int](), list[Recipe](), list[dict[str, Any]]()
 
     def epoch(training: Training) -> None:
-        if bench.device == CPU:
+        if ctx.device == CPU:
             begun.append(training.recipe)
             raise _Begun
         tried.append(len(training.models))
@@ -155,17 +155,17 @@ def test_every_method_that_trains_is_laid_out_before_it_begins_and_when_it_goes_
 
     def and_then_computed(*given: Any) -> Recipe:
         laid_out(*given)
-        bench.device = CPU  # what follows is computed
+        ctx.device = CPU  # what follows is computed
         return given[2]
 
     monkeypatch.setattr(Training, "epoch", epoch)
     monkeypatch.setattr(method_module, "laid_out", and_then_computed)
-    bench.progress = tell
+    ctx.progress = tell
     for resume in (False, True):
-        checkpoint = Checkpoint(tmp_path / "work", {}, resume)
-        bench.fitting, bench.device = MemoryPlan(checkpoint.state("fitting")), torch.device("meta")
+        checkpoint = Checkpoint(tmp_path / "flops", {}, resume)
+        ctx.fitting, ctx.device = MemoryPlan(checkpoint.state("fitting")), torch.device("meta")
         with pytest.raises(_Begun):
-            METHODS[method](bench, options, checkpoint)
+            METHODS[method](ctx, options, checkpoint)
         checkpoint.write()
     (line,) = told
     assert "16 frames at once" in line["chosen"] and len(line["full"]) == 2

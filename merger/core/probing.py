@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
 from merger.training.distillation import watched_layers
 
 HEAD_FRAMES = 16
@@ -22,17 +22,17 @@ Answers = Mapping[str, Sequence[Tensor]]
 """Path of a head -> what it gave on the frames, each time it was called."""
 
 
-def raw_frames(bench: Workbench, query: str, count: int) -> list[np.ndarray]:
+def raw_frames(ctx: MergeContext, query: str, count: int) -> list[np.ndarray]:
     """So many train frames of a query, spread evenly over its split and as they were decoded."""
-    frames = bench.train[query].prepared.split.frames
+    frames = ctx.train[query].prepared.split.frames
     indices = torch.linspace(0, len(frames) - 1, min(count, len(frames))).long().tolist()
     return [frames[index] for index in indices]
 
 
-def as_input(bench: Workbench, query: str, frames: Iterable[np.ndarray]) -> Tensor:
+def as_input(ctx: MergeContext, query: str, frames: Iterable[np.ndarray]) -> Tensor:
     """Frames of whatever query as this query's model takes them, f32 (N, 3, S, S)."""
-    preprocess = bench.train[query].preprocess
-    return preprocess.normalise(torch.stack([preprocess.resize(frame) for frame in frames])).to(bench.device)
+    preprocess = ctx.train[query].preprocess
+    return preprocess.normalise(torch.stack([preprocess.resize(frame) for frame in frames])).to(ctx.device)
 
 
 def modules_among(model: nn.Module, paths: Iterable[str]) -> list[str]:
@@ -61,22 +61,22 @@ def tapped(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, tuple[T
 
 
 @torch.no_grad()
-def answers(bench: Workbench, query: str, model: nn.Module) -> dict[str, list[Tensor]]:
+def answers(ctx: MergeContext, query: str, model: nn.Module) -> dict[str, list[Tensor]]:
     """What a model's heads give on `HEAD_FRAMES` of the query's train frames, as plain values; that is work."""
-    data, seen = bench.train[query], dict[str, list[Tensor]]()
+    data, seen = ctx.train[query], dict[str, list[Tensor]]()
     indices = torch.linspace(0, len(data) - 1, min(HEAD_FRAMES, len(data))).long().tolist()
     handles, was_training = [], model.training
-    for path in watched_layers(bench.queries[query], model):
+    for path in watched_layers(ctx.queries[query], model):
         own = seen.setdefault(path, [])
         note = model.get_submodule(path).register_forward_hook(lambda _, __, output, own=own: own.append(output))
         handles.append(note)
     try:
-        model.eval()(data.frames(indices, bench.device))
+        model.eval()(data.frames(indices, ctx.device))
     finally:
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    bench.work.add(bench.queries[query], len(indices))
+    ctx.flops.add(ctx.queries[query], len(indices))
     return seen
 
 

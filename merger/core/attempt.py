@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from merger.bench.merged import Merged
-from merger.bench.merit import met
-from merger.bench.standing import judge_all, tied_and_judged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import State, StepCache, snapshot, snapshots
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.merit import met
+from merger.core.snapshot import evaluate_all, tie_and_evaluate
 from merger.training.loop import Diverged
 from merger.training.recipe import Recipe
 from models.sharing.layers import weight_key
@@ -58,15 +58,15 @@ class Easing:
 
 
 def train_while(
-    bench: Workbench,
+    ctx: MergeContext,
     models: Mapping[str, nn.Module],
     recipe: Recipe,
     journal: StepCache | None = None,
     plan: SharingPlan | None = None,
-    judged_from: int = 1,
+    evaluate_from: int = 1,
     easing: Easing | None = None,
 ) -> Iterator[dict[str, float]]:
-    """Train epoch by epoch; after each from `judged_from` on, every query's ratio on val. Stop by not asking for more.
+    """Train epoch by epoch; after each from `evaluate_from` on, every query's ratio on val. Stop by not asking for more.
 
     Models that have taken few steps are judged with their running statistics measured again, too, and keep what serves
     them better: a moving average has not caught up with their weights yet.
@@ -75,18 +75,18 @@ def train_while(
     with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or StepCache()
-    training = bench.training(models, recipe, met(easing.begins, easing.required) if easing else (), plan)
+    training = ctx.training(models, recipe, met(easing.begins, easing.required) if easing else (), plan)
     journal.training("training", training)
     seen = journal.state("validation")
     for epoch in range(seen.get("epochs", 0), recipe.epochs):
         while training.epochs <= epoch:
             training.epoch()
-        if epoch + 1 < judged_from:
+        if epoch + 1 < evaluate_from:
             continue
         name = f"judged {epoch + 1}"
         measured = SETTLING_FRAMES if training.step < SETTLED else 0
-        ratios = judge_all(bench, journal, name, models, plan or SharingPlan(), measured)
-        bench.progress(
+        ratios = evaluate_all(ctx, journal, name, models, plan or SharingPlan(), measured)
+        ctx.progress(
             "epoch", queries=list(ratios), epoch=epoch + 1, epochs=recipe.epochs, loss=training.loss, ratios=ratios
         )
         if easing:
@@ -97,7 +97,7 @@ def train_while(
 
 
 def attempt(
-    bench: Workbench,
+    ctx: MergeContext,
     accepted: Merged,
     members: Sequence[Member],
     recipe: Recipe,
@@ -113,18 +113,18 @@ def attempt(
     journal = journal or StepCache()
     plan = extended(accepted.plan, members)
     queries = plan.tied_to(query for query, _ in members)
-    models, begun = tied_and_judged(bench, journal, plan, sorted(queries), accepted.states)
+    models, begun = tie_and_evaluate(ctx, journal, plan, sorted(queries), accepted.states)
     least = max((len(shared) for shared in accepted.plan.shared if shared not in plan.shared), default=1) + 1
     notes = journal.state("attempt")
     history: list[dict[str, float]] = notes.setdefault("history", [])
     best = Attempt.from_plain(notes["best"]) if "best" in notes else Attempt((), None, {}, 0)
-    epochs = train_while(bench, models, recipe, journal, plan)
+    epochs = train_while(ctx, models, recipe, journal, plan)
     try:
         for epoch in range(len(history), recipe.epochs + 1):
             ratios = next(epochs) if epoch else begun
             holding = set(met(ratios, required))
             if sum(query in holding for query, _ in members) >= max(least, len(best.kept) + 1):
-                kept, merged = _what_holds(bench, accepted, members, models, holding, required)
+                kept, merged = _what_holds(ctx, accepted, members, models, holding, required)
                 if merged is not None:
                     best = Attempt(kept, merged, ratios, epoch)
                     notes["best"] = best.to_plain()
@@ -146,7 +146,7 @@ def extended(plan: SharingPlan, members: Sequence[Member], kept: Sequence[Member
 
 
 def _what_holds(
-    bench: Workbench,
+    ctx: MergeContext,
     accepted: Merged,
     members: Sequence[Member],
     models: Mapping[str, nn.Module],
@@ -169,9 +169,9 @@ def _what_holds(
             continue
         key = weight_key(states[query], path)
         states[query][key] = accepted.states[query][key]
-        model = bench.models([query], states)[query]
-        bench.calibrate(query, model)
-        if bench.ratio(query, model) < required[query]:
+        model = ctx.models([query], states)[query]
+        ctx.calibrate(query, model)
+        if ctx.ratio(query, model) < required[query]:
             return (), None
         states[query] = snapshot(model)
     return kept, Merged(extended(accepted.plan, members, kept), states)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from merger.bench.merged import Merged
-from merger.bench.pace import laid_out
-from merger.bench.standing import Standing
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.pace import laid_out
+from merger.core.snapshot import ModelSnapshot
 from merger.jobs import Resources
 from merger.outcomes import Trial
 from merger.training.precision import check_precision
@@ -36,7 +36,7 @@ class MergeOptions:
     margin: float | None = None
     min_saving: float = 0.0
     max_minutes: float | None = None
-    max_work: float | None = None
+    max_flops: float | None = None
     precision: str = "auto"
     weights: WeightBits = FP32
     resources: Resources = field(default_factory=Resources)
@@ -50,9 +50,9 @@ class MergeOptions:
             raise InputError("options", f"'{self.weights}' is unknown", remedy, "weights")
         check("min_saving", 0 <= self.min_saving <= 1, self.min_saving, "give a number from 0 to 1")
 
-    def required(self, bench: Workbench) -> dict[str, float]:
+    def required(self, ctx: MergeContext) -> dict[str, float]:
         """The ratio on val from which each query is accepted."""
-        return {query: bench.required(query, self.margin) for query in bench.queries}
+        return {query: ctx.required(query, self.margin) for query in ctx.queries}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, to recognise the options of an interrupted merge; it may go on with other resources."""
@@ -60,10 +60,10 @@ class MergeOptions:
         return {**plain, "recipe": self.recipe.__dict__}
 
 
-Method = Callable[[Workbench, MergeOptions, Checkpoint], Merged]
-Trials = Callable[[Workbench, MergeOptions, Sequence[Mapping[str, Any]], float], list[Trial]]
+Method = Callable[[MergeContext, MergeOptions, Checkpoint], Merged]
+Trials = Callable[[MergeContext, MergeOptions, Sequence[Mapping[str, Any]], float], list[Trial]]
 """From the workbench, the options, the log and the work of a method that has run: how each set was tried."""
-Trains = Callable[[Workbench, MergeOptions], Standing | None]
+Trains = Callable[[MergeContext, MergeOptions], ModelSnapshot | None]
 """What a method trains together at first, with the originals' weights; None where that is nothing."""
 METHODS: dict[str, Method] = {}
 TRIALS: dict[str, Trials] = {}
@@ -72,16 +72,16 @@ TRIALS: dict[str, Trials] = {}
 def method(name: str, trials: Trials = lambda *_: [], trains: Trains | None = None) -> Callable[[Method], Method]:
     """Enter a method under the name the command line knows; `trials` accounts for the sets it tries, if any.
 
-    What it `trains` at first is laid out on a card before it begins (merger.bench.pace); one that does not say lays out
+    What it `trains` at first is laid out on a card before it begins (merger.core.pace); one that does not say lays out
     its training itself, or goes on with less where memory is full.
     """
 
     def enter(function: Method) -> Method:
-        def laid_out_first(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
-            start = trains(bench, options) if trains is not None and bench.device.type != "cpu" else None
+        def laid_out_first(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+            start = trains(ctx, options) if trains is not None and ctx.device.type != "cpu" else None
             if start is not None:
-                laid_out(bench, start, options.recipe, checkpoint)
-            return function(bench, options, checkpoint)
+                laid_out(ctx, start, options.recipe, checkpoint)
+            return function(ctx, options, checkpoint)
 
         METHODS[name], TRIALS[name] = laid_out_first, trials
         return function

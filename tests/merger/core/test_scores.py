@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from merger.bench.scores import FRAMES, SLOPE_FRAMES, match_scores, scores_of
-from merger.bench.standing import judge_all
-from merger.bench.workbench import Workbench
 from merger.checkpoint import StepCache, snapshot
+from merger.core.context import MergeContext
+from merger.core.scores import FRAMES, SLOPE_FRAMES, match_scores, scores_of
+from merger.core.snapshot import evaluate_all
 from models.detector import Detector
 from models.sharing.plan import SharingPlan
 from tests.exhaustive import every
@@ -25,12 +25,12 @@ WANTED = 30
 
 @pytest.mark.parametrize("name", every(FAMILIES, ["ssdlite320_mobilenet_v2", "ssd320_squeezenet1_0", "yolov3_tiny"]))
 def test_a_model_that_is_less_sure_counts_as_often_as_its_original_again(name: str, tmp_path: Path) -> None:
-    bench = Workbench(write(tmp_path, [detector("q", name, FAMILIES[name])]))
-    query, data, original = bench.queries["q"], bench.train["q"], bench.originals["q"]
+    ctx = MergeContext(write(tmp_path, [detector("q", name, FAMILIES[name])]))
+    query, data, original = ctx.queries["q"], ctx.train["q"], ctx.originals["q"]
     assert isinstance(original, Detector)
     scores = scores_of(original, query, data)
     threshold = float(scores[WANTED - 1 : WANTED + 1].mean())
-    model = bench.models(["q"])["q"]
+    model = ctx.models(["q"])["q"]
     assert isinstance(model, Detector)
     before = snapshot(model)
     looked = min(FRAMES, len(data))
@@ -43,25 +43,25 @@ def test_a_model_that_is_less_sure_counts_as_often_as_its_original_again(name: s
     after = model.state_dict()
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed == set(moved) and all(key.endswith(".bias") for key in changed)
-    heads = {f"{layer.path}.bias" for layer in bench.layers if layer.head}
+    heads = {f"{layer.path}.bias" for layer in ctx.layers if layer.head}
     assert changed and changed <= heads
 
 
 def test_a_classifier_and_an_original_without_detections_stay_as_they_are(tmp_path: Path) -> None:
     workload = write(tmp_path, [classifier("kind", "resnet18", 64), detector("boxes", "fastestdet", 64)])
-    bench = Workbench(workload)
-    models = bench.models(bench.queries)
-    assert bench.match_scores("kind", models["kind"]) == {}
+    ctx = MergeContext(workload)
+    models = ctx.models(ctx.queries)
+    assert ctx.match_scores("kind", models["kind"]) == {}
     boxes = models["boxes"]
     assert isinstance(boxes, Detector)
-    assert match_scores(boxes, bench.queries["boxes"], bench.train["boxes"], 0.5, 0) == ({}, 0)
+    assert match_scores(boxes, ctx.queries["boxes"], ctx.train["boxes"], 0.5, 0) == ({}, 0)
 
 
 def test_what_judging_has_moved_stays_in_the_model_that_trains_on(tmp_path: Path) -> None:
-    bench = Workbench(write(tmp_path, [detector("q", "ssdlite320_mobilenet_v2", 96)]))
-    model = bench.models(["q"])["q"]
+    ctx = MergeContext(write(tmp_path, [detector("q", "ssdlite320_mobilenet_v2", 96)]))
+    model = ctx.models(["q"])["q"]
     bias = next(name for name, _ in model.named_parameters() if "classification_head" in name and name.endswith("bias"))
-    bench.match_scores = lambda query, model: {bias: model.get_parameter(bias).detach() + 1}
+    ctx.match_scores = lambda query, model: {bias: model.get_parameter(bias).detach() + 1}
     before = model.get_parameter(bias).detach().clone()
-    judge_all(bench, StepCache(), "judged", {"q": model}, SharingPlan())
+    evaluate_all(ctx, StepCache(), "evaluated", {"q": model}, SharingPlan())
     assert torch.equal(model.get_parameter(bias), before + 1)

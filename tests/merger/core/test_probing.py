@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from merger.bench.probing import HEAD_FRAMES, answers, distance
-from merger.bench.workbench import Workbench
+from merger.core.context import MergeContext
+from merger.core.probing import HEAD_FRAMES, answers, distance
 
 
-def test_the_distance_is_zero_for_the_original_and_grows_with_the_damage(bench: Workbench) -> None:
-    model, before = bench.models(["q0"])["q0"].train(), bench.work.total
-    theirs = answers(bench, "q0", bench.originals["q0"])
-    assert bench.work.total - before == HEAD_FRAMES * bench.work.of(bench.queries["q0"])
-    assert distance(answers(bench, "q0", model), theirs) == 0.0, "whatever mode it was in"
+def test_the_distance_is_zero_for_the_original_and_grows_with_the_damage(ctx: MergeContext) -> None:
+    model, before = ctx.models(["q0"])["q0"].train(), ctx.flops.total
+    theirs = answers(ctx, "q0", ctx.originals["q0"])
+    assert ctx.flops.total - before == HEAD_FRAMES * ctx.flops.of(ctx.queries["q0"])
+    assert distance(answers(ctx, "q0", model), theirs) == 0.0, "whatever mode it was in"
     assert model.training and not any(module._forward_hooks for module in model.modules()), "it is left as it was"
     found = [0.0]
     for _ in range(2):
         with torch.no_grad():
             model.get_parameter("body.0.weight").mul_(0.5)
-        found.append(distance(answers(bench, "q0", model), theirs))
+        found.append(distance(answers(ctx, "q0", model), theirs))
     assert found == sorted(set(found))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from merger.bench.workbench import CALIBRATION_BATCH, Workbench
+from merger.core.context import CALIBRATION_BATCH, MergeContext
 from merger.training.loop import TrainingSet
 
 
@@ -34,26 +34,26 @@ def _model() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("count", [2, 31, 32, 33, 65, 97, 256])
-def test_every_frame_counts_alike_and_none_is_left_over(bench: Workbench, count: int) -> None:
+def test_every_frame_counts_alike_and_none_is_left_over(ctx: MergeContext, count: int) -> None:
     data = _Frames(count)
-    bench.train = {**bench.train, "q0": data}  # type: ignore[dict-item]
+    ctx.train = {**ctx.train, "q0": data}  # type: ignore[dict-item]
     model = _model()
-    bench.calibrate("q0", model)
+    ctx.calibrate("q0", model)
     assert sum(data.asked) == count and max(data.asked) - min(data.asked) <= 1 and max(data.asked) <= CALIBRATION_BATCH
     torch.testing.assert_close(model[1].running_mean, data.all.mean((0, 2, 3)), atol=1e-6, rtol=1e-5)
 
 
-def test_frames_that_follow_each_other_are_alike_and_spread_no_less_for_that(bench: Workbench) -> None:
+def test_frames_that_follow_each_other_are_alike_and_spread_no_less_for_that(ctx: MergeContext) -> None:
     data = _Frames(256)
     data.all += torch.arange(256)[:, None, None, None] // 32  # eight clips, one after the other
-    bench.train = {**bench.train, "q0": data}  # type: ignore[dict-item]
+    ctx.train = {**ctx.train, "q0": data}  # type: ignore[dict-item]
     model = _model()
-    bench.calibrate("q0", model)
+    ctx.calibrate("q0", model)
     spread = data.all.mean((2, 3)).var(0)
     torch.testing.assert_close(model[1].running_var, spread, atol=0, rtol=0.1)
 
 
-def test_norms_are_measured_on_frames_as_they_are_trained_on(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_are_measured_on_frames_as_they_are_trained_on(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Tensor] = []
     batch = TrainingSet.batch
 
@@ -63,16 +63,16 @@ def test_norms_are_measured_on_frames_as_they_are_trained_on(bench: Workbench, m
         return images, targets
 
     monkeypatch.setattr(TrainingSet, "batch", seen)
-    once, again = (bench.models(["q0"])["q0"] for _ in range(2))
-    assert bench.calibrate("q0", once) and bench.calibrate("q0", again), "the same draws"
+    once, again = (ctx.models(["q0"])["q0"] for _ in range(2))
+    assert ctx.calibrate("q0", once) and ctx.calibrate("q0", again), "the same draws"
     for name, buffer in once.named_buffers():
         assert torch.equal(buffer, again.get_buffer(name))
-    plain = bench.train["q0"].prepared.batch(range(len(bench.train["q0"])))
+    plain = ctx.train["q0"].prepared.batch(range(len(ctx.train["q0"])))
     assert not torch.equal(torch.cat(drawn[: len(drawn) // 2]).sum((1, 2, 3)).sort()[0], plain.sum((1, 2, 3)).sort()[0])
 
 
-def test_one_frame_tells_of_no_spread(bench: Workbench) -> None:
-    bench.train = {**bench.train, "q0": _Frames(1)}  # type: ignore[dict-item]
+def test_one_frame_tells_of_no_spread(ctx: MergeContext) -> None:
+    ctx.train = {**ctx.train, "q0": _Frames(1)}  # type: ignore[dict-item]
     model = _model()
-    bench.calibrate("q0", model)
+    ctx.calibrate("q0", model)
     assert torch.equal(model.state_dict()["1.running_var"], torch.ones(3))

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from merger.bench.scores import match_scores
-from merger.bench.stock import OnDemand, Reference, Stock, judged
 from merger.checkpoint import State, StepCache, snapshots
+from merger.core.inputs import LazyDict, MergeInputs, Reference, evaluated
+from merger.core.scores import match_scores
 from merger.distributed import ProcessGroup
 from merger.events import Progress, Stages, silent
 from merger.jobs import Threads, Workers
@@ -37,7 +37,7 @@ from models.workload import Query, Workload
 
 T = TypeVar("T")
 _Settings = tuple[Mapping[str, Any], Mapping[str, str]]
-READING, JUDGING = "reading the models and frames", "judging the originals"
+READING, EVALUATING = "reading the models and frames", "judging the originals"
 """The stages of `open`."""
 CALIBRATION_FRAMES = 512
 """With half as many the statistics of an original itself answer differently from one draw of frames to the other."""
@@ -46,7 +46,7 @@ MIN_CALIBRATED = 4
 """Frames at once below which statistics would say little, however full the memory is."""
 
 
-class Workbench(Stock):
+class MergeContext(MergeInputs):
     """The originals of a workload, ready to be merged.
 
     `references` are what the originals reach on val; they are judged when asked for, unless they are known from
@@ -69,27 +69,27 @@ class Workbench(Stock):
         self.interval = False
         self.seed, self.progress = seed, progress
         self.stages = Stages(progress)
-        self.work = Flops()
+        self.flops = Flops()
         self.precisions: Precisions | Settled | None = None
         self.fitting = MemoryPlan(progress=progress)
         self.workers: Workers | None = None
         self.threads = Threads(torch.get_num_threads(), torch.get_num_threads())
-        self.references = OnDemand(self.queries, self._reference) if references is None else references
+        self.references = LazyDict(self.queries, self._reference) if references is None else references
 
-    def begin(self, stage: str, *, work: float | None = None, pieces: float | None = None) -> None:
+    def begin(self, stage: str, *, flops: float | None = None, pieces: float | None = None) -> None:
         """The next stage of a merge, of so much `work` (image passes x FLOPs) or of so many `pieces` at most.
 
         How much of the work is done is told as it is counted, of pieces by `stages.add` or `stages.reach`.
         """
-        before = self.work.total
-        self.stages.begin(stage, pieces if work is None else work)
-        self.work.told = (lambda: None) if work is None else lambda: self.stages.reach(self.work.total - before)
+        before = self.flops.total
+        self.stages.begin(stage, pieces if flops is None else flops)
+        self.flops.told = (lambda: None) if flops is None else lambda: self.stages.reach(self.flops.total - before)
 
     def open(self) -> None:
         """Load and judge everything now, in two stages, so that bad input is found before any work."""
         self.begin(READING, pieces=self.pieces)
         self.crew.all_gather_object(partial(self.load, self.stages.reach))
-        self.begin(JUDGING, pieces=sum(map(len, self.val.values())))
+        self.begin(EVALUATING, pieces=sum(map(len, self.val.values())))
         mine = self.crew.mine(self.queries)
         found = self.everywhere(lambda: {query: self.references[query] for query in mine})
         self.references = {query: found[query] for query in self.queries}
@@ -102,11 +102,11 @@ class Workbench(Stock):
 
         def alone() -> tuple[T, float, _Settings]:
             with self._alone():
-                return compute(), self.work.total, self._settings()
+                return compute(), self.flops.total, self._settings()
 
         if self.crew.size == 1:
             return compute()
-        found, self.work.total, settings = self.crew.run_on_rank0(alone, 0 if query is None else self.crew.owner(query))
+        found, self.flops.total, settings = self.crew.run_on_rank0(alone, 0 if query is None else self.crew.owner(query))
         self._agree([settings])
         return found
 
@@ -117,14 +117,14 @@ class Workbench(Stock):
         """
         if self.crew.size == 1:
             return dict(find())
-        before, told = self.work.total, list[tuple[str, dict[str, Any]]]()
+        before, told = self.flops.total, list[tuple[str, dict[str, Any]]]()
 
         def alone() -> tuple[dict[str, T], float, list[Any], _Settings]:
             with self._alone(told):
-                return dict(find()), self.work.total - before, told, self._settings()
+                return dict(find()), self.flops.total - before, told, self._settings()
 
         rows = self.crew.all_gather_object(alone)
-        self.work.total = before + sum(work for _, work, *_ in rows)
+        self.flops.total = before + sum(flops for _, flops, *_ in rows)
         self._agree([settings for *_, settings in rows])
         for event, fields in [one for _, _, own, _ in rows for one in own]:
             self.progress(event, **fields)
@@ -220,7 +220,7 @@ class Workbench(Stock):
             recalibrate_batchnorm(model, (data.fed(data.batch(one.tolist(), draws)[0], self.device) for one in chunks))
 
         retry_with_smaller_batch(min(CALIBRATION_BATCH, count), measured, MIN_CALIBRATED)
-        self.work.add(self.queries[query], count)
+        self.flops.add(self.queries[query], count)
         return True
 
     def training(
@@ -237,11 +237,11 @@ class Workbench(Stock):
         """
         teachers, recipe = {query: self.originals[query] for query in models}, self.fitting.recipe(recipe)
         if self.crew.size == 1:
-            found = Training(models, self.train, recipe, self.work, teachers, self.settled(models), eased=eased)
+            found = Training(models, self.train, recipe, self.flops, teachers, self.settled(models), eased=eased)
         else:
             team = self._team(models, plan or SharingPlan())
             precisions = self.settled(team.everyone)
-            found = SpreadTraining(team, models, self.train, recipe, self.work, teachers, precisions, eased=eased)
+            found = SpreadTraining(team, models, self.train, recipe, self.flops, teachers, precisions, eased=eased)
         found.fitting = self.fitting
         return found
 
@@ -269,7 +269,7 @@ class Workbench(Stock):
             return {}
         reference, found, data = self.references[query], self.queries[query], self.train[query]
         moved, passes = match_scores(model, found, data, reference.threshold, reference.detections)
-        self.work.add(found, passes)
+        self.flops.add(found, passes)
         return moved
 
     def ratio(self, query: str, model: nn.Module) -> float:
@@ -278,8 +278,8 @@ class Workbench(Stock):
         One error more than the original's is not held against it.
         """
         reference, found = self.references[query], self.queries[query]
-        self.work.of(found)  # counted here once, not where a prediction switches off what counting needs
-        answers = predict(model, found, self.val[query], told=partial(self.work.add, found))
+        self.flops.of(found)  # counted here once, not where a prediction switches off what counting needs
+        answers = predict(model, found, self.val[query], told=partial(self.flops.add, found))
         task = task_of(found.task)
         tallies = tallies_by_unit(found, self.val[query].split, answers, reference.truths, reference.threshold)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
@@ -314,4 +314,4 @@ class Workbench(Stock):
         return data.frames(range(min(FRAMES, len(data))))
 
     def _reference(self, query: Query) -> Reference:
-        return judged(self, query, self.progress, self.stages.add)
+        return evaluated(self, query, self.progress, self.stages.add)

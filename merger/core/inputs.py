@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from merger.bench.scores import scores_of
+from merger.core.scores import scores_of
 from merger.distributed import ProcessGroup
 from merger.events import Progress
 from merger.training.loop import TrainingSet
@@ -33,7 +33,7 @@ MIN_UNITS = 10
 """Clips or tracks of val below which a query is reported: its frames are many, what they can tell is not."""
 
 
-class OnDemand(Mapping[str, T]):
+class LazyDict(Mapping[str, T]):
     """Query id -> what `make` makes of the query, once."""
 
     def __init__(self, queries: Mapping[str, Query], make: Callable[[Query], T]) -> None:
@@ -52,7 +52,7 @@ class OnDemand(Mapping[str, T]):
         return len(self._queries)
 
 
-class Stock:
+class MergeInputs:
     """Query -> its original, and its frames of each split, on one device.
 
     What is loaded is checked: InputError for a weights file that is missing or does not fit, or a frame that does not
@@ -66,10 +66,10 @@ class Stock:
         self.workload, self.device, self.crew = workload, device or default_device(), crew or ProcessGroup()
         self.queries: dict[str, Query] = {query.id: query for query in workload.queries}
         self.layers: list[Layer] = layers_of_all(workload.queries)
-        self.originals: Mapping[str, nn.Module] = OnDemand(self.queries, self._original)
-        self.test: Mapping[str, PreparedFrames] = OnDemand(self.queries, partial(self._decoded, "test"))
-        self.train: Mapping[str, TrainingSet] = OnDemand(self.queries, self._training_set)
-        self.val: Mapping[str, PreparedFrames] = OnDemand(self.queries, partial(self._decoded, "val"))
+        self.originals: Mapping[str, nn.Module] = LazyDict(self.queries, self._original)
+        self.test: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decoded, "test"))
+        self.train: Mapping[str, TrainingSet] = LazyDict(self.queries, self._training_set)
+        self.val: Mapping[str, PreparedFrames] = LazyDict(self.queries, partial(self._decoded, "val"))
         self._parts = (self.originals, self.test, self.train, self.val)
         self._told: Callable[[float], None] = lambda done: None
 
@@ -117,7 +117,7 @@ class Reference:
     """What an original reaches on val, the truth it is judged by, and the score from which its detections count.
 
     `one_error` is the part of that score that one wrong answer can cost; `tallies` are the counts of each clip or
-    track; `detections` is how many of a detector's count on some train frames (merger.bench.scores).
+    track; `detections` is how many of a detector's count on some train frames (merger.core.scores).
     """
 
     truths: Sequence[GroundTruth]
@@ -143,7 +143,7 @@ def named_otherwise(query: Query, answers: Sequence[Any], labels: Sequence[Groun
     return order if another and is_competent(query, right) else None
 
 
-def judged(stock: Stock, query: Query, progress: Progress, told: Callable[[int], None]) -> Reference:
+def evaluated(stock: MergeInputs, query: Query, progress: Progress, told: Callable[[int], None]) -> Reference:
     """The reference of one query; progress hears of it, and of what makes it weak evidence.
 
     `told` hears how many more frames were answered.

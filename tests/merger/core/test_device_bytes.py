@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from merger import checkpoint as states
-from merger.bench.merged import Merged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import snapshot, snapshots
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
 from merger.distributed import ProcessGroup
 from merger.start.solving import _best_weight, _Equations
 from models.sharing.groups import groups
@@ -45,10 +45,10 @@ def test_a_merge_of_twelve_models_keeps_its_originals_what_is_trained_and_its_mo
     total = on_device() - before
     assert total > 10**9
     plan = SharingPlan.of(groups(layers_of_all(workload.queries), "wide"))
-    bench = SimpleNamespace(originals=originals, seed=0, crew=ProcessGroup())
+    ctx = SimpleNamespace(originals=originals, seed=0, crew=ProcessGroup())
     start = snapshots(originals)
     assert on_device() - before == total, "the states to begin with lie elsewhere"
-    models = Workbench.models(bench, originals, None, plan)  # type: ignore[arg-type]
+    models = MergeContext.models(ctx, originals, None, plan)  # type: ignore[arg-type]
     tie(models, plan)
     trained = {id(one): one for model in models.values() for one in model.parameters()}
     shared = sum(one.nbytes for one in trained.values())

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from merger.bench.workbench import CALIBRATION_FRAMES, Workbench
 from merger.checkpoint import State, StepCache
+from merger.core.context import CALIBRATION_FRAMES, MergeContext
 from merger.jobs import Job, run_jobs
 from merger.training.recipe import Recipe
 from merger.training.teacher_cache import cache_capacities, expected_teacher_passes
@@ -18,7 +18,7 @@ from models.sharing.plan import SharingPlan, tie
 
 
 @dataclass(frozen=True)
-class Standing:
+class ModelSnapshot:
     """Some models as they stand: their plan and states, and the parameters that training leaves alone."""
 
     plan: SharingPlan
@@ -26,15 +26,15 @@ class Standing:
     frozen: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, models: Mapping[str, nn.Module], plan: SharingPlan) -> Standing:
+    def of(cls, models: Mapping[str, nn.Module], plan: SharingPlan) -> ModelSnapshot:
         """These models under the plan; tensors are those at work, not copies."""
         states = {query: {name: t.detach() for name, t in m.state_dict().items()} for query, m in models.items()}
         frozen = {q: [name for name, p in m.named_parameters() if not p.requires_grad] for q, m in models.items()}
         return cls(plan, states, frozen)
 
-    def models(self, bench: Workbench) -> dict[str, nn.Module]:
+    def models(self, ctx: MergeContext) -> dict[str, nn.Module]:
         """Fresh models that stand like this, tied under the plan."""
-        models = bench.models(self.states, self.states, self.plan)
+        models = ctx.models(self.states, self.states, self.plan)
         tie(models, self.plan)
         for query, model in models.items():
             for name in self.frozen.get(query, ()):
@@ -47,13 +47,13 @@ class Standing:
         return {"plan": self.plan.to_json(), "states": states, "frozen": {q: list(n) for q, n in self.frozen.items()}}
 
     @classmethod
-    def from_plain(cls, value: Mapping[str, Any]) -> Standing:
+    def from_plain(cls, value: Mapping[str, Any]) -> ModelSnapshot:
         """Inverse of `to_plain`."""
         return cls(SharingPlan.from_json(value["plan"]), value["states"], value["frozen"])
 
 
-def judge_all(
-    bench: Workbench,
+def evaluate_all(
+    ctx: MergeContext,
     journal: StepCache,
     name: str,
     models: Mapping[str, nn.Module],
@@ -63,68 +63,68 @@ def judge_all(
     """Every model's ratio on val, one job each.
 
     With `settling` it is judged with its norms measured again on so many frames, too, and keeps them where it answers
-    better with them. A detector's scores are matched with its original's before (merger.bench.scores), and stay so.
+    better with them. A detector's scores are matched with its original's before (merger.core.scores), and stay so.
     `plan` says which residuals and factors the models have. Models of other processes are judged there.
     """
     alone = {query: SharingPlan((), *_own(plan, query)) for query in models}
     jobs = [
         Job(
-            query, judged, {"query": query, "standing": Standing.of({query: model}, alone[query]).to_plain(),
+            query, evaluated, {"query": query, "standing": ModelSnapshot.of({query: model}, alone[query]).to_plain(),
                             "settling": settling},
-            flops=bench.work.of(bench.queries[query]) * (len(bench.val[query]) * (2 if settling else 1) + settling),
+            flops=ctx.flops.of(ctx.queries[query]) * (len(ctx.val[query]) * (2 if settling else 1) + settling),
         )
         for query, model in models.items()
     ]  # fmt: skip
 
-    def judge(own: StepCache) -> dict[str, Any]:
-        return dict(zip(models, run_jobs(bench, own, name, jobs), strict=True))
+    def evaluate(own: StepCache) -> dict[str, Any]:
+        return dict(zip(models, run_jobs(ctx, own, name, jobs), strict=True))
 
     def everywhere() -> dict[str, Any]:
         journal.step("begun", lambda: None)  # what was half done by one process is done again by several
-        return bench.everywhere(partial(judge, StepCache()))
+        return ctx.everywhere(partial(evaluate, StepCache()))
 
-    found = judge(journal) if bench.crew.size == 1 else journal.step(name, everywhere)
+    found = evaluate(journal) if ctx.crew.size == 1 else journal.step(name, everywhere)
     for query, model in models.items():
         model.load_state_dict(found[query]["settled"], strict=False)
     return {query: one["ratio"] for query, one in found.items()}
 
 
-def judged(
-    bench: Workbench, journal: StepCache, query: str, standing: Mapping[str, Any], settling: int
+def evaluated(
+    ctx: MergeContext, journal: StepCache, query: str, standing: Mapping[str, Any], settling: int
 ) -> dict[str, Any]:
     """The job: `ratio` of the query's model on val, and what was `settled` for it: norms' statistics, heads' biases."""
-    model = Standing.from_plain(standing).models(bench)[query]
-    matched = bench.match_scores(query, model)
-    as_it_is = {"ratio": bench.ratio(query, model), "settled": matched}
-    model = Standing.from_plain(standing).models(bench)[query]
-    if not settling or not bench.calibrate(query, model, settling):
+    model = ModelSnapshot.from_plain(standing).models(ctx)[query]
+    matched = ctx.match_scores(query, model)
+    as_it_is = {"ratio": ctx.ratio(query, model), "settled": matched}
+    model = ModelSnapshot.from_plain(standing).models(ctx)[query]
+    if not settling or not ctx.calibrate(query, model, settling):
         return as_it_is
     measured = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    settled = {**measured, **bench.match_scores(query, model)}
-    again = {"ratio": bench.ratio(query, model), "settled": settled}
+    settled = {**measured, **ctx.match_scores(query, model)}
+    again = {"ratio": ctx.ratio(query, model), "settled": settled}
     return again if again["ratio"] > as_it_is["ratio"] else as_it_is
 
 
-def tied_and_judged(
-    bench: Workbench, journal: StepCache, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State]
+def tie_and_evaluate(
+    ctx: MergeContext, journal: StepCache, plan: SharingPlan, queries: Iterable[str], states: Mapping[str, State]
 ) -> tuple[dict[str, nn.Module], dict[str, float]]:
     """Fresh models of these queries, tied under a plan, with the norms that serve them better; and their ratios."""
-    models = bench.models(queries, states, plan)
+    models = ctx.models(queries, states, plan)
     tie(models, plan)
-    return models, judge_all(bench, journal, "tied", models, plan, CALIBRATION_FRAMES)
+    return models, evaluate_all(ctx, journal, "tied", models, plan, CALIBRATION_FRAMES)
 
 
-def training_flops(bench: Workbench, queries: Sequence[str], recipe: Recipe, eased: Collection[str] = ()) -> float:
+def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe, eased: Collection[str] = ()) -> float:
     """About what it takes to train these queries' models by this recipe, and to judge them once."""
-    total, recipe = 0.0, bench.fitting.recipe(recipe)
-    sets = {query: bench.train[query] for query in queries}
+    total, recipe = 0.0, ctx.fitting.recipe(recipe)
+    sets = {query: ctx.train[query] for query in queries}
     kept = cache_capacities(sets, recipe)
     lengths = {query: len(data) for query, data in sets.items()}
     for query, count in recipe.contributions(lengths, eased).items() if lengths else ():
         visits = count * recipe.epochs
         taught = expected_teacher_passes(visits, lengths[query], kept.get(query, 0))
-        passes = recipe.passes(taught=False) * visits + taught + len(bench.val[query])
-        total += bench.work.of(bench.queries[query]) * passes
+        passes = recipe.passes(taught=False) * visits + taught + len(ctx.val[query])
+        total += ctx.flops.of(ctx.queries[query]) * passes
     return total
 
 

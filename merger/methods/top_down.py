@@ -17,17 +17,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from merger.bench.bounds import Bounds
-from merger.bench.merged import Merged
-from merger.bench.merit import met
-from merger.bench.method import MergeOptions, method
-from merger.bench.pace import begins, laid_out, training_speed
-from merger.bench.sizes import stored_bytes
-from merger.bench.standing import tied_and_judged
-from merger.bench.workbench import Workbench
 from merger.checkpoint import Checkpoint, State, snapshots
+from merger.core.budget import Budget
+from merger.core.context import MergeContext
+from merger.core.merged import Merged
+from merger.core.merit import met
+from merger.core.method import MergeOptions, method
+from merger.core.pace import begins, laid_out, training_speed
+from merger.core.sizes import stored_bytes
+from merger.core.snapshot import tie_and_evaluate
 from merger.mending.search import Case
-from merger.mending.several import mend_all, most_work
+from merger.mending.several import max_flops, mend_all
 from merger.methods.adopting import Adopting
 from merger.methods.early import early_layers, plan_without, tell_early
 from merger.methods.parts import Parts
@@ -37,7 +37,7 @@ from merger.methods.sprints import Sprints, Trained
 from merger.outcomes import BACK, LEAVES, NO_TIME, Rows, Trial, all_at_once
 from merger.start.alignment import by_shared_bytes
 from merger.start.choosing import Start, choose_start
-from merger.start.choosing import most_work as work_of_choosing
+from merger.start.choosing import max_flops as work_of_choosing
 from merger.training.recipe import Recipe
 from models.sharing.groups import groups
 from models.sharing.layers import model_bytes
@@ -58,107 +58,107 @@ FEATURES = 1.0
 """What the features before the heads weigh beside the outputs."""
 
 
-def _sets_tried(bench: Workbench, options: MergeOptions, log: Rows, work: float) -> list[Trial]:
+def _sets_tried(ctx: MergeContext, options: MergeOptions, log: Rows, flops: float) -> list[Trial]:
     """What is equal already, and the sets that were trained: the others of the whole plan, or what models took over."""
-    sets = whole_plan(bench, options).shared
+    sets = whole_plan(ctx, options).shared
     known = {query for row in log for query in row.get("equal", ())}
     as_is = [members for members in sets if members[0][0] in known]
     taken = [[tuple(map(tuple, members)) for members in row["sets"]] for row in log if "sets" in row]
     trained = taken[-1] if taken else [members for members in sets if members[0][0] not in known]
-    return [*map(Trial, as_is), *all_at_once(trained, log, options.required(bench), work)]
+    return [*map(Trial, as_is), *all_at_once(trained, log, options.required(ctx), flops)]
 
 
-@method("wide", _sets_tried)
-def wide(bench: Workbench, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
+@method("top-down", _sets_tried)
+def wide(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:
     """Tie all, choose the start, train jointly, mend; a query that nothing helps gets its original back.
 
     Whoever shares only weights that are equal already is tied as it is, and takes no part in that.
     """
-    whole, originals = bench.once(partial(whole_plan, bench, options)), snapshots(bench.originals)
+    whole, originals = ctx.once(partial(whole_plan, ctx, options)), snapshots(ctx.originals)
     equal = identical_sets(whole, originals)
     known = queries_identical(whole, equal)
     plan = whole.without(*known)
-    recipe = replace(options.recipe, seed=bench.seed, features=options.recipe.features or FEATURES)
-    bounds = Bounds.of(bench, options, checkpoint)
+    recipe = replace(options.recipe, seed=ctx.seed, features=options.recipe.features or FEATURES)
+    budget = Budget.of(ctx, options, checkpoint)
     trains = [CHOOSING, TRAINING, MENDING] if plan.shared else []
     if trains:
-        bench.stages.announce(trains)
+        ctx.stages.announce(trains)
     if not whole.shared:
-        bench.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
+        ctx.progress("warning", text="no two models have a layer in common that saves enough: nothing is shared")
     if equal.shared:
-        saved = equal.saved_bytes(bench.layers)
-        bench.progress("equal", sets=len(equal.shared), saved_bytes=saved, settled=sorted(known))
-        checkpoint.add_row({"equal": sorted(known), "saved_bytes": saved, "work": bench.work.total})
+        saved = equal.saved_bytes(ctx.layers)
+        ctx.progress("equal", sets=len(equal.shared), saved_bytes=saved, settled=sorted(known))
+        checkpoint.add_row({"equal": sorted(known), "saved_bytes": saved, "flops": ctx.flops.total})
     merged = Merged(plan, originals)
     if plan.shared:
-        merged = _merged(bench, plan, recipe, options, checkpoint, bounds)
-    apart = bench.queries.keys() - merged.plan.queries()
+        merged = _merged(ctx, plan, recipe, options, checkpoint, budget)
+    apart = ctx.queries.keys() - merged.plan.queries()
     states = {query: originals[query] if query in apart else state for query, state in merged.states.items()}
     merged = Merged(add_identical(merged.plan, equal, apart), states)
-    if stored_bytes(bench, merged.plan) > stored_bytes(bench, equal):
-        bench.progress("warning", text="less is saved than by what is equal already: that alone is shared")
+    if stored_bytes(ctx, merged.plan) > stored_bytes(ctx, equal):
+        ctx.progress("warning", text="less is saved than by what is equal already: that alone is shared")
         merged = Merged(equal, originals)
     return merged
 
 
 def _merged(
-    bench: Workbench, plan: SharingPlan, recipe: Recipe, options: MergeOptions, checkpoint: Checkpoint, bounds: Bounds
+    ctx: MergeContext, plan: SharingPlan, recipe: Recipe, options: MergeOptions, checkpoint: Checkpoint, budget: Budget
 ) -> Merged:
     """What the training of all that share under a plan comes to."""
-    required, originals = options.required(bench), snapshots(bench.originals)
-    recipe = laid_out(bench, begins(plan), recipe, checkpoint)
-    if math.isfinite(bounds.ends):
-        speed = checkpoint.step("speed", partial(training_speed, bench, plan, recipe))
-        bounds = replace(bounds, speed=speed)
-    bench.begin(CHOOSING, work=work_of_choosing(bench, plan))
-    answered = bench.once(Parts(bench, plan, required, checkpoint, bounds).answered)
-    if _saved(bench, answered) >= plan.saved_bytes(bench.layers):
+    required, originals = options.required(ctx), snapshots(ctx.originals)
+    recipe = laid_out(ctx, begins(plan), recipe, checkpoint)
+    if math.isfinite(budget.ends):
+        speed = checkpoint.step("speed", partial(training_speed, ctx, plan, recipe))
+        budget = replace(budget, speed=speed)
+    ctx.begin(CHOOSING, flops=work_of_choosing(ctx, plan))
+    answered = ctx.once(Parts(ctx, plan, required, checkpoint, budget).answered)
+    if _saved(ctx, answered) >= plan.saved_bytes(ctx.layers):
         checkpoint.add_row(_tried(answered))
         for stage in (TRAINING, MENDING):
-            bench.begin(stage)
+            ctx.begin(stage)
         return Merged(answered.plan, {**originals, **answered.states})
-    sprints = Sprints(bench, plan, recipe, required, checkpoint, bounds.part(JOINT), bounds)
-    early = early_layers(bench, plan)
+    sprints = Sprints(ctx, plan, recipe, required, checkpoint, budget.fraction(JOINT), budget)
+    early = early_layers(ctx, plan)
     trained = _trained(sprints, plan_without(plan, early), options.choose_rate)
-    tell(bench, checkpoint, trained.recipe)
-    bench.begin(MENDING, work=most_work(bench, _cases(trained, required), bounds))
-    merged, rows = _mended(bench, trained, required, checkpoint, bounds)
+    tell(ctx, checkpoint, trained.recipe)
+    ctx.begin(MENDING, flops=max_flops(ctx, _cases(trained, required), budget))
+    merged, rows = _mended(ctx, trained, required, checkpoint, budget)
     for row in rows:
         checkpoint.add_row(row)
     merged = _joined(sprints, merged, trained)
-    before, first = max(trained.won, answered, key=partial(_saved, bench)), trained.first
-    if first is not None and max(_saved(bench, merged), _saved(bench, before)) < _saved(bench, first):
-        mend_first = partial(_mended, bench, first, required, checkpoint, bounds)
+    before, first = max(trained.won, answered, key=partial(_saved, ctx)), trained.first
+    if first is not None and max(_saved(ctx, merged), _saved(ctx, before)) < _saved(ctx, first):
+        mend_first = partial(_mended, ctx, first, required, checkpoint, budget)
         as_first, rows = _remembered(checkpoint, "the first", mend_first)
-        before = max(before, as_first, key=partial(_saved, bench))
+        before = max(before, as_first, key=partial(_saved, ctx))
         for row in rows:
             checkpoint.add_row(row)
-    if (saved := _saved(bench, before)) > (instead := _saved(bench, merged)):
+    if (saved := _saved(ctx, before)) > (instead := _saved(ctx, merged)):
         merged = Merged(before.plan, {**originals, **before.states})
-        bench.progress("warning", text="in the end less is saved than held on the way: back to that")
-        checkpoint.add_row({"accepted_bytes": saved, "instead_of_bytes": instead, "work": bench.work.total})
+        ctx.progress("warning", text="in the end less is saved than held on the way: back to that")
+        checkpoint.add_row({"accepted_bytes": saved, "instead_of_bytes": instead, "flops": ctx.flops.total})
         if before is answered:
             checkpoint.add_row(_tried(answered))
         left = {row["query"] for row in checkpoint.log if row.get("repair") == LEAVES}
         for query in sorted(plan.queries() - merged.plan.queries() - left):
             why = {"after": BACK, "ratio": trained.ratios.get(query), "required": required[query]}
-            checkpoint.add_row({"query": query, "repair": LEAVES, **why, "work": bench.work.total})
-    tell_early(bench, early, merged, checkpoint, required)
+            checkpoint.add_row({"query": query, "repair": LEAVES, **why, "flops": ctx.flops.total})
+    tell_early(ctx, early, merged, checkpoint, required)
     return merged
 
 
 def _mended(
-    bench: Workbench, trained: Trained, required: Mapping[str, float], checkpoint: Checkpoint, bounds: Bounds
+    ctx: MergeContext, trained: Trained, required: Mapping[str, float], checkpoint: Checkpoint, budget: Budget
 ) -> tuple[Merged, list[dict[str, Any]]]:
     """What is merged once those below were mended, and rows for the log."""
-    merged = Merged(trained.plan, {**snapshots(bench.originals), **trained.states})
-    return mend_all(bench, merged, _cases(trained, required), checkpoint, bounds)
+    merged = Merged(trained.plan, {**snapshots(ctx.originals), **trained.states})
+    return mend_all(ctx, merged, _cases(trained, required), checkpoint, budget)
 
 
 def _joined(sprints: Sprints, merged: Merged, trained: Trained) -> Merged:
     """What is merged once those who left during the training share the layers that they bear of it."""
     sharing = merged.plan.queries()
-    left = [query for query in by_shared_bytes(sprints.bench, sprints.plan) if query in trained.own.keys() - sharing]
+    left = [query for query in by_shared_bytes(sprints.ctx, sprints.plan) if query in trained.own.keys() - sharing]
     if not left or not sharing or sprints.checkpoint.step("too late to join", lambda: sprints.end.over):
         return merged
     standing = Merged(merged.plan, {query: merged.states[query] for query in sorted(sharing)})
@@ -193,15 +193,15 @@ def _tried(answered: Merged) -> dict[str, Any]:
     return {"sets": [[list(member) for member in members] for members in answered.plan.shared]}
 
 
-def _saved(bench: Workbench, found: Merged | Trained) -> int:
-    return found.plan.saved_bytes(bench.layers)
+def _saved(ctx: MergeContext, found: Merged | Trained) -> int:
+    return found.plan.saved_bytes(ctx.layers)
 
 
-def whole_plan(bench: Workbench, options: MergeOptions) -> SharingPlan:
+def whole_plan(ctx: MergeContext, options: MergeOptions) -> SharingPlan:
     """Every group of the wide signature that saves enough, repeated layers paired by the likeness of their weights."""
-    total = sum(model_bytes(query) for query in bench.queries.values())
-    likeness = cosine_likeness({query: model.state_dict() for query, model in bench.originals.items()})
-    found = groups(bench.layers, "wide", likeness=likeness)
+    total = sum(model_bytes(query) for query in ctx.queries.values())
+    likeness = cosine_likeness({query: model.state_dict() for query, model in ctx.originals.items()})
+    found = groups(ctx.layers, "wide", likeness=likeness)
     return SharingPlan.of(group for group in found if group.saved_bytes >= options.min_saving * total)
 
 
@@ -211,9 +211,9 @@ def _trained(sprints: Sprints, later: SharingPlan, choose_rate: bool) -> Trained
     Where it begins far off, early layers are apart, as in the plan `later`. There are no trials there, and none where
     some wait from the start: half an epoch makes nothing better that was solved, whatever the rate.
     """
-    bench, checkpoint = sprints.bench, sprints.checkpoint
+    ctx, checkpoint = sprints.ctx, sprints.checkpoint
     start = checkpoint.step("start", partial(_start, sprints, again=later != sprints.plan))
-    bench.begin(TRAINING, work=sprints.most_work())
+    ctx.begin(TRAINING, flops=sprints.max_flops())
     nothing = Merged(SharingPlan(), {}).to_plain()
     if "shattered" in start:
         return _adopted(sprints, {**start, "won": nothing}, 0)
@@ -247,8 +247,8 @@ def _held(sprints: Sprints, won: Merged, own: Mapping[str, State]) -> Trained:
 def _leaves(sprints: Sprints, query: str, after: str, ratio: float | None) -> None:
     """Say that a query gets its original back."""
     row = {"query": query, "repair": LEAVES, "after": after, "ratio": ratio, "required": sprints.required[query],
-           "work": sprints.bench.work.total}  # fmt: skip
-    sprints.bench.progress("repair", **row)
+           "flops": sprints.ctx.flops.total}  # fmt: skip
+    sprints.ctx.progress("repair", **row)
     sprints.checkpoint.add_row(row)
 
 
@@ -257,12 +257,12 @@ def _of_the_others(sprints: Sprints, start: Mapping[str, Any]) -> Trained:
     waits: Mapping[str, float] = start["waits"]
     for query, error in waits.items():
         row = {"waits": query, "after": "the start", "lost": error, "required": sprints.required[query],
-               "work": sprints.bench.work.total}  # fmt: skip
-        sprints.bench.progress("waits", **row)
+               "flops": sprints.ctx.flops.total}  # fmt: skip
+        sprints.ctx.progress("waits", **row)
         sprints.checkpoint.add_row(row)
-    bounds = sprints.bounds.part(FIRST)
+    budget = sprints.budget.fraction(FIRST)
     plan = sprints.plan.without(*waits)
-    others = replace(sprints, plan=plan, bounds=bounds, others_wait=True, lost_wait=True, own=start["own"])
+    others = replace(sprints, plan=plan, budget=budget, others_wait=True, lost_wait=True, own=start["own"])
     found = sprints.checkpoint.step("start of the others", partial(_begun, others, start["apart"]))
     return others.run({**found, "won": start["won"]})
 
@@ -272,21 +272,21 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
 
     Where nothing was won by these, whoever was lost on the way leaves, and so do all where no work is left.
     """
-    bench, checkpoint = sprints.bench, sprints.checkpoint
+    ctx, checkpoint = sprints.ctx, sprints.checkpoint
     waiting = sprints.plan.queries() - first.plan.queries()
     if not waiting:
         return first
     if not (start["waits"] or first.plan.shared):
         return _adopted(sprints, {**start, "won": first.won.to_plain()}, first.sprints)
-    before = _saved(bench, Merged.from_plain(start["won"]))
-    won = saved if (saved := _saved(bench, first.won)) > before else 0
+    before = _saved(ctx, Merged.from_plain(start["won"]))
+    won = saved if (saved := _saved(ctx, first.won)) > before else 0
     if not checkpoint.step("all may join", lambda: bool(won or start["waits"]) and sprints.may_begin):
         lost = {row["waits"]: row for row in checkpoint.log if "waits" in row}
         for query in sorted(waiting - first.plan.queries()):
             _leaves(sprints, query, lost[query]["after"], lost[query].get("ratio"))
         return first
-    bench.progress("accepted", saved_bytes=won, ratios=first.ratios)
-    checkpoint.add_row({"accepted_bytes": won, "work": bench.work.total})
+    ctx.progress("accepted", saved_bytes=won, ratios=first.ratios)
+    checkpoint.add_row({"accepted_bytes": won, "flops": ctx.flops.total})
     found = checkpoint.step("start of all", partial(_begun, sprints, {**start["apart"], **first.states}))
     joined = replace(sprints, own=start["own"], pace=1.0)
     return replace(joined.run({**found, "won": first.won.to_plain()}, first.sprints), first=first)
@@ -294,12 +294,12 @@ def _all_joined(sprints: Sprints, first: Trained, start: Mapping[str, Any]) -> T
 
 def _adopted(sprints: Sprints, start: Mapping[str, Any], number: int) -> Trained:
     """What it comes to when models become parts of each other, after so many sprints in vain."""
-    sprints.bench.progress("adopting", queries=sorted(sprints.plan.queries()))
+    sprints.ctx.progress("adopting", queries=sorted(sprints.plan.queries()))
     plan = sprints.whole or sprints.plan
-    adopting = Adopting(sprints.bench, plan, sprints.required, sprints.checkpoint, sprints.end, sprints.recipe)
-    merged, ratios = sprints.bench.once(adopting.run)
+    adopting = Adopting(sprints.ctx, plan, sprints.required, sprints.checkpoint, sprints.end, sprints.recipe)
+    merged, ratios = sprints.ctx.once(adopting.run)
     ratios, own = {query: ratios[query] for query in sorted(merged.plan.queries())}, start["apart"]
-    won = max(merged, Merged.from_plain(start["won"]), key=partial(_saved, sprints.bench))
+    won = max(merged, Merged.from_plain(start["won"]), key=partial(_saved, sprints.ctx))
     return Trained(merged.plan, merged.states, ratios, sprints.recipe, (), number, won, own=own)
 
 
@@ -339,15 +339,15 @@ def _begun(sprints: Sprints, apart: Mapping[str, State]) -> dict[str, Any]:
 
 
 def _chosen(sprints: Sprints, apart: Mapping[str, State] | None = None, solving: bool = True) -> Start:
-    most_work = sprints.checkpoint.step("most work", lambda: CHOICE * sprints.bounds.work_left)
-    return choose_start(sprints.bench, sprints.plan, sprints.checkpoint, apart, most_work, solving)
+    max_flops = sprints.checkpoint.step("most work", lambda: CHOICE * sprints.budget.flops_left)
+    return choose_start(sprints.ctx, sprints.plan, sprints.checkpoint, apart, max_flops, solving)
 
 
 def _tied(sprints: Sprints, start: Start) -> dict[str, Any]:
     """The models of a start, tied, with the norms that serve them better, and their ratios on val."""
     queries = sorted(sprints.plan.queries())
-    models, ratios = tied_and_judged(sprints.bench, sprints.checkpoint, sprints.plan, queries, start.states)
-    return {"states": sprints.bench.states(models, sprints.plan), "ratios": ratios}
+    models, ratios = tie_and_evaluate(sprints.ctx, sprints.checkpoint, sprints.plan, queries, start.states)
+    return {"states": sprints.ctx.states(models, sprints.plan), "ratios": ratios}
 
 
 def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,7 +356,7 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
     The first rate that brings any of it back is taken, else the best of all: half an epoch flatters a low rate, and
     the work of a trial is worth more in training. None begins that leaves no work for a sprint.
     """
-    bench, checkpoint = sprints.bench, sprints.checkpoint
+    ctx, checkpoint = sprints.ctx, sprints.checkpoint
     frames = math.ceil(sprints.recipe.frames_per_epoch / 2)
     best = checkpoint.state("best of trials")
     for rate in RATES:
@@ -368,7 +368,7 @@ def _trials(sprints: Sprints, start: Mapping[str, Any]) -> dict[str, Any]:
         begins = {**start, "won": best.get("won", start.get("won"))}
         found = checkpoint.step(f"rate {rate:g}", partial(sprints.sprint, begins, short))
         reached = _regained(start["ratios"], found["ratios"])
-        bench.progress("rate", rate=rate, epochs=0.5, regained=reached)
+        ctx.progress("rate", rate=rate, epochs=0.5, regained=reached)
         if reached > best.get("reached", -1.0):
             best.update({**found, "rate": rate, "reached": reached})
         best.update(tried=[*best.get("tried", ()), rate], won=found["won"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from merger.bench.merit import merit
+from merger.core.merit import merit
 
 
 def test_all_that_are_almost_there_count_more_than_one_that_is() -> None:

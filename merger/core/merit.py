@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from merger.bench.merged import Merged
 from merger.checkpoint import State
+from merger.core.merged import Merged
 from models.sharing.plan import SharingPlan
 
 
