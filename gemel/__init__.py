@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gemel.library import (
+    from gemel.api import (
         check_drift,
         compare_reports,
         evaluate,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         train,
         verify,
     )
-    from gemel.planning.conditions import Conditions
+    from gemel.conditions import Conditions
     from merger import MergeOptions, Recipe, TrainOptions
     from models.bundle import Bundle
     from models.errors import BundleError, GemelError, InputError
@@ -81,19 +81,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gemel.planning.conditions": ("Conditions",),
+    "gemel.conditions": ("Conditions",),
     "merger": ("MergeOptions", "Recipe", "TrainOptions"),
     "models.bundle": ("Bundle",),
     "models.errors": ("BundleError", "GemelError", "InputError"),
     "models.workload": ("Query", "Workload", "load_workload"),
 }
-"""Where the public names live that are not in `gemel.library`."""
+"""Where the public names live that are not in `gemel.api`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gemel' has no attribute '{name}'")
-    home = next((home for home, names in _HOMES.items() if name in names), "gemel.library")
+    home = next((home for home, names in _HOMES.items() if name in names), "gemel.api")
     value = globals()[name] = getattr(importlib.import_module(home), name)
     return value
 

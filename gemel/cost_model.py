@@ -9,8 +9,8 @@ from typing import Any
 from edge_runtime.rehearsal.measured import measured_costs, read_profile
 from edge_runtime.rehearsal.profiles import costs_for
 from edge_runtime.schedule.costs import Costs
-from gemel.planning.conditions import MEASURED
-from gemel.planning.on_paper import originals, profile_named
+from gemel.analytic_costs import bundle_originals, find_profile
+from gemel.conditions import MEASURED
 from gemel.stream_eval import MERGED, ORIGINALS
 from models.bundle import Bundle
 
@@ -42,13 +42,13 @@ def load_cost_model(device: str, bundle: Bundle) -> CostModel:
     """A device by the name of its profile, or `measured`; InputError where there is none such."""
     if device == MEASURED:
         found = read_profile(bundle)
-        costs = {ORIGINALS: measured_costs(originals(bundle), found), MERGED: measured_costs(bundle, found)}
+        costs = {ORIGINALS: measured_costs(bundle_originals(bundle), found), MERGED: measured_costs(bundle, found)}
         title = f"{found.machine['name']} ({found.device})"
         return CostModel(
             costs, _told(MEASURED, title, modelled=False, sources=[f"gemel profile, engine {found.engine}"])
         )
-    profile = profile_named(device)
-    costs = {ORIGINALS: costs_for(profile, originals(bundle)), MERGED: costs_for(profile, bundle)}
+    profile = find_profile(device)
+    costs = {ORIGINALS: costs_for(profile, bundle_originals(bundle)), MERGED: costs_for(profile, bundle)}
     return CostModel(costs, _told(profile.name, profile.title, profile.modelled, list(profile.sources)))
 
 

@@ -12,11 +12,11 @@ import yaml
 
 from edge_runtime import daemon
 from edge_runtime.schedule.settings import memory_settings
+from gemel.analytic_costs import find_profile, original_costs
 from gemel.box_text import box_text
+from gemel.conditions import DEMO_DEVICE
 from gemel.evaluation import REPORT_HTML, EvalOptions, evaluate
 from gemel.evaluation_text import conclusion_text, evaluation_text
-from gemel.planning.conditions import DEMO_DEVICE
-from gemel.planning.on_paper import costs_apart, profile_named
 from gemel.text import duration, percent
 from merger import MergeOptions, Recipe, TrainOptions, merge, train_originals
 from merger.events import Progress, Stages, silent
@@ -117,7 +117,7 @@ def run_demo(out: str | Path, device: str = DEMO_DEVICE, seed: int = 0, progress
     else, or cannot be written.
     """
     started, out = time.monotonic(), Path(out)
-    profile_named(device)
+    find_profile(device)
     _claim(out, seed)
     with locked(out / IDENTITY), torch_threads(THREADS):
         return _walked(out, device, seed, progress, started)
@@ -179,7 +179,7 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
 
 def _box(workload: Workload, out: Path, device: str) -> dict[str, Any]:
     """The real daemon on this machine over the sample clips, in a budget that the originals would not fit."""
-    budget = memory_settings(costs_apart(profile_named(device), workload.queries))[BOX_MEMORY]
+    budget = memory_settings(original_costs(find_profile(device), workload.queries))[BOX_MEMORY]
     config = {
         "bundle": BUNDLE,
         "budget": budget,

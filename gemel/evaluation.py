@@ -34,8 +34,8 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.settings import memory_bytes, memory_settings
 from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
 from gemel.coco_export import check_export_folder, export_coco
+from gemel.conditions import DEFAULT_DEVICE
 from gemel.cost_model import CostModel, load_cost_model
-from gemel.planning.conditions import DEFAULT_DEVICE
 from gemel.realtime import evaluate_realtime
 from gemel.report.document import REPORT_FORMAT, REPORT_JSON
 from gemel.report.examples import worst_examples
@@ -51,7 +51,7 @@ from gemel.stream_eval import (
     frame_interval_s,
 )
 from gemel.text import size
-from merger.journal.progress import Progress, Stages, silent
+from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, open_bundle
 from models.data import PreparedFrames, Split, load_split
 from models.errors import InputError

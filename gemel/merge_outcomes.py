@@ -106,7 +106,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MergeOutcomes:
-    """The rows of the sets (merger.journal.outcomes), those of the repairs, and of the widths.
+    """The rows of the sets (merger.outcomes), those of the repairs, and of the widths.
 
     `note` says why there is no more than what the bundle itself tells; empty where the log was found.
     """
@@ -168,7 +168,7 @@ class MergeOutcomes:
 
 
 def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:
-    """The sets that share a weight, by the manifest: the rows of `merger.journal.outcomes` without what only a log
+    """The sets that share a weight, by the manifest: the rows of `merger.outcomes` without what only a log
     knows.
     """
     rows = []

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.data.files import say
 from benchmarks.machine import machine
-from gemel.progress import shown_on
+from gemel.progress import show_progress
 from merger import MergeOptions
 from merger.checkpoint import WORK_SUFFIX, Checkpoint, snapshot
 from merger.core.budget import Budget
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
     given = parser.parse_args(arguments)
     try:
-        with shown_on() as progress:
+        with show_progress() as progress:
             found = measured(given.workload, given.bundle, given.weights, given.json, progress)
     except InputError as error:
         say(f"error: {error}")

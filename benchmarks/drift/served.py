@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.machine import machine
 from edge_runtime import daemon
-from gemel.drift.checking import check
+from gemel.drift import check_drift
 from models.bundle.delta import write_update
 
 BUNDLE, WORKLOAD = "sample.safetensors", "workload.yaml"
@@ -58,10 +58,10 @@ def judged(demo: Path, folder: Path, cameras: Mapping[str, Path], seconds: float
     """What the check says of the merged bundle on these cameras, and of the reverted one if it reverted any."""
     folder.mkdir(parents=True)
     merged, reverted = demo / BUNDLE, folder / "reverted.safetensors"
-    found = check(served(folder / "spool", merged, cameras, seconds), demo / WORKLOAD, reverted)
+    found = check_drift(served(folder / "spool", merged, cameras, seconds), demo / WORKLOAD, reverted)
     yield from of_queries(found, folder.name, "merged")
     if found["out"] is not None:
-        again = check(served(folder / "again", reverted, cameras, seconds), demo / WORKLOAD)
+        again = check_drift(served(folder / "again", reverted, cameras, seconds), demo / WORKLOAD)
         shipped = write_update(merged, reverted, None)
         yield from of_queries(again, folder.name, "reverted", update_bytes=shipped.bytes, bytes=shipped.bundle_bytes)
 

@@ -36,7 +36,7 @@ from benchmarks.machine import machine
 from benchmarks.merging.cells import Cell, Weight, path_of, read_cells
 from benchmarks.merging.plot import curves, picture
 from benchmarks.merging.tables import grouped, summary
-from gemel.progress import shown_on
+from gemel.progress import show_progress
 from merger import METHODS, MergeOptions, Recipe, merge
 from merger.checkpoint import WORK_SUFFIX
 from merger.merging import LOG_SUFFIX
@@ -110,7 +110,7 @@ def measure(variant: Variant, arm: str, seed: int, options: MergeOptions, out: P
     if not bundle.with_name(bundle.name + WORK_SUFFIX).is_dir():
         bundle.unlink(missing_ok=True)  # merged, but interrupted before its figures were kept
         log.unlink(missing_ok=True)
-    with shown_on() as progress:
+    with show_progress() as progress:
         report = merge(workload, bundle, arm, resume=True, seed=seed, progress=progress, options=options)
     rows = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
     weights = tuple(Weight(layer.query, layer.path, layer.bytes) for layer in layers_of_all(workload.queries))

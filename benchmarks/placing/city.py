@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from benchmarks.machine import machine
-from gemel.placing.asked import Asked
+from gemel.conditions import PlacementOptions
 from gemel.placing.placing import place_fleet
 from gemel.text import percent, table
 
@@ -41,7 +41,7 @@ def main() -> None:
             path, count = city(Path(folder), times, {"device": given.device, "memory": given.memory})
             apart = 0
             for shared in ("none", "predicted", "ceiling"):
-                asked = Asked("boxes", shared, given.min_frames, seconds=given.seconds)
+                asked = PlacementOptions("boxes", shared, given.min_frames, seconds=given.seconds)
                 found = place_fleet(path, asked)
                 apart = apart or len(found.boxes)
                 rows.append((

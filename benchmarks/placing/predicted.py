@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.merging.cells import read_cells
-from gemel.placing.fleet import load_fleet
+from gemel.fleet import load_fleet
 from gemel.placing.needs import needs_of
 from gemel.text import table
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from edge_runtime.rehearsal.profiles import PROFILES
 from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import Costs
-from gemel.planning.on_paper import costs_apart, costs_shared
-from gemel.planning.subject import DEFAULT_FPS
+from gemel.analytic_costs import ceiling_costs, original_costs
+from gemel.planner import DEFAULT_FPS
 from models.workload import load_workload
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
@@ -46,7 +46,7 @@ def case_of(path: Path, device: str) -> Case:
     """One workload on one device, merged at the ceiling: each group of layers shares one weight."""
     load, profile = load_workload(path), PROFILES[device]
     demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in load.queries}
-    return Case(path.stem, device, costs_apart(profile, load.queries), costs_shared(profile, load.queries), demands)
+    return Case(path.stem, device, original_costs(profile, load.queries), ceiling_costs(profile, load.queries), demands)
 
 
 def arrivals_of(demands: Mapping[str, Demand], seconds: float, seed: int) -> dict[str, list[float]]:

@@ -33,7 +33,7 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.overflow import MIN_BYTES
 from edge_runtime.schedule.pieces import condensed
 from edge_runtime.schedule.settings import memory_settings
-from gemel.planning.on_paper import apart, at_ceiling
+from gemel.analytic_costs import merge_at_ceiling, workload_originals
 from models.errors import InputError
 from models.workload import load_workload
 
@@ -76,9 +76,9 @@ def streamed(costs: Costs, demands: Mapping[str, Demand], budget: int, layers: M
 def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     """A row for each memory, rate and SLA of one workload."""
     queries, profile = load_workload(WORKLOADS / f"{workload}.yaml").queries, PROFILES[device]
-    alone, tasks = apart(queries), {query.id: query.task for query in queries}
+    alone, tasks = workload_originals(queries), {query.id: query.task for query in queries}
     whole, layers = costs_for(profile, alone), layers_for(profile, alone)
-    own, shared = condensed(whole), condensed(costs_for(profile, at_ceiling(queries)))
+    own, shared = condensed(whole), condensed(costs_for(profile, merge_at_ceiling(queries)))
     costs = {APART: own, OWN: own, NARROW: narrowed(own), PAPER: shared, WIDE: shared, BOTH: narrowed(shared)}
     settings, rows = memory_settings(own), []
     for fps, memory in product(FPS, MEMORY):

@@ -37,8 +37,8 @@ from edge_runtime.schedule import Demand
 from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.overflow import overflow_of
 from edge_runtime.schedule.pieces import condensed
-from gemel.planning.on_paper import apart, at_ceiling
-from gemel.planning.subject import DEFAULT_FPS
+from gemel.analytic_costs import merge_at_ceiling, workload_originals
+from gemel.planner import DEFAULT_FPS
 from models.bundle import Bundle
 from models.errors import InputError
 from models.workload import load_workload
@@ -100,7 +100,7 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     queries, profile = load_workload(WORKLOADS / f"{workload}.yaml").queries, PROFILES[device]
     demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
     arrivals = arrivals_of(demands, float(seconds), 0)
-    bundles = {False: apart(queries), True: at_ceiling(queries)}
+    bundles = {False: workload_originals(queries), True: merge_at_ceiling(queries)}
     costs = {merged: costs_for(profile, bundle) for merged, bundle in bundles.items()}
     layers = {merged: layers_for(profile, bundle) for merged, bundle in bundles.items()}
     whole = [costs[merged].resident_bytes(costs[merged].tensor_bytes.keys()) for merged in (False, True)]

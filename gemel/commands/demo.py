@@ -7,7 +7,7 @@ from typing import Any
 
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
-from gemel.planning.conditions import DEMO_DEVICE
+from gemel.conditions import DEMO_DEVICE
 
 
 def register(commands: Any) -> None:
@@ -21,8 +21,8 @@ def register(commands: Any) -> None:
 def demo(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
     from gemel.demo import run_demo
-    from gemel.progress import shown_on
+    from gemel.progress import show_progress
 
-    with shown_on() as progress:
+    with show_progress() as progress:
         result = run_demo(args.out, args.device or DEMO_DEVICE, args.seed, progress)
     return Outcome(result.to_json(), result.to_text(), DONE if result.met else FELL_SHORT)

@@ -67,9 +67,9 @@ def evaluate(args: argparse.Namespace) -> Outcome:
     from gemel.evaluation import REPORT_HTML, EvalOptions
     from gemel.evaluation import evaluate as evaluated
     from gemel.evaluation_text import conclusion_text, evaluation_text
-    from gemel.progress import shown_on
+    from gemel.progress import show_progress
 
-    with shown_on() as progress:
+    with show_progress() as progress:
         folder = None if args.fiftyone is None else Path(args.fiftyone)
         asked = EvalOptions(args.device or grammar.DEFAULT_DEVICE, args.seeds, args.memory, args.wall, folder)
         document = evaluated(args.bundle, args.workload, args.out, asked, progress)
@@ -80,7 +80,7 @@ def evaluate(args: argparse.Namespace) -> Outcome:
 
 def report(args: argparse.Namespace) -> Outcome:
     """Nothing to fall short of: what each report found is in it."""
-    from gemel.library import compare_reports
+    from gemel.api import compare_reports
 
     found = compare_reports(args.reports, args.out)
     rows = [
@@ -94,11 +94,10 @@ def report(args: argparse.Namespace) -> Outcome:
 
 def check_drift(args: argparse.Namespace) -> Outcome:
     """Falls short when a query is below its target, certain or not."""
-    from gemel.drift.checking import check
-    from gemel.drift.said import check_text
-    from gemel.progress import shown_on
+    from gemel.drift import check_drift, format_check
+    from gemel.progress import show_progress
 
-    with shown_on() as progress:
-        found = check(args.spool, args.workload, args.out, args.bundle, progress)
+    with show_progress() as progress:
+        found = check_drift(args.spool, args.workload, args.out, args.bundle, progress)
     met = all(row["ratio"] is None or row["ratio"] >= row["target"] for row in found["queries"])
-    return Outcome(found, check_text(found), DONE if met else FELL_SHORT)
+    return Outcome(found, format_check(found), DONE if met else FELL_SHORT)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemel.commands.outcome import Outcome
-from gemel.planning.conditions import DEFAULT_DEVICE
+from gemel.conditions import DEFAULT_DEVICE
 
 MAX_DIGITS = 40
 MAX_SEED = 2**32 - 1

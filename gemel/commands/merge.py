@@ -69,10 +69,10 @@ def _budget(made: argparse.ArgumentParser) -> None:
 
 def merge(args: argparse.Namespace) -> Outcome:
     """Falls short when a query misses its target on test."""
+    from gemel.analytic_costs import remember
     from gemel.evaluation_text import scores_text
     from gemel.merge_outcomes import MergeOutcomes
-    from gemel.planning.on_paper import remember
-    from gemel.progress import shown_on
+    from gemel.progress import show_progress
     from merger import MergeOptions, Recipe, Resources
     from merger import merge as merge_workload
     from merger.distributed import process_group
@@ -82,7 +82,7 @@ def merge(args: argparse.Namespace) -> Outcome:
     recipe = Recipe(**grammar.given(args, *RECIPE))
     budget = grammar.given(args, *BOUNDS)
     workload = load_workload(args.workload)
-    with process_group() as crew, shown_on() as progress:
+    with process_group() as crew, show_progress() as progress:
         resources = Resources(args.threads, args.ray, crew)
         options = MergeOptions(recipe, args.rate is None, resources=resources, **budget)
         report = merge_workload(workload, args.out, args.method, args.resume, args.seed, progress, options)

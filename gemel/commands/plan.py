@@ -7,8 +7,7 @@ from typing import Any, get_args
 
 from gemel.commands import grammar
 from gemel.commands.outcome import DONE, FELL_SHORT, Outcome
-from gemel.placing.asked import STANDARD, Asked, Objective, Shared
-from gemel.planning.conditions import EVERY_DEVICE, MEASURED, Conditions
+from gemel.conditions import DEFAULT_PLACEMENT, EVERY_DEVICE, MEASURED, Conditions, Objective, PlacementOptions, Shared
 from models.errors import InputError
 
 MAX_SECONDS = 7 * 24 * 3600.0
@@ -54,7 +53,7 @@ def register(commands: Any) -> None:
     made.add_argument("--min-frames", type=grammar.real(0, 1), default=0.0, metavar="PART", help=part)
     made.add_argument("--from", dest="before", metavar="DIR", help="where all is placed now: little is to move")
     made.add_argument(
-        "--max-seconds", type=grammar.real(0, 86_400, open_below=True), default=STANDARD.seconds, metavar="N",
+        "--max-seconds", type=grammar.real(0, 86_400, open_below=True), default=DEFAULT_PLACEMENT.seconds, metavar="N",
         help="look for a better placement, or for a proof that there is none, for so long (default 60)",
     )  # fmt: skip
     grammar.seed(made)
@@ -79,11 +78,11 @@ def _asked(args: argparse.Namespace) -> Conditions:
 
 def simulate(args: argparse.Namespace) -> Outcome:
     """The schedule on a virtual clock, or what a box recorded."""
-    from gemel.planning.simulation import replay_run, replayed_text, simulate_box
+    from gemel.planner import format_replay, replay_run, simulate_box
 
     if args.replay is not None:
         replayed = replay_run(args.replay)
-        return Outcome(replayed.to_json(), replayed_text(replayed))
+        return Outcome(replayed.to_json(), format_replay(replayed))
     if args.bundle is None:
         raise InputError("gemel simulate", "nothing to simulate", "give a bundle, a workload or --replay TRACE")
     found = simulate_box(args.bundle, _asked(args), args.duration)
@@ -92,19 +91,19 @@ def simulate(args: argparse.Namespace) -> Outcome:
 
 def plan(args: argparse.Namespace) -> Outcome:
     """What fits and what swaps, on one device or on all there are profiles of."""
-    from gemel.planning.planning import plan_box, plan_everywhere
+    from gemel.planner import plan_box, plan_every_device
 
-    planned = plan_everywhere if args.device == EVERY_DEVICE else plan_box
+    planned = plan_every_device if args.device == EVERY_DEVICE else plan_box
     found = planned(args.bundle, _asked(args))
     return Outcome(found.to_json(), found.to_text())
 
 
 def profile(args: argparse.Namespace) -> Outcome:
     """Measures this machine with one bundle."""
-    from gemel.planning.profiling import profile_bundle
-    from gemel.progress import shown_on
+    from gemel.profiler import profile_bundle
+    from gemel.progress import show_progress
 
-    with shown_on() as progress:
+    with show_progress() as progress:
         found = profile_bundle(
             args.bundle, args.device, args.factory, progress=progress, engine=args.engine, workload=args.workload
         )
@@ -113,16 +112,16 @@ def profile(args: argparse.Namespace) -> Outcome:
 
 def place(args: argparse.Namespace) -> Outcome:
     """Places a fleet's queries; falls short where some have no place."""
-    from gemel.placing.fleet import load_fleet
+    from gemel.fleet import load_fleet
     from gemel.placing.placement import before_of, earlier
     from gemel.placing.placing import place_fleet
-    from gemel.progress import shown_on
+    from gemel.progress import show_progress
 
     fleet = load_fleet(args.fleet)
     earlier(args.out, fleet)
     before = before_of(args.before)
-    asked = Asked(args.objective, args.shared, args.min_frames, args.seed, args.max_seconds)
-    with shown_on() as progress:
+    asked = PlacementOptions(args.objective, args.shared, args.min_frames, args.seed, args.max_seconds)
+    with show_progress() as progress:
         found = place_fleet(fleet, asked, before, progress)
     found.write(args.out)
     return Outcome(found.to_json(), found.to_text(), FELL_SHORT if found.unplaced else DONE)

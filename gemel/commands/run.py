@@ -59,7 +59,7 @@ def _unbegun(as_json: bool, reason: str) -> tuple[str, str]:
 
 def ask(args: argparse.Namespace) -> Outcome:
     """A box that refuses serves on as it is."""
-    from gemel.reloading import reload_box
+    from gemel.reload import reload_box
 
     found = reload_box(args.config)
     if found["applied"]:

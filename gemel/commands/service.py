@@ -29,7 +29,7 @@ def register(commands: Any) -> None:
 def install(args: argparse.Namespace) -> Outcome:
     """Nothing is started: the last line says how."""
     from edge_runtime.config import any_device, load_config
-    from gemel.unit import PLACE, install, variables_of
+    from gemel.systemd import PLACE, install, variables_of
 
     path = Path(args.out) if args.out else PLACE
     environment = Path(args.environment) if args.environment else None

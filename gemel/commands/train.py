@@ -31,12 +31,12 @@ def register(commands: Any) -> None:
 
 def train(args: argparse.Namespace) -> Outcome:
     """Trains and stores what has no weights."""
-    from gemel.progress import shown_on
+    from gemel.progress import show_progress
     from merger import TrainOptions, train_originals
     from models.workload import load_workload
 
     options = TrainOptions(**grammar.given(args, "passes", "rate", "max_cycles"))
-    with shown_on() as progress:
+    with show_progress() as progress:
         results = train_originals(load_workload(args.workload), args.query, args.seed, progress, options, args.resume)
     rows = [(one.id, one.metric, number(one.val), number(one.test), duration(one.seconds)) for one in results]
     text = table(("query", "metric", "val", "test", "time"), rows) if rows else "every query has its weights already"

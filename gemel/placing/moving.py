@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from gemel.fleet import Fleet
 from gemel.placing.filling import Filling
-from gemel.placing.fleet import Fleet
 from gemel.placing.needs import Counts, Needs
 from gemel.placing.rooms import Filled, Room
 

@@ -17,10 +17,10 @@ from functools import cached_property
 
 import numpy as np
 
-from gemel.placing.asked import Shared
-from gemel.placing.fleet import Fleet
-from gemel.planning.on_paper import apart, costs_for
-from gemel.planning.subject import DEFAULT_FPS
+from gemel.analytic_costs import costs_for, workload_originals
+from gemel.conditions import Shared
+from gemel.fleet import Fleet
+from gemel.planner import DEFAULT_FPS
 from models.sharing.layers import Layer, layers_of, model_bytes
 from models.workload import Query
 
@@ -132,7 +132,7 @@ def needs_of(fleet: Fleet, shared: Shared, timed: bool) -> Needs:
     for query in fleet.queries:
         alike[(*_model(query), reach[query.id], *((query.fps, query.sla_ms) if timed else ()))].append(query)
     firsts = [queries[0] for queries in alike.values()]
-    models = apart(firsts)
+    models = workload_originals(firsts)
     costs = {
         name: costs_for(profile, models).queries
         for name, profile in {boxes.profile.name: boxes.profile for boxes in fleet.boxes}.items()

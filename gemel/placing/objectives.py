@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gemel.placing.asked import Objective
+from gemel.conditions import Objective
 from gemel.placing.columns import INTEGER_SHARE, Aim, Columns
 from gemel.placing.filling import evened, filled_up, with_the_rest
 from gemel.placing.needs import Needs

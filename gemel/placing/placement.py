@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from gemel.placing.asked import Asked
-from gemel.placing.fleet import MAX_BOXES, Boxes, Fleet
+from gemel.conditions import PlacementOptions
+from gemel.fleet import MAX_BOXES, Boxes, Fleet
 from gemel.text import percent, size, table
 from models.errors import InputError
 from models.io import Exact, Name, cannot_be_written, check_apart, open_atomic, read_json, validate
@@ -53,7 +53,7 @@ class Placement:
     """
 
     fleet: Fleet
-    asked: Asked
+    asked: PlacementOptions
     boxes: tuple[PlacedBox, ...]
     unplaced: Mapping[str, str]
     objective: float

@@ -12,16 +12,16 @@ import numpy as np
 from edge_runtime.policies import policy_named
 from edge_runtime.rehearsal.simulator import simulate
 from edge_runtime.schedule import Demand
-from gemel.placing.asked import STANDARD, Asked, Objective, Shared
+from gemel.analytic_costs import ceiling_costs
+from gemel.conditions import DEFAULT_PLACEMENT, Objective, PlacementOptions, Shared
+from gemel.fleet import Boxes, Fleet, load_fleet
 from gemel.placing.filling import with_the_rest
-from gemel.placing.fleet import Boxes, Fleet, load_fleet
 from gemel.placing.moving import as_before, by_name, moved_bytes
 from gemel.placing.needs import Needs, needs_of, shared_layers
 from gemel.placing.objectives import Solved, solve, worth_of
 from gemel.placing.placement import PlacedBox, Placement
 from gemel.placing.rooms import TIGHT, Room
-from gemel.planning.on_paper import costs_shared
-from gemel.planning.subject import DEFAULT_FPS, arrivals
+from gemel.planner import DEFAULT_FPS, draw_arrivals
 from merger.events import Progress, Stages, silent
 from models.workload import Query
 
@@ -34,7 +34,7 @@ PLAYED_S, MAX_PLAYED = 20.0, 20_000
 
 def place_fleet(
     source: str | Path | Fleet,
-    asked: Asked = STANDARD,
+    asked: PlacementOptions = DEFAULT_PLACEMENT,
     before: Mapping[str, Sequence[str]] | None = None,
     progress: Progress = silent,
 ) -> Placement:
@@ -71,7 +71,7 @@ def place_fleet(
     )
 
 
-def _room(needs: Needs, at: int, boxes: Boxes, asked: Asked) -> Room:
+def _room(needs: Needs, at: int, boxes: Boxes, asked: PlacementOptions) -> Room:
     """Where time counts, a query is not placed where one run takes longer than its SLA."""
     seconds = needs.seconds(boxes.profile.name)
     reach = np.array([sort.reach[at] for sort in needs.sorts])
@@ -108,7 +108,7 @@ def _why(needs: Needs, rooms: Sequence[Room], query: str) -> str:
 
 
 def _boxes(
-    fleet: Fleet, needs: Needs, placed: Mapping[str, Sequence[str]], asked: Asked, stages: Stages
+    fleet: Fleet, needs: Needs, placed: Mapping[str, Sequence[str]], asked: PlacementOptions, stages: Stages
 ) -> tuple[PlacedBox, ...]:
     queries = {query.id: query for query in fleet.queries}
     sort_of = needs.sort_of
@@ -136,10 +136,10 @@ def _boxes(
 def _in_time(entry: Boxes, queries: Sequence[Query], shared: Shared, seed: int) -> float:
     """The part of these queries' frames that the box's own schedule has ready in time, on the virtual clock."""
     layers = [layer for query in queries for layer in shared_layers(query, shared)]
-    costs = costs_shared(entry.profile, queries, layers)
+    costs = ceiling_costs(entry.profile, queries, layers)
     demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
     asked = sum(demand.fps for demand in demands.values())
-    frames = arrivals(demands, min(PLAYED_S, MAX_PLAYED / asked), seed)
+    frames = draw_arrivals(demands, min(PLAYED_S, MAX_PLAYED / asked), seed)
     rows = simulate(costs, frames, entry.memory_bytes, policy_named("ours"), demands).per_query()
     received = sum(row["received"] for row in rows)
     return sum(row["processed"] - row["late"] for row in rows) / received if received else 1.0

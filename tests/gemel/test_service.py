@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.serving.notifying import ALIVE, READY, Notifier
-from gemel import supervising, unit
+from gemel import supervising
+from gemel import systemd as unit
 from gemel.cli import main
 from gemel.supervising import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, Again, again, last
-from gemel.unit import MARK
+from gemel.systemd import MARK
 from tests.edge_runtime.running import START_S, Running
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config
 

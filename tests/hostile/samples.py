@@ -30,10 +30,10 @@ from edge_runtime.daemon import run
 from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
 from edge_runtime.spool.sample import sample_bytes
+from gemel.conditions import PlacementOptions as Wished
 from gemel.evaluation import EvalOptions, evaluate
-from gemel.placing.asked import Asked as Wished
 from gemel.placing.placing import place_fleet
-from gemel.planning.profiling import profile_bundle
+from gemel.profiler import profile_bundle
 from merger import MergeOptions, Recipe, merge
 from merger.merging import MEASURING
 from models.bundle import open_bundle

@@ -15,8 +15,7 @@ from gemel import cli
 from gemel.commands.outcome import Outcome
 from gemel.commands.shown import OneLine
 from gemel.merge_outcomes import MergeOutcomes
-from gemel.progress.lines import Lines
-from gemel.progress.sentences import sentence
+from gemel.progress import ProgressLog, format_event
 from gemel.text import table
 from models.errors import InputError, one_line
 from tests.hostile.harness import refused, tried
@@ -70,11 +69,11 @@ def test_errors_tables_and_sentences_are_lines(given: str, shown: str) -> None:
     assert one_line(given) == shown
     assert str(InputError(given, given, given, given)) == f"{shown}: {shown}: {shown}; {shown}"
     assert table(("a",), [(given,)]).split("\n")[-1] == shown
-    assert shown in sentence("warning", {"text": given}) and shown in sentence("unknown", {"what": given})
+    assert shown in format_event("warning", {"text": given}) and shown in format_event("unknown", {"what": given})
     record = logging.LogRecord("gemel.run", logging.INFO, "", 0, "camera %s", (given,), None)
     assert OneLine("%(message)s").format(record) == f"camera {shown}"
     out = io.StringIO()
-    Lines(out)("warning", text=given)
+    ProgressLog(out)("warning", text=given)
     assert out.getvalue().count("\n") == 1 and shown in out.getvalue()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.placing.city import WORKLOADS, city
 from benchmarks.placing.predicted import predicted_of_ceiling
-from gemel.placing.fleet import load_fleet
+from gemel.fleet import load_fleet
 
 
 def test_a_city_has_every_workload_so_many_times(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_bundle_show_and_verify_say_what_they_found(tiny, tmp_path, capsys):
 
 
 def test_measured_costs_are_those_of_the_profile_beside_the_bundle(tiny, tmp_path):
-    from gemel.planning.profiling import profile_bundle
+    from gemel.profiler import profile_bundle
 
     with pytest.raises(InputError, match="never measured"):
         evaluate(tiny / "tiny.safetensors", tiny / "workload.yaml", tmp_path, EvalOptions("measured"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gemel.placing.fleet import load_fleet
+from gemel.fleet import load_fleet
 from models.errors import InputError
 from tests.gemel.placing.fleets import DEVICE, query, write_fleet, write_workload
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import gemel
+from gemel.analytic_costs import merge_at_ceiling, original_costs
 from gemel.cli import main
-from gemel.placing.asked import Asked
-from gemel.placing.fleet import load_fleet
+from gemel.conditions import PlacementOptions
+from gemel.fleet import load_fleet
 from gemel.placing.moving import moved_bytes
 from gemel.placing.needs import needs_of, shared_layers
 from gemel.placing.placing import place_fleet
-from gemel.planning.on_paper import at_ceiling, costs_apart
 from models.errors import InputError
 from models.sharing.groups import ceiling_bytes
 from models.sharing.layers import layers_of_all, model_bytes
@@ -49,10 +49,10 @@ def test_a_box_takes_the_bytes_of_its_ceiling_and_the_largest_workspace(fleet: P
     total, ceiling = sum(map(model_bytes, queries)), ceiling_bytes(layers_of_all(queries))
     apart, needs = (needs_of(load_fleet(fleet), shared, timed=False) for shared in ("none", "ceiling"))
     assert (apart.weights(apart.asked), needs.weights(needs.asked)) == (total, total - ceiling)
-    costs = costs_apart(load_fleet(fleet).boxes[0].profile, queries)
+    costs = original_costs(load_fleet(fleet).boxes[0].profile, queries)
     largest = max(cost.workspace_bytes for cost in costs.queries.values())
     assert needs.taken(needs.asked) == total - ceiling + largest
-    bundle = at_ceiling(queries)
+    bundle = merge_at_ceiling(queries)
     names = {name for one in bundle.queries for name in bundle.names_in_order(one.id)}
     counters = total - ceiling - sum(map(bundle.nbytes, names))  # a number for each norm, equal in all of a model
     assert 0 <= counters < 8 * 20 * len(queries)
@@ -89,7 +89,7 @@ def test_sharing_needs_fewer_boxes_and_the_answer_has_the_keys_of_the_contract(
 
 def _workspaces(fleet: Path, boxes: Sequence[dict[str, Any]]) -> int:
     queries = load_fleet(fleet).queries
-    costs = costs_apart(load_fleet(fleet).boxes[0].profile, queries).queries
+    costs = original_costs(load_fleet(fleet).boxes[0].profile, queries).queries
     return sum(max(costs[one].workspace_bytes for one in box["queries"]) for box in boxes)
 
 
@@ -182,7 +182,7 @@ def test_the_text_says_what_a_number_hides(fleet: Path, tmp_path: Path, capsys: 
 
 
 def test_a_placement_is_the_same_again(fleet: Path) -> None:
-    one, other = (place_fleet(fleet, Asked(seed=3, seconds=20)).to_json() for _ in range(2))
+    one, other = (place_fleet(fleet, PlacementOptions(seed=3, seconds=20)).to_json() for _ in range(2))
     assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.rehearsal.profiles import PROFILES
+from gemel.analytic_costs import ceiling_costs, find_profile, original_costs
 from gemel.cli import main
+from gemel.conditions import DEFAULT_DEVICE, Conditions
 from gemel.cost_model import load_cost_model
-from gemel.planning.conditions import DEFAULT_DEVICE, Conditions
-from gemel.planning.on_paper import costs_apart, costs_shared, profile_named
-from gemel.planning.planning import Compared, plan_box
+from gemel.planner import DeviceComparison, plan_box
 from gemel.text import size
 from models.bundle import Made, open_bundle, write_bundle
 from models.sharing.groups import ceiling_bytes
@@ -66,8 +66,8 @@ def test_shared_weights_make_more_fit_and_the_named_settings_stay_those_of_the_o
 
 
 def test_costs_shared_save_exactly_the_ceiling(workload):
-    queries, profile = load_workload(workload).queries, profile_named("xavier-nx")
-    apart, shared = costs_apart(profile, queries), costs_shared(profile, queries)
+    queries, profile = load_workload(workload).queries, find_profile("xavier-nx")
+    apart, shared = original_costs(profile, queries), ceiling_costs(profile, queries)
     saved = sum(apart.tensor_bytes.values()) - sum(shared.tensor_bytes.values())
     assert saved == ceiling_bytes(layers_of_all(queries)) > 0
     assert {query: cost.run_s for query, cost in apart.queries.items()} == {
@@ -158,7 +158,7 @@ def test_every_device_stands_beside_the_others_and_too_large_a_memory_is_told(wo
     load = {plan["device"]: plan["asked_load"] for plan in found}
     assert load["jetson-nano"] > load["orin-nano-8gb"] > load["agx-orin"]
     one = plan_box(workload, Conditions("6GiB", "jetson-nano"))
-    lines = Compared((one, replace(one, fits=False))).to_text().splitlines()
+    lines = DeviceComparison((one, replace(one, fits=False))).to_text().splitlines()
     assert lines[0].startswith("device") and lines[2] == lines[3] and lines[2].startswith("jetson-nano")
     assert "3 of 3" in lines[2]
     assert "Jetson Nano 4 GB has no more than 4.0 GiB" in one.to_text()

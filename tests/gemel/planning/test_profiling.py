@@ -15,9 +15,9 @@ from edge_runtime.memory import streams
 from edge_runtime.rehearsal.measured import foreign, read_profile
 from edge_runtime.rehearsal.profiles import PROFILES, costs_for
 from gemel.cli import main
-from gemel.planning.conditions import DEFAULT_DEVICE, Conditions
-from gemel.planning.profiling import profile_bundle
-from gemel.planning.subject import subject_of
+from gemel.conditions import DEFAULT_DEVICE, Conditions
+from gemel.planner import load_plan_input
+from gemel.profiler import profile_bundle
 from models import zoo
 from models.bundle import Made, open_bundle, write_bundle
 from models.errors import InputError
@@ -130,7 +130,7 @@ def test_the_scratch_of_packed_weights_is_in_the_workspace_however_it_is_learned
     assert sizes["fp32"][1] == sizes["int8"][1], "scratch does not grow with the batch"
     assert sizes["int8"][2] >= sizes["int8"][0]
     settings = [
-        subject_of(tmp_path / f"{weights}.safetensors", Conditions("min", "jetson-nano")).memory_bytes
+        load_plan_input(tmp_path / f"{weights}.safetensors", Conditions("min", "jetson-nano")).memory_bytes
         for weights in sizes
     ]
     assert settings[0] == settings[1], "memory settings are those of the originals"
@@ -145,8 +145,8 @@ def test_a_box_on_paper_is_this_machine_where_it_was_measured_and_else_the_one_d
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     own = (FACTORY,)
-    assert subject_of(bundle.path, Conditions("all", factories=own)).device == DEFAULT_DEVICE
+    assert load_plan_input(bundle.path, Conditions("all", factories=own)).device == DEFAULT_DEVICE
     profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch")
-    measured = subject_of(bundle.path, Conditions("all", factories=own))
+    measured = load_plan_input(bundle.path, Conditions("all", factories=own))
     assert measured.device == "measured" and not measured.modelled and "(cpu)" in measured.named()
-    assert subject_of(bundle.path, Conditions("all", "t4", factories=own)).device == "t4"
+    assert load_plan_input(bundle.path, Conditions("all", "t4", factories=own)).device == "t4"

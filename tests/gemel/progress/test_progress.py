@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemel.progress import shown_on
-from gemel.progress.lines import Lines
-from gemel.progress.live import Live
-from gemel.progress.sentences import SENTENCES, sentence
+from gemel.progress import EVENT_FORMATS, ProgressLog, ProgressTable, format_event, show_progress
 
 ROOT = Path(__file__).parents[3]
 RAW = re.compile(r"^(\[ *[\d.]+ s\] )?\w+: \w+ [^;]+; \w+ ")
@@ -75,9 +72,9 @@ SHAPES = {
 
 @pytest.mark.parametrize(("event", "fields"), [(name, one) for name, each in SHAPES.items() for one in each])
 def test_every_event_is_a_sentence(event, fields):
-    told = SENTENCES[event](fields)
+    told = EVENT_FORMATS[event](fields)
     assert not RAW.match(told)
-    assert told == sentence(event, fields)
+    assert told == format_event(event, fields)
     assert not re.search(r"forecast|aligned mean|sprint|regained", told), told
 
 
@@ -86,25 +83,25 @@ def test_no_event_of_the_packages_is_without_a_sentence():
     for folder in ("merger", "gemel"):
         for path in (ROOT / folder).rglob("*.py"):
             emitted |= set(re.findall(r"\b_?(?:progress|tell)\(\s*\"(\w+)\"", path.read_text(encoding="utf-8")))
-    assert emitted - STAGES <= SENTENCES.keys() == SHAPES.keys()
+    assert emitted - STAGES <= EVENT_FORMATS.keys() == SHAPES.keys()
 
 
 def test_words_of_the_trade_are_said_plainly():
-    assert sentence("ancestry", {"common": True, "kinship": {"a": 0.98}}) == (
+    assert format_event("ancestry", {"common": True, "kinship": {"a": 0.98}}) == (
         "the originals are related: their weights are close (kinship 0.98 of 1)"
     )
     ratios = {"gate": 0.93, "lane": 0.99}
-    assert sentence("epoch", {"queries": ["gate", "lane"], "epoch": 3, "epochs": 8, "ratios": ratios}) == (
+    assert format_event("epoch", {"queries": ["gate", "lane"], "epoch": 3, "epochs": 8, "ratios": ratios}) == (
         "training all together, epoch 3 of 8: worst query keeps 0.93 of its original (gate)"
     )
 
 
 def test_an_event_that_nobody_knows_still_reads():
-    assert sentence("new_thing", {"query": "gate", "saved_bytes": 12_000_000, "ratios": {"a": 0.5}}) == (
+    assert format_event("new_thing", {"query": "gate", "saved_bytes": 12_000_000, "ratios": {"a": 0.5}}) == (
         "new thing (query gate, saved 11.4 MiB, ratios a 0.500)"
     )
-    assert sentence("round", {"turn": 3}) == "round (turn 3)"
-    assert not RAW.match(sentence("round", {"turn": 3, "of": 4}))
+    assert format_event("round", {"turn": 3}) == "round (turn 3)"
+    assert not RAW.match(format_event("round", {"turn": 3, "of": 4}))
 
 
 class Clock:
@@ -118,7 +115,7 @@ class Clock:
 def lines():
     """Lines on a clock of their own: (lines, clock, what was said)."""
     clock, out = Clock(), io.StringIO()
-    return Lines(out, clock), clock, out
+    return ProgressLog(out, clock), clock, out
 
 
 def test_stages_are_said_beforehand_and_those_of_a_part_within_it(lines):
@@ -195,7 +192,7 @@ def test_a_pipe_gets_lines_and_the_thread_behind_them_ends():
     import threading
 
     out = io.StringIO()
-    with shown_on(out) as progress:
+    with show_progress(out) as progress:
         progress("stage", name="read")
         assert any(one.name == "progress" for one in threading.enumerate())
     assert "read" in out.getvalue()
@@ -205,7 +202,7 @@ def test_a_pipe_gets_lines_and_the_thread_behind_them_ends():
 def test_a_terminal_shows_stages_percentage_and_time_left(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     master, slave = os.openpty()
-    with os.fdopen(slave, "w", encoding="utf-8") as terminal, shown_on(terminal) as progress:
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal, show_progress(terminal) as progress:
         progress("stages", names=["read the originals", "train all together"])
         progress("stage", name="train all together")
         progress("part", done=0.4, seconds_left=50.0)
@@ -223,7 +220,7 @@ def test_a_terminal_shows_stages_percentage_and_time_left(monkeypatch):
 def test_a_terminal_shows_bytes_saved_and_each_query_s_ratio():
     from rich.console import Console
 
-    live = Live(io.StringIO())
+    live = ProgressTable(io.StringIO())
     live("round", round=2, rounds=7, signature="conv2d", saved_bytes=12_000_000, ceiling_bytes=20_000_000, seconds=3.0)
     live("epoch", queries=["gate", "lane"], epoch=1, epochs=4, loss=0.5, ratios={"gate": 0.97, "lane": 0.91})
     live("test", query="gate", metric="f1", original=0.8, merged=0.79, ratio=0.9875, met=True)

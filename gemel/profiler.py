@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edge_runtime.engines.base import FrameEngine
     from edge_runtime.memory.arena import Arena
 
+
 ROUNDS = 5
 MAKING, MEASURING = "make the engines", "measure each query's loads and runs"
 AGEING = "measure what answers are worth as they age"
@@ -38,7 +39,7 @@ FRAME_PIXELS = (1280, 720)
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileResult:
     """A bundle's measured profile, and the file it was written to."""
 
     path: Path
@@ -77,7 +78,7 @@ class Profiled:
 def profile_bundle(
     bundle: str | Path, device: str | None = None, factories: Sequence[str] = (), rounds: int = ROUNDS,
     progress: Progress = silent, engine: str = "auto", workload: str | Path | None = None,
-) -> Profiled:  # fmt: skip
+) -> ProfileResult:  # fmt: skip
     """Measure every query's load, its runs in batches of 1, 2, 4 and 8, and its workspace; write BUNDLE.profile.json.
 
     Medians over `rounds`, batches in turns, after one run of each that is not counted, on noise of FRAME_PIXELS; what
@@ -144,7 +145,7 @@ def profile_bundle(
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
         profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, engine, rate, 0.0, queries)
-        return Profiled(write_profile(bundle, profile), profile)
+        return ProfileResult(write_profile(bundle, profile), profile)
 
 
 def _loads(arena: Arena, needed: Sequence[str], rounds: int) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile, costs_for
 from edge_runtime.schedule.costs import Costs
-from gemel.planning.conditions import DEFAULT_DEVICE
+from gemel.conditions import DEFAULT_DEVICE
 from models.bits import with_ranks
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.bundle.format import ITEM_BYTES
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from models.sharing.layers import Layer
     from models.workload import Query
+
 
 Build = Callable[[], "nn.Module"]
 
@@ -67,7 +68,7 @@ class _Unweighted:
         return named
 
 
-def originals(bundle: Bundle) -> Bundle:
+def bundle_originals(bundle: Bundle) -> Bundle:
     """A bundle's queries as they were before merging, nothing shared, without the factors it may have given them."""
     queries = [replace(query, model_args=with_ranks(query.model_args, {})) for query in bundle.queries]
     builds: dict[str, Build] = {
@@ -82,17 +83,17 @@ def remember(path: str | Path) -> None:
     if all(is_zoo_model(query.model) for query in bundle.queries):
         for query in bundle.queries:
             bundle.check(query.id)
-        for one in (originals(bundle), bundle):
+        for one in (bundle_originals(bundle), bundle):
             costs_for(PROFILES[DEFAULT_DEVICE], one)
 
 
-def apart(queries: Iterable[Query]) -> Bundle:
+def workload_originals(queries: Iterable[Query]) -> Bundle:
     """These queries' originals, nothing shared."""
     queries = tuple(queries)
     return cast("Bundle", _Unweighted(map(BundleQuery.of, queries), _builds(queries)))
 
 
-def at_ceiling(queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Bundle:
+def merge_at_ceiling(queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Bundle:
     """These queries' models with each group of layers sharing one weight: as merged at the ceiling, of all layers or
     of these alone.
     """
@@ -115,17 +116,17 @@ def _builds(queries: Iterable[Query]) -> dict[str, Build]:
     return {query.id: partial(build_query, query, device="meta") for query in queries}
 
 
-def costs_apart(profile: DeviceProfile, queries: Sequence[Query]) -> Costs:
+def original_costs(profile: DeviceProfile, queries: Sequence[Query]) -> Costs:
     """The costs of these queries' originals, nothing shared: memory settings are computed from them."""
-    return costs_for(profile, apart(queries))
+    return costs_for(profile, workload_originals(queries))
 
 
-def costs_shared(profile: DeviceProfile, queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Costs:
+def ceiling_costs(profile: DeviceProfile, queries: Sequence[Query], layers: Iterable[Layer] | None = None) -> Costs:
     """The costs of these queries' models, merged at the ceiling, of all layers or of these alone."""
-    return costs_for(profile, at_ceiling(queries, layers))
+    return costs_for(profile, merge_at_ceiling(queries, layers))
 
 
-def profile_named(name: str) -> DeviceProfile:
+def find_profile(name: str) -> DeviceProfile:
     """The device profile of this name; InputError when there is none."""
     if name not in PROFILES:
         raise InputError("--device", f"there is no profile '{name}'", f"choose one of: {', '.join(PROFILES)}")

@@ -1,8 +1,12 @@
-"""The conditions under which a box is tried on paper; nothing heavy is imported for them."""
+"""The conditions under which a box is tried on paper; nothing heavy is imported for them.
+
+What is asked of a placement; nothing heavy is imported for it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 DEFAULT_DEVICE = "orin-nano-8gb"
 """The profile that every command takes unless it is told another."""
@@ -33,4 +37,31 @@ class Conditions:
     seed: int = 0
 
 
-STANDARD = Conditions()
+DEFAULT_CONDITIONS = Conditions()
+
+
+Objective = Literal["boxes", "frames", "fair"]
+Shared = Literal["predicted", "ceiling", "none"]
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """`objective` and `shared` as `gemel place` takes them; a better placement is looked for about so many `seconds`.
+
+    `min_frames`: every box has time for this part of the frames that are asked of it, as far as that can be told from
+    what runs take; with 0, time does not matter to `boxes`.
+    """
+
+    objective: Objective = "boxes"
+    shared: Shared = "predicted"
+    min_frames: float = 0.0
+    seed: int = 0
+    seconds: float = 60.0
+
+    @property
+    def timed(self) -> bool:
+        """Whether what a query's frames take matters."""
+        return self.objective != "boxes" or self.min_frames > 0
+
+
+DEFAULT_PLACEMENT = PlacementOptions()

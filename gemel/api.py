@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gemel.planning.conditions import DEFAULT_DEVICE, STANDARD, Conditions
+from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, Conditions
 
 if TYPE_CHECKING:
+    from gemel.conditions import Objective, Shared
     from gemel.inspection import Inspection
-    from gemel.placing.asked import Objective, Shared
     from gemel.placing.placement import Placement
-    from gemel.planning.planning import Planned
-    from gemel.planning.simulation import Simulated
+    from gemel.planner import BoxPlan, SimulationResult
     from merger import MergeOptions, MergeReport, TrainOptions, TrainResult
     from models.bundle import Bundle
     from models.export import Batch, ExportedModel
@@ -97,9 +96,9 @@ def merge(
     return merged(_loaded(workload), out, method, resume, seed, progress or _silent, options)
 
 
-def plan(source: str | Path, conditions: Conditions = STANDARD) -> Planned:
-    """Predict what a bundle, or a workload's models, would do on a box (gemel.planning.planning)."""
-    from gemel.planning.planning import plan_box
+def plan(source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS) -> BoxPlan:
+    """Predict what a bundle, or a workload's models, would do on a box (gemel.planner)."""
+    from gemel.planner import plan_box
 
     return plan_box(source, conditions)
 
@@ -118,23 +117,25 @@ def place(
     Every box has time for `min_frames`, a part of the frames asked of it. `before` is a folder with the placement as it
     is now, from which little shall move. Raises InputError for a bad file.
     """
-    from gemel.placing.asked import EvalOptions
-    from gemel.placing.fleet import load_fleet
+    from gemel.conditions import PlacementOptions
+    from gemel.fleet import load_fleet
     from gemel.placing.placement import before_of, earlier
     from gemel.placing.placing import place_fleet
 
     asked = load_fleet(fleet)
     if out is not None:
         earlier(out, asked)
-    found = place_fleet(asked, EvalOptions(objective, shared, min_frames, seed), before_of(before))
+    found = place_fleet(asked, PlacementOptions(objective, shared, min_frames, seed), before_of(before))
     if out is not None:
         found.write(out)
     return found
 
 
-def simulate(source: str | Path, conditions: Conditions = STANDARD, duration_s: float = 60.0) -> Simulated:
-    """The schedule of a bundle, or of a workload's models, on a virtual clock (gemel.planning.simulation)."""
-    from gemel.planning.simulation import simulate_box
+def simulate(
+    source: str | Path, conditions: Conditions = DEFAULT_CONDITIONS, duration_s: float = 60.0
+) -> SimulationResult:
+    """The schedule of a bundle, or of a workload's models, on a virtual clock (gemel.planner)."""
+    from gemel.planner import simulate_box
 
     return simulate_box(source, conditions, duration_s)
 
@@ -173,10 +174,10 @@ def check_drift(
     bundle: str | Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Judge a box's answers by its originals on the frames in its spool, revert what fell (gemel.drift.checking)."""
-    from gemel.drift.checking import check
+    """Judge a box's answers by its originals on the frames in its spool, revert what fell (gemel.drift)."""
+    from gemel.drift import check_drift
 
-    return check(spool, workload, out, bundle, progress or _silent)
+    return check_drift(spool, workload, out, bundle, progress or _silent)
 
 
 def run(config: str | Path, check: bool = False, seconds: float | None = None) -> dict[str, Any]:

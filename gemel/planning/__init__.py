@@ -1,1 +1,0 @@
-"""What to expect on a box before anything is shipped."""
