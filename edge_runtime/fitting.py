@@ -119,7 +119,7 @@ def _costs_of(
 
     def layers(query: str) -> Sequence[Layer]:
         asked = bundle.query(query)
-        return layers_of(engines[query].model, asked.input_size, asked.state(), asked.stored, config.device)
+        return layers_of(engines[query].model, asked.input_size, asked.tensors, asked.stored, config.device)
 
     whole = known_costs(bundle, engines, profile)
     within = overflow_of(whole, config.budget_bytes, layers)

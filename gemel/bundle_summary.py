@@ -67,7 +67,7 @@ def bytes_by_dtype(bundle: Bundle) -> dict[str, int]:
     """How the bytes of the weights are stored: dtype (fp32, fp16, int8 ...) -> bytes, scales with what they scale."""
     found = {dtype: dict[str, int]() for dtype in WEIGHTS}
     for query in bundle.queries:
-        for key, name in query.state().items():
+        for key, name in query.tensors.items():
             own = query.stored.get(key)
             found[own.dtype if own is not None else FP32][name] = bundle.nbytes(name)
             if own is not None and own.scale is not None:

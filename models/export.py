@@ -1,7 +1,7 @@
 """Writes a model as one ONNX file in which every weight keeps its state_dict name.
 
-The file is the model as it is: norms are not folded into convolutions, residual branches stay beside the weights they
-correct, equal tensors are not merged. So a reader finds each weight, and an engine can bind a shared one.
+The file is the model as it is: norms are not folded into convolutions and equal tensors are
+not merged. So a reader finds each weight, and an engine can bind a shared one.
 """
 
 from __future__ import annotations

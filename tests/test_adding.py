@@ -68,7 +68,7 @@ class Plain(FrameEngine):
     name = "plain"
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
-        self._state = {path: tensor_of(name) for path, name in self.query.state().items()}
+        self._state = {path: tensor_of(name) for path, name in self.query.tensors.items()}
 
     def unbind(self) -> None:
         self._state = {}

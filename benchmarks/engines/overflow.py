@@ -91,7 +91,7 @@ def _bound(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overflow]:
     whole = TorchEngine(bundle, query.id)
     costs = known_costs(bundle, {query.id: whole}, None)
     budget = costs.queries[query.id].workspace_bytes + int(share * costs.weights_bytes(query.id))
-    layers = layers_of(whole.model, query.input_size, query.state(), query.stored, "cpu")
+    layers = layers_of(whole.model, query.input_size, query.tensors, query.stored, "cpu")
     found = overflow_of(costs, budget, lambda _: layers)
     assert not found.lacking, f"it does not run in {budget} bytes: {found.lacking}"
     engine = TorchEngine(bundle, query.id, overflow=found.tensors.get(query.id, ()))

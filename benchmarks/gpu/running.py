@@ -154,7 +154,7 @@ def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> N
         arena = resident(bundle, engines)
         found.at_most("four_over_one_bytes", arena.residency.resident_bytes / alone, MAX_BYTES_OF_FOUR)
         before = [engine.forward(frames).clone() for engine in engines.values() for _ in range(3)][2::3]
-        state = bundle.query(QUERIES[0]).state()
+        state = bundle.query(QUERIES[0]).tensors
         weight = next(name for key, name in state.items() if len(bundle.tensor(name).shape) == 4)
         arena.tensor(weight).mul_(1.5)
         after = [engine.forward(frames) for engine in engines.values()]

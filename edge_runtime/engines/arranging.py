@@ -77,7 +77,7 @@ def _blocked(engines: Collection[FrameEngine], kinds: Kinds) -> dict[str, Blocke
     uses: dict[str, list[Blocked | None]] = defaultdict(list)
     for engine in engines:
         known = engine.convolutions()
-        for key, name in engine.query.state().items():
+        for key, name in engine.query.tensors.items():
             convolution = known.get(key)
             plain = convolution is not None and key not in engine.query.stored
             uses[name].append(blocked(convolution) if convolution is not None and plain else None)

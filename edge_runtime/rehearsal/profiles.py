@@ -196,4 +196,4 @@ def layers_on_paper(bundle: Bundle, query: BundleQuery, device: str = "cuda") ->
     """What a query's layers need at once on a device of this kind."""
     from edge_runtime.engines.eager.staging import layers_of
 
-    return layers_of(bundle.build(query.id, "meta").eval(), query.input_size, query.state(), query.stored, device)
+    return layers_of(bundle.build(query.id, "meta").eval(), query.input_size, query.tensors, query.stored, device)

@@ -1,8 +1,8 @@
-"""What is shipped to a box that has another bundle already: the tensors that are new to it, and the header.
+"""Delta updates: the tensors that a box lacks of a new bundle, and the new header.
 
 An update is a container like a bundle's: its tensors under their content names, a tensor `header` with the new bundle's
 header (zlib), and the metadata key `gemel.update`, JSON with `format`, `old` and `new`, the SHA-256 of both files.
-Whatever made it, what comes of it is the new bundle byte by byte, or nothing.
+Applying an update gives the new bundle byte by byte, or fails without writing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from models.bundle.format import (
     ALIGNMENT_BYTES,
     MAX_HEADER_BYTES,
     Entry,
-    Fault,
     Header,
     encode_header,
-    loads_strict,
+    load_json,
     parse_head,
     parse_header,
     place,
 )
 from models.bundle.reader import map_file, open_bundle
 from models.errors import BundleError, InputError
-from models.io import check_apart, check_output, open_atomic
+from models.io import ParseError, check_apart, check_output, open_atomic
 
 UPDATE_KEY, UPDATE_FORMAT = "gemel.update", 1
 HEAD = "header"
@@ -38,9 +37,7 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a box that has one bundle lacks of another: `bytes` of the update, `tensors` in it of `of_tensors`, and
-    `bundle_bytes`, what the whole bundle takes.
-    """
+    """Size of an update: its `bytes`, its `tensors` of the bundle's `of_tensors`, and the whole bundle's bytes."""
 
     bytes: int
     tensors: int
@@ -69,23 +66,23 @@ def write_update(old: str | Path, new: str | Path, out: str | Path | None) -> Di
     fresh = [one for name, one in after.header.entries.items() if not one.is_pad and name not in before.header.entries]
     sizes = [(one.name, one.dtype, one.shape, one.nbytes) for one in fresh]
     entries = place([*sizes, (HEAD, "U8", (len(packed_head),), len(packed_head))])
-    with memoryview(before.mapping) as there, memoryview(after.mapping) as wanted:
+    with memoryview(before.mapping) as old_view, memoryview(after.mapping) as wanted:
 
-        def found(one: Entry) -> memoryview:
+        def tensor_bytes(one: Entry) -> memoryview:
             if one.name in before.header.entries:
-                return _bytes_of(there, before.header, one)
+                return _bytes_of(old_view, before.header, one)
             return _bytes_of(wanted, after.header, one)
 
-        if hashlib.sha256(wanted).hexdigest() != _digest(_pieces(head, after.header, found)):
+        if hashlib.sha256(wanted).hexdigest() != _digest(_pieces(head, after.header, tensor_bytes)):
             fault = f"its tensors and those of {old} are not what their names say"
             raise BundleError(after.path, fault, "look at both with `gemel bundle verify`")
-        said = {"format": UPDATE_FORMAT, "old": before.digest, "new": after.digest}
-        own_head = encode_header(entries, {UPDATE_KEY: json.dumps(said)})
+        info = {"format": UPDATE_FORMAT, "old": before.digest, "new": after.digest}
+        own_head = encode_header(entries, {UPDATE_KEY: json.dumps(info)})
         if out is not None:
             with open_atomic(out) as file:
                 file.write(own_head)
                 for one in entries:
-                    data = packed_head if one.name == HEAD else b"" if one.is_pad else found(one)
+                    data = packed_head if one.name == HEAD else b"" if one.is_pad else tensor_bytes(one)
                     file.write(bytes(one.nbytes) if one.is_pad else data)
     unique = sum(not one.is_pad for one in after.header.entries.values())
     return Difference(len(own_head) + entries[-1].end, len(fresh), unique, len(after.mapping))
@@ -104,57 +101,56 @@ def apply_update(old: str | Path, update: str | Path, out: str | Path) -> dict[s
     mapping = map_file(path)
     try:
         own = parse_header(mapping)
-        said = _said(own)
-        with memoryview(mapping) as brought, memoryview(before.mapping) as there:
-            head = _head(own, brought)
+        info = _update_info(own)
+        with memoryview(mapping) as update_view, memoryview(before.mapping) as old_view:
+            head = _head(own, update_view)
             header = _new_header(head)
 
-            def found(one: Entry) -> memoryview:
-                for held, view in ((own, brought), (before.header, there)):
+            def tensor_bytes(one: Entry) -> memoryview:
+                for held, view in ((own, update_view), (before.header, old_view)):
                     if one.name in held.entries:
                         return _bytes_of(view, held, one)
                 fault = f"was not made for {old}, which lacks tensor {one.name[:12]}"
-                raise InputError(path, fault, f"apply it to the bundle with SHA-256 {said['old'][:12]}...")
+                raise InputError(path, fault, f"apply it to the bundle with SHA-256 {info['old'][:12]}...")
 
-            for one in header.entries.values():  # nothing is written before all is there
+            for one in header.entries.values():  # nothing is written before all tensors are found
                 if not one.is_pad:
-                    found(one).release()
+                    tensor_bytes(one).release()
             with open_atomic(out) as file:
-                digest = _digest(_pieces(head, header, found), file.write)
-                if digest != said["new"]:
-                    raise Fault(f"it and {old} do not make the bundle that it promises: one of the two is damaged")
-    except Fault as fault:
-        raise InputError(path, str(fault), "copy or make the update again") from None
+                digest = _digest(_pieces(head, header, tensor_bytes), file.write)
+                if digest != info["new"]:
+                    raise ParseError(f"it and {old} do not make the bundle it names: one of the two is damaged")
+    except ParseError as error:
+        raise InputError(path, str(error), "copy or make the update again") from None
     return {"bytes": header.data_start + max(one.end for one in header.entries.values()), "digest": digest}
 
 
-def _said(own: Header) -> Mapping[str, str]:
-    """What an update says of itself."""
+def _update_info(own: Header) -> Mapping[str, str]:
     if UPDATE_KEY not in own.metadata:
-        raise Fault(f"metadata key {UPDATE_KEY} is missing: it is no update")
-    said = loads_strict(own.metadata[UPDATE_KEY].encode(), UPDATE_KEY)
-    if not isinstance(said, dict) or type(said.get("format")) is not int:
-        raise Fault(f"{UPDATE_KEY} says nothing of its format")
-    if said["format"] != UPDATE_FORMAT:
-        raise Fault(f"is of format {said['format']}; this version reads {UPDATE_FORMAT}")
+        raise ParseError(f"metadata key {UPDATE_KEY} is missing: it is no update")
+    info = load_json(own.metadata[UPDATE_KEY].encode(), UPDATE_KEY)
+    if not isinstance(info, dict) or type(info.get("format")) is not int:
+        raise ParseError(f"{UPDATE_KEY} has no format")
+    if info["format"] != UPDATE_FORMAT:
+        raise ParseError(f"is of format {info['format']}; this version reads {UPDATE_FORMAT}")
     for key in ("old", "new"):
-        if not isinstance(said.get(key), str):
-            raise Fault(f"{UPDATE_KEY} has no digest `{key}`")
-    return said
+        if not isinstance(info.get(key), str):
+            raise ParseError(f"{UPDATE_KEY} has no digest `{key}`")
+    return info
 
 
 def _head(own: Header, view: memoryview) -> bytes:
     """The header of the new bundle, length bytes included, out of an update."""
     if HEAD not in own.entries or own.entries[HEAD].dtype != "U8":
-        raise Fault(f"has no tensor `{HEAD}`")
+        raise ParseError(f"has no tensor `{HEAD}`")
     with _bytes_of(view, own, own.entries[HEAD]) as data:
         unpacking = zlib.decompressobj()
         try:
             head = unpacking.decompress(data, MAX_HEADER_BYTES)
         except zlib.error as error:
-            raise Fault(f"its tensor `{HEAD}` is damaged: {error}") from None
+            raise ParseError(f"its tensor `{HEAD}` is damaged: {error}") from None
     if not unpacking.eof or int.from_bytes(head[:8], "little") != len(head) - 8:
-        raise Fault(f"its tensor `{HEAD}` is damaged: its length does not fit")
+        raise ParseError(f"its tensor `{HEAD}` is damaged: its length does not fit")
     return head
 
 
@@ -162,26 +158,26 @@ def _new_header(head: bytes) -> Header:
     header = parse_head(head)
     for one in header.entries.values():
         if one.is_pad and one.nbytes >= ALIGNMENT_BYTES:
-            raise Fault(f"tensor {one.name[:80]!r} is no proper gap filler")
+            raise ParseError(f"tensor {one.name[:80]!r} is no valid gap filler")
     return header
 
 
 def _bytes_of(view: memoryview, header: Header, wanted: Entry) -> memoryview:
-    """The bytes of a tensor as it lies in this container; Fault where it has another form."""
+    """The bytes of a tensor as it lies in this container; ParseError where it has another form."""
     one = header.entries[wanted.name]
     if (one.dtype, one.shape) != (wanted.dtype, wanted.shape):
-        raise Fault(f"tensor {one.name[:12]} has shape {one.shape} of {one.dtype} in one file, another in the other")
+        raise ParseError(f"tensor {one.name[:12]} has shape {one.shape} of {one.dtype} in one file only")
     return view[header.data_start + one.begin : header.data_start + one.end]
 
 
-def _pieces(head: bytes, header: Header, found: Callable[[Entry], memoryview]) -> Iterator[bytes | memoryview]:
+def _pieces(head: bytes, header: Header, tensor_bytes: Callable[[Entry], memoryview]) -> Iterator[bytes | memoryview]:
     """A bundle from its first byte to its last."""
     yield head
     for one in header.entries.values():
         if one.is_pad:
             yield bytes(one.nbytes)
             continue
-        with found(one) as data:
+        with tensor_bytes(one) as data:
             for start in range(0, len(data), _CHUNK_BYTES):
                 yield data[start : start + _CHUNK_BYTES]
 

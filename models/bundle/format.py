@@ -19,54 +19,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from models import io as bounded
 from models.errors import BundleError, size_text
-from models.io import opened, parse_json
+from models.io import ParseError, opened, parse_json
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-
-_NAMES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-_CODES = {name: code for code, name in _NAMES.items()}
-ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+_DTYPES = {
+    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2), "I64": ("int64", 8),
+    "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1), "BOOL": ("bool", 1),
 }  # fmt: skip
-"""Bytes of one number by code; the codes are all that a bundle may have."""
+ITEM_BYTES = {code: nbytes for code, (_, nbytes) in _DTYPES.items()}
+"""Bytes of one number by dtype code; a bundle has no other codes."""
+_CODES = {name: code for code, (name, _) in _DTYPES.items()}
 
 
 def code_of(dtype: torch.dtype) -> str:
-    """The code of torch's dtype; KeyError for one that no bundle holds."""
+    """The dtype code of a torch dtype; KeyError for one that no bundle holds."""
     return _CODES[str(dtype).removeprefix("torch.")]
 
 
 def has_code(dtype: torch.dtype) -> bool:
-    """Whether a bundle can hold tensors of torch's dtype."""
+    """Whether a bundle can hold tensors of a torch dtype."""
     return str(dtype).removeprefix("torch.") in _CODES
 
 
 def dtype_of(code: str) -> torch.dtype:
-    """Torch's dtype of a code."""
+    """The torch dtype of a code."""
     import torch
 
-    return getattr(torch, _NAMES[code])
+    return getattr(torch, _DTYPES[code][0])
 
 
 ALIGNMENT_BYTES = 512
 MAX_HEADER_BYTES, MAX_HEADER_VALUES = 32 << 20, 4_000_000
-"""Some 200,000 tensors; it is read in two seconds."""
+"""About 200,000 tensors, read in two seconds."""
 MAX_BYTES = 1 << 50
 MAX_DIMENSIONS = 8
 DIGEST_KEY = "gemel.digest"
@@ -76,15 +64,9 @@ _DIGEST_AT = 8 + len(_OPENING)
 _NO_DIGEST = "0" * 64
 
 
-class Fault(ValueError):
-    """What is wrong with the bytes of a container; the caller adds which file."""
-
-
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the container: safetensors dtype code, shape, and its bytes [begin, end) in the data
-    section.
-    """
+    """One tensor of the container: dtype code, shape, and its bytes [begin, end) in the data section."""
 
     name: str
     dtype: str
@@ -120,12 +102,12 @@ def tensor_name(dtype: str, shape: Sequence[int], data: Any) -> str:
 
 
 def tensor_hash(dtype: str, shape: Sequence[int]) -> hashlib._Hash:
-    """What a tensor's bytes are to be added to, piece by piece, for its content name."""
+    """The hash of a tensor's content name before its bytes are added."""
     return hashlib.sha256(f"{dtype}[{','.join(map(str, shape))}]".encode())
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order, without a copy where it is already contiguous on the CPU."""
+    """The bytes of a tensor in row-major order, without a copy where it is contiguous on the CPU."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -133,9 +115,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 def place(sizes: Iterable[tuple[str, str, tuple[int, ...], int]], alignment: int = ALIGNMENT_BYTES) -> list[Entry]:
-    """Lay tensors (name, dtype, shape, bytes) end to end in the order given, each at a multiple of
-    `alignment`.
-    """
+    """Lay tensors (name, dtype, shape, bytes) end to end in the order given, each at a multiple of `alignment`."""
     entries: list[Entry] = []
     at = pads = 0
     for name, dtype, shape, nbytes in sizes:
@@ -150,9 +130,7 @@ def place(sizes: Iterable[tuple[str, str, tuple[int, ...], int]], alignment: int
 
 
 def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
-    """The length bytes and the sealed header, padded so that the data section starts at a multiple of 512
-    bytes.
-    """
+    """The length bytes and the sealed header, padded so that the data section starts at a multiple of 512 bytes."""
     header: dict[str, Any] = {"__metadata__": {DIGEST_KEY: _NO_DIGEST, **metadata}}
     for entry in entries:
         offsets = [entry.begin, entry.end]
@@ -160,110 +138,100 @@ def encode_header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> byte
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
     if len(text) > MAX_HEADER_BYTES:
-        raise Fault(f"the header would have {len(text)} bytes, more than {MAX_HEADER_BYTES}")
+        raise ParseError(f"the header would have {len(text)} bytes, more than {MAX_HEADER_BYTES}")
     blank = len(text).to_bytes(8, "little") + text
     digits = hashlib.sha256(blank).hexdigest().encode()
     return blank[:_DIGEST_AT] + digits + blank[_DIGEST_AT + 64 :]
 
 
-def check_seal(head: bytes) -> None:
-    """Raise Fault unless the digest in the header matches the header; `head` includes the length bytes."""
-    if head[8:_DIGEST_AT] != _OPENING:
-        raise Fault("the header does not start with a bundle's digest: damaged, or no bundle at all")
-    blank = head[:_DIGEST_AT] + _NO_DIGEST.encode() + head[_DIGEST_AT + 64 :]
-    if hashlib.sha256(blank).hexdigest().encode() != head[_DIGEST_AT : _DIGEST_AT + 64]:
-        raise Fault("the header is damaged: its digest does not match")
-
-
 def parse_header(buffer: Any) -> Header:
-    """Read the header of an untrusted file of bytes (a mapping will do); nothing is allocated for its
-    tensors.
+    """The header of an untrusted file (bytes or a mapping); allocates nothing for its tensors.
 
-    Raises Fault when a length, type, shape, dtype or offset is wrong, when tensors overlap or leave holes,
+    Raises ParseError when a length, type, shape, dtype or offset is wrong, when tensors overlap or leave holes,
     when the file is truncated or longer than its tensors, or when the seal is broken.
     """
     size = len(buffer)
     if size < 10:
-        raise Fault(f"the file is truncated: {size} bytes")
+        raise ParseError(f"the file is truncated: {size} bytes")
     length = int.from_bytes(buffer[:8], "little")
     if length > MAX_HEADER_BYTES:
-        raise Fault(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES}")
+        raise ParseError(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES}")
     if 8 + length > size:
-        raise Fault(f"the file is truncated: {size} bytes, the header alone claims {length}")
+        raise ParseError(f"the file is truncated: {size} bytes, the header alone claims {length}")
     return parse_head(bytes(buffer[: 8 + length]), size - 8 - length)
 
 
 def parse_head(head: bytes, data_bytes: int | None = None) -> Header:
-    """The header alone, length bytes included, of a container with so many bytes of data; None takes what its tensors
-    take. Raises Fault as `parse_header` does.
+    """The header alone, length bytes included, before `data_bytes` of data (None: as many as its tensors take).
+
+    Raises ParseError as `parse_header` does.
     """
-    check_seal(head)
-    document = loads_strict(head[8:], "the header")
+    _check_seal(head)
+    document = load_json(head[8:], "the header")
     if not isinstance(document, dict):
-        raise Fault("the header is not a JSON object")
+        raise ParseError("the header is not a JSON object")
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise Fault("the header's metadata is not text by name")
+        raise ParseError("the header's metadata is not text by name")
     entries = sorted((_entry(name, given) for name, given in document.items()), key=lambda e: (e.begin, e.end))
-    taken = max((entry.end for entry in entries), default=0)
-    _check_contiguous(entries, taken if data_bytes is None else data_bytes)
+    at = 0
+    for entry in entries:
+        if entry.begin != at:
+            problem = "overlaps the one before it" if entry.begin < at else "leaves a hole before it"
+            raise ParseError(f"tensor {entry.name[:80]!r} {problem}")
+        at = entry.end
+    available = at if data_bytes is None else data_bytes
+    if not at or at > available:
+        raise ParseError(f"the file is truncated: its tensors take {at} bytes, {available} are there")
+    if at < available:
+        raise ParseError(f"the file is longer than its tensors: {available - at} bytes too many")
     return Header({entry.name: entry for entry in entries}, metadata, len(head))
 
 
-def loads_strict(data: bytes, what: str) -> Any:
-    """Untrusted JSON within bounds (models.io); raises Fault."""
+def load_json(data: bytes, what: str) -> Any:
+    """Untrusted JSON of a header, within bounds; raises ParseError."""
     try:
         return parse_json(data, MAX_HEADER_VALUES)
-    except bounded.ParseError as fault:
-        raise Fault(f"{what} is not JSON: {fault.text}") from None
+    except ParseError as error:
+        raise ParseError(f"{what} is not JSON: {error}") from None
+
+
+def _check_seal(head: bytes) -> None:
+    if head[8:_DIGEST_AT] != _OPENING:
+        raise ParseError("the header does not start with a bundle's digest: damaged, or no bundle at all")
+    blank = head[:_DIGEST_AT] + _NO_DIGEST.encode() + head[_DIGEST_AT + 64 :]
+    if hashlib.sha256(blank).hexdigest().encode() != head[_DIGEST_AT : _DIGEST_AT + 64]:
+        raise ParseError("the header is damaged: its digest does not match")
 
 
 def _entry(name: str, given: Any) -> Entry:
     where = f"tensor {name[:80]!r}"
     if not isinstance(given, dict) or set(given) != {"dtype", "shape", "data_offsets"}:
-        raise Fault(f"{where} lacks dtype, shape or data_offsets, or has more")
+        raise ParseError(f"{where} lacks dtype, shape or data_offsets, or has more")
     dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise Fault(f"{where} has the unknown dtype {str(dtype)[:20]!r}")
-    if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
-        raise Fault(f"{where} has no proper shape")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise Fault(f"{where} has no proper data_offsets")
-    if math.prod(max(1, size) for size in shape) > MAX_BYTES:
-        raise Fault(f"{where}: the shape {str(shape)[:80]} is larger than any tensor")
+        raise ParseError(f"{where} has the unknown dtype {str(dtype)[:20]!r}")
+    if not _is_naturals(shape) or len(shape) > MAX_DIMENSIONS or math.prod(max(1, n) for n in shape) > MAX_BYTES:
+        raise ParseError(f"{where} has no valid shape")
+    if not _is_naturals(offsets) or len(offsets) != 2:
+        raise ParseError(f"{where} has no valid data_offsets")
     if math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
-        raise Fault(f"{where}: shape {shape} of {dtype} and {offsets[1] - offsets[0]} bytes do not agree")
+        raise ParseError(f"{where}: shape {shape} of {dtype} and {offsets[1] - offsets[0]} bytes do not agree")
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _naturals(value: Any) -> bool:
+def _is_naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
-def _check_contiguous(entries: Sequence[Entry], data_bytes: int) -> None:
-    if data_bytes == 0:
-        raise Fault("the file holds no data")
-    at = 0
-    for entry in entries:
-        if entry.begin != at:
-            problem = "overlaps the one before it" if entry.begin < at else "leaves a hole before it"
-            raise Fault(f"tensor {entry.name[:80]!r} {problem}")
-        at = entry.end
-    if at > data_bytes:
-        raise Fault(f"the file is truncated: its tensors take {at} bytes, {data_bytes} are there")
-    if at < data_bytes:
-        raise Fault(f"the file is longer than its tensors: {data_bytes - at} bytes too many")
-
-
-REMEDY_PATH = "give the path of a bundle"
-MAX_HOLLOW_BYTES, MIN_PART = 1 << 30, 16
-"""A larger file of which less than one in so many bytes is on the disk is a hole, not a bundle; it is not hashed."""
+MAX_SPARSE_BYTES, MIN_DISK_FRACTION = 1 << 30, 1 / 16
+"""A larger file of which less than this fraction is on the disk is a hole, not a bundle; it is not hashed."""
 CHUNK_BYTES = 4 << 20
 _BLOCK_BYTES = 512  # of st_blocks, whatever the disk's own
 
 
 class Stamp(NamedTuple):
-    """By what a change of a file shows without reading it."""
+    """Inode, size and modification time: a change of a file that shows without reading it."""
 
     inode: int
     size: int
@@ -272,10 +240,10 @@ class Stamp(NamedTuple):
 
 @dataclass(eq=False)
 class BundleFile:
-    """A regular file, open for as long as this lives. Safe between threads.
+    """The regular file of an open bundle, read by its descriptor. Safe between threads.
 
-    `opened_as` is what it looked like at first. With `proven`, what it looked like when its bytes were hashed, `read`
-    fails from the first change on.
+    A mapped page that the file lost meanwhile ends the process (SIGBUS), so tensors are read with `read`, which raises
+    OSError. `opened_as` is the stamp at opening. With `proven`, the stamp at hashing, `read` fails after any change.
     """
 
     path: Path
@@ -287,26 +255,25 @@ class BundleFile:
         weakref.finalize(self, os.close, self.descriptor)
 
     def stamp(self) -> Stamp:
-        """What it looks like now; the file that was opened, whatever stands at its path since."""
-        found = os.fstat(self.descriptor)
-        return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+        """The present stamp of the file that was opened, even if another file has its path now."""
+        return _stamp(os.fstat(self.descriptor))
 
     def mapped(self) -> mmap.mmap:
-        """All of it, read-only."""
+        """The whole file, read-only."""
         return mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)
 
     def read(self, begin: int, into: memoryview) -> None:
-        """Fill `into` (bytes) from `begin` on; OSError where these are gone or no longer those that were proven."""
+        """Fill `into` from byte `begin`; OSError where bytes are gone or the file is not as proven."""
         self.read_unproven(begin, into)
         self.check()
 
     def check(self) -> None:
-        """OSError where the file is not what it was when its bytes were proven; call it after bytes were read."""
+        """OSError where the file has changed since it was proven; call it after bytes were read."""
         if self.proven is not None and self.stamp() != self.proven:
             raise OSError(errno.EIO, "the bundle was changed in place")
 
     def read_unproven(self, begin: int, into: memoryview) -> None:
-        """The same of whatever stands there now."""
+        """Fill `into` from byte `begin` without `check`."""
         done, wanted = 0, len(into)
         while done < wanted:
             read = os.preadv(self.descriptor, [into[done:]], begin + done)
@@ -316,22 +283,25 @@ class BundleFile:
 
 
 def is_open_as(file: BundleFile) -> bool:
-    """Whether what stands at its path is this very file, as it was when it was opened."""
+    """Whether the path still leads to this file, unchanged since it was opened."""
     try:
-        found = os.stat(file.path)
+        return _stamp(os.stat(file.path)) == file.opened_as
     except OSError:
         return False
-    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns) == file.opened_as
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def open_file(path: Path, remedy: str) -> BundleFile:
-    """Open it; InputError when it cannot be read, BundleError when it is empty or hollow."""
-    with opened(path, REMEDY_PATH) as file:
-        found = os.fstat(file.fileno())
-        if found.st_size == 0:
+    """Open a bundle's file; InputError when it cannot be read, BundleError when it is empty or mostly a hole."""
+    with opened(path, "give the path of a bundle") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size == 0:
             raise BundleError(path, "the file is truncated: 0 bytes", remedy)
-        held = found.st_blocks * _BLOCK_BYTES
-        if found.st_size > MAX_HOLLOW_BYTES and held * MIN_PART < found.st_size:
-            fault = f"of its {size_text(found.st_size)}, {size_text(held)} are on the disk: it was not copied whole"
-            raise BundleError(path, fault, remedy)
+        on_disk = status.st_blocks * _BLOCK_BYTES
+        if status.st_size > MAX_SPARSE_BYTES and on_disk < status.st_size * MIN_DISK_FRACTION:
+            sizes = f"{size_text(on_disk)} of {size_text(status.st_size)}"
+            raise BundleError(path, f"only {sizes} are on the disk: the copy is incomplete", remedy)
         return BundleFile(path, os.dup(file.fileno()))

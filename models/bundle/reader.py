@@ -1,4 +1,4 @@
-"""Opens a bundle: the file is mapped, checked, and seen as tensors without copying a byte."""
+"""Opens a bundle: maps the file, checks it, and gives its tensors without copying a byte."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.bundle.checks import architecture_problems, layout_problems, manifest_problems, scale_problems
-from models.bundle.format import CHUNK_BYTES, BundleFile, Fault, Header, dtype_of, open_file, parse_header
+from models.bundle.format import CHUNK_BYTES, BundleFile, Header, dtype_of, open_file, parse_header
 from models.bundle.manifest import MANIFEST_KEY, BundleQuery, Manifest, StoredTensor, parse_manifest
 from models.bundle.model_spec import REMEDY, ModelSpec, architecture, load_model_spec, model_spec
 from models.errors import BundleError, InputError
+from models.io import ParseError
 from models.preprocess import Cropped
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class Bundle:
     """An open bundle; its tensors are views of the mapped, read-only file.
 
-    Writing to a view, or training a module built without `copy`, faults: what ships is never changed.
+    Writing to a view, or training a module built without `copy`, faults.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Bundle:
         self.factories = frozenset(factories)
         self.folder = folder
         self.mapping = mapping
-        self._widened: weakref.WeakValueDictionary[tuple[str, StoredTensor], Tensor] = weakref.WeakValueDictionary()
+        self._unpacked: weakref.WeakValueDictionary[tuple[str, StoredTensor], Tensor] = weakref.WeakValueDictionary()
         self._queries = {query.id: query for query in manifest.queries}
 
     @property
@@ -55,10 +56,10 @@ class Bundle:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of the whole file; read once, when first asked for. OSError where bytes are gone."""
-        digest, room = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+        """SHA-256 (hex) of the whole file, read once. OSError where bytes are gone."""
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
         for start in range(0, len(self.mapping), CHUNK_BYTES):
-            piece = room[: min(CHUNK_BYTES, len(self.mapping) - start)]
+            piece = buffer[: min(CHUNK_BYTES, len(self.mapping) - start)]
             self.file.read(start, piece)
             digest.update(piece)
         return digest.hexdigest()
@@ -100,23 +101,23 @@ class Bundle:
     def wide_tensor(self, query_id: str, key: str) -> Tensor:
         """The tensor at a state_dict key of a query as its architecture uses it.
 
-        One that is stored packed is widened: float32 in memory of its own, the same for all who ask while one has it.
+        A packed one is unpacked to float32 in memory of its own, which lives as long as any caller holds it.
         """
         query = self.query(query_id)
-        name, own = query.state()[key], query.stored.get(key)
-        if own is None:
+        name, packed = query.tensors[key], query.stored.get(key)
+        if packed is None:
             return self.tensor(name)
-        found = self._widened.get((name, own))
+        found = self._unpacked.get((name, packed))
         if found is None:
             from torch import nn
 
             from models.quantization import PackedWeight
 
-            scale = None if own.scale is None else self.tensor(own.scale)
-            # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
+            scale = None if packed.scale is None else self.tensor(packed.scale)
             stored = self.tensor(name)
-            wide = PackedWeight(stored, scale, own.dtype, own.shape or tuple(stored.shape)).wide()
-            found = self._widened[name, own] = nn.Parameter(wide, requires_grad=False)
+            wide = PackedWeight(stored, scale, packed.dtype, packed.shape or tuple(stored.shape)).wide()
+            # A parameter is assigned to a module as it is; of a plain tensor the module would keep the memory alone.
+            found = self._unpacked[name, packed] = nn.Parameter(wide, requires_grad=False)
         return found
 
     def nbytes(self, name: str) -> int:
@@ -124,7 +125,7 @@ class Bundle:
         return self.header.entries[name].nbytes
 
     def names_in_order(self, query_id: str) -> tuple[str, ...]:
-        """The unique tensors of a query, residuals and scales included, in file (load) order."""
+        """The unique tensors of a query, scales included, in file (load) order."""
         needed = set(self.query(query_id).places().values())
         return tuple(name for name in self.header.entries if name in needed)
 
@@ -136,39 +137,34 @@ class Bundle:
     def _architecture(self, query: BundleQuery) -> nn.Module:
         return architecture(query, self.factories, self.path, self.folder)
 
-    def _check(self, query: BundleQuery, wanted: ModelSpec) -> None:
-        for problem in architecture_problems(query, wanted, self.header.entries):
+    def _check(self, query: BundleQuery, spec: ModelSpec) -> None:
+        for problem in architecture_problems(query, spec, self.header.entries):
             raise BundleError(self.path, problem, REMEDY)
 
     def build(self, query_id: str, device: str | torch.device = "cpu", copy: bool = False) -> nn.Module:
         """The query's model in eval mode, bound to the mapped tensors (CPU) or to copies of them (other devices).
 
-        Its attribute `preprocess` makes of a frame, uint8 RGB (H, W, 3), the batch (1, 3, S, S) that it takes.
-        Tensors that are stored packed are widened: the model is the reference for whatever runs them as they are. On
-        the device "meta" it is the architecture alone, and no tensor is read.
+        Its attribute `preprocess` turns a frame, uint8 RGB (H, W, 3), into the batch (1, 3, S, S) that it takes.
+        Packed tensors are unpacked. On the device "meta" it is the architecture alone, and no tensor is read.
         With `copy` the module has its own memory and may be trained. A model that is not in the zoo is
-        imported only when its name stands in the bundle's `factories`. Raises BundleError when the tensors
+        imported only when its name is in the bundle's `factories`. Raises BundleError when the tensors
         don't fit the architecture, before anything is allocated.
         """
         import torch
 
-        from models.parts.residual import attach
-
         query = self.query(query_id)
         model = self._architecture(query)
         self._check(query, model_spec(model))
-        for layer, residual in query.residuals.items():
-            attach(model.get_submodule(layer), residual.rank)
         if torch.device(device).type == "meta":
             return model.requires_grad_(copy).eval()
-        state = {path: self.wide_tensor(query_id, path) for path in query.state()}
+        state = {path: self.wide_tensor(query_id, path) for path in query.tensors}
         if copy or torch.device(device).type != "cpu":  # moving a module moves its parameters, here everyone's
             state = {path: tensor.clone() for path, tensor in state.items()}
         model.load_state_dict(state, strict=True, assign=True)
         left = [name for name, tensor in model.named_buffers() if tensor.is_meta]
         if left:
-            fault = f"{query.model} has buffers outside its state_dict: {left[0]}"
-            raise BundleError(self.path, fault, "register them as persistent")
+            problem = f"{query.model} has buffers outside its state_dict: {left[0]}"
+            raise BundleError(self.path, problem, "register them as persistent")
         if not hasattr(model, "preprocess"):  # a user's own module may use the name itself
             model.preprocess = Cropped(query.preprocess, query.roi)  # type: ignore[assignment]
         return model.requires_grad_(copy).to(device).eval()
@@ -177,9 +173,9 @@ class Bundle:
 def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> Bundle:
     """Map a bundle read-only and check its header, seal and manifest before anything is allocated.
 
-    `factories` names the `package.module:factory` models that may be imported, from the local config; beside Python's
-    path, they may lie in `folder` (that of the config). Raises InputError when the file cannot be read and BundleError
-    when it is no sound bundle; the contents of the tensors are only checked by `verify_bundle`.
+    `factories` names the `package.module:factory` models that may be imported, from the local config; they may lie in
+    `folder` (that of the config) or on Python's path. Raises InputError when the file cannot be read and BundleError
+    when it is no sound bundle; only `verify_bundle` checks the contents of the tensors.
     """
     path = Path(path)
     file = open_file(path, REMEDY)
@@ -189,9 +185,9 @@ def open_bundle(path: str | Path, factories: Collection[str] = (), folder: Path 
         checks = (layout_problems(header), manifest_problems(manifest, header),
                   scale_problems(manifest, header, mapping))  # fmt: skip
         for problem in itertools.chain(*checks):
-            raise Fault(problem)
-    except Fault as fault:
-        raise BundleError(path, str(fault), REMEDY) from None
+            raise ParseError(problem)
+    except ParseError as error:
+        raise BundleError(path, str(error), REMEDY) from None
     return Bundle(file, mapping, header, manifest, factories, folder)
 
 
@@ -201,8 +197,8 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def parse(mapping: mmap.mmap) -> tuple[Header, Manifest]:
-    """Header and manifest of a mapped bundle; raises Fault."""
+    """Header and manifest of a mapped bundle; raises ParseError."""
     header = parse_header(mapping)
     if MANIFEST_KEY not in header.metadata:
-        raise Fault(f"metadata key {MANIFEST_KEY} is missing: it is no bundle")
+        raise ParseError(f"metadata key {MANIFEST_KEY} is missing: it is no bundle")
     return header, parse_manifest(header.metadata[MANIFEST_KEY])

@@ -1,7 +1,7 @@
 """Signatures of bundles: Ed25519 (RFC 8032) over the header, which names every tensor by its content.
 
-A signed bundle has the metadata key `gemel.signature`, 128 hex digits. Signed is its header as our writer would write
-it with zeros in their place, so that nothing in it can be changed, nor any tensor whose name is checked.
+A signed bundle has the metadata key `gemel.signature`, 128 hex digits. The signed text is the header as our writer
+would write it with zeros in their place, so it covers the whole header and every tensor whose name is checked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MADE_BY = "ssh-keygen -t ed25519 -f box-key"
 
 
 def sign_bundle(path: str | Path, key: str | Path) -> None:
-    """Sign a bundle with a private key, in place: it is replaced whole, and who has it open keeps the old one.
+    """Sign a bundle with a private key by replacing the file; processes that have it open keep the old one.
 
-    A signature that it has already is replaced. Raises InputError when the key is none or the file cannot be written,
+    An earlier signature is replaced. Raises InputError when the key is none or the file cannot be written,
     BundleError when it is no sound bundle.
     """
     signing, bundle = _private(Path(key)), open_bundle(path)
@@ -40,14 +40,14 @@ def sign_bundle(path: str | Path, key: str | Path) -> None:
 
 
 def is_signed(bundle: Bundle) -> bool:
-    """Whether the bundle bears a signature, of whomever."""
+    """Whether the bundle has a signature, by any key."""
     return SIGNATURE_KEY in bundle.header.metadata
 
 
 def check_signature(bundle: Bundle, key: str | Path) -> None:
     """Raise BundleError unless the bundle was signed by the owner of this public key; InputError when it is no key.
 
-    The contents of the tensors are another matter: `verify_bundle` compares them with their names, and so does a box.
+    It covers the names of the tensors; `verify_bundle` and a box compare these with the contents.
     """
     from cryptography.exceptions import InvalidSignature
 
@@ -59,7 +59,7 @@ def check_signature(bundle: Bundle, key: str | Path) -> None:
         public.verify(signature, _signed_text(bundle.header))
     except (InvalidSignature, ValueError):
         fault = f"its signature is not by the owner of {key}"
-        raise BundleError(bundle.path, fault, "take a bundle from who owns it, or sign it again") from None
+        raise BundleError(bundle.path, fault, "get the bundle from the owner of the key, or sign it again") from None
 
 
 def _signed_text(header: Header) -> bytes:

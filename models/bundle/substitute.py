@@ -1,4 +1,4 @@
-"""The same bundle with some of its queries as they are in others; what is not exchanged stays as it is."""
+"""Writes a bundle with some of its queries replaced by those of other bundles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from models.bundle.format import encode_header, place
-from models.bundle.manifest import MANIFEST_KEY, Manifest, count_bytes, format_of, shared_of
+from models.bundle.manifest import FORMAT, MANIFEST_KEY, Manifest, count_bytes, shared_of
 from models.bundle.reader import Bundle
 from models.bundle.writer import load_order
 from models.errors import InputError
@@ -27,7 +27,7 @@ def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bun
     sizes = [(name, one.dtype, one.shape, one.nbytes) for name in load_order(queries) for one in [found[name]]]
     old = bundle.manifest
     counts = count_bytes(queries, found, old.bytes.ceiling)
-    manifest = Manifest(format_of(queries), old.workload, old.method, counts, queries, shared_of(queries))
+    manifest = Manifest(FORMAT, old.workload, old.method, counts, queries, shared_of(queries))
     entries = place(sizes)
     with open_atomic(path, overwrite) as file:
         file.write(encode_header(entries, {MANIFEST_KEY: manifest.to_json()}))
@@ -36,7 +36,7 @@ def write_substituted(path: str | Path, bundle: Bundle, others: Mapping[str, Bun
 
 
 def _bytes_of(bundle: Bundle, name: str) -> memoryview:
-    """A tensor as it stands in the file."""
+    """A tensor as stored in the file."""
     import torch
 
     try:

@@ -14,11 +14,12 @@ from models.bundle.checks import (
     scale_problems,
     value_problems,
 )
-from models.bundle.format import ALIGNMENT_BYTES, Fault, Header, tensor_name
+from models.bundle.format import ALIGNMENT_BYTES, Header, tensor_name
 from models.bundle.manifest import Manifest, StoredTensor
 from models.bundle.model_spec import architecture, load_model_spec
 from models.bundle.reader import map_file, parse
 from models.errors import BundleError
+from models.io import ParseError
 
 MAX_PROBLEMS = 100
 
@@ -26,10 +27,10 @@ MAX_PROBLEMS = 100
 def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Path | None = None) -> list[str]:
     """Every problem of a bundle, one line each (at most 100); an empty list means that it is sound.
 
-    Rehashes all tensors and gap fillers, and compares the manifest with the header and with the architectures, which
-    are built on the meta device. Of a model outside the zoo all is checked but that (`unchecked` names it), unless
-    `factories` lists it: then it is imported, from `folder` or Python's path. Raises InputError when the file cannot
-    be read.
+    Rehashes all tensors and gap fillers, and compares the manifest with the header and with the architectures, built on
+    the meta device. The architecture of a model outside the zoo is checked only if `factories` lists it (`unchecked`
+    names the others); then it is imported, from `folder` or Python's path. Raises InputError when the file cannot be
+    read.
     """
     path = Path(path)
     try:
@@ -37,8 +38,8 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
         header, manifest = parse(mapping)
     except BundleError as error:
         return [error.fault]
-    except Fault as fault:
-        return [str(fault)]
+    except ParseError as error:
+        return [str(error)]
     problems: list[str] = []
     with memoryview(mapping) as view:
         for problem in _problems(view, header, manifest, partial(_architecture_problems, path, factories, folder)):
@@ -52,34 +53,34 @@ def unchecked(path: str | Path, factories: Collection[str] = ()) -> list[str]:
     """Which models' architectures `verify_bundle` does not check, one line each; none where it cannot be read."""
     try:
         _, manifest = parse(map_file(Path(path)))
-    except (BundleError, Fault):
+    except (BundleError, ParseError):
         return []
-    asking: dict[str, list[str]] = {}
+    by_model: dict[str, list[str]] = {}
     for query in manifest.queries:
         if ":" in query.model and query.model not in factories:
-            asking.setdefault(query.model, []).append(query.id)
+            by_model.setdefault(query.model, []).append(query.id)
     return [
         f"{'query' if len(queries) == 1 else 'queries'} {', '.join(queries)}: the code of '{model}' was not run, so "
         f"whether the tensors fit it is not checked; allow it with --factory {model}"
-        for model, queries in asking.items()
+        for model, queries in by_model.items()
     ]
 
 
 def _problems(
-    view: memoryview, header: Header, manifest: Manifest, of_architectures: Callable[[Header, Manifest], Iterator[str]]
+    view: memoryview, header: Header, manifest: Manifest, by_architecture: Callable[[Header, Manifest], Iterator[str]]
 ) -> Iterator[str]:
     yield from layout_problems(header)
-    lies = list(manifest_problems(manifest, header))
-    yield from lies
-    if not lies:
+    contradictions = list(manifest_problems(manifest, header))
+    yield from contradictions
+    if not contradictions:
         yield from scale_problems(manifest, header, view)
     yield from order_problems(manifest, header)
-    if not any("is missing" in lie for lie in lies):
-        yield from of_architectures(header, manifest)
+    if not any("is missing" in problem for problem in contradictions):
+        yield from by_architecture(header, manifest)
     stored: dict[str, set[StoredTensor]] = {}
-    for query in [] if lies else manifest.queries:
-        for key, own in query.stored.items():
-            stored.setdefault(query.state()[key], set()).add(own)
+    for query in [] if contradictions else manifest.queries:
+        for key, packed in query.stored.items():
+            stored.setdefault(query.tensors[key], set()).add(packed)
     yield from _content_problems(view, header, stored)
 
 
@@ -90,17 +91,17 @@ def _architecture_problems(
         if ":" in query.model and query.model not in factories:
             continue
         try:
-            wanted = load_model_spec(query, partial(architecture, query, factories, path, folder))
+            spec = load_model_spec(query, partial(architecture, query, factories, path, folder))
         except BundleError as error:
             yield f"{error.fault}; {error.remedy}"
             continue
-        yield from architecture_problems(query, wanted, header.entries)
+        yield from architecture_problems(query, spec, header.entries)
 
 
 def _content_problems(
     view: memoryview, header: Header, stored: Mapping[str, Collection[StoredTensor]]
 ) -> Iterator[str]:
-    """Rehash every tensor, and look at its values; gap fillers must be zero. `stored`: as what a tensor is packed."""
+    """Rehash every tensor and check its values; gap fillers must be zero. `stored`: how queries use it packed."""
     zeros = bytes(ALIGNMENT_BYTES)
     for name, entry in header.entries.items():
         with view[header.data_start + entry.begin : header.data_start + entry.end] as data:

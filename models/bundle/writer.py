@@ -10,23 +10,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from models.bundle.format import Entry, Fault, code_of, encode_header, place, raw_bytes, tensor_name
+from models.bundle.format import Entry, code_of, encode_header, place, raw_bytes, tensor_name
 from models.bundle.manifest import (
+    FORMAT,
     MANIFEST_KEY,
-    RESIDUAL_A,
-    RESIDUAL_B,
     SCALE,
     BundleQuery,
     Manifest,
-    ResidualTensors,
     StoredTensor,
     count_bytes,
-    format_of,
     parse_manifest,
     shared_of,
 )
 from models.errors import InputError
-from models.io import check_output, open_atomic
+from models.io import ParseError, check_output, open_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,7 +37,7 @@ _MAX_WAITING_BYTES = 256 << 20  # tensors held for hashing: with models on a GPU
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a bundle says of how it was made: of which workload, by which method, and the bytes that could be saved."""
+    """Where a bundle comes from: workload, method, and the bytes that sharing could save."""
 
     workload: str
     method: str
@@ -56,24 +53,22 @@ def write_bundle(
     overwrite: bool = False,
     packed: Mapping[str, Mapping[str, PackedWeight]] | None = None,
 ) -> Manifest:
-    """Write the models of a workload as one bundle and return its manifest; with `packed` tensors of format 2.
+    """Write the models of a workload as one bundle and return its manifest.
 
-    `models` holds each query's module, tied and with residuals attached; what is shared is found by content.
-    `queries` are records without tensors (`BundleQuery.of`), in the order they shall have. The bytes before and after
-    are counted here. `packed` maps queries and state dict keys to what is stored there in place of the model's tensor;
-    what shares a weight should have the same one. Raises InputError, with nothing written, when the path exists or
-    cannot be written or the disk is full, and ValueError when models and queries don't fit together.
+    `models` holds each query's module, tied; what is shared is found by content. `queries` are records without
+    tensors (`BundleQuery.of`), in the order they shall have. The bytes before and after are counted here. `packed`
+    maps queries and state dict keys to what is stored in place of the model's tensor; queries that share a weight
+    should have the same one. Raises InputError, with nothing written, when the path exists or cannot be written or
+    the disk is full, and ValueError when models and queries don't fit together.
     """
     path = check_output(path, overwrite)
     packed = packed or {}
     if len({query.id for query in queries}) < len(queries) or {query.id for query in queries} != set(models):
         raise ValueError(f"models {sorted(models)} and queries {[query.id for query in queries]} differ")
-    states = {query.id: _as_stored(models[query.id].state_dict(), packed.get(query.id, {})) for query in queries}
-    stand_ins = _stand_ins(tensor for state in states.values() for tensor in state.values())
-    tensors = {stand_ins[_identity(tensor)]: tensor for state in states.values() for tensor in state.values()}
-    records = [
-        _bind(query, models[query.id], states[query.id], packed.get(query.id, {}), stand_ins) for query in queries
-    ]
+    states = {query.id: _stored_state(models[query.id].state_dict(), packed.get(query.id, {})) for query in queries}
+    drafts = _draft_names(tensor for state in states.values() for tensor in state.values())
+    tensors = {drafts[_identity(tensor)]: tensor for state in states.values() for tensor in state.values()}
+    records = [_bind(query, states[query.id], packed.get(query.id, {}), drafts) for query in queries]
     sizes = [(name, code_of(tensors[name].dtype), tuple(tensors[name].shape), tensors[name].nbytes)
              for name in load_order(records)]  # fmt: skip
     entries = place(sizes)
@@ -82,14 +77,14 @@ def write_bundle(
         named = tuple(_renamed(query, names) for query in records)
         by_name = {names[entry.name]: entry for entry in entries if not entry.is_pad}
         counts = count_bytes(named, by_name, made.ceiling_bytes)
-        return Manifest(format_of(named), made.workload, made.method, counts, named, shared_of(named))
+        return Manifest(FORMAT, made.workload, made.method, counts, named, shared_of(named))
 
     draft = manifest_with({name: name for name in tensors}).to_json()
     try:
         if parse_manifest(draft).bytes.before < made.ceiling_bytes:
             raise ValueError(f"{made.ceiling_bytes} bytes cannot be saved: there are fewer")
-    except Fault as fault:
-        raise InputError(path, f"this bundle could not be read again: {fault}", "change the workload") from None
+    except ParseError as error:
+        raise InputError(path, f"this bundle could not be read again: {error}", "change the workload") from None
     head_bytes = len(encode_header(entries, {MANIFEST_KEY: draft}))
     with open_atomic(path, overwrite) as file:
         file.write(bytes(head_bytes))
@@ -105,7 +100,7 @@ def write_bundle(
 def _write_tensors(file: BinaryIO, entries: Sequence[Entry], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Write tensors and gaps in order while other threads hash them and push them to the disk.
 
-    Returns stand-in -> content name, once everything is on the disk.
+    Returns draft name -> content name, once everything is on the disk.
     """
     waiting: deque[tuple[Entry, Future[str]]] = deque()
     waiting_bytes = unpushed = 0
@@ -136,7 +131,7 @@ def load_order(queries: Sequence[BundleQuery]) -> tuple[str, ...]:
     """Tensor names as they lie in the file: each sharing set together, then each query's private tensors.
 
     A sharing set is all tensors used by the same two or more queries; the widest sets come first, and within
-    a set or a query the tensors stand layer by layer.
+    a set or a query the tensors follow layer by layer.
     """
     users: dict[str, list[int]] = {}
     for index, query in enumerate(queries):
@@ -158,10 +153,10 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _stand_ins(tensors: Iterable[Tensor]) -> dict[tuple[object, ...], str]:
-    """Identity -> a stand-in of 64 digits, the same for equal contents.
+def _draft_names(tensors: Iterable[Tensor]) -> dict[tuple[object, ...], str]:
+    """Identity -> a draft name of 64 digits, the same for equal contents.
 
-    With stand-ins the whole layout is known before anything is hashed, so that hashing and writing overlap.
+    With draft names the whole layout is known before anything is hashed, so that hashing and writing overlap.
     Only tensors that begin alike are compared in full.
     """
     unique = {_identity(tensor): tensor for tensor in tensors}
@@ -170,28 +165,27 @@ def _stand_ins(tensors: Iterable[Tensor]) -> dict[tuple[object, ...], str]:
         first_row = tensor[0] if tensor.ndim > 1 and len(tensor) else tensor
         alike.setdefault((tensor.dtype, tensor.shape, bytes(raw_bytes(first_row))), []).append(identity)
     contents: dict[object, str] = {}
-    stand_ins: dict[tuple[object, ...], str] = {}
+    names: dict[tuple[object, ...], str] = {}
     for identities in alike.values():
         for identity in identities:
-            content = _name_of(unique[identity]) if len(identities) > 1 else identity
-            stand_ins[identity] = contents.setdefault(content, f"{len(contents):064d}")
-    return stand_ins
+            tensor = unique[identity]
+            content: object = identity
+            if len(identities) > 1:
+                content = tensor_name(code_of(tensor.dtype), tensor.shape, raw_bytes(tensor))
+            names[identity] = contents.setdefault(content, f"{len(contents):064d}")
+    return names
 
 
-def _name_of(tensor: Tensor) -> str:
-    return tensor_name(code_of(tensor.dtype), tensor.shape, raw_bytes(tensor))
-
-
-def _as_stored(state: Mapping[str, Tensor], packed: Mapping[str, PackedWeight]) -> dict[str, Tensor]:
-    """The state with packed tensors in the places of wide ones and their scales beside them."""
+def _stored_state(state: Mapping[str, Tensor], packed: Mapping[str, PackedWeight]) -> dict[str, Tensor]:
+    """The state with packed tensors in place of float32 ones and their scales beside them."""
     stored: dict[str, Tensor] = {}
     for key, tensor in state.items():
-        own = packed.get(key)
-        stored[key] = tensor if own is None else own.tensor
-        if own is not None and own.shape != tensor.shape:
-            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its packed tensor {own.shape}")
-        if own is not None and own.scale is not None:
-            stored[f"{key}.{SCALE}"] = own.scale
+        weight = packed.get(key)
+        stored[key] = tensor if weight is None else weight.tensor
+        if weight is not None and weight.shape != tensor.shape:
+            raise ValueError(f"{key} has shape {tuple(tensor.shape)}, its packed tensor {weight.shape}")
+        if weight is not None and weight.scale is not None:
+            stored[f"{key}.{SCALE}"] = weight.scale
     if unknown := packed.keys() - state.keys():
         raise ValueError(f"the model has no {sorted(unknown)[0]} that could be packed")
     return stored
@@ -201,40 +195,23 @@ def _renamed(query: BundleQuery, names: Mapping[str, str]) -> BundleQuery:
     return dataclasses.replace(
         query,
         tensors={path: names[name] for path, name in query.tensors.items()},
-        residuals={
-            layer: dataclasses.replace(residual, a=names[residual.a], b=names[residual.b])
-            for layer, residual in query.residuals.items()
-        },
         stored={
-            key: dataclasses.replace(own, scale=names[own.scale]) if own.scale is not None else own
-            for key, own in query.stored.items()
+            key: dataclasses.replace(packed, scale=names[packed.scale]) if packed.scale is not None else packed
+            for key, packed in query.stored.items()
         },
     )
 
 
 def _bind(
     query: BundleQuery,
-    model: nn.Module,
     state: Mapping[str, Tensor],
     packed: Mapping[str, PackedWeight],
     names: Mapping[tuple[object, ...], str],
 ) -> BundleQuery:
-    """The query's record with the names of its tensors, residuals and scales."""
-    from models.parts.residual import residual_layers
-
+    """The query's record with the names of its tensors and scales."""
     paths = {path: names[_identity(tensor)] for path, tensor in state.items()}
-    stored = {
-        key: StoredTensor(
-            own.width, paths.pop(f"{key}.{SCALE}", None), own.shape if own.shape != own.tensor.shape else None
-        )
-        for key, own in packed.items()
-    }
-    residuals = {
-        layer: ResidualTensors(
-            rank=module.residual_a.shape[0],
-            a=paths.pop(f"{layer}.{RESIDUAL_A}"),
-            b=paths.pop(f"{layer}.{RESIDUAL_B}"),
-        )
-        for layer, module in residual_layers(model).items()
-    }
-    return dataclasses.replace(query, tensors=paths, residuals=residuals, stored=stored)
+    stored = {}
+    for key, weight in packed.items():
+        shape = weight.shape if weight.shape != weight.tensor.shape else None
+        stored[key] = StoredTensor(weight.width, paths.pop(f"{key}.{SCALE}", None), shape)
+    return dataclasses.replace(query, tensors=paths, stored=stored)

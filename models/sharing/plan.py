@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from models.bits import FACTORS
 from models.errors import InputError
 from models.sharing.groups import Group
 from models.sharing.layers import Layer, weight_of
@@ -18,16 +17,12 @@ Member = tuple[str, str]
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """Which layers share one weight, with which residual rank per query, and which layers are two factors.
+    """Which layers share one weight: sets of (query, layer path) members.
 
-    `shared` holds the sets, each of (query, layer path) members; past the ceiling several may be layers of one query.
-    `residuals` and `low_rank` map query -> layer path -> rank; the factors of a layer are layers themselves, `PATH.a`
-    and `PATH.b` (models.parts.low_rank).
+    Several members of a set may be layers of one query.
     """
 
     shared: tuple[tuple[Member, ...], ...] = ()
-    residuals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    low_rank: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         seen: set[Member] = set()
@@ -35,7 +30,7 @@ class SharingPlan:
             if len(members) < 2 or len(set(members)) < len(members):
                 raise InputError("sharing plan", f"{members} is no set of different layers", "", "shared")
             if twice := seen.intersection(members):
-                raise InputError("sharing plan", f"{sorted(twice)} stands in two sets", "", "shared")
+                raise InputError("sharing plan", f"{sorted(twice)} occurs in two sets", "", "shared")
             seen.update(members)
 
     @classmethod
@@ -46,60 +41,33 @@ class SharingPlan:
     def with_set(self, members: Iterable[Member]) -> SharingPlan:
         """This plan with one more set; a set of fewer than two members changes nothing."""
         members = tuple(members)
-        return replace(self, shared=(*self.shared, members)) if len(members) > 1 else self
-
-    def with_residuals(self, query: str, ranks: Mapping[str, int]) -> SharingPlan:
-        """This plan with these residuals of one query in place of those it had."""
-        return replace(self, residuals={**self.residuals, query: dict(ranks)})
-
-    def factorised(self, members: Iterable[Member], rank: int) -> SharingPlan:
-        """This plan with these layers as two factors of this rank; what shared one weight shares both factors.
-
-        The members share with nobody else; InputError where one has a residual or is two factors already.
-        """
-        members = tuple(members)
-        low_rank = {query: dict(ranks) for query, ranks in self.low_rank.items()}
-        for query, path in members:
-            if path in self.residuals.get(query, {}) or path in low_rank.get(query, {}):
-                raise InputError("sharing plan", f"{query}: {path} has a residual or is two factors", "", "low_rank")
-            low_rank.setdefault(query, {})[path] = rank
-        shared = tuple(own for own in self.shared if not set(own) & set(members))
-        if len(members) > 1:
-            shared += tuple(tuple((query, f"{path}.{factor}") for query, path in members) for factor in FACTORS)
-        return replace(self, shared=shared, low_rank=low_rank)
+        return SharingPlan((*self.shared, members)) if len(members) > 1 else self
 
     def without(self, *queries: str) -> SharingPlan:
-        """This plan with these queries as their originals: in no set, no residuals, no layer of two factors."""
-        plan = self._with_members(lambda query, _path: query not in queries)
-        return replace(plan, low_rank={query: own for query, own in self.low_rank.items() if query not in queries})
+        """This plan with these queries in no set."""
+        return self._filter(lambda query, _path: query not in queries)
 
     def with_private(self, query: str, paths: Iterable[str]) -> SharingPlan:
-        """This plan with these layers of a query in no set and without residuals."""
-        gone = {(query, path) for path in paths}
-        return self._with_members(lambda *member: member not in gone)
+        """This plan with these layers of a query in no set."""
+        private = {(query, path) for path in paths}
+        return self._filter(lambda *member: member not in private)
 
     def with_pairs(self, pairs: Iterable[Sequence[Member]]) -> SharingPlan:
-        """This plan with the second layer of each pair beside the first, in the set that has this or a new one."""
+        """This plan with the second layer of each pair added to the first's set, or to a new one."""
         sets = [list(members) for members in self.shared]
-        where = {member: own for own in sets for member in own}
-        for giver, taker in pairs:
-            own = where.get(giver)
-            if own is None:
-                own = where[giver] = [giver]
-                sets.append(own)
-            own.append(taker)
-            where[taker] = own
-        return replace(self, shared=tuple(tuple(members) for members in sets))
+        set_of = {member: members for members in sets for member in members}
+        for donor, receiver in pairs:
+            members = set_of.get(donor)
+            if members is None:
+                members = set_of[donor] = [donor]
+                sets.append(members)
+            members.append(receiver)
+            set_of[receiver] = members
+        return SharingPlan(tuple(tuple(members) for members in sets))
 
-    def _with_members(self, stays: Callable[[str, str], bool]) -> SharingPlan:
-        """This plan with those layers in sets and with residuals of which `stays` says so."""
-        shared = (tuple(member for member in members if stays(*member)) for members in self.shared)
-        ranks = {name: {p: r for p, r in own.items() if stays(name, p)} for name, own in self.residuals.items()}
-        return SharingPlan(
-            tuple(members for members in shared if len(members) > 1),
-            {name: own for name, own in ranks.items() if own},
-            self.low_rank,
-        )
+    def _filter(self, keep: Callable[[str, str], bool]) -> SharingPlan:
+        shared = (tuple(member for member in members if keep(*member)) for members in self.shared)
+        return SharingPlan(tuple(members for members in shared if len(members) > 1))
 
     def queries(self) -> set[str]:
         """The queries that share some layer."""
@@ -116,33 +84,21 @@ class SharingPlan:
         return reached
 
     def saved_bytes(self, layers: Iterable[Layer]) -> int:
-        """Bytes of the weights that sharing makes unnecessary (residuals are not counted here).
-
-        `layers` are those of the models under this plan, factors among them.
-        """
+        """Bytes of the weights that sharing makes unnecessary; `layers` are those of the models."""
         size = {(layer.query, layer.path): layer.bytes for layer in layers}
         return sum(size[members[0]] * (len(members) - 1) for members in self.shared)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "shared": [[list(member) for member in members] for members in self.shared],
-            "residuals": {query: dict(ranks) for query, ranks in self.residuals.items()},
-            "low_rank": {query: dict(ranks) for query, ranks in self.low_rank.items()},
-        }
+        return {"shared": [[list(member) for member in members] for members in self.shared]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SharingPlan:
         """Inverse of `to_json`; InputError when the value is not a plan."""
         try:
-            shared = tuple(tuple((str(q), str(path)) for q, path in members) for members in value["shared"])
-            residuals, low_rank = (
-                {str(q): {str(p): int(r) for p, r in ranks.items()} for q, ranks in value[key].items()}
-                for key in ("residuals", "low_rank")
-            )
+            return cls(tuple(tuple((str(q), str(path)) for q, path in members) for members in value["shared"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError("sharing plan", f"is malformed: {error!r}", "write it with `to_json`") from error
-        return cls(shared, residuals, low_rank)
 
 
 def tie(models: Mapping[str, nn.Module], plan: SharingPlan) -> None:

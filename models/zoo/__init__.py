@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from models.bits import LOW_RANK
 from models.errors import InputError
-from models.parts.low_rank import factorise, ranks_of
 from models.preprocess import Preprocess
 from models.zoo.registry import ENTRIES, Factory, ZooEntry, built_on, check_arguments, check_size
 from models.zoo.user_models import (
@@ -110,21 +108,17 @@ def build(
     """Build an architecture with random weights; on device "meta" nothing is allocated.
 
     A name `package.module:factory` is imported, from `folder` first and from Python's path after it: whether it may be
-    is the caller's to know. `classes` may be the width itself, as a factory counts it (`width_of`). The
-    argument `low_rank` is for no factory: whatever was built has these layers factorised (models.parts.low_rank).
+    is the caller's to know. `classes` may be the width itself, as a factory counts it (`width_of`).
     Classification: x f32 (N, 3, S, S) -> logits (N, C). Detection: see models.detector. Raises InputError when the
     model cannot be built, and for a user's own module that could not be merged or has another width.
     """
     width = classes if isinstance(classes, int) else width_of(task, classes)
     args = dict(model_args or {})
-    ranks = ranks_of(args, model)
-    args.pop(LOW_RANK, None)
     if is_zoo_name(model):
-        return _from_zoo(model, width, input_size, args, ranks, device)
+        return _from_zoo(model, width, input_size, args, device)
     module = _from_user(model, foreign_factory(model, folder), width, input_size, args, device)
     check_foreign(model, module, task)
     module = module.to(device)
-    factorise(module, ranks, model)
     answer = answer_on_meta(module, input_size) if task == "classification" else None
     if answer is not None:
         check_logits(model, answer, width)
@@ -185,19 +179,19 @@ def _from_user(
 
 
 def _from_zoo(
-    model: str, width: int, input_size: int, args: dict[str, Any], ranks: Mapping[str, int], device: str | torch.device
+    model: str, width: int, input_size: int, args: dict[str, Any], device: str | torch.device
 ) -> nn.Module:
     """A zoo model; one of unusual size is built on the meta device first, where its bytes are counted."""
     if model in OWN:
         check_arguments(model, args)
     if args or width > USUAL_WIDTH or torch.device(device).type == "meta":
         with built_on("meta"):
-            module = factorise(_built(model, width, input_size, args), ranks, model)
+            module = _built(model, width, input_size, args)
         check_size(model, module)
         if torch.device(device).type == "meta":
             return module
     with built_on(device):
-        return factorise(_built(model, width, input_size, args), ranks, model)
+        return _built(model, width, input_size, args)
 
 
 def _built(model: str, width: int, input_size: int, args: dict[str, Any]) -> nn.Module:

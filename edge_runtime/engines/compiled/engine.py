@@ -135,7 +135,7 @@ class CompiledEngine(FrameEngine):
         self.prepare()
         assert self._kept is not None
         package = aoti_load_package(str(self._kept.path), run_single_threaded=True)
-        names = {f"network.{path}": name for path, name in self.query.state().items()}
+        names = {f"network.{path}": name for path, name in self.query.tensors.items()}
         wanted = package.get_constant_fqns()
         self._made = {
             name: _made(self._kept.notes["constants"][name], self.device) for name in wanted if name not in names

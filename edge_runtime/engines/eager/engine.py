@@ -66,7 +66,7 @@ class TorchEngine(FrameEngine):
         streamed = Streamed(most, self.device) if most and self.device.type != "cpu" else None
         self._staging = Staging(self.model, bundle, self.query, overflow, "cuda" if half else "cpu", streamed)
         staged = self._staging.keys
-        self._slots = [Slot(self.model, path, name) for path, name in self.query.state().items() if path not in staged]
+        self._slots = [Slot(self.model, path, name) for path, name in self.query.tensors.items() if path not in staged]
         self._layers = layers_to_wait_for(self.model, self.query.places())
         self._wait: Wait | None = None
         self._graphs = None if overflow else graphs_for(self.device)

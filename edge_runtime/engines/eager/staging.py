@@ -104,7 +104,7 @@ class Staging:
         streamed: Streamed | None = None,
     ) -> None:
         layers = (
-            layers_of(model, query.input_size, query.state(), query.stored, device) if query.stored or overflow else ()
+            layers_of(model, query.input_size, query.tensors, query.stored, device) if query.stored or overflow else ()
         )
         self._streamed = streamed
         self.bytes, self._spans = scratch_bytes(layers, overflow), spans(layers, overflow)

@@ -30,7 +30,7 @@ def test_a_shared_tensor_is_one_for_all_queries_and_outputs_are_those_of_the_pla
     engines = {query.id: make_engine(name, bundle, query.id) for query in bundle.queries}
     arena = resident(bundle, engines)
     frames = torch.rand(1, 3, SIZE, SIZE).contiguous(memory_format=torch.channels_last)
-    state = {query.id: query.state() for query in bundle.queries}
+    state = {query.id: query.tensors for query in bundle.queries}
     with torch.inference_mode():
         before = {}
         for query, engine in engines.items():

@@ -180,7 +180,7 @@ def test_swapped_and_moved_blocked_weights_give_the_same_bits(bundle, turns, spa
 def test_a_weight_that_anything_but_a_convolution_reads_is_not_blocked(bundle, monkeypatch):
     engines, kinds = engines_of(bundle), Store.of_bundle(bundle).kinds
     key = "layer4.0.conv2.weight"
-    weight = bundle.query("first").state()[key]
+    weight = bundle.query("first").tensors[key]
     assert isinstance(layouts_for(engines.values(), kinds, Order.BLOCKED)[weight], Blocked)
     known = engines["second"].convolutions()
     monkeypatch.setattr(

@@ -27,7 +27,7 @@ def test_tensors_are_views_of_one_mapping_and_shared_by_the_models(sample):
     models = {query.id: bundle.build(query.id) for query in bundle.queries}
     for query in bundle.queries:
         state = models[query.id].state_dict()
-        for path, name in query.state().items():
+        for path, name in query.tensors.items():
             begin = bundle.header.entries[name].begin
             assert state[path].data_ptr() == bundle.tensor(name).data_ptr() == start + begin
     pointers = {model.get_parameter("conv.weight").data_ptr() for model in models.values()}
@@ -48,7 +48,7 @@ def test_names_in_order_are_a_querys_unique_tensors_as_they_lie(sample):
     bundle = open_bundle(sample.path)
     for query in bundle.queries:
         names = bundle.names_in_order(query.id)
-        assert set(names) == set(query.state().values())
+        assert set(names) == set(query.tensors.values())
         begins = [bundle.header.entries[name].begin for name in names]
         assert begins == sorted(begins)
         assert len(set(names)) == len(names)

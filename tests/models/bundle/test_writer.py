@@ -98,7 +98,7 @@ def test_tensors_start_at_multiples_of_512_bytes_of_the_file(sample):
 def test_sharing_sets_lie_together_then_each_query_layer_by_layer(sample):
     paths = {}
     for query in sample.manifest.queries:
-        for path, name in query.state().items():
+        for path, name in query.tensors.items():
             paths.setdefault(name, []).append(f"{query.id}:{path}")
     order = [paths[name] for name in open_bundle(sample.path).header.entries if name in paths]
     users = [frozenset(path.split(":")[0] for path in where) for where in order]
@@ -118,7 +118,7 @@ def test_bytes_are_those_of_unique_tensors_and_residuals_count_after_only(sample
     before = 0
     for query_id, model in sample.models.items():
         query = next(query for query in sample.manifest.queries if query.id == query_id)
-        sizes = {name: model.state_dict()[path].nbytes for path, name in query.state().items()}
+        sizes = {name: model.state_dict()[path].nbytes for path, name in query.tensors.items()}
         unique |= sizes
         before += sum(sizes[name] for name in query.tensors.values())
     assert sample.manifest.bytes.before == before
@@ -130,7 +130,7 @@ def test_the_safetensors_library_opens_it(sample):
     with safe_open(sample.path, "pt") as file:
         assert "gemel.manifest" in file.metadata()
         gate = next(query for query in sample.manifest.queries if query.id == "gate")
-        for path, name in gate.state().items():
+        for path, name in gate.tensors.items():
             assert torch.equal(file.get_tensor(name), sample.models["gate"].state_dict()[path])
 
 

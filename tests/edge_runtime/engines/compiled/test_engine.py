@@ -114,7 +114,7 @@ def test_every_tensor_of_a_query_is_read_from_the_arena_wherever_it_lies(bundle)
         arena.change(evict, load)
     engine.bind(arena.tensor)
     before = engine.outputs(PICTURES[:1]).clone()
-    for path, name in bundle.query("gate").state().items():
+    for path, name in bundle.query("gate").tensors.items():
         tensor = arena.tensor(name)
         if tensor.is_floating_point():
             kept = tensor.clone()

@@ -170,7 +170,7 @@ def test_a_lower_precision_answers_nearly_the_same_and_keeps_no_copy_of_the_weig
     engine.bind(arena.tensor)
     wanted, lower = reference(bundle, "gate", picture(1)), engine.outputs([picture(1)]).float()
     assert not torch.equal(lower, wanted) and (lower - wanted).abs().max() < 0.02 * wanted.abs().max()
-    weight = arena.tensor(bundle.query("gate").state()["3.weight"])
+    weight = arena.tensor(bundle.query("gate").tensors["3.weight"])
     weight.mul_(1.5)
     assert not torch.equal(engine.outputs([picture(1)]).float(), lower)
     answer = engine.run([picture(1)])[0]

@@ -61,7 +61,7 @@ def test_the_gate_is_gone_after_the_run_and_a_layer_waits_for_its_own_tensors_on
     engine.bind(bundle.tensor, lambda names: waited.append(set(names)))
     arriving = engine.outputs([picture(1)])
     assert len(waited) == 5, "two convolutions, two norms, a linear layer"
-    state = bundle.query("yard").state()
+    state = bundle.query("yard").tensors
     assert waited[2] == {state["3.weight"], state["3.bias"], state["3.residual_a"], state["3.residual_b"]}
     assert set().union(*waited) == set(state.values())
     engine.bind(bundle.tensor)

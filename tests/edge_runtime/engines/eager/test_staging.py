@@ -107,7 +107,7 @@ def costs_of(bundle: Bundle) -> Costs:
 def within(bundle: Bundle, budget: int) -> Overflow:
     def layers(query: str):
         own = bundle.query(query)
-        return layers_of(bundle.build(query, "meta"), own.input_size, own.state(), own.stored, "cpu")
+        return layers_of(bundle.build(query, "meta"), own.input_size, own.tensors, own.stored, "cpu")
 
     return overflow_of(costs_of(bundle), budget, layers)
 
@@ -156,7 +156,7 @@ def test_outputs_are_bit_equal_and_the_scratch_and_the_bytes_are_those_planned(k
         assert arena.bytes_moved == bundle.manifest.bytes.after - sum(map(bundle.nbytes, found.tensors["one"]))
         assert engine.workspace_bytes + arena.residency.resident_bytes <= budget
         unbound_state = engine.model.state_dict()
-        staged = [key for key, tensor in bundle.query("one").state().items() if tensor in found.tensors["one"]]
+        staged = [key for key, tensor in bundle.query("one").tensors.items() if tensor in found.tensors["one"]]
         assert staged and all(unbound_state[key].is_meta for key in staged), "nothing is held between runs"
 
 
@@ -278,7 +278,7 @@ def test_packed_weights_that_overflow_to_a_card_take_scratch_as_they_are_stored_
     here, card = (
         next(
             part
-            for layer in layers_of(plain, 64, own.state(), own.stored, device)
+            for layer in layers_of(plain, 64, own.tensors, own.stored, device)
             for part in layer.parts
             if part.key == "layer4.1.conv2.weight"
         )

@@ -233,7 +233,7 @@ def test_private_norms_are_not_folded_and_a_shared_weight_is_one(tmp_path, cache
     def outputs() -> dict[str, Tensor]:
         return {name: engine.outputs(FRAMES[:1]).clone() for name, engine in engines.items()}
 
-    before, state = outputs(), {name: bundle.query(name).state() for name in models}
+    before, state = outputs(), {name: bundle.query(name).tensors for name in models}
     for key in tied:
         assert state["a"][key] == state["b"][key]
         weight = arena.tensor(state["a"][key])
@@ -256,7 +256,7 @@ def test_queries_of_one_architecture_share_one_graph_that_holds_no_weight(tiny, 
     kept = engines["yard"]._kept
     assert kept is not None
     graph = onnx.load(str(kept.path)).graph
-    state = tiny.query("yard").state()
+    state = tiny.query("yard").tensors
     assert not state.keys() & {one.name for one in graph.initializer}
     assert sum(len(one.raw_data) for one in graph.initializer) < 1000  # shapes and axes
     left_out = {f"{norm}.num_batches_tracked" for norm in (1, 4)}
@@ -268,7 +268,7 @@ def test_equal_bytes_at_two_places_of_one_query_are_two_inputs_for_the_next(tmp_
     torch.manual_seed(0)
     for name, module in (("fresh", Attending(3)), ("used", lively(Attending(3)))):
         bundle = bundled(tmp_path / f"{name}.safetensors", {"one": module}, [record(f"{HERE}:Attending")])
-        state = bundle.query("one").state()
+        state = bundle.query("one").tensors
         assert (state["norm.bias"] == state["attention.out_proj.bias"]) == (name == "fresh")
         ours, eager = OnnxEngine(bundle, "one", cache=cache), TorchEngine(bundle, "one")
         bind(eager, bundle, bind(ours, bundle))

@@ -1,1 +1,0 @@
-"""What a model can be made of besides its own layers: residuals, factors, weights in fewer bits, measured norms."""
