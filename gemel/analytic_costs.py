@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile, costs_for
 from edge_runtime.schedule.costs import Costs
 from gemel.conditions import DEFAULT_DEVICE
-from models.bits import with_ranks
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.bundle.format import ITEM_BYTES
 from models.bundle.model_spec import architecture, is_zoo_model, load_model_spec
@@ -43,7 +42,7 @@ class _Unweighted:
     ) -> None:
         self._builds, self._all = builds, dict[str, int]()
         self.queries = tuple(
-            replace(query, tensors=self._named(query, names or {}), residuals={}, stored={}) for query in queries
+            replace(query, tensors=self._named(query, names or {}), stored={}) for query in queries
         )
         self._names = {query.id: tuple(dict.fromkeys(query.tensors.values())) for query in self.queries}
 
@@ -69,12 +68,11 @@ class _Unweighted:
 
 
 def bundle_originals(bundle: Bundle) -> Bundle:
-    """A bundle's queries as they were before merging, nothing shared, without the factors it may have given them."""
-    queries = [replace(query, model_args=with_ranks(query.model_args, {})) for query in bundle.queries]
+    """A bundle's queries as they were before merging, nothing shared."""
     builds: dict[str, Build] = {
-        query.id: partial(architecture, query, bundle.factories, bundle.path, bundle.folder) for query in queries
+        query.id: partial(architecture, query, bundle.factories, bundle.path, bundle.folder) for query in bundle.queries
     }
-    return cast("Bundle", _Unweighted(queries, builds))
+    return cast("Bundle", _Unweighted(bundle.queries, builds))
 
 
 def remember(path: str | Path) -> None:

@@ -41,15 +41,13 @@ def byte_counts(bundle: Bundle) -> dict[str, Any]:
             users.setdefault(name, set()).add(query.id)
     rows = []
     for query in bundle.queries:
-        residual = {name for one in query.residuals.values() for name in (one.a, one.b)}
-        plain = set(query.tensors.values()) - residual
+        names = set(query.tensors.values())
         rows.append({
             "query": query.id,
             "model": query.model,
             "before": original_bytes(query, bundle.header.entries),
-            "shared_part": sum(bundle.nbytes(name) / len(users[name]) for name in plain if len(users[name]) > 1),
-            "private": sum(bundle.nbytes(name) for name in plain if len(users[name]) == 1),
-            "residual": sum(bundle.nbytes(name) for name in residual),
+            "shared_part": sum(bundle.nbytes(name) / len(users[name]) for name in names if len(users[name]) > 1),
+            "private": sum(bundle.nbytes(name) for name in names if len(users[name]) == 1),
         })  # fmt: skip
     counts = bundle.manifest.bytes
     return {
@@ -119,10 +117,10 @@ class BundleSummary:
         counts, manifest = self.bytes, self.bundle.manifest
         rows = [
             (row["query"], row["model"], size(row["before"]), size(row["private"]), size(row["shared_part"]),
-             size(row["residual"]), _precision(query) or "-", _evidence(query.evidence))
+             _precision(query) or "-", _evidence(query.evidence))
             for row, query in zip(counts["queries"], self.bundle.queries, strict=True)
         ]  # fmt: skip
-        headers = ("query", "model", "original", "private", "its part shared", "residual", "trained in",
+        headers = ("query", "model", "original", "private", "its part shared", "trained in",
                    "against the original")  # fmt: skip
         return "\n".join([
             table(headers, rows),

@@ -157,7 +157,7 @@ def write_originals(path: Path, queries: Sequence[Query], bundle: Bundle) -> Bun
 
     Its evidence is that of the original against itself.
     """
-    bare: dict[str, Any] = {"tensors": {}, "residuals": {}, "stored": {}, "trained": None}
+    bare: dict[str, Any] = {"tensors": {}, "stored": {}, "trained": None}
     records = []
     for query in queries:
         old = bundle.query(query.id)

@@ -13,13 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gemel.text import number, percent, size, table
-from models.bits import FACTORS
 from models.bundle import Bundle
 from models.errors import InputError, one_line
 from models.io import Exact, read_json_lines, validate
 from models.sharing.layers import weight_key
 
-SET_OUTCOMES = ("kept", "repaired", "partly", "refused", "untried")
+SET_OUTCOMES = ("kept", "partly", "refused", "untried")
 """In the order in which they are shown."""
 MAX_LOG_BYTES, MAX_LOG_LINES, MAX_LOG_LINE_BYTES = 2**26, 50_000, 2**23
 
@@ -43,10 +42,9 @@ class _Why(_Row):
 class _Set(_Row):
     set: Annotated[list[_Member], Field(min_length=1)]
     bytes: _Bytes
-    outcome: Literal["kept", "repaired", "partly", "refused", "untried"]
+    outcome: Literal["kept", "partly", "refused", "untried"]
     kept: list[_Member]
     in_the_way: dict[str, _Why]
-    residual_bytes: _Bytes
     saved_bytes: _Saved
     flops: _Flops
     together: Annotated[int, Field(ge=1)]
@@ -176,23 +174,21 @@ def shared_sets(bundle: Bundle) -> list[dict[str, Any]]:
         members = [[query, key[:-WEIGHT]] for query, key in one.members if key.endswith("weight")]
         if len(bundle.header.entries[one.tensor].shape) < 2 or len(members) < 2:
             continue
-        own = [bundle.query(query).residuals.get(path) for query, path in members]
-        residual = sum(bundle.nbytes(name) for each in own if each is not None for name in (each.a, each.b))
         nbytes = bundle.nbytes(one.tensor)
         rows.append({
-            "set": members, "bytes": nbytes, "outcome": "repaired" if residual else "kept", "kept": members,
-            "in_the_way": {}, "residual_bytes": residual, "saved_bytes": nbytes * (len(members) - 1), "flops": None,
+            "set": members, "bytes": nbytes, "outcome": "kept", "kept": members,
+            "in_the_way": {}, "saved_bytes": nbytes * (len(members) - 1), "flops": None,
             "together": None,
         })  # fmt: skip
     return rows
 
 
 def _is_shared(tensors: Mapping[str, Mapping[str, str]], kept: Sequence[Sequence[str]]) -> bool:
-    """Whether these members use one tensor, their own weight or, of a layer that is two factors, the first of them."""
+    """Whether these members use one tensor."""
     names = set()
     for query, path in kept:
         own = tensors.get(query, {})
-        names.add(own.get(weight_key(own, path), own.get(f"{path}.{FACTORS[0]}.weight")))
+        names.add(own.get(weight_key(own, path)))
     return len(names) <= 1 and None not in names
 
 
@@ -203,19 +199,18 @@ def _summary(sets: Sequence[Row]) -> str:
         alike.setdefault((row["outcome"], _queries(row), _in_the_way(row)), []).append(row)
     lines = [
         (len(rows), outcome, queries, size(sum(row["bytes"] for row in rows)),
-         size(sum(row["saved_bytes"] for row in rows)), size(sum(row["residual_bytes"] for row in rows)), why)
+         size(sum(row["saved_bytes"] for row in rows)), why)
         for (outcome, queries, why), rows in sorted(alike.items(), key=lambda one: _order(one[0][0], one[1]))
     ]  # fmt: skip
-    return table(("sets", "outcome", "queries", "weights", "saved", "residuals", "in the way"), lines)
+    return table(("sets", "outcome", "queries", "weights", "saved", "in the way"), lines)
 
 
 def _every(sets: Sequence[Row]) -> str:
     lines = [
-        (size(row["bytes"]), row["outcome"], _layer(row), _queries(row), size(row["saved_bytes"]),
-         size(row["residual_bytes"]), _in_the_way(row))
+        (size(row["bytes"]), row["outcome"], _layer(row), _queries(row), size(row["saved_bytes"]), _in_the_way(row))
         for row in sorted(sets, key=lambda row: _order(row["outcome"], [row]))
     ]  # fmt: skip
-    return table(("weight", "outcome", "layer", "queries", "saved", "residuals", "in the way"), lines)
+    return table(("weight", "outcome", "layer", "queries", "saved", "in the way"), lines)
 
 
 def _order(outcome: str, rows: Iterable[Row]) -> tuple[int, int]:

@@ -23,7 +23,6 @@ from merger.core.context import EVALUATING, READING, MergeContext
 from merger.core.elsewhere import assign, employed
 from merger.core.merged import Merged
 from merger.core.method import METHODS, TRIALS, MergeOptions
-from merger.core.sizes import bytes_of_residuals
 from merger.distributed import check_consistent
 from merger.events import Progress, silent
 from merger.jobs import torch_threads
@@ -33,8 +32,8 @@ from merger.report import MergeReport, QueryResult
 from merger.training.precision import Precisions
 from merger.training.step_config import REMEDY, MemoryPlan
 from merger.widths.search import fit_widths, max_flops, packed_bytes
-from merger.widths.storing import Storage, nbytes_of, residual_bytes, store, tied_models, weights_of
-from models.bits import FP32, LOW_RANK, Bits
+from merger.widths.storing import Storage, nbytes_of, store, tied_models, weights_of
+from models.bits import FP32, Bits
 from models.bundle import BundleQuery, Made, check_output, write_bundle
 from models.device import is_out_of_memory
 from models.errors import InputError
@@ -131,7 +130,7 @@ def _written(
     _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(ctx, found, method, options)])
     checkpoint.remove()
     results = tuple(
-        QueryResult(**one.__dict__, id=query, residual_bytes=residual_bytes(models[query], stored.get(query, {})))
+        QueryResult(**one.__dict__, id=query)
         for query, one in evidence.items()
     )
     before, after = manifest.bytes.before, manifest.bytes.after
@@ -195,10 +194,6 @@ def _check(workload: Workload, out: Path, method: str, options: MergeOptions, re
     if options.resources.ray is not None and options.resources.crew.size > 1:
         raise InputError("--ray", "does not go together with torchrun", "give one of them")
     for query in workload.queries:
-        if LOW_RANK in query.model_args:
-            remedy = "leave it out"
-            where = f"queries.{query.id}.model_args.{LOW_RANK}"
-            raise InputError(workload.path, "an original has no factors", remedy, where)
         BundleQuery.of(query)  # refuses what a manifest has no room for, before hours of work
     return begun
 
@@ -304,8 +299,8 @@ def _records(ctx: MergeContext, merged: Merged, evidence: Mapping[str, Evidence]
     records = []
     for query in ctx.workload.queries:
         threshold = ctx.references[query.id].threshold if query.task == "detection" else None
-        asked, precision = ctx.asked(query.id, merged.plan), _precision(ctx, merged, query)
-        records.append(BundleQuery.of(asked, evidence[query.id].to_json(), threshold, precision))
+        precision = _precision(ctx, merged, query)
+        records.append(BundleQuery.of(query, evidence[query.id].to_json(), threshold, precision))
     return records
 
 
@@ -327,10 +322,9 @@ def _ceiling_bytes(ctx: MergeContext) -> int:
 def _accounted(ctx: MergeContext, found: _Found, method: str, options: MergeOptions) -> list[dict[str, Any]]:
     """The rows that end the log: what became of every set that the method tried."""
     plan = found.merged.plan
-    factors = layers_of_all([ctx.asked(query, plan) for query in plan.low_rank])
-    size = {(layer.query, layer.path): layer.bytes for layer in (*ctx.layers, *factors)}
+    size = {(layer.query, layer.path): layer.bytes for layer in ctx.layers}
     trials = TRIALS[method](ctx, options, found.log, found.flops)
-    return outcomes_of(trials, plan, size, bytes_of_residuals(ctx, plan))
+    return outcomes_of(trials, plan, size)
 
 
 def _write_log(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

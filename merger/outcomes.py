@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.bits import FACTORS
 from models.sharing.plan import Member, SharingPlan
 
-KEPT, REPAIRED, PARTLY, REFUSED, UNTRIED = "kept", "repaired", "partly", "refused", "untried"
-OUTCOMES = (KEPT, REPAIRED, PARTLY, REFUSED, UNTRIED)
+KEPT, PARTLY, REFUSED, UNTRIED = "kept", "partly", "refused", "untried"
+OUTCOMES = (KEPT, PARTLY, REFUSED, UNTRIED)
 LEAVES = "leaves"
 NO_TIME = "nothing, its time or work was over"
 JOINT = "the joint training"
@@ -39,33 +38,25 @@ class Trial:
     tried: bool = True
 
 
-def outcomes_of(
-    trials: Iterable[Trial], plan: SharingPlan, size: Mapping[Member, int], residual: Mapping[Member, int]
-) -> list[dict[str, Any]]:
+def outcomes_of(trials: Iterable[Trial], plan: SharingPlan, size: Mapping[Member, int]) -> list[dict[str, Any]]:
     """A row for every set, in the order given.
 
-    `size` are the bytes of the layers' weights, factors among them, `residual` those of residuals, both in float32: the
-    width in which they are stored in the end is not looked at. `kept` are the members, most of them that do, that share
-    one weight (or its factors) under the plan; `saved_bytes` is what that saves, and what others of the set save that
-    share another weight, residuals not taken off.
+    `size` are the bytes of the layers' weights in float32, whatever they are stored in. `kept` is the largest part of
+    the set that shares one weight under the plan; `saved_bytes` counts it and smaller parts that share another weight.
     """
     where = {member: index for index, members in enumerate(plan.shared) for member in members}
     rows = []
     for trial in trials:
-        groups = _groups(trial.members, plan, where)
+        groups = _groups(trial.members, where)
         kept = max(groups, key=len, default=())
         sharing = {query for query, _ in kept}
-        own = sum(residual.get(member, 0) for member in kept)
         rows.append({
             "set": [list(member) for member in trial.members],
             "bytes": size[trial.members[0]],
-            "outcome": _outcome(trial, kept, own),
+            "outcome": _outcome(trial, kept),
             "kept": [list(member) for member in kept],
             "in_the_way": {q: dict(why) for q, why in trial.in_the_way.items() if q not in sharing},
-            "residual_bytes": own,
-            "saved_bytes": sum(
-                size[part] * (len(members) - 1) for members in groups for part in _parts(members[0], plan)
-            ),
+            "saved_bytes": sum(size[members[0]] * (len(members) - 1) for members in groups),
             "flops": trial.flops,
             "together": trial.together,
         })  # fmt: skip
@@ -162,30 +153,22 @@ def _reached(rows: Rows, evaluated: float | None, required: float) -> dict[str, 
     return {"after": before[-1]["repair"], "ratio": before[-1]["ratio"], "required": required}
 
 
-def _outcome(trial: Trial, kept: Sequence[Member], residual_bytes: int) -> str:
+def _outcome(trial: Trial, kept: Sequence[Member]) -> str:
     if not kept:
         return REFUSED if trial.tried else UNTRIED
     if len(kept) < len(trial.members):
         return PARTLY
-    return REPAIRED if residual_bytes else KEPT
+    return KEPT
 
 
-def _groups(members: Sequence[Member], plan: SharingPlan, where: Mapping[Member, int]) -> list[tuple[Member, ...]]:
+def _groups(members: Sequence[Member], where: Mapping[Member, int]) -> list[tuple[Member, ...]]:
     """The members that share a weight under the plan, two or more, for each such weight."""
     places: dict[int, list[Member]] = {}
     for member in members:
-        index = where.get(_parts(member, plan)[0])
+        index = where.get(member)
         if index is not None:
             places.setdefault(index, []).append(member)
     return [tuple(own) for own in places.values() if len(own) > 1]
-
-
-def _parts(member: Member, plan: SharingPlan) -> list[Member]:
-    """The layers that stand in a layer's place under the plan: itself, or its factors."""
-    query, path = member
-    if path in plan.low_rank.get(query, {}):
-        return [(query, f"{path}.{factor}") for factor in FACTORS]
-    return [member]
 
 
 def _members(value: Iterable[Sequence[str]]) -> Iterator[Member]:

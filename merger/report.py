@@ -13,10 +13,9 @@ from models.evaluation import Evidence
 
 @dataclass(frozen=True)
 class QueryResult(Evidence):
-    """How one query came out on test, and what its residuals weigh."""
+    """How one query came out on test."""
 
     id: str = ""
-    residual_bytes: int = 0
 
 
 @dataclass(frozen=True)

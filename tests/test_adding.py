@@ -27,10 +27,10 @@ from edge_runtime.schedule.costs import Costs
 from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
 from gemel.cli import main
 from merger import METHODS
+from merger.checkpoint import Checkpoint, snapshots
+from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from merger.core.method import TRIALS, MergeOptions, method
-from merger.core.context import MergeContext
-from merger.checkpoint import Checkpoint, snapshots
 from models.sharing.groups import groups
 from models.sharing.plan import SharingPlan
 from models.zoo.registry import ENTRIES, register

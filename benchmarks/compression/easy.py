@@ -2,9 +2,9 @@
 
 Usage: python -m benchmarks.compression.easy WORKLOAD.yaml --json FILE
 
-All the weights that `gemel merge --weights int2` packs (no heads, no depthwise layers) are rounded to 1, 2, 3 or 4
+All the weights that `gemel merge --weights int4` packs (no heads, no depthwise layers) are rounded to 1, 2, 3 or 4
 bits, and nothing is trained. In one bit a weight is its sign times the mean magnitude of its channel (Rastegari et al.,
-XNOR-Net, ECCV 2016); more bits are those of models.parts.widths. Norms keep their statistics or have them measured
+XNOR-Net, ECCV 2016); more bits are those of models.quantization. Norms keep their statistics or have them measured
 again on 512 train frames, whichever 512 frames of val prefer. The probe of a classifier is a linear layer on what its
 first norm puts out (after a ReLU, in 4 x 4 places), trained on train, its weight decay chosen on val. All is judged on
 test. FILE keeps a query as soon as it is there, and what is there is not done again.
@@ -65,7 +65,7 @@ def in_bits(ctx: MergeContext, query: str, bits: int, val: PreparedFrames) -> nn
     state = model.state_dict(keep_vars=True)
     heads = {weight_key(state, layer.path) for layer in layers_of(ctx.queries[query]) if layer.head}
     for key, tensor in state.items():
-        if tensor.dtype == torch.float32 and "int2" in choices(key, tensor.shape, "int2", key in heads):
+        if tensor.dtype == torch.float32 and "int4" in choices(key, tensor.shape, "int4", key in heads):
             tensor.copy_(rounded(tensor.detach(), bits))
     before = reached(ctx, query, model, val)
     norms = {name: buffer.clone() for name, buffer in model.named_buffers()}

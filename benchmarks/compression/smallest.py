@@ -1,6 +1,6 @@
 """The bytes of a workload in the fewest bits that its queries bear, merged and not merged.
 
-Usage: python -m benchmarks.compression.smallest WORKLOAD.yaml --json FILE [--bundle MERGED] [--weights int2]
+Usage: python -m benchmarks.compression.smallest WORKLOAD.yaml --json FILE [--bundle MERGED] [--weights int4]
 
 The arm `none` are the originals, the arm of a bundle (made in float32, as `python -m benchmarks.merging.merge --keep`
 leaves it) is what was merged. Both go through the same search for widths as `gemel merge --weights` (what each query
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", type=Path)
     parser.add_argument("--bundle", type=Path, help="what was merged of it, in float32")
-    parser.add_argument("--weights", choices=list(BIT_WIDTHS), default="int2", help="the fewest bits tried")
+    parser.add_argument("--weights", choices=list(BIT_WIDTHS), default="int4", help="the fewest bits tried")
     parser.add_argument("--json", type=Path, required=True, help="where the figures are kept")
     given = parser.parse_args(arguments)
     try:

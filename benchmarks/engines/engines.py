@@ -6,7 +6,7 @@ Usage: python -m benchmarks.engines.engines speed|memory|overflow|families|convo
 
 `speed`: the network alone on one prepared frame (or a batch), one thread, ResNet-50 at 224 pixels unless another model
 is named: each engine with the arena's weights over the plain torch module (eager, weights of its own, the same frame,
-channels last), without and with rank-8 residuals on every second layer that can carry one. Cases take turns, round by
+channels last). Cases take turns, round by
 round; ratios of medians, by the wall's clock and by the processor's, which says more where the machine does other
 things too.
 `memory`: processes that hold four queries sharing all but norms and heads, one of them, and none, each measured in a
@@ -46,10 +46,7 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import ENGINES, engine_named, make_engine
 from models import zoo
 from models.bundle import Bundle, open_bundle
-from models.parts.residual import attach
-from models.parts.residual import shapes as residual_shapes
 
-RANK = 8
 QUERIES = ("first", "second", "third", "fourth")
 MIB = 2**20
 
@@ -77,13 +74,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engines.gemel"
         if options.what == "speed":
-            rows = speed(made_bundle(path, options.model, residuals=True), engines, options.rounds, options.batch)
+            rows = speed(made_bundle(path, options.model), engines, options.rounds, options.batch)
         elif options.what == "memory":
-            rows = memory(made_bundle(path, options.model, residuals=False).path, engines)
+            rows = memory(made_bundle(path, options.model).path, engines)
         elif options.what == "convolutions":
             rows = convolutions(options.rounds)
         elif options.what == "overflow":
-            rows = overflow(made_bundle(path, options.model, residuals=False, names=QUERIES[:1]), options.rounds)
+            rows = overflow(made_bundle(path, options.model, names=QUERIES[:1]), options.rounds)
         else:
             rows = [row for name in engines for row in families(Path(folder), options.families, name, options.kept)]
     show(rows)
@@ -98,8 +95,8 @@ def missing(name: str) -> str | None:
     return engine_named(name).missing("cpu")
 
 
-def made_bundle(path: Path, model: str, residuals: bool, names: Sequence[str] = QUERIES) -> Bundle:
-    """Queries that share all but norms and heads; with `residuals` the second has them on every second layer."""
+def made_bundle(path: Path, model: str, names: Sequence[str] = QUERIES) -> Bundle:
+    """Queries that share all but norms and heads."""
     torch.manual_seed(0)
     models = {name: zoo.build(model, CLASSES, {}, INPUT_SIZE).eval() for name in names}
     shared = {path for path, tensor in models["first"].state_dict().items() if tensor.ndim == 4}
@@ -110,61 +107,41 @@ def made_bundle(path: Path, model: str, residuals: bool, names: Sequence[str] = 
                 tensor.copy_(models["first"].state_dict()[key])
             elif tensor.is_floating_point():
                 tensor.copy_(torch.rand_like(tensor) * 0.2 + (0.9 if tensor.ndim == 1 else -0.1))
-    if residuals:
-        for module in carriers(models["second"])[::2]:
-            torch.nn.init.normal_(attach(module, RANK).residual_b, std=1e-3)
     return made(path, models, [asked(name, model) for name in names])
 
 
-def carriers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers that can carry a residual of RANK."""
-    found = []
-    for module in model.modules():
-        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
-            try:
-                residual_shapes(module, RANK)
-            except ValueError:
-                continue
-            found.append(module)
-    return found
-
-
 def speed(bundle: Bundle, names: Sequence[str], rounds: int, batch: int = 1) -> list[dict[str, Any]]:
-    """Milliseconds of a forward pass and ratios to the original run bare, without and with residuals."""
+    """Milliseconds of a forward pass and ratios to the original run bare."""
     frames = torch.rand(batch, 3, INPUT_SIZE, INPUT_SIZE).contiguous(memory_format=torch.channels_last)
     bare = bundle.build("first", copy=True).requires_grad_(False)
     last = bundle.build("first", copy=True).requires_grad_(False)
     last = last.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    cases: dict[tuple[str, str], Callable[[], object]] = {
-        ("bare", "plain"): lambda: bare(frames),
-        ("bare, weights channels last", "plain"): lambda: last(frames),
+    cases: dict[str, Callable[[], object]] = {
+        "bare": lambda: bare(frames),
+        "bare, weights channels last": lambda: last(frames),
     }
     arenas, difference = [], {}
     for name in names:
-        kinds = {"plain": "first", "residuals": "second"}
-        engines = {query: make_engine(name, bundle, query) for query in kinds.values()}
-        for engine in engines.values():
-            engine.prepare()
-        arenas.append(resident(bundle, engines))
+        engine = make_engine(name, bundle, "first")
+        engine.prepare()
+        arenas.append(resident(bundle, {"first": engine}))
         with torch.inference_mode():
-            difference[name] = float((engines["first"].forward(frames) - bare(frames)).abs().max())
-        for kind, query in kinds.items():
-            cases[name, kind] = lambda engine=engines[query]: engine.forward(frames)
+            difference[name] = float((engine.forward(frames) - bare(frames)).abs().max())
+        cases[name] = lambda engine=engine: engine.forward(frames)
     bf16 = TorchEngine(bundle, "first", precision="bf16")
     arenas.append(resident(bundle, {"first": bf16}))
-    cases["torch, precision bf16", "plain"] = lambda: bf16.forward(frames)
+    cases["torch, precision bf16"] = lambda: bf16.forward(frames)
     wall, cpu = interleaved(cases, rounds)
     rows = []
     for case, times in wall.items():
         rows.append(
             {
-                "engine": case[0],
-                "residuals": case[1] == "residuals",
+                "engine": case,
                 "ms": round(median(times), 1),
                 "cpu_ms": round(median(cpu[case]), 1),
-                "ratio": round(median(times) / median(wall["bare", "plain"]), 3),
-                "cpu_ratio": round(median(cpu[case]) / median(cpu["bare", "plain"]), 3),
-                "difference": difference.get(case[0]) if case[1] == "plain" else None,
+                "ratio": round(median(times) / median(wall["bare"]), 3),
+                "cpu_ratio": round(median(cpu[case]) / median(cpu["bare"]), 3),
+                "difference": difference.get(case),
             }
         )
     return rows

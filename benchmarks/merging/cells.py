@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that the bundle saves, residuals counted."""
+        """Bytes that the bundle saves."""
         return self.result["bytes_before"] - self.result["bytes_after"]
 
     @property
@@ -84,11 +84,6 @@ class Cell:
     def certain(self) -> int:
         """Of those, the ones whose whole interval reaches it."""
         return sum(query["met"] and query["worth"] and query["certain"] for query in self.queries)
-
-    @property
-    def residual_bytes(self) -> int:
-        """Bytes of all residuals."""
-        return sum(query["residual_bytes"] for query in self.queries)
 
     def accepted(self) -> list[Step]:
         """(work, bytes saved by what was accepted by then), from (0, 0) on, ascending in both.

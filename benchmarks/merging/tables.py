@@ -20,7 +20,6 @@ ARM_HEADS = (
     "certain",
     "work",
     "seconds",
-    "residuals / saved",
 )
 ARMS_TITLE = "Arms, judged on test; met and certain: on the worst seed"
 QUERY_HEADS = ("workload", "arm", "seed", "query", "metric", "original", "merged", "ratio", "95 % interval", "met")
@@ -63,7 +62,6 @@ def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
     rows = []
     for arm, own in grouped(cells, lambda cell: cell.label).items():
         count = len(own[0].queries)
-        residuals = [cell.residual_bytes / cell.saved_bytes for cell in own if cell.saved_bytes > 0]
         rows.append((
             arm,
             len(own),
@@ -74,7 +72,6 @@ def arm_rows(cells: Sequence[Cell]) -> list[tuple[Any, ...]]:
             f"{min(cell.certain for cell in own)} of {count}",
             f"{mean(cell.result['flops'] for cell in own):.3g}",
             f"{mean(cell.result['seconds'] for cell in own):.0f}",
-            spread(residuals),
         ))  # fmt: skip
     return rows
 

@@ -18,7 +18,7 @@ from models.bundle import BundleQuery
 def key_of(query: BundleQuery, model: nn.Module, device: torch.device) -> dict[str, Any]:
     """What an engine's product depends on, weights apart, as JSON values.
 
-    The model's name, arguments, width and input size; the shape and dtype of each tensor, residuals included; the
+    The model's name, arguments, width and input size; the shape and dtype of each tensor; the
     source of its modules; versions, and the processor or card.
     """
     tensors = [(path, str(tensor.dtype), list(tensor.shape)) for path, tensor in model.state_dict().items()]
@@ -28,7 +28,6 @@ def key_of(query: BundleQuery, model: nn.Module, device: torch.device) -> dict[s
         "task": query.task,
         "classes": len(query.classes),
         "input_size": query.input_size,
-        "residuals": {path: residual.rank for path, residual in sorted(query.residuals.items())},
         "tensors": _digest(repr(tensors).encode()),
         "source": source_of(model),
         "machine": machine_key(device.type),

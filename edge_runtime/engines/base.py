@@ -56,7 +56,7 @@ class Engine(Bindable, Protocol):
 class FrameEngine(ABC):
     """What every engine does alike: frames cropped to the roi, resized and normalised; outputs made answers.
 
-    `model` is the query's architecture with its residuals, on the meta device: an engine may compile it or bind it,
+    `model` is the query's architecture on the meta device: an engine may compile it or bind it,
     and answers are decoded by it. Raises BundleError when the bundle's tensors don't fit the architecture.
     """
 

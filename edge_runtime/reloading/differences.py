@@ -48,6 +48,5 @@ def changes_text(before: Mapping[str, BundleQuery], after: Mapping[str, BundleQu
 
 
 def _build(query: BundleQuery) -> tuple[Any, ...]:
-    ranks = {layer: one.rank for layer, one in query.residuals.items()}
     stored = {key: one.dtype for key, one in query.stored.items()}
-    return query.model, query.model_args, query.input_size, len(query.classes), query.preprocess, ranks, stored
+    return query.model, query.model_args, query.input_size, len(query.classes), query.preprocess, stored

@@ -40,7 +40,7 @@ class Axis:
 
 
 def byte_rows(counts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Per query its bytes before, and after as parts (private, residual, its part of the shared), in per cent.
+    """Per query its bytes before, and after as parts (private, its part of the shared), in per cent.
 
     A weight shared by n queries counts 1/n for each, so that the parts of all queries add up to the bundle.
     """
@@ -55,9 +55,9 @@ def byte_rows(counts: Mapping[str, Any]) -> list[dict[str, Any]]:
             **row,
             "before_at": share(row["before"]),
             "parts": [
-                (name, share(row[name]), row[name]) for name in ("shared_part", "private", "residual") if row[name]
+                (name, share(row[name]), row[name]) for name in ("shared_part", "private") if row[name]
             ],
-            "after": row["shared_part"] + row["private"] + row["residual"],
+            "after": row["shared_part"] + row["private"],
         }
         for row in rows
     ]
@@ -66,7 +66,7 @@ def byte_rows(counts: Mapping[str, Any]) -> list[dict[str, Any]]:
 def total_parts(counts: Mapping[str, Any]) -> list[tuple[str, float, float]]:
     """The whole bundle as parts (name, per cent of the originals, bytes)."""
     before = counts["before"] or 1
-    sums = {name: sum(row[name] for row in counts["queries"]) for name in ("shared_part", "private", "residual")}
+    sums = {name: sum(row[name] for row in counts["queries"]) for name in ("shared_part", "private")}
     return [(name, round(100 * nbytes / before, 2), nbytes) for name, nbytes in sums.items() if nbytes]
 
 

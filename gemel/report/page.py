@@ -86,7 +86,6 @@ SETS_SHOWN = 16
 BYTE_KINDS = (
     ("shared_part", "shared with others (this query's part)"),
     ("private", "its own"),
-    ("residual", "low-rank residual"),
 )
 MIN_RUN = 0.12
 """Per cent of the timeline, so that a short run is seen."""

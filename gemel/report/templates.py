@@ -14,7 +14,7 @@ from gemel.report import drawing
 from gemel.text import number, percent, size
 from models.errors import one_line
 
-NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own", "residual": "low-rank residual"}
+NAMES = {"f1": "F1", "shared_part": "shared", "private": "its own"}
 
 
 def render_template(page: str, **values: Any) -> str:

@@ -71,7 +71,7 @@ def train_while(
     Models that have taken few steps are judged with their running statistics measured again, too, and keep what serves
     them better: a moving average has not caught up with their weights yet.
 
-    `plan` says what models share, and which residuals and factors they have. With a journal it goes on where it stood:
+    `plan` says what models share. With a journal it goes on where it stood:
     with the first epoch whose ratios the caller had not yet dealt with.
     """
     journal = journal or StepCache()
@@ -142,7 +142,7 @@ def attempt(
 def extended(plan: SharingPlan, members: Sequence[Member], kept: Sequence[Member] | None = None) -> SharingPlan:
     """The plan with the members (of which only these are `kept`) as one set, in place of the sets within them."""
     others = tuple(shared for shared in plan.shared if not set(shared) <= set(members))
-    return SharingPlan(others, plan.residuals).with_set(members if kept is None else kept)
+    return SharingPlan(others).with_set(members if kept is None else kept)
 
 
 def _what_holds(

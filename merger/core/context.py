@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,12 +24,9 @@ from merger.training.recipe import Flops, Recipe
 from merger.training.spread import SpreadTraining, Team, backwards, gathered
 from merger.training.step_config import MemoryPlan
 from models.batchnorm import batchnorms_of, is_frozen, recalibrate_batchnorm
-from models.bits import with_ranks
 from models.detector import Detector
 from models.device import retry_with_smaller_batch
 from models.evaluation import Evidence, compare, lower_bound_ratio, predict, tallies_by_unit
-from models.parts.low_rank import factorise
-from models.parts.residual import attach
 from models.sharing.plan import SharingPlan, tie
 from models.tasks import task_of
 from models.workload import Query, Workload
@@ -163,25 +159,13 @@ class MergeContext(MergeInputs):
     def models(
         self, queries: Iterable[str], states: Mapping[str, State] | None = None, plan: SharingPlan | None = None
     ) -> dict[str, nn.Module]:
-        """Fresh copies of those of these queries' models that lie here, with the weights of `states` or the originals'.
-
-        They have the residuals of `plan`; those that `states` does not hold start without effect. Factors of `plan`
-        stand in `states`.
-        """
+        """Fresh copies of these queries' models of this process, with the weights of `states` or the originals'."""
         made = {}
         for query in self.crew.mine(queries):
             model = made[query] = copy.deepcopy(self.originals[query]).requires_grad_(True)
-            factorise(model, plan.low_rank.get(query, {}) if plan else {})
-            for path, rank in (plan.residuals.get(query, {}) if plan else {}).items():
-                attach(model.get_submodule(path), rank, self.seed)
             if states is not None and query in states:
                 model.load_state_dict({**model.state_dict(), **states[query]})
         return made
-
-    def asked(self, query: str, plan: SharingPlan) -> Query:
-        """The query with the architecture that its model has under a plan: the arguments name its factors."""
-        found = self.queries[query]
-        return replace(found, model_args=with_ranks(found.model_args, plan.low_rank.get(query, {})))
 
     def tied(
         self,

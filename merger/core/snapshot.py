@@ -64,12 +64,11 @@ def evaluate_all(
 
     With `settling` it is judged with its norms measured again on so many frames, too, and keeps them where it answers
     better with them. A detector's scores are matched with its original's before (merger.core.scores), and stay so.
-    `plan` says which residuals and factors the models have. Models of other processes are judged there.
+    Models of other processes are judged there.
     """
-    alone = {query: SharingPlan((), *_own(plan, query)) for query in models}
     jobs = [
         Job(
-            query, evaluated, {"query": query, "standing": ModelSnapshot.of({query: model}, alone[query]).to_plain(),
+            query, evaluated, {"query": query, "standing": ModelSnapshot.of({query: model}, SharingPlan()).to_plain(),
                             "settling": settling},
             flops=ctx.flops.of(ctx.queries[query]) * (len(ctx.val[query]) * (2 if settling else 1) + settling),
         )
@@ -126,10 +125,3 @@ def training_flops(ctx: MergeContext, queries: Sequence[str], recipe: Recipe, ea
         passes = recipe.passes(taught=False) * visits + taught + len(ctx.val[query])
         total += ctx.flops.of(ctx.queries[query]) * passes
     return total
-
-
-def _own(plan: SharingPlan, query: str) -> tuple[dict, dict]:
-    """Residuals and factors of one query."""
-    parts = (plan.residuals, plan.low_rank)
-    residuals, low_rank = ({query: dict(part[query])} if query in part else {} for part in parts)
-    return residuals, low_rank

@@ -39,7 +39,6 @@ def learn_norms(
 ) -> dict[str, Any]:
     """Train what does not rest of a model, to the end of the annealing: the best of several epochs would flatter.
 
-    `plan` says which residuals and factors it has.
     Returns its `ratio` on val and its `norms`, a state of all that could move; None where nothing can, the loss
     diverged, or it was given up, far below what it needs.
     """

@@ -244,7 +244,7 @@ class _Search:
         data, state = ctx.train[query], model.state_dict(keep_vars=True)
         chosen = torch.linspace(0, len(data) - 1, min(FRAMES, len(data))).long().tolist()
         frames = data.frames(chosen, ctx.device)
-        paths = watched_layers(ctx.asked(query, self.merged.plan), model)
+        paths = watched_layers(ctx.queries[query], model)
         wanted = self._seen(query, model, frames, paths)
         for at, weight in enumerate(weights):
             own = {key: state[key] for name, key in weight.places if name == query}

@@ -14,8 +14,6 @@ from merger.checkpoint import State
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from models.bits import Bits, stored_bytes
-from models.bundle.manifest import RESIDUAL_A, RESIDUAL_B
-from models.parts.residual import residual_layers
 from models.quantization import WIDE, PackedWeight, choices, pack
 from models.sharing.layers import layers_of, weight_key
 from models.sharing.plan import tie
@@ -108,7 +106,7 @@ def weights_of(ctx: MergeContext, merged: Merged, asked_for: Bits) -> list[Weigh
     found: dict[int, Weight] = {}
     for query, model in models.items():
         state = model.state_dict(keep_vars=True)
-        heads = {weight_key(state, row.path) for row in layers_of(ctx.asked(query, merged.plan)) if row.head}
+        heads = {weight_key(state, row.path) for row in layers_of(ctx.queries[query]) if row.head}
         for key, tensor in state.items():
             own: tuple[Bits, ...] = ()
             if tensor.dtype == WIDE:
@@ -140,11 +138,3 @@ def tied_models(ctx: MergeContext, merged: Merged, queries: Iterable[str]) -> di
     return models
 
 
-def residual_bytes(model: nn.Module, stored: Mapping[str, PackedWeight]) -> int:
-    """Bytes of a model's residuals as they are stored."""
-    total = 0
-    for layer, module in residual_layers(model).items():
-        for name in (RESIDUAL_A, RESIDUAL_B):
-            own = stored.get(f"{layer}.{name}")
-            total += getattr(module, name).nbytes if own is None else own.tensor.nbytes
-    return total

@@ -1,4 +1,4 @@
-"""Tiny real models and bundles: three queries on two cameras, a shared convolution, one residual."""
+"""Tiny real models and bundles: three queries on two cameras, a shared convolution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import nn
 
 from edge_runtime.delivery.parcel import Parcel
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.parts.residual import attach
 from models.preprocess import Preprocess
 
 FACTORY = "tests.edge_runtime.tiny:net"
@@ -56,12 +55,10 @@ def query(query_id: str, camera: str, **keys) -> BundleQuery:
 
 
 def tiny_bundle(path: Path) -> Bundle:
-    """`gate` and `yard` share their second convolution, `yard` with a residual; `road` shares nothing."""
+    """`gate` and `yard` share their second convolution; `road` shares nothing."""
     models = {name: trained_looking(seed) for seed, name in enumerate(("gate", "yard", "road"), 1)}
     with torch.no_grad():
         models["yard"][3].weight.copy_(models["gate"][3].weight)  # type: ignore[union-attr,operator]
-        residual = attach(models["yard"][3], rank=2)
-        residual.residual_b.fill_(0.1)
     queries = [query("gate", "left"), query("yard", "right", roi=(4, 2, 40, 30)), query("road", "left", fps=6.0)]
     write_bundle(path, models, queries, Made("tiny", "wide", 0))
     return open_bundle(path, [FACTORY])

@@ -19,7 +19,6 @@ from gemel.cli import main
 from models import zoo
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.export import metadata_of
-from models.parts.residual import attach
 from models.predictions import DetectionPrediction
 from models.tasks import task_of
 
@@ -30,7 +29,7 @@ MODELS = {"gate": ("mobilenet_v3_small", ("busy", "empty")), "bridge": ("ssd_res
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Path:
-    """A classifier with a residual and a detector whose scores are spread."""
+    """A classifier and a detector whose scores are spread."""
     torch.manual_seed(0)
     models, queries = {}, []
     for query_id, (name, classes) in MODELS.items():
@@ -49,7 +48,6 @@ def bundle(tmp_path_factory) -> Path:
     for part in head.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.normal_(part.weight, std=0.05)
-    nn.init.normal_(attach(models["gate"].get_submodule("classifier.0"), rank=2).residual_b)
     path = tmp_path_factory.mktemp("bundle") / "box.safetensors"
     write_bundle(path, models, queries, Made("box", "wide", 0))
     return path

@@ -87,7 +87,7 @@ def _merged(
     every = layers_of_all(workload.queries)
     heads = {(layer.query, f"{layer.path}.weight") for layer in every if layer.head}
     assert heads and heads.isdisjoint(member for one in bundle.manifest.shared for member in one.members)
-    saved = sum(row["saved_bytes"] for row in sets) - sum(query.residual_bytes for query in report.queries)
+    saved = sum(row["saved_bytes"] for row in sets)
     if method != "mainstream":
         assert report.bytes_before - report.bytes_after == saved + _equal_by_chance(bundle)
         _private_norms(workload, bundle)

@@ -80,7 +80,7 @@ def test_a_whole_merge_that_is_killed_again_and_again(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("merger.start.choosing.FAR", far)
     kill_after(monkeypatch, 5, again=True)
-    options, out = MergeOptions(RECIPE, weights="int2"), tmp_path / "b.gemel"
+    options, out = MergeOptions(RECIPE, weights="int4"), tmp_path / "b.gemel"
     with a_card(monkeypatch) as mixed:
         _, kills = to_the_end(lambda again: merge(workload, out, "top-down", resume=again, options=options))
     assert not mixed and verify_bundle(out) == [] and kills > 10

@@ -17,7 +17,6 @@ from models import zoo
 from models.detector import Detector
 from models.errors import InputError
 from models.export import OPSET, export_onnx
-from models.parts.residual import attach
 from models.zoo.detectors import two_stage
 from models.zoo.detectors.box_ops import FixedBoxes
 from models.zoo.detectors.two_stage import TwoStage
@@ -221,20 +220,6 @@ class Small(nn.Module):
 @pytest.fixture
 def small():
     return lively(Small(), 16)
-
-
-def test_residual_branches_stay_beside_the_weights_they_correct(small, tmp_path):
-    plain = answer(small, frames(2, 16))["logits"]
-    for path in ("conv", "fc"):
-        nn.init.normal_(attach(small.get_submodule(path), rank=2).residual_b)
-    written = export_onnx(small, tmp_path / "residual.onnx", 16)
-    assert (answer(small, frames(2, 16))["logits"] - plain).abs().max() > 0.1
-    for batch in (1, 4):
-        assert_alike(run(written.path, frames(batch, 16)), answer(small, frames(batch, 16)))
-    assert_keeps_weights(written.path, small)
-    readers = {name: node.op_type for node in onnx.load(written.path).graph.node for name in node.input}
-    assert {readers[f"conv.{key}"] for key in ("weight", "residual_a", "residual_b")} == {"Conv"}
-    assert {readers[f"fc.{key}"] for key in ("weight", "residual_a", "residual_b")} <= {"Gemm", "MatMul", "Transpose"}
 
 
 def test_equal_tensors_and_norms_keep_their_own_places(tmp_path):

@@ -22,10 +22,13 @@ from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_byte
 from models.bits import BIT_WIDTHS, BYTE, stored_bytes
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
-from models.parts.low_rank import READS_WEIGHTS
 from models.quantization import WIDE, unpack
 
 HALF = "fp16"
+READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""Modules that read the weights of their linear layers without calling them."""
+READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""Modules that read the weights of their linear layers without calling them."""
 ALIGNMENT_BYTES = 64
 """What is staged begins at multiples of this, as memory that torch allocates itself does."""
 

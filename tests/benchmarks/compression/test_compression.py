@@ -42,7 +42,7 @@ def test_both_arms_are_measured_once_and_the_merged_one_is_smaller(
     assert alone["before_bytes"] == report.bytes_before > 2 * alone["bytes"]
     assert found["arms"]["ceiling"]["bytes"] < alone["bytes"]
     assert [query["id"] for query in alone["queries"]] == ["q0", "q1"]
-    assert smallest.main([*words[:-1], "int3"]) == 2
+    assert smallest.main([*words[:-1], "int8"]) == 2
     assert "was measured of tiny in int4" in capsys.readouterr().err
 
 

@@ -180,7 +180,7 @@ def test_bad_words_are_one_line_before_any_work(
 
 def made(arm: str, flops: float, saved: int, log: tuple[dict, ...] = (), seed: int = 0, **keys: Any) -> Cell:
     """A cell of two queries with three common layers of 100, 200 and 300 bytes: ceiling 600 of 2000 bytes."""
-    query = {"ratio": 0.97, "met": True, "certain": True, "worth": True, "residual_bytes": 0}
+    query = {"ratio": 0.97, "met": True, "certain": True, "worth": True}
     result = {
         "bytes_before": 2000, "bytes_after": 2000 - saved, "saved_fraction": saved / 2000, "ceiling_fraction": 0.3,
         "seconds": 5.0, "flops": flops, "queries": [{**query, "id": "a"}, {**query, "id": "b", **keys}],
@@ -240,7 +240,7 @@ def test_work_to_equal_savings_takes_each_at_the_others_end() -> None:
 
 
 def test_seeds_are_summed_up_by_mean_range_and_worst() -> None:
-    cells = [made("wide", 20.0, 600), made("wide", 40.0, 540, seed=1, ratio=0.93, met=False, residual_bytes=54)]
+    cells = [made("wide", 20.0, 600), made("wide", 40.0, 540, seed=1, ratio=0.93, met=False)]
     row = cells_of(summary(cells), "Arms")["wide"]
     assert row == ["wide", "2", "0.950 (0.900..1.000)", "0.285 (0.270..0.300)", "0.930", "1 of 2", "1 of 2", "30", "5",
                    "0.050 (0.000..0.100)"]  # fmt: skip

@@ -60,7 +60,7 @@ class Box:
             return {
                 "method": words[words.index("--method") + 1], "bytes_before": 2**21, "bytes_after": 2**20,
                 "saved_fraction": 0.5, "ceiling_fraction": 0.6, "seconds": 9.0, "flops": 1e15,
-                "queries": [{"id": q, "residual_bytes": 0, **query} for q in QUERIES],
+                "queries": [{"id": q, **query} for q in QUERIES],
             }  # fmt: skip
         if words[0] == "simulate":
             return {"memory_bytes": 123456}

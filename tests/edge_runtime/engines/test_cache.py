@@ -12,7 +12,7 @@ import pytest
 from edge_runtime.engines.cache import EngineCache
 from models.errors import InputError
 
-KEY = {"model": "resnet18", "classes": 3, "residuals": {"conv1": 4}}
+KEY = {"model": "resnet18", "classes": 3}
 
 
 def writer(path: Path) -> dict[str, int]:

@@ -34,7 +34,6 @@ def test_costs_come_from_the_bundles_bytes_and_the_models_operations(bundle):
     assert shared and not costs.queries["gate"].needed & costs.queries["road"].needed
     model = bundle.build("gate").to("meta")
     assert costs.queries["gate"].run_s == flops(model, SIZE) / profile.flops_per_s + 9 * profile.launch_s
-    assert costs.queries["yard"].run_s > costs.queries["gate"].run_s, "a residual's branch costs operations"
     assert all(cost.workspace_bytes > 3 * SIZE * SIZE * 4 and cost.sla_s == 20.0 for cost in costs.queries.values())
 
 

@@ -16,7 +16,6 @@ from gemel.bundle_summary import summarize_bundle
 from gemel.cli import main
 from gemel.merge_outcomes import EQUAL, LOG_SUFFIX, NO_LOG, OTHER_LOG, SET_OUTCOMES, UNREADABLE, MergeOutcomes
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.parts.residual import attach
 from models.sharing.plan import SharingPlan, tie
 from models.workload import load_workload
 from models.zoo import build_query
@@ -33,7 +32,7 @@ WHY = {"after": "residuals of rank 16", "ratio": 0.9, "required": 0.975}
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Three ResNets of which a and b share three layers, one of them with a residual of b; c shares nothing."""
+    """Three ResNets of which a and b share three layers; c shares nothing."""
     folder = tmp_path_factory.mktemp("shown")
     (folder / "w.yaml").write_text(WORKLOAD + "".join(QUERY.format(id=one) for one in "abc"))
     workload = load_workload(folder / "w.yaml")
@@ -42,16 +41,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         torch.manual_seed(seed)
         models[query.id] = build_query(query)
     tie(models, SharingPlan(tuple((("a", path), ("b", path)) for path in SHARED)))
-    attach(models["b"].get_submodule(SHARED[2]), 4, 0)
     records = [BundleQuery.of(query, precision="bf16" if query.id == "a" else None) for query in workload.queries]
     write_bundle(folder / "b.gemel", models, records, Made("tiny", "top-down", 1))
     return open_bundle(folder / "b.gemel")
 
 
-def _row(path: str, kept: str, outcome: str, why: dict[str, Any] | None = None, residual: int = 0) -> dict[str, Any]:
+def _row(path: str, kept: str, outcome: str, why: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
         "set": [[query, path] for query in "abc"], "bytes": 100, "outcome": outcome,
-        "kept": [[query, path] for query in kept], "in_the_way": why or {}, "residual_bytes": residual,
+        "kept": [[query, path] for query in kept], "in_the_way": why or {},
         "saved_bytes": 100 * max(0, len(kept) - 1), "flops": 3e9, "together": 3,
     }  # fmt: skip
 
@@ -59,7 +57,7 @@ def _row(path: str, kept: str, outcome: str, why: dict[str, Any] | None = None, 
 SETS = [
     _row(SHARED[0], "ab", "partly", {"c": WHY}),
     _row(SHARED[1], "ab", "partly", {"c": WHY}),
-    _row(SHARED[2], "ab", "partly", {"c": WHY}, residual=40),
+    _row(SHARED[2], "ab", "partly", {"c": WHY}),
     _row("conv1", "", "refused", {"c": WHY}),
 ]
 LOG = [
@@ -116,12 +114,9 @@ def test_without_a_log_the_bundle_says_what_it_can(bundle: Bundle) -> None:
     found = MergeOutcomes.of(bundle)
     assert found.note == NO_LOG and NO_LOG in found.to_text()
     assert sorted(row["set"][0][1] for row in found.sets) == sorted(SHARED)
-    assert {row["outcome"] for row in found.sets} == {"kept", "repaired"}
-    (repaired,) = (row for row in found.sets if row["outcome"] == "repaired")
-    assert repaired["set"] == [["a", SHARED[2]], ["b", SHARED[2]]]
-    residual = bundle.query("b").residuals[SHARED[2]]
-    assert repaired["residual_bytes"] == bundle.nbytes(residual.a) + bundle.nbytes(residual.b)
-    assert repaired["saved_bytes"] == repaired["bytes"] == 512 * 512 * 9 * 4
+    assert {row["outcome"] for row in found.sets} == {"kept"}
+    (row,) = (row for row in found.sets if row["set"] == [["a", SHARED[2]], ["b", SHARED[2]]])
+    assert row["saved_bytes"] == row["bytes"] == 512 * 512 * 9 * 4
 
 
 @pytest.mark.parametrize(

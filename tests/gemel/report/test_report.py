@@ -81,12 +81,12 @@ def test_a_bundle_that_shares_nothing_still_has_a_page(document):
 def test_the_parts_of_a_query_are_drawn_to_the_scale_of_the_largest_original():
     rows = byte_rows({
         "queries": [
-            {"query": "a", "before": 200, "shared_part": 50, "private": 20, "residual": 0},
-            {"query": "b", "before": 100, "shared_part": 50, "private": 25, "residual": 5},
+            {"query": "a", "before": 200, "shared_part": 50, "private": 20},
+            {"query": "b", "before": 100, "shared_part": 50, "private": 25},
         ]
     })  # fmt: skip
     assert [row["before_at"] for row in rows] == [100, 50]
-    assert rows[1]["parts"] == [("shared_part", 25, 50), ("private", 12.5, 25), ("residual", 2.5, 5)]
+    assert rows[1]["parts"] == [("shared_part", 25, 50), ("private", 12.5, 25)]
     assert rows[1]["after"] == 80
 
 

@@ -1,11 +1,9 @@
 """The report's first words: what to do, and whom merging made worse."""
 
-import json
 
-import pytest
 
 from gemel.evaluation_text import conclusion_text
-from gemel.report.conclusion import draw_conclusion, reported_memory
+from gemel.report.conclusion import draw_conclusion
 from gemel.report.page import render_report
 
 
@@ -72,41 +70,3 @@ def test_nothing_is_shipped_where_all_fall_short(document):
     found = draw_conclusion(document)
     assert found.sentence == "Don't ship it: bridge-cars, gate-people and square-busy fall short."
     assert (found.tone, found.ship) == ("bad", ())
-
-
-@pytest.mark.parametrize(
-    ("method", "ceiling", "why"),
-    [
-        ("none", 0.6, "method none is there to compare with and shares nothing"),
-        ("wide", 0.0, "no two of the models have a layer of the same shape"),
-        ("wide", 0.6, "no two models kept their accuracy targets with a layer in common"),
-    ],
-)
-def test_where_nothing_is_shared_the_reason_is_given(document, method, ceiling, why):
-    document |= {"method": method, "shared": []}
-    document["bytes"]["ceiling_fraction"] = ceiling
-    assert draw_conclusion(document).sentence == f"Nothing could be shared, because {why}."
-
-
-def test_the_headline_is_of_the_memory_asked_for_whatever_flatters_more(document):
-    assert reported_memory(document) == ("min", 40_000_000)
-    assert "0.46 → 0.71" in render_report(document)
-    document["asked"] = {"memory": "75%", "memory_bytes": 70_000_000}
-    assert (
-        "0.66 → 0.71" in render_report(document) and "0.46 → 0.71" not in render_report(document).split("</header>")[0]
-    )
-
-
-def test_names_in_the_first_words_are_escaped(document):
-    document["offline"][0]["met"] = False
-    hostile = json.loads(json.dumps(document).replace("bridge-cars", "<img src=x>"))
-    first = render_report(hostile).split("</header>")[0]
-    assert "<img" not in first and "&lt;img src=x&gt;" in first
-
-
-def test_a_legend_names_what_is_drawn_and_nothing_else(document):
-    assert "low-rank residual" in render_report(document)
-    for row in document["bytes"]["queries"]:
-        row["residual"] = 0
-    page = render_report(document)
-    assert "low-rank residual" not in page and '"></i></span>' not in page

@@ -42,31 +42,30 @@ def _attempt(members: tuple, kept: tuple, ratios: dict[str, float], spent: float
     }  # fmt: skip
 
 
-def test_a_set_that_all_share_is_kept_and_one_with_residuals_is_repaired() -> None:
+def test_a_set_that_all_share_is_kept() -> None:
     trials = all_at_once([(A, B, C), (D, E)], [SPRINT], REQUIRED, 99.0)
-    plan = SharingPlan(((A, B, C), (D, E)), {"b": {"fc": 4}})
-    whole, repaired = outcomes_of(trials, plan, SIZE, {E: 40})
-    assert (whole["outcome"], whole["saved_bytes"], whole["residual_bytes"]) == ("kept", 200, 0)
-    assert (repaired["outcome"], repaired["saved_bytes"], repaired["residual_bytes"]) == ("repaired", 1000, 40)
-    assert whole["in_the_way"] == repaired["in_the_way"] == {}
+    whole, other = outcomes_of(trials, SharingPlan(((A, B, C), (D, E))), SIZE)
+    assert (whole["outcome"], whole["saved_bytes"]) == ("kept", 200)
+    assert (other["outcome"], other["saved_bytes"]) == ("kept", 1000)
+    assert whole["in_the_way"] == other["in_the_way"] == {}
     assert (whole["flops"], whole["together"]) == (50.0, 2)
 
 
 def test_a_set_whose_members_share_two_weights_in_the_end_counts_what_both_save() -> None:
     members = (A, B, C, ("d", "conv"))
     plan, size = SharingPlan(((A, C), (B, ("d", "conv")))), SIZE | {("d", "conv"): 100}
-    (row,) = outcomes_of([Trial(members)], plan, size, {})
+    (row,) = outcomes_of([Trial(members)], plan, size)
     assert (row["outcome"], row["kept"], row["saved_bytes"]) == ("partly", [list(A), list(C)], 200)
 
 
 def test_a_query_that_left_stands_in_the_way_of_every_set_it_was_in() -> None:
-    repairs = [("norms and head", 0.8), ("residuals of rank 4", 0.9), ("leaves", None)]
+    repairs = [("norms and head", 0.8), ("12.5% private", 0.9), ("leaves", None)]
     log = [SPRINT, *(_repair("c", what, ratio) for what, ratio in repairs)]
     trials = all_at_once([(A, B, C), (D, E), (("a", "x"), ("c", "x"))], log, REQUIRED, 0.0)
     size = SIZE | {("a", "x"): 7, ("c", "x"): 7}
-    rows = outcomes_of(trials, SharingPlan(((A, B), (D, E))), size, {})
+    rows = outcomes_of(trials, SharingPlan(((A, B), (D, E))), size)
     assert [row["outcome"] for row in rows] == ["partly", "kept", "refused"]
-    why = {"after": "residuals of rank 4", "ratio": 0.9, "required": 0.95}
+    why = {"after": "12.5% private", "ratio": 0.9, "required": 0.95}
     assert [row["in_the_way"] for row in rows] == [{"c": why}, {}, {"c": why}]
     assert [row["saved_bytes"] for row in rows] == [100, 1000, 0]
 
@@ -82,26 +81,26 @@ def test_who_left_between_sprints_says_after_which() -> None:
 
 
 def test_private_copies_take_a_layer_out_for_what_the_step_before_could_not_do() -> None:
-    log = [SPRINT, _repair("b", "residuals of rank 8", 0.93), _repair("b", "12.5% private", 0.94, private=["conv"]),
+    log = [SPRINT, _repair("b", "6.25% private", 0.93), _repair("b", "12.5% private", 0.94, private=["conv"]),
            _repair("b", "25.0% private", 0.96, private=["conv", "fc"])]  # fmt: skip
-    rows = outcomes_of(all_at_once([(A, B, C), (D, E)], log, REQUIRED, 0.0), SharingPlan(((A, C),)), SIZE, {})
+    rows = outcomes_of(all_at_once([(A, B, C), (D, E)], log, REQUIRED, 0.0), SharingPlan(((A, C),)), SIZE)
     assert [row["outcome"] for row in rows] == ["partly", "refused"]
-    assert rows[0]["in_the_way"]["b"]["after"] == "residuals of rank 8"
+    assert rows[0]["in_the_way"]["b"]["after"] == "6.25% private"
     assert rows[1]["in_the_way"]["b"] == {"after": "12.5% private", "ratio": 0.94, "required": 0.95}
 
 
 def test_repairs_that_were_bisected_are_told_in_order_of_bytes() -> None:
     log = [SPRINT, _repair("b", "12.5% private", 0.94, cost_bytes=100, private=["conv"]),
            _repair("b", "25.0% private", 0.97, cost_bytes=1100, private=["conv", "fc"]),
-           _repair("b", "residuals of rank 16", 0.93, cost_bytes=120)]  # fmt: skip
-    rows = outcomes_of(all_at_once([(A, B, C), (D, E)], log, REQUIRED, 0.0), SharingPlan(((A, C),)), SIZE, {})
+           _repair("b", "6.25% private", 0.93, cost_bytes=120)]  # fmt: skip
+    rows = outcomes_of(all_at_once([(A, B, C), (D, E)], log, REQUIRED, 0.0), SharingPlan(((A, C),)), SIZE)
     assert rows[0]["in_the_way"]["b"] == {"after": "the joint training", "ratio": 0.98, "required": 0.95}
-    assert rows[1]["in_the_way"]["b"]["after"] == "residuals of rank 16"
+    assert rows[1]["in_the_way"]["b"]["after"] == "6.25% private"
 
 
 def test_who_shares_in_the_end_stood_in_nobodys_way() -> None:
     log = [SPRINT, _repair("b", "12.5% private", 0.9, private=["conv"])]
-    (row,) = outcomes_of(all_at_once([(A, B, C)], log, REQUIRED, 0.0), SharingPlan(((A, B, C),)), SIZE, {})
+    (row,) = outcomes_of(all_at_once([(A, B, C)], log, REQUIRED, 0.0), SharingPlan(((A, B, C),)), SIZE)
     assert row["outcome"] == "kept" and row["in_the_way"] == {}
 
 
@@ -112,7 +111,7 @@ def test_a_search_tells_each_attempt_that_lost_somebody_and_what_all_cost() -> N
         _attempt((D, E), (), {"a": 0.99, "b": 0.99, "d": 0.5}, 5.0, diverged=True),
     ]
     trials = one_by_one([(A, B, C), (D, E), (("a", "x"), ("b", "x"))], log, REQUIRED)
-    rows = outcomes_of(trials, SharingPlan(((A, C),)), SIZE | {("a", "x"): 1}, {})
+    rows = outcomes_of(trials, SharingPlan(((A, C),)), SIZE | {("a", "x"): 1})
     assert [row["outcome"] for row in rows] == ["partly", "refused", "untried"]
     assert rows[0]["in_the_way"] == {"b": {"after": "attempt 1 of 2", "ratio": 0.8, "required": 0.95}}
     assert set(rows[1]["in_the_way"]) == {"d"} and "no number" in rows[1]["in_the_way"]["d"]["after"]
@@ -133,18 +132,11 @@ def test_beyond_its_prefix_a_query_stands_in_the_way() -> None:
     ]
     plan = SharingPlan((sets[0], (sets[1][0], sets[1][2])))
     rows = outcomes_of(
-        prefixes([sets], log, REQUIRED), plan, {(q, p): 10 for q in "abc" for _, p in map(min, sets)}, {}
+        prefixes([sets], log, REQUIRED), plan, {(q, p): 10 for q in "abc" for _, p in map(min, sets)}
     )
     assert [row["outcome"] for row in rows] == ["kept", "partly", "refused"]
     assert rows[1]["in_the_way"] == {"b": {"after": "a prefix of 2 of 3 layers", "ratio": 0.9, "required": 0.95}}
     assert set(rows[2]["in_the_way"]) == {"b", "c"} and {row["flops"] for row in rows} == {14.0}
-
-
-def test_a_layer_that_became_two_factors_is_accounted_as_its_factors() -> None:
-    plan = SharingPlan(((D, E),)).factorised((D, E), 2)
-    size = SIZE | {("a", "fc.a"): 30, ("a", "fc.b"): 20, ("b", "fc.a"): 30, ("b", "fc.b"): 20}
-    (row,) = outcomes_of([Trial((D, E))], plan, size, {})
-    assert (row["outcome"], row["bytes"], row["saved_bytes"]) == ("kept", 1000, 50)
 
 
 QUERIES = [f"q{index}" for index in range(5)]
@@ -166,7 +158,7 @@ def test_what_the_rows_save_is_what_the_plan_saves(sets: list[set[str]], gone: s
         plan = plan.without(query)
         log.append({"query": query, "repair": "leaves"})
     required = dict.fromkeys(QUERIES, 0.95)
-    rows = outcomes_of(all_at_once(whole.shared, log, required, 0.0), plan, size, {})
+    rows = outcomes_of(all_at_once(whole.shared, log, required, 0.0), plan, size)
     kept = [tuple(map(tuple, row["kept"])) for row in rows if row["kept"]]
     assert sorted(kept) == sorted(plan.shared)
     assert sum(row["saved_bytes"] for row in rows) == sum((len(own) - 1) * size[own[0]] for own in plan.shared)

@@ -100,18 +100,6 @@ def test_what_norms_learn_keeps_weights_in_fewer_bits(
     assert {query: ctx.ratio(query, model) for query, model in models.items()} == pytest.approx(ratios)
 
 
-def test_a_model_with_factors_learns_too(ctx: MergeContext, tied: Merged) -> None:
-    plan = tied.plan.with_private("q1", ["last.0"]).factorised([("q1", "last.0")], 8)
-    models = ctx.models(["q1"], plan=plan)
-    merged = Merged(plan, {**tied.states, **{query: snapshot(model) for query, model in models.items()}})
-    model = tied_models(ctx, merged, ["q1"])["q1"]
-    rest_codes("q1", model, plan, ["last.0.a.weight", "last.0.b.weight"])
-    still = model.get_parameter("last.0.a.weight").clone()
-    found = learn_norms(ctx, "q1", model, plan, QUICKLY, 0.0, StepCache())
-    assert found["ratio"] > 0 and "last.1.weight" in found["norms"] and "last.0.a.weight" not in found["norms"]
-    assert torch.equal(model.get_parameter("last.0.a.weight"), still)
-
-
 @pytest.mark.usefixtures("quick")
 def test_a_bundle_holds_what_norms_learnt(workload: Workload, tmp_path: Path) -> None:
     report = merge(workload, tmp_path / "b.safetensors", "none", options=replace(QUICK, weights="int2", margin=0.0))

@@ -20,7 +20,7 @@ from merger.core.budget import Budget
 from merger.core.context import MergeContext
 from merger.core.merged import Merged
 from merger.widths.search import fit_widths, needed
-from merger.widths.storing import Storage, Weight, residual_bytes, store, tied_models, weights_of, widths_of
+from merger.widths.storing import Storage, Weight, store, tied_models, weights_of, widths_of
 from models.bits import WEIGHTS, Bits, WeightBits
 from models.bundle import open_bundle, verify_bundle
 from models.data import load_split
@@ -122,17 +122,6 @@ def test_what_is_tied_is_packed_once_and_stays_tied(ctx: MergeContext, tied: Mer
     assert len(pointers) == 1
     expected = pack(tied.states["q0"][LAST], "int8").wide()
     assert torch.equal(models["q1"].get_parameter(LAST).detach(), expected)
-
-
-def test_residuals_count_as_they_are_stored(ctx: MergeContext) -> None:
-    plan = SharingPlan().with_residuals("q0", {"last.0": 8})
-    merged = Merged(plan, {query: snapshot(model) for query, model in ctx.originals.items()})
-    models = tied_models(ctx, merged, ["q0"])
-    wide = residual_bytes(models["q0"], {})
-    stored = store(models, Storage(widths_of(weights_of(ctx, merged, "int8")), {}))
-    a = 8 * 32 * 9
-    assert stored["q0"]["last.0.residual_a"].width == "fp16"
-    assert residual_bytes(models["q0"], stored["q0"]) == wide - 2 * a
 
 
 @pytest.mark.parametrize(

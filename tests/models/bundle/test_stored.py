@@ -1,4 +1,4 @@
-"""Bundles of format 2: tensors stored packed, once however many share them, and every lie about them refused."""
+"""Packed tensors: stored once however many queries share them; every contradiction about them is refused."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from models.bundle import Bundle, open_bundle, verify_bundle
 from models.bundle.checks import value_problems
 from models.bundle.format import Entry, code_of, parse_header, raw_bytes, tensor_name
 from models.errors import BundleError
-from models.parts.residual import ResidualConv2d
 from models.quantization import PackedWeight, pack
 
 SCALE, KEY = "conv.weight.scale", "conv.weight"
 
 
 def packed_of(models: dict[str, nn.Module]) -> dict[str, dict[str, PackedWeight]]:
-    """The shared convolution as int8, the depthwise one and the residual as float16."""
+    """The shared convolution as int8, the depthwise one as float16."""
     shared = pack(models["north"].get_parameter(KEY), "int8")
     depthwise = pack(models["north"].get_parameter("depthwise.weight"), "fp16")
-    residual = pack(models["gate"].get_parameter("conv.residual_a"), "fp16")
-    other = pack(models["gate"].get_parameter("conv.residual_b"), "fp16")
     return {
         "north": {KEY: shared, "depthwise.weight": depthwise},
         "south": {KEY: shared, "depthwise.weight": depthwise},
-        "gate": {KEY: shared, "conv.residual_a": residual, "conv.residual_b": other},
+        "gate": {KEY: shared},
     }
 
 
@@ -41,11 +38,10 @@ def small(tmp_path, tied, writer) -> Bundle:
     return open_bundle(tmp_path / "n.safetensors")
 
 
-def test_a_packed_bundle_is_sound_and_of_format_2(small, sample):
+def test_packed_bundle_is_sound(small):
     assert verify_bundle(small.path) == []
-    assert (small.manifest.format, sample.manifest.format) == (2, 1)
     assert small.query("north").stored[KEY].dtype == "int8"
-    assert small.query("gate").stored["conv.residual_a"].dtype == "fp16"
+    assert small.query("north").stored["depthwise.weight"].dtype == "fp16"
 
 
 def test_a_bundle_without_packed_tensors_says_nothing_of_them(sample):
@@ -89,7 +85,6 @@ def test_a_built_model_computes_with_the_widened_tensors(small, tied):
                 models[query.id].get_parameter(key).copy_(one.wide())
         frames = torch.randn(2, 3, 16, 16)
         assert torch.equal(built(frames), models[query.id](frames))
-    assert isinstance(small.build("gate").get_submodule("conv"), ResidualConv2d)
 
 
 def test_models_built_side_by_side_share_the_widened_tensor(small):
@@ -102,7 +97,6 @@ def test_models_built_side_by_side_share_the_widened_tensor(small):
 def test_the_architecture_alone_reads_no_tensor(small):
     model = small.build("gate", "meta")
     assert all(tensor.is_meta and tensor.dtype == torch.float32 for tensor in model.parameters())
-    assert model.get_parameter("conv.residual_a").shape == (2, 3, 3, 3)
 
 
 def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(small):
@@ -124,7 +118,7 @@ def test_packed_tensors_must_fit_the_model(tmp_path, tied, writer):
 def fewer(tmp_path, tied, writer) -> Bundle:
     """The sample with the shared convolution in three bits."""
     models, queries = tied()
-    one = pack(models["north"].get_parameter(KEY), "int3")
+    one = pack(models["north"].get_parameter(KEY), "int4")
     writer(tmp_path / "f.safetensors", models, queries, packed={query.id: {KEY: one} for query in queries})
     return open_bundle(tmp_path / "f.safetensors")
 
@@ -132,24 +126,24 @@ def fewer(tmp_path, tied, writer) -> Bundle:
 def test_codes_of_less_than_a_byte_are_stored_once_side_by_side(fewer, tied):
     models, _ = tied()
     places = fewer.query("north").places()
-    assert verify_bundle(fewer.path) == [] and fewer.manifest.format == 2
-    assert fewer.nbytes(places[KEY]) == 8 * 11 and fewer.nbytes(places[SCALE]) == 8 * 4  # 27 weights of 3 bits a row
+    assert verify_bundle(fewer.path) == []
+    assert fewer.nbytes(places[KEY]) == 8 * 14 and fewer.nbytes(places[SCALE]) == 8 * 4  # 27 weights of 4 bits a row
     assert {query.places()[KEY] for query in fewer.queries} == {places[KEY]}
     assert fewer.query("north").stored[KEY].shape == (8, 3, 3, 3)
-    expected = pack(models["north"].get_parameter(KEY), "int3").wide()
+    expected = pack(models["north"].get_parameter(KEY), "int4").wide()
     built = [fewer.build(query.id) for query in fewer.queries]
     assert all(torch.equal(model.get_parameter(KEY), expected) for model in built)
     assert len({model.get_parameter(KEY).data_ptr() for model in built}) == 1
     states = [model.state_dict().items() for model in models.values()]
-    before = sum(tensor.nbytes for state in states for key, tensor in state if "residual" not in key)
+    before = sum(tensor.nbytes for state in states for _, tensor in state)
     assert fewer.manifest.bytes.before == before
 
 
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        ([8, 3, 3, 4], "of shape (8, 11) for a weight of shape (8, 3, 3, 4)"),
-        ([4, 3, 3, 3], "of shape (8, 11) for a weight of shape (4, 3, 3, 3)"),
+        ([8, 3, 3, 4], "of shape (8, 14) for a weight of shape (8, 3, 3, 4)"),
+        ([4, 3, 3, 3], "of shape (8, 14) for a weight of shape (4, 3, 3, 3)"),
         ([8, 27], "conv.weight has shape (8, 27)"),
         ([8], "queries[0].stored.conv.weight.shape"),
         ([8, 3, 3, 0], "queries[0].stored.conv.weight.shape"),
@@ -165,10 +159,10 @@ def test_a_lie_about_the_shape_of_codes_is_refused(fewer, rewrite, shape, reason
         open_bundle(fewer.path).build("north")
 
 
-@pytest.mark.parametrize("spoilt", [0x07, 0xC0], ids=["all bits set", "bits behind the last code"])
+@pytest.mark.parametrize("spoilt", [0x0F, 0xF0], ids=["all bits set", "bits behind the last code"])
 def test_bits_that_no_weight_has_are_found(fewer, rewrite, spoilt):
     name = fewer.query("north").places()[KEY]
-    at = 0 if spoilt == 0x07 else 10
+    at = 0 if spoilt == 0x0F else 13
 
     def spoil(manifest, data, types):
         codes = bytearray(data.pop(name))
@@ -182,7 +176,7 @@ def test_bits_that_no_weight_has_are_found(fewer, rewrite, spoilt):
 
     rewrite(fewer.path, spoil)
     (problem,) = verify_bundle(fewer.path)
-    assert problem.endswith(" holds, as int3, a code or padding that no weight has")
+    assert problem.endswith(" holds, as int4, a code or padding that no weight has")
 
 
 def stored(manifest, query=0):
@@ -199,21 +193,20 @@ LIES = {
         lambda m: stored(m)[KEY].update(scale=m["queries"][0]["tensors"]["fc.weight"]), "has a scale F32 (2, 8)",
     ),
     "scale for fp16": (
-        lambda m: stored(m)["depthwise.weight"].update(scale=stored(m)[KEY]["scale"]), "which it has no use for",
+        lambda m: stored(m)["depthwise.weight"].update(scale=stored(m)[KEY]["scale"]), "which fp16 has not",
     ),
     "path of nothing": (
         lambda m: stored(m).update({"conv.kernel": stored(m).pop("depthwise.weight")}),
-        "`stored` names conv.kernel, which stands in neither",
+        "`stored` names conv.kernel, which is not in",
     ),
     "a wide tensor": (lambda m: stored(m).update({"fc.weight": {"dtype": "fp16", "scale": None}}), "of dtype F32"),
     "int8 called fp16": (lambda m: stored(m)[KEY].update(dtype="fp16", scale=None), "of dtype I8"),
     "not said to be packed": (lambda m: stored(m).pop("depthwise.weight"), "dtype torch.float16|F16"),
-    "format 1": (lambda m: m.update(format=1), "format: 1, but tensors are stored packed"),
     "bits for bytes": (lambda m: stored(m)[KEY].update(dtype="int4"), "stored as int4, names no shape"),
     "other bits for bytes": (
         lambda m: stored(m)[KEY].update(dtype="int4", shape=[8, 3, 3, 3]), "stored as int4, has a tensor of dtype I8",
     ),
-    "a shape for bytes": (lambda m: stored(m)[KEY].update(shape=[8, 27]), "names a shape, which it has no use for"),
+    "a shape for bytes": (lambda m: stored(m)[KEY].update(shape=[8, 27]), "names a shape, which only int4 has"),
     "stored as a list": (lambda m: m["queries"][0].update(stored=[]), "queries[0].stored"),
 }  # fmt: skip
 
@@ -257,7 +250,7 @@ def test_a_code_that_cannot_be_is_found(small, rewrite):
 
     rewrite(small.path, spoil)
     (problem,) = verify_bundle(small.path)
-    assert problem.endswith(" holds the code -128; the least is -127")
+    assert problem.endswith(" holds the code -128; the lowest is -127")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_a_bundle_says_in_which_precision_its_models_were_trained(tmp_path, tied
     written = writer(tmp_path / "b.gemel", models, queries)
     assert verify_bundle(tmp_path / "b.gemel") == []
     manifest = open_bundle(tmp_path / "b.gemel").manifest
-    assert manifest == written and manifest.format == 1
+    assert manifest == written and manifest.format == 3
     assert [query.trained for query in manifest.queries] == [Trained("bf16"), None, None]
 
 

@@ -43,7 +43,6 @@ def test_manifest_read_equals_manifest_written(sample):
     south = bundle.query("south")
     assert (south.roi, south.min_score, south.priority, south.threshold) == ((0, 8, 64, 64), 0.25, 3, None)
     assert bundle.query("gate").threshold == 0.4
-    assert bundle.query("gate").residuals["conv"].rank == 2
 
 
 def test_equal_tensors_are_stored_once(sample, tmp_path, writer):
@@ -107,13 +106,13 @@ def test_sharing_sets_lie_together_then_each_query_layer_by_layer(sample):
     assert len(runs) == len(set(runs))
     assert [len(who) for who in runs] == sorted((len(who) for who in runs), reverse=True)
     gate = [path for where in order for path in where if users[order.index(where)] == {"gate"}]
-    assert gate == ["gate:conv.residual_a", "gate:conv.residual_b", "gate:conv.bias", "gate:fc.weight", "gate:fc.bias"]
+    assert gate == ["gate:conv.bias", "gate:fc.weight", "gate:fc.bias"]
     assert tuple(name for name in open_bundle(sample.path).header.entries if name in paths) == load_order(
         sample.manifest.queries
     )
 
 
-def test_bytes_are_those_of_unique_tensors_and_residuals_count_after_only(sample):
+def test_bytes_are_those_of_unique_tensors(sample):
     unique: dict[str, int] = {}
     before = 0
     for query_id, model in sample.models.items():

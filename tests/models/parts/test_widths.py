@@ -12,7 +12,7 @@ from torch import Tensor
 from models.bits import BIT_WIDTHS, Bits, max_code
 from models.quantization import PackedWeight, choices, pack, unpack
 
-FEW: list[Bits] = ["int6", "int4", "int3", "int2"]
+FEW: list[Bits] = ["int4"]
 magnitudes = st.sampled_from([0.0, 1e-42, 1e-20, 1e-3, 1.0, 300.0, 1e20, 3e38])
 
 
@@ -73,11 +73,11 @@ def test_what_a_width_can_hold_comes_back_exactly(width: Bits) -> None:
     assert torch.equal(pack(torch.zeros(2, 3), width).wide(), torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize(("width", "error"), [("int6", 0.0013), ("int4", 0.0137), ("int3", 0.049), ("int2", 0.193)])
+@pytest.mark.parametrize(("width", "error"), [("int4", 0.0137)])
 def test_normal_weights_move_little_more_than_they_must(width: Bits, error: float) -> None:
     weight = torch.randn(64, 2304, generator=torch.Generator().manual_seed(0))
     moved = float((pack(weight, width).wide() - weight).square().mean())
-    # The least mean square error of 15, 7 and 3 evenly spaced values for a normal distribution: 0.0130, 0.0469, 0.190.
+    # The least mean square error of 15 evenly spaced values for a normal distribution: 0.0130.
     assert moved <= error
 
 
@@ -92,7 +92,7 @@ def test_float16_keeps_eleven_bits_and_has_no_scale() -> None:
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
-        *((value, width) for value in (float("nan"), float("inf")) for width in ("int8", "int4", "int2")),
+        *((value, width) for value in (float("nan"), float("inf")) for width in ("int8", "int4")),
         *((float("nan"), "fp16"), (1e6, "fp16")),
     ],
 )
@@ -115,7 +115,6 @@ def test_a_memory_layout_is_not_kept() -> None:
         ("layer1.0.conv1.weight", (64, 64, 3, 3), False, ("int8", "fp16")),
         ("encoder.self_attention.in_proj_weight", (192, 64), False, ("int8", "fp16")),
         ("features.1.conv.0.weight", (512, 1, 3, 3), False, ("fp16",)),
-        ("layer1.0.conv1.residual_a", (8, 64, 3, 3), False, ("fp16",)),
         ("fc.weight", (1000, 512), True, ("fp16",)),
         ("fc.weight", (2, 16), False, ()),
         ("bn1.weight", (2048,), False, ()),
@@ -127,9 +126,7 @@ def test_a_memory_layout_is_not_kept() -> None:
 def test_weights_get_fewer_bits_and_what_is_small_or_sensitive_does_not(key, shape, head, expected) -> None:
     assert choices(key, shape, "int8", head) == expected
     assert choices(key, shape, "fp16", head) == expected[-1:]
-    fewest = ("int2", "int3", "int4", "int6", *expected) if "int8" in expected else expected
-    assert choices(key, shape, "int2", head) == fewest
-    assert choices(key, shape, "int4", head) == tuple(one for one in fewest if BIT_WIDTHS[one] >= 4)
+    assert choices(key, shape, "int4", head) == (("int4", *expected) if "int8" in expected else expected)
 
 
 def test_equal_weights_become_equal_tensors() -> None:

@@ -11,12 +11,11 @@ from torch import nn
 from models.errors import InputError
 from models.sharing.plan import SharingPlan, tie
 
-EMPTY = {"residuals": {}, "low_rank": {}}
 A, B, C = ("a", "conv"), ("b", "conv"), ("c", "other")
 
 
 def test_a_plan_survives_json() -> None:
-    plan = SharingPlan(((A, B),), {"a": {"conv": 4}}, {"b": {"fc": 8}})
+    plan = SharingPlan(((A, B),))
     assert SharingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
@@ -26,7 +25,7 @@ def test_sets_of_one_with_a_layer_twice_or_overlapping_are_refused(shared) -> No
         SharingPlan(shared)
 
 
-@pytest.mark.parametrize("value", [{}, {"shared": 1, **EMPTY}, {"shared": [[["a"]]], **EMPTY}])
+@pytest.mark.parametrize("value", [{}, {"shared": 1}, {"shared": [[["a"]]]}])
 def test_malformed_json_is_refused(value) -> None:
     with pytest.raises(InputError, match="malformed"):
         SharingPlan.from_json(value)
@@ -82,28 +81,6 @@ def test_layers_of_one_model_share_too() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1))
     tie({"a": model}, SharingPlan(((("a", "0"), ("a", "2")),)))
     assert model.get_parameter("0.weight") is model.get_parameter("2.weight")
-
-
-def test_a_shared_layer_that_is_factorised_shares_both_factors() -> None:
-    plan = SharingPlan(((A, B),)).factorised((A, B), 4)
-    assert plan.shared == ((("a", "conv.a"), ("b", "conv.a")), (("a", "conv.b"), ("b", "conv.b")))
-    assert plan.low_rank == {"a": {"conv": 4}, "b": {"conv": 4}}
-    alone = plan.without("a")
-    assert alone.shared == () and alone.low_rank == {"b": {"conv": 4}}
-    with pytest.raises(InputError, match="two factors"):
-        plan.factorised((A,), 2)
-
-
-def test_queries_leave_with_all_they_have_and_layers_with_their_residuals_alone() -> None:
-    members = [(query, path) for query in "abc" for path in ("x", "y")]
-    plan = SharingPlan(tuple(tuple(member for member in members if member[1] == path) for path in ("x", "y")))
-    plan = plan.with_residuals("a", {"x": 4, "y": 8}).with_residuals("c", {"x": 4}).factorised([("a", "z")], 2)
-    private = plan.with_private("a", ["x"])
-    assert private.shared == ((("b", "x"), ("c", "x")), plan.shared[1])
-    assert private.residuals == {"a": {"y": 8}, "c": {"x": 4}} and private.low_rank == plan.low_rank
-    gone = plan.without("a", "b")
-    assert gone == SharingPlan(residuals={"c": {"x": 4}}), "one alone shares with nobody"
-    assert plan.without() == plan
 
 
 def test_layers_come_beside_others_into_their_sets_or_into_new_ones() -> None:

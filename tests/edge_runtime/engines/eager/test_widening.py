@@ -18,7 +18,6 @@ from edge_runtime.memory.store import Store
 from models.bits import Bits
 from models.bundle import Bundle, Made, open_bundle, write_bundle
 from models.errors import InputError
-from models.parts.residual import attach
 from models.quantization import PackedWeight, choices, pack
 from tests.edge_runtime import tiny
 from tests.edge_runtime.tiny import picture
@@ -58,14 +57,13 @@ def packed_all(model: nn.Module, weights: Bits) -> dict[str, PackedWeight]:
     return own
 
 
-@pytest.fixture(params=["int8", "fp16", "int4", "int3"])
+@pytest.fixture(params=["int8", "fp16", "int4"])
 def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
-    """`gate` and `yard` share a convolution, `yard` with a residual; `hall` attends."""
+    """`gate` and `yard` share a convolution; `hall` attends."""
     models: dict[str, nn.Module] = {name: tiny.trained_looking(seed) for seed, name in enumerate(("gate", "yard"), 1)}
     torch.manual_seed(0)
     models["hall"] = Attending(3).eval()
     models["yard"].get_submodule("3").weight = models["gate"].get_submodule("3").weight
-    attach(models["yard"].get_submodule("3"), rank=2).residual_b.data.fill_(0.1)
     queries = [tiny.query("gate", "left"), tiny.query("yard", "right"), tiny.query("hall", "left", model=ATTENDING)]
     stored = {name: packed_all(model, request.param) for name, model in models.items()}
     path = tmp_path / "n.safetensors"

@@ -19,8 +19,6 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from models import zoo
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
-from models.parts.low_rank import factorise
-from models.parts.residual import attach
 from models.predictions import DetectionPrediction
 from models.preprocess import Preprocess
 from models.quantization import PackedWeight, pack
@@ -57,7 +55,7 @@ def tiny(tmp_path_factory) -> Bundle:
 
 
 class Attending(nn.Module):
-    """Attention with packed projections, a layer norm, and a linear layer that may be factorised."""
+    """Attention with packed projections, a layer norm."""
 
     def __init__(self, num_classes: int, input_size: int = SIZE) -> None:
         super().__init__()
@@ -162,16 +160,15 @@ def assert_answers_as_torch(bundle: Bundle, cache: EngineCache, query_id: str = 
     return ours
 
 
-def test_a_classifier_with_a_residual_answers_as_torch_does(tiny, cache):
+def test_a_classifier_answers_as_torch_does(tiny, cache):
     for query in tiny.queries:
         assert_answers_as_torch(tiny, cache, query.id)
 
 
-def test_attention_and_a_layer_of_low_rank_answer_as_torch_does(tmp_path, cache):
+def test_attention_answers_as_torch_does(tmp_path, cache):
     torch.manual_seed(0)
-    module = lively(factorise(Attending(3), {"mlp": 4}))
-    attach(module.get_submodule("head"), 2)
-    query = record(f"{HERE}:Attending", model_args={"low_rank": {"mlp": 4}})
+    module = lively(Attending(3))
+    query = record(f"{HERE}:Attending")
     assert_answers_as_torch(bundled(tmp_path / "a.safetensors", {"one": module}, [query]), cache)
 
 
