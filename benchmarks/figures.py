@@ -131,7 +131,7 @@ def schedules(folder: Path) -> dict[str, Table]:
     )
     tables: dict[str, Table] = {
         "schedule": (said, SUM_HEADS, sums(rows)),
-        "schedule-claims": ("From the same cases", ("of `ours`", "measured"), claims(rows)),
+        "schedule-claims": ("From the same cases", ("of `adaptive`", "measured"), claims(rows)),
     }
     drawn = _read(folder / "promise.json")
     count = len({row["number"] for row in drawn["cases"]})

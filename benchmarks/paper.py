@@ -29,7 +29,7 @@ from models.workload import load_workload
 
 HEADS = ("the paper says", "here, simulated on the catalogue", "here, measured on real workloads", "agrees")
 CATALOGUE_HEADS = ("workload", "queries", "MB", "ceiling", "layers", "layers with half of the bytes")
-SENSITIVITY_HEADS = ("over all else", "time-sharing", "`gemel`", "`ours`", "`gemel` over time-sharing")
+SENSITIVITY_HEADS = ("over all else", "time-sharing", "`gemel`", "`adaptive`", "`gemel` over time-sharing")
 ORDER_HEADS = (
     "workload", "groups in order of", "flops", "saved / ceiling after a quarter", "after half", "in the end", "met",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from edge_runtime.delivery.base import SinkConfig
 from edge_runtime.delivery.registry import sinks_of
 from edge_runtime.engines.registry import AUTO, check_engine
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.schedule.settings import parse_memory
+from edge_runtime.scheduler.costs import parse_memory
 from edge_runtime.spool.settings import INTERVAL_S, MAX_BYTES, SpoolConfig
 from edge_runtime.variables import Variables
 from edge_runtime.watching.access import Access, access_of
@@ -35,11 +35,11 @@ class BoxConfig:
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
     `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
-    the same. `objective` is what `ours` aims at: frames in time, or accuracy over time by the curves in the bundle's
-    profile; None for accuracy where there are curves. With `overflow` a query that is too large for the budget copies
-    what cannot stay in every run. `policy` names the schedule; `trace` is the file to record what it saw and decided,
-    None for no record. With a `public_key` its owner must have signed the bundle. `http` says who may watch it, None
-    where nobody can. With `canary` a reload tries new weights on samples of the spool before they serve.
+    the same. `objective` is what `adaptive` aims at: frames in time, or accuracy over time by the curves in the
+    bundle's profile; None for accuracy where there are curves. With `overflow` a query that is too large for the budget
+    copies what cannot stay in every run. `policy` names the schedule; `trace` is the file to record what it saw and
+    decided, None for no record. With a `public_key` its owner must have signed the bundle. `http` says who may watch it,
+    None where nobody can. With `canary` a reload tries new weights on samples of the spool before they serve.
     """
 
     path: Path

@@ -16,7 +16,6 @@ from edge_runtime.config import BoxConfig, load_config
 from edge_runtime.equipping import EquippedBox, equip
 from edge_runtime.fitting import FittedBox, fit
 from edge_runtime.opening import open_box
-from edge_runtime.rehearsal.measured import profile_path
 from edge_runtime.reloading.canary import tried
 from edge_runtime.reloading.differences import check_change
 from edge_runtime.reloading.reloads import Refit
@@ -24,6 +23,7 @@ from edge_runtime.reloading.workplace import AtWork
 from edge_runtime.serving.ledger_file import LEDGER_FILE
 from edge_runtime.serving.service import serve
 from edge_runtime.serving.signals import signals
+from edge_runtime.simulation.profile_io import profile_path
 from edge_runtime.spool.settings import FOLDER_MODE
 from edge_runtime.unserved import unserved
 from models.bundle.format import is_open_as

@@ -23,7 +23,7 @@ from edge_runtime.engines.unshared import store_for
 from edge_runtime.fitting import FittedBox
 from edge_runtime.memory.layout import Layouts
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.scheduler.costs import Costs
 from models.errors import InputError, message_of, size_text
 
 MIN_GAIN = 1.05

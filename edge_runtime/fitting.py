@@ -13,18 +13,18 @@ from edge_runtime.engines.eager.staging import layers_of
 from edge_runtime.engines.registry import FALLBACK, make_engine
 from edge_runtime.opening import OpenBox
 from edge_runtime.policies import policy_named
-from edge_runtime.rehearsal.measured import (
-    REMEDY,
+from edge_runtime.scheduler import Policy
+from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, QueryCost, all_bytes
+from edge_runtime.scheduler.eviction import Overflow, OverflowLayer, overflow_of
+from edge_runtime.simulation.profile_io import (
+    PROFILE_HINT,
     MeasuredProfile,
-    ascending,
-    foreign,
+    machine_mismatch,
     measured_costs,
+    monotone_batches,
     profile_path,
     read_profile,
 )
-from edge_runtime.schedule import Policy
-from edge_runtime.schedule.costs import BATCHES, BatchCost, Costs, QueryCost, all_bytes
-from edge_runtime.schedule.overflow import Layer, Overflow, overflow_of
 from models.bundle import Bundle
 from models.errors import InputError, exact_text, size_text
 
@@ -103,7 +103,9 @@ def known_costs(bundle: Bundle, engines: Mapping[str, FrameEngine], profile: Mea
         return measured_costs(bundle, profile)
     queries = {}
     for query in bundle.queries:
-        first, *larger = ascending(BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES)
+        first, *larger = monotone_batches(
+            BatchCost(count, 0.0, engines[query.id].workspace_of(count)) for count in BATCHES
+        )
         queries[query.id] = QueryCost(
             bundle.names_in_order(query.id), 0.0, first.workspace_bytes, query.sla_ms / 1000, tuple(larger)
         )
@@ -117,7 +119,7 @@ def _costs_of(
     """The costs with every weight resident, and those within the budget; InputError where there are none."""
     config, bundle = box.config, box.bundle
 
-    def layers(query: str) -> Sequence[Layer]:
+    def layers(query: str) -> Sequence[OverflowLayer]:
         asked = bundle.query(query)
         return layers_of(engines[query].model, asked.input_size, asked.tensors, asked.stored, config.device)
 
@@ -158,10 +160,12 @@ def _usable_profile(config: BoxConfig, bundle: Bundle) -> MeasuredProfile | None
     except InputError as error:
         log.warning("%s", error)
         return None
-    differing = foreign(profile, config.device)
+    differing = machine_mismatch(profile, config.device)
     if differing is None and profile.engine != config.engine:
         differing = f"engine {profile.engine}, here {config.engine}"
     if differing is None:
         return profile
-    log.warning("%s: measured on another machine or engine (%s); %s", profile_path(bundle.path), differing, REMEDY)
+    log.warning(
+        "%s: measured on another machine or engine (%s); %s", profile_path(bundle.path), differing, PROFILE_HINT
+    )
     return None

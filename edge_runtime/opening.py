@@ -16,9 +16,9 @@ from edge_runtime.capture.regions import region_fault
 from edge_runtime.capture.settings import Wanted
 from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
 from edge_runtime.integrity.hashing import damaged_queries, damaged_tensors
-from edge_runtime.rehearsal.measured import staleness_of
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.staleness import Curve
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.types import Curve
+from edge_runtime.simulation.profile_io import read_staleness
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.bundle.signing import check_signature
 from models.errors import BundleError, InputError
@@ -53,14 +53,14 @@ class OpenBox:
     held_back: Mapping[str, str] = field(default_factory=dict)
     staleness: Mapping[str, Curve] = field(default_factory=dict)
 
-    def demands(self) -> dict[str, Demand]:
+    def demands(self) -> dict[str, QuerySpec]:
         """What each query asks for: the lower of its own and its camera's rate, its priority, what its answers are
         worth as they age."""
         demands = {}
         for query in self.bundle.queries:
             rates = [fps for fps in (query.fps, self.config.cameras[query.camera].fps) if fps]
             fps, known = min(rates, default=UNKNOWN_FPS), self.staleness.get(query.id)
-            demands[query.id] = Demand(fps, float(query.priority), () if known is None else known)
+            demands[query.id] = QuerySpec(fps, float(query.priority), () if known is None else known)
         return demands
 
 
@@ -89,7 +89,7 @@ def _staleness(config: BoxConfig, bundle: Bundle) -> dict[str, Curve]:
     if config.objective == FRAMES:
         return {}
     with contextlib.nullcontext() if config.objective == ACCURACY else contextlib.suppress(InputError):
-        return staleness_of(bundle)
+        return read_staleness(bundle)
     return {}
 
 

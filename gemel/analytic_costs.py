@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile, costs_for
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile, costs_for
 from gemel.conditions import DEFAULT_DEVICE
 from models.bundle import Bundle, BundleQuery, open_bundle
 from models.bundle.format import ITEM_BYTES
@@ -41,9 +41,7 @@ class _Unweighted:
         names: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self._builds, self._all = builds, dict[str, int]()
-        self.queries = tuple(
-            replace(query, tensors=self._named(query, names or {}), stored={}) for query in queries
-        )
+        self.queries = tuple(replace(query, tensors=self._named(query, names or {}), stored={}) for query in queries)
         self._names = {query.id: tuple(dict.fromkeys(query.tensors.values())) for query in self.queries}
 
     def build(self, query_id: str, device: str) -> nn.Module:

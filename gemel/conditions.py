@@ -30,7 +30,7 @@ class Conditions:
 
     memory: str = "min"
     device: str | None = None
-    policy: str = "ours"
+    policy: str = "adaptive"
     shared: bool = False
     overflow: bool = False
     factories: tuple[str, ...] = ()

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.rehearsal.measured import measured_costs, read_profile
-from edge_runtime.rehearsal.profiles import costs_for
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.simulation.device_profiles import costs_for
+from edge_runtime.simulation.profile_io import measured_costs, read_profile
 from gemel.analytic_costs import bundle_originals, find_profile
 from gemel.conditions import MEASURED
 from gemel.stream_eval import MERGED, ORIGINALS

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from edge_runtime import daemon
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler.costs import memory_settings
 from gemel.analytic_costs import find_profile, original_costs
 from gemel.box_text import box_text
 from gemel.conditions import DEMO_DEVICE

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edge_runtime.rehearsal.measured import machine_of
+from edge_runtime.simulation.profile_io import describe_machine
 from gemel.text import table
 from models.errors import InputError
 
@@ -94,7 +94,7 @@ def diagnose(folder: str | Path | None = None, copy_bytes: int = COPY_BYTES,
     except OSError as error:
         raise InputError(where, f"storage cannot be measured here: {error.strerror}", "give a folder that can be "
                          "written", "--folder") from error  # fmt: skip
-    return Diagnosis(device, machine_of(device), median(copies) / GIGA, median(reads) / GIGA, dropped, str(where),
+    return Diagnosis(device, describe_machine(device), median(copies) / GIGA, median(reads) / GIGA, dropped, str(where),
                      tuple(_engines(device)))  # fmt: skip
 
 

@@ -30,8 +30,7 @@ import numpy as np
 import torch
 
 from edge_runtime.policies import DEFAULT_POLICY
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.settings import memory_bytes, memory_settings
+from edge_runtime.scheduler.costs import Costs, memory_bytes, memory_settings
 from gemel.bundle_summary import byte_counts, measure_resident_bytes, shared_tensors
 from gemel.coco_export import check_export_folder, export_coco
 from gemel.conditions import DEFAULT_DEVICE

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edge_runtime.rehearsal.profiles import PROFILES, DeviceProfile
-from edge_runtime.schedule.settings import parse_memory
+from edge_runtime.scheduler.costs import parse_memory
+from edge_runtime.simulation.device_profiles import PROFILES, DeviceProfile
 from models.errors import InputError, join_names
 from models.io import MAX_CAMERAS, MAX_QUERIES, Name, PathText, read_yaml
 from models.workload import Camera, Query, Workload, load_workload

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.policies import policy_named
-from edge_runtime.rehearsal.measured import measured_costs, profile_path, read_profile
-from edge_runtime.rehearsal.profiles import PROFILES, costs_for, layers_on_paper
-from edge_runtime.rehearsal.replay import Replayed, replay
-from edge_runtime.rehearsal.simulator import Simulation, simulate
-from edge_runtime.schedule import Demand, Policy
-from edge_runtime.schedule.costs import Costs, all_bytes
-from edge_runtime.schedule.overflow import Overflow, overflow_of
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.settings import memory_bytes
+from edge_runtime.scheduler import Policy, QuerySpec
+from edge_runtime.scheduler.costs import Costs, all_bytes, coalesced, memory_bytes
+from edge_runtime.scheduler.eviction import Overflow, overflow_of
+from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
+from edge_runtime.simulation.profile_io import measured_costs, profile_path, read_profile
+from edge_runtime.simulation.replay import ReplayResult, replay
+from edge_runtime.simulation.simulator import Simulation, simulate
 from gemel.analytic_costs import bundle_originals, find_profile, merge_at_ceiling, workload_originals
 from gemel.conditions import DEFAULT_CONDITIONS, DEFAULT_DEVICE, MEASURED, Conditions
 from gemel.text import percent, size, table
@@ -52,7 +50,7 @@ class PlanInput:
     modelled: bool
     costs: Costs
     memory_bytes: int
-    demands: Mapping[str, Demand]
+    demands: Mapping[str, QuerySpec]
     device_bytes: int | None
     sharing: str
     whole: Costs
@@ -156,18 +154,18 @@ def load_plan_input(source: str | Path, conditions: Conditions) -> PlanInput:
         costs, title, kind = measured_costs(models, found), f"{found.machine['name']} ({found.device})", found.device
     nbytes = memory_bytes(conditions.memory, costs_for(profile, unmerged), "--memory")
     queries = {query.id: query for query in models.queries}
-    within = overflow_of(costs, nbytes, lambda query: layers_on_paper(models, queries[query], kind))
+    within = overflow_of(costs, nbytes, lambda query: overflow_layers(models, queries[query], kind))
     return PlanInput(
         source=str(source),
         device=device,
         title=title,
         modelled=profile.modelled and not measured,
-        costs=condensed(within.costs if conditions.overflow else costs),
+        costs=coalesced(within.costs if conditions.overflow else costs),
         memory_bytes=nbytes,
-        demands={query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries},
+        demands={query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in models.queries},
         device_bytes=None if measured else profile.memory_bytes,
         sharing=(CEILING if conditions.shared else ORIGINALS) if of_workload else BUNDLE,
-        whole=condensed(costs),
+        whole=coalesced(costs),
         overflow=within,
         overflows=conditions.overflow,
     )
@@ -198,7 +196,7 @@ def _of_bundle(path: Path, conditions: Conditions) -> tuple[Bundle, Bundle]:
     return bundle_originals(bundle), bundle
 
 
-def draw_arrivals(demands: Mapping[str, Demand], duration_s: float, seed: int) -> dict[str, list[float]]:
+def draw_arrivals(demands: Mapping[str, QuerySpec], duration_s: float, seed: int) -> dict[str, list[float]]:
     """When the frames of each query come, at its rate, with phases drawn from the seed."""
     rng = random.Random(seed)
     return {query: _ticks(demand.fps, rng.random(), duration_s) for query, demand in demands.items()}
@@ -477,12 +475,12 @@ def simulate_box(
     return SimulationResult(subject, conditions.policy, duration_s, played)
 
 
-def replay_run(trace: str | Path) -> Replayed:
+def replay_run(trace: str | Path) -> ReplayResult:
     """Replay a trace that a box recorded (`trace:` in its config); InputError for a file that is none."""
     return replay(trace)
 
 
-def format_replay(found: Replayed) -> str:
+def format_replay(found: ReplayResult) -> str:
     """A replay for a terminal."""
     rows = [(row["id"], row["received"], row["processed"], row["predicted"]) for row in found.to_json()["queries"]]
     said = [

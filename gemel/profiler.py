@@ -11,15 +11,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.memory.placing import footprint_bytes
-from edge_runtime.rehearsal.measured import (
+from edge_runtime.scheduler.costs import BATCHES, BatchCost
+from edge_runtime.simulation.profile_io import (
     MeasuredProfile,
     QueryProfile,
-    ascending,
-    machine_of,
+    describe_machine,
+    monotone_batches,
     profile_path,
     write_profile,
 )
-from edge_runtime.schedule.costs import BATCHES, BatchCost
 from gemel.text import size, table
 from merger.events import Progress, Stages, silent
 from models.bundle import open_bundle
@@ -144,7 +144,7 @@ def profile_bundle(
                 stages.add()
         moved, seconds = sum(nbytes for nbytes, _ in loads), sum(took for _, took in loads)
         rate = moved / seconds if seconds > 0 else 1e12
-        profile = MeasuredProfile(opened.digest, machine_of(chosen), chosen, engine, rate, 0.0, queries)
+        profile = MeasuredProfile(opened.digest, describe_machine(chosen), chosen, engine, rate, 0.0, queries)
         return ProfileResult(write_profile(bundle, profile), profile)
 
 
@@ -181,7 +181,7 @@ def _batches(engine: FrameEngine, rounds: int, workspace: dict[int, int]) -> tup
     for count in BATCHES:
         seen = peak_bytes(partial(engine.run, frames[:count]), engine.device)
         workspace[count] = max(workspace[count], seen)
-    return ascending(BatchCost(count, median(seconds[count]), workspace[count]) for count in BATCHES)
+    return monotone_batches(BatchCost(count, median(seconds[count]), workspace[count]) for count in BATCHES)
 
 
 def _frames(engine: FrameEngine, count: int) -> list[np.ndarray]:

@@ -21,13 +21,13 @@ from edge_runtime.frames.results import Identity
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.rehearsal.measured import machine_of
-from edge_runtime.rehearsal.simulator import age_p95_ms, simulate
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import Costs
 from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
+from edge_runtime.simulation.profile_io import describe_machine
+from edge_runtime.simulation.simulator import age_p95_ms, simulate
 from gemel.stream_eval import MERGED, QueryTest, Scorer, Stream, latest_results
 from models.bundle import Bundle
 from models.errors import InputError
@@ -83,7 +83,7 @@ def evaluate_realtime(
             Parts(
                 Device(arena, engines, costs, budget),
                 policy,
-                {query: Demand(rate, float(queries[query].priority)) for query, rate in fps.items()},
+                {query: QuerySpec(rate, float(queries[query].priority)) for query, rate in fps.items()},
                 mailboxes,
                 Publisher(lambda parcel: _heard(parcel, results, cut), ledger, queries, Identity(bundle.digest)),
             )
@@ -204,7 +204,7 @@ def _told(
             "age_p95_ms_wall": _p95(own), "age_p95_ms_virtual": _p95(theirs),
         })  # fmt: skip
     return {
-        "seconds": seconds, "memory_bytes": budget, "machine": machine_of("cpu"), "queries": queries,
+        "seconds": seconds, "memory_bytes": budget, "machine": describe_machine("cpu"), "queries": queries,
         "difference": max((abs(row["difference"]) for row in queries), default=0.0),
     }  # fmt: skip
 

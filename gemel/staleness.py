@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from edge_runtime.schedule.staleness import Curve, falling
+from edge_runtime.scheduler.types import Curve, monotone_curve
 from gemel.stream_eval import Footage, units_of
 from models.bundle import Bundle
 from models.data import load_split
@@ -52,7 +52,7 @@ def staleness_curve(
             break
         old, new = [answers[before] for before, _ in pairs], [truths[now] for _, now in pairs]
         known.append((age, task.metric_of(task.tallies(old, new, classes, threshold).sum(axis=0))))
-    return falling(_between(known))
+    return monotone_curve(_between(known))
 
 
 def frame_pairs(footage: Footage, age: int) -> list[tuple[int, int]]:

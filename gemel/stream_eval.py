@@ -21,9 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
-from edge_runtime.rehearsal.simulator import FrameOutcome, Simulation, age_ms, simulate
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.pieces import condensed
+from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.simulation.simulator import FrameOutcome, Simulation, age_ms, simulate
 from models.tasks import task_of
 from models.workload import Query
 
@@ -32,7 +31,7 @@ CLOCK_SLACK_S = 1e-6
 
 
 class Outcome(Protocol):
-    """What became of one delivered frame (`edge_runtime.rehearsal.simulator.FrameOutcome`)."""
+    """What became of one delivered frame (`edge_runtime.simulation.simulator.FrameOutcome`)."""
 
     @property
     def query(self) -> str: ...
@@ -205,7 +204,7 @@ def evaluate_streams(
     The streams of a seed are the same for all arms and settings. Accuracies are means over seeds, with the least
     and the largest as `spread`; ages are pooled over seeds, frames are summed.
     """
-    costs = {arm: condensed(cost) for arm, cost in costs.items()}
+    costs = {arm: coalesced(cost) for arm, cost in costs.items()}
     streams = {seed: build_streams({one.query.id: one.footage for one in tested}, seed) for seed in seeds}
     scorers = {(arm, one.query.id): Scorer(one, arm) for arm in costs for one in tested}
     result = StreamResults([], [], [], [])

@@ -129,10 +129,7 @@ def _written(
     manifest = write_bundle(out, models, records, made, overwrite=begun, packed=stored)
     _write_log(_beside(out, LOG_SUFFIX), [*checkpoint.log, *_accounted(ctx, found, method, options)])
     checkpoint.remove()
-    results = tuple(
-        QueryResult(**one.__dict__, id=query)
-        for query, one in evidence.items()
-    )
+    results = tuple(QueryResult(**one.__dict__, id=query) for query, one in evidence.items())
     before, after = manifest.bytes.before, manifest.bytes.after
     saved, ceiling = 1 - after / before, made.ceiling_bytes / before
     told = next((row for row in found.log if "recipe" in row), {"recipe": None, "search_flops": 0.0})

@@ -22,9 +22,9 @@ from edge_runtime.daemon import run
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.registry import ENGINES
 from edge_runtime.memory.binding import TensorOf, Wait
-from edge_runtime.policies.paper import Paper
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
+from edge_runtime.policies.gemel import GemelPolicy
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 from gemel.cli import main
 from merger import METHODS
 from merger.checkpoint import Checkpoint, snapshots
@@ -87,11 +87,11 @@ class Backwards:
     def view(self, costs: Costs) -> Costs:
         return costs
 
-    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         return Plan(tuple(reversed(list(costs.queries))), dict.fromkeys(costs.queries, 1), budget_bytes)
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-        return Paper().decide(situation, costs, plan)
+    def decide(self, situation: SchedulerState, costs: Costs, plan: Plan) -> Decision:
+        return GemelPolicy().decide(situation, costs, plan)
 
 
 def first_group(ctx: MergeContext, options: MergeOptions, checkpoint: Checkpoint) -> Merged:

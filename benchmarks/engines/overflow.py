@@ -20,7 +20,7 @@ from edge_runtime.engines.eager.staging import layers_of
 from edge_runtime.fitting import known_costs
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.overflow import Overflow, overflow_of
+from edge_runtime.scheduler.eviction import Overflow, overflow_of
 from models.bundle import Bundle, open_bundle
 
 SHARES = (1.0, 0.5, 0.25, 0.125)

@@ -19,7 +19,7 @@ from edge_runtime.engines.registry import engine_named, make_engine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.memory.streams import compute_stream
-from edge_runtime.schedule.costs import BATCHES
+from edge_runtime.scheduler.costs import BATCHES
 from models.bits import Bits
 from models.bundle import Bundle
 from models.device import disable_tf32

@@ -19,7 +19,7 @@ from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.fitting import known_costs
 from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
 from edge_runtime.memory.movers.cuda import CudaMover
-from edge_runtime.schedule.costs import all_bytes
+from edge_runtime.scheduler.costs import all_bytes
 
 SECONDS, MIN_SECONDS = 60.0, 1.0
 FPS, PICTURES = 10, 40

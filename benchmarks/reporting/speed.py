@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from benchmarks.machine import machine
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler.costs import memory_settings
 from gemel.cost_model import CostModel, load_cost_model
 from gemel.evaluation import (
     MEMORY_SETTINGS,

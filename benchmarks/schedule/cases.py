@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.rehearsal.profiles import PROFILES
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.simulation.device_profiles import PROFILES
 from gemel.analytic_costs import ceiling_costs, original_costs
 from gemel.planner import DEFAULT_FPS
 from models.workload import load_workload
@@ -18,7 +18,7 @@ WORKLOADS = Path(__file__).parents[1] / "workloads"
 REAL = ("cifar", "domains", "elsewhere", "gti", "junction", "published")
 DEVICES = ("jetson-nano", "orin-nano-8gb", "xavier-nx")
 SETTINGS = ("min", "50%", "75%")
-ORDER = ("time-sharing", "gemel", "ours")
+ORDER = ("time-sharing", "gemel", "adaptive")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Case:
     device: str
     apart: Costs
     shared: Costs
-    demands: Mapping[str, Demand]
+    demands: Mapping[str, QuerySpec]
 
 
 def catalogue() -> list[Path]:
@@ -45,11 +45,11 @@ def real() -> list[Path]:
 def case_of(path: Path, device: str) -> Case:
     """One workload on one device, merged at the ceiling: each group of layers shares one weight."""
     load, profile = load_workload(path), PROFILES[device]
-    demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in load.queries}
+    demands = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in load.queries}
     return Case(path.stem, device, original_costs(profile, load.queries), ceiling_costs(profile, load.queries), demands)
 
 
-def arrivals_of(demands: Mapping[str, Demand], seconds: float, seed: int) -> dict[str, list[float]]:
+def arrivals_of(demands: Mapping[str, QuerySpec], seconds: float, seed: int) -> dict[str, list[float]]:
     """Frames at each query's rate, with phases drawn from the seed."""
     rng = random.Random(seed)
     return {

@@ -15,23 +15,22 @@ import edge_runtime
 from benchmarks.schedule.bound import upper_bound
 from benchmarks.schedule.cases import ORDER, SETTINGS, Case, arrivals_of, case_of, catalogue, markdown
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.simulation.simulator import simulate
 
 MIN_SHARE, SUM_SHARE = 0.8, 0.98
 SHARED_CODE = (
-    "schedule",
+    "scheduler",
     "frames/ledger.py",
     "frames/mailbox.py",
     "memory/placing.py",
-    "rehearsal/profiles.py",
-    "rehearsal/simulator.py",
+    "simulation/device_profiles.py",
+    "simulation/simulator.py",
 )
 POLICY_CODE = {
-    "time-sharing": ("policies/paper.py", "policies/time_sharing.py"),
-    "gemel": ("policies/paper.py",),
-    "ours": ("policies", "policies/accuracy", "policies/against"),
+    "time-sharing": ("policies/gemel.py", "policies/time_sharing.py"),
+    "gemel": ("policies/gemel.py",),
+    "adaptive": ("policies", "policies/accuracy", "policies/against"),
 }
 WORST_SHOWN = 12
 SUM_HEADS = (
@@ -40,8 +39,8 @@ SUM_HEADS = (
     "frames",
     *ORDER,
     "bound",
-    "ours / gemel",
-    "ours / bound",
+    "adaptive / gemel",
+    "adaptive / bound",
     "workloads with more / fewer",
     "worst query",
 )
@@ -100,7 +99,7 @@ def write(file: Path, rows: list[Row]) -> None:
 
 
 def _row(case: Case, setting: str, seconds: float, seeds: int, code: Mapping[str, str], known: Row | None) -> Row:
-    shared = condensed(case.shared)
+    shared = coalesced(case.shared)
     budget = memory_settings(case.apart)[setting]
     streams = [arrivals_of(case.demands, seconds, seed) for seed in range(seeds)]
     old = known or {"code": {}, "in_time": {}, "moved": {}, "bound": None}
@@ -139,9 +138,9 @@ def total(row: Row, name: str) -> int:
 
 
 def ratios(row: Row) -> dict[str, float]:
-    """Each query's frames in time under `ours`, over those under `gemel` where there were any."""
+    """Each query's frames in time under `adaptive`, over those under `gemel` where there were any."""
     paper = row["in_time"]["gemel"]
-    return {query: row["in_time"]["ours"][query] / count for query, count in paper.items() if count}
+    return {query: row["in_time"]["adaptive"][query] / count for query, count in paper.items() if count}
 
 
 def worst(row: Row) -> tuple[float, str]:
@@ -184,7 +183,7 @@ def sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
             bound = sum(row["bound"] for row in chosen)
             received = sum(sum(row["received"].values()) for row in chosen)
             more, fewer = (
-                sum(sign * (total(row, "ours") - total(row, "gemel")) > 0 for row in chosen) for sign in (1, -1)
+                sum(sign * (total(row, "adaptive") - total(row, "gemel")) > 0 for row in chosen) for sign in (1, -1)
             )
             lines.append(
                 (
@@ -193,8 +192,8 @@ def sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
                     received,
                     *counts.values(),
                     round(bound),
-                    f"{counts['ours'] / counts['gemel']:.3f}",
-                    f"{counts['ours'] / bound:.2f}",
+                    f"{counts['adaptive'] / counts['gemel']:.3f}",
+                    f"{counts['adaptive'] / bound:.2f}",
                     f"{more} / {fewer} of {len(chosen)}",
                     f"{min(worst(row)[0] for row in chosen):.2f}",
                 )
@@ -203,12 +202,12 @@ def sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def claims(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What the sums do not show: where `ours` is no better, far from the bound, or does less with more memory."""
-    fewer = [row for row in rows if total(row, "ours") < total(row, "gemel")]
-    even = [row for row in rows if total(row, "ours") == total(row, "gemel")]
-    whole = [row for row in even if total(row, "ours") == sum(row["received"].values())]
-    farthest = min(rows, key=lambda row: total(row, "ours") / row["bound"])
-    at = {_place(row): total(row, "ours") for row in rows}
+    """What the sums do not show: where `adaptive` is no better, far from the bound, or does less with more memory."""
+    fewer = [row for row in rows if total(row, "adaptive") < total(row, "gemel")]
+    even = [row for row in rows if total(row, "adaptive") == total(row, "gemel")]
+    whole = [row for row in even if total(row, "adaptive") == sum(row["received"].values())]
+    farthest = min(rows, key=lambda row: total(row, "adaptive") / row["bound"])
+    at = {_place(row): total(row, "adaptive") for row in rows}
     steps = [
         (at[name, device, more] / at[name, device, less] - 1, name, device)
         for name, device in dict.fromkeys((name, device) for name, device, _ in at)
@@ -221,12 +220,12 @@ def claims(rows: Sequence[Row]) -> list[tuple[str, str]]:
         for query in row["received"]
         if not any(row["in_time"][name][query] for name in ORDER)
     }
-    reached = f"{100 * total(farthest, 'ours') / farthest['bound']:.0f} % ({_place_text(farthest)})"
+    reached = f"{100 * total(farthest, 'adaptive') / farthest['bound']:.0f} % ({_place_text(farthest)})"
     return [
-        ("cases with fewer frames in time under `ours` than under `gemel`", f"{len(fewer)} of {len(rows)}"),
+        ("cases with fewer frames in time under `adaptive` than under `gemel`", f"{len(fewer)} of {len(rows)}"),
         ("cases with as many; of these all frames in time", f"{len(even)}; {len(whole)}"),
-        ("the least that `ours` reaches of the bound", reached),
-        ("steps to more memory that give `ours` fewer frames", f"{len(down)} of {len(steps)}"),
+        ("the least that `adaptive` reaches of the bound", reached),
+        ("steps to more memory that give `adaptive` fewer frames", f"{len(down)} of {len(steps)}"),
         ("the worst of these", f"{100 * min(down)[0]:.1f} % ({min(down)[1]}, {min(down)[2]})" if down else "none"),
         ("queries without a frame in time under any policy, by device", _counted(place[0] for place in none)),
     ]
@@ -260,22 +259,22 @@ def _worst_queries(rows: Iterable[Row]) -> str:
             row["memory"],
             query,
             row["in_time"]["gemel"][query],
-            row["in_time"]["ours"][query],
+            row["in_time"]["adaptive"][query],
         )
         for row in rows
         for query, ratio in ratios(row).items()
     )
     return markdown(
-        ("ratio", "workload", "device", "memory", "query", "gemel", "ours"),
+        ("ratio", "workload", "device", "memory", "query", "gemel", "adaptive"),
         [(f"{ratio:.2f}", *rest) for ratio, *rest in found[:WORST_SHOWN]],
     )
 
 
 def misses(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The cases in which `ours` has less than SUM_SHARE of `gemel`'s frames, or a query less than MIN_SHARE of its
+    """The cases in which `adaptive` has less than SUM_SHARE of `gemel`'s frames, or a query less than MIN_SHARE of its
     own."""
     return [
         _line(dict(row))
         for row in rows
-        if total(dict(row), "ours") < SUM_SHARE * total(dict(row), "gemel") or worst(dict(row))[0] < MIN_SHARE
+        if total(dict(row), "adaptive") < SUM_SHARE * total(dict(row), "gemel") or worst(dict(row))[0] < MIN_SHARE
     ]

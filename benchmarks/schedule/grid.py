@@ -6,8 +6,8 @@ Fifteen workloads, each query at 5, 10 and 30 frames a second with an SLA of 50,
 min, 50 %, 75 % and all of the originals. Arms, all on the virtual clock: the originals under the paper's time-sharing,
 under our schedule (so is `joint`, which shares nothing either), streamed layer by layer, and stored in 4 bits; merged
 at the ceiling under the paper's schedule, under ours, and stored in 4 bits. What retraining and fewer bits do to
-answers is no part of this (docs/merging.md); how old answers are is, by the recorded staleness curves. `ours` aims at
-accuracy over time. Goes on where it was stopped.
+answers is no part of this (docs/merging.md); how old answers are is, by the recorded staleness curves. `adaptive`
+aims at accuracy over time. Goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ from typing import Any
 from benchmarks.schedule.cases import WORKLOADS, arrivals_of, catalogue, markdown, real
 from benchmarks.schedule.objective import CURVES, accuracy_over_time, at_rate, curves
 from benchmarks.schedule.playing import Row, code_of, play
+from benchmarks.schedule.streamed import URGENT, WINDOWS, StreamedLayer, stream_costs, streamed_layers
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.layered import layers_for
-from edge_runtime.rehearsal.profiles import PROFILES, costs_for
-from edge_runtime.rehearsal.simulator import age_p95_ms, simulate
-from edge_runtime.rehearsal.streamed import URGENT, WINDOWS, Layer, streamed_of
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.overflow import MIN_BYTES
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import Costs, coalesced, memory_settings
+from edge_runtime.scheduler.eviction import MIN_OVERFLOW_BYTES
+from edge_runtime.simulation.device_profiles import PROFILES, costs_for
+from edge_runtime.simulation.simulator import age_p95_ms, simulate
 from gemel.analytic_costs import merge_at_ceiling, workload_originals
 from models.errors import InputError
 from models.workload import load_workload
@@ -40,7 +37,7 @@ from models.workload import load_workload
 MEMORY, FPS, SLAS_MS = ("min", "50%", "75%", "all"), (5, 10, 30), (50, 100, 200)
 NARROW_BITS, FULL_BITS = 4, 32
 APART, OWN, STREAMED, NARROW, PAPER, WIDE, BOTH = ARMS = (
-    "none", "none, ours", "none, streamed", "none, 4 bits", "gemel", "wide", "wide, 4 bits",
+    "none", "none, adaptive", "none, streamed", "none, 4 bits", "gemel", "wide", "wide, 4 bits",
 )  # fmt: skip
 POLICY = {APART: "time-sharing", PAPER: "gemel"}
 HEADS = ("over all else", *ARMS)
@@ -49,7 +46,7 @@ HEADS = ("over all else", *ARMS)
 def narrowed(costs: Costs, bits: int = NARROW_BITS) -> Costs:
     """The same models with their weights stored in so few bits; a layer's are widened in the workspace when it runs."""
     sizes = {
-        name: nbytes * bits // FULL_BITS if nbytes >= MIN_BYTES else nbytes
+        name: nbytes * bits // FULL_BITS if nbytes >= MIN_OVERFLOW_BYTES else nbytes
         for name, nbytes in costs.tensor_bytes.items()
     }
     queries = {}
@@ -67,9 +64,11 @@ def within(costs: Costs, sla_ms: int) -> Costs:
     return Costs(queries, costs.tensor_bytes, costs.copy_bytes_per_s, costs.load_latency_s, costs.footprints)
 
 
-def streamed(costs: Costs, demands: Mapping[str, Demand], budget: int, layers: Mapping[str, Sequence[Layer]]) -> Costs:
+def streamed(
+    costs: Costs, demands: Mapping[str, QuerySpec], budget: int, layers: Mapping[str, Sequence[StreamedLayer]]
+) -> Costs:
     """Streamed with the window and the choice of what stays under which runs take least time."""
-    tried = (streamed_of(costs, demands, budget, layers, *how).costs for how in product(WINDOWS, URGENT))
+    tried = (stream_costs(costs, demands, budget, layers, *how).costs for how in product(WINDOWS, URGENT))
     return min(tried, key=lambda one: sum(demand.fps * one.queries[query].run_s for query, demand in demands.items()))
 
 
@@ -77,19 +76,19 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     """A row for each memory, rate and SLA of one workload."""
     queries, profile = load_workload(WORKLOADS / f"{workload}.yaml").queries, PROFILES[device]
     alone, tasks = workload_originals(queries), {query.id: query.task for query in queries}
-    whole, layers = costs_for(profile, alone), layers_for(profile, alone)
-    own, shared = condensed(whole), condensed(costs_for(profile, merge_at_ceiling(queries)))
+    whole, layers = costs_for(profile, alone), streamed_layers(profile, alone)
+    own, shared = coalesced(whole), coalesced(costs_for(profile, merge_at_ceiling(queries)))
     costs = {APART: own, OWN: own, NARROW: narrowed(own), PAPER: shared, WIDE: shared, BOTH: narrowed(shared)}
     settings, rows = memory_settings(own), []
     for fps, memory in product(FPS, MEMORY):
         worth = {query: at_rate(curves()[task][1], curves()[task][0], fps) for query, task in tasks.items()}
-        plain = {query: Demand(fps) for query in tasks}
-        aware = {query: Demand(fps, staleness=worth[query]) for query in tasks}
+        plain = {query: QuerySpec(fps) for query in tasks}
+        aware = {query: QuerySpec(fps, staleness=worth[query]) for query in tasks}
         arrivals, kept = arrivals_of(plain, float(seconds), 0), streamed(whole, plain, settings[memory], layers)
         for sla_ms in SLAS_MS:
             arms = {}
             for arm in ARMS:
-                policy = POLICIES[POLICY.get(arm, "ours")]
+                policy = POLICIES[POLICY.get(arm, "adaptive")]
                 asked = plain if arm in POLICY else aware
                 played = simulate(
                     within({**costs, STREAMED: kept}[arm], sla_ms), arrivals, settings[memory], policy, asked

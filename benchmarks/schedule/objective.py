@@ -4,12 +4,12 @@ Usage: python -m benchmarks.schedule.objective --json FILE [--drawn SEED --workl
 
 Every workload of the catalogue on five modelled devices at min, 50 % and 75 % of what its originals need. Arms: the
 originals under the paper's time-sharing, their weights evicted in the pieces that the merged models consist of, and
-merged at the ceiling under the paper's schedule and under `ours` with either objective. The same originals in pieces of
-their own stand beside: which query loses under time-sharing hangs on such things, too. Accuracy over time of a query:
-at each frame's moment the newest finished answer counts as much as an answer of its age is worth by the staleness curve
-of its task, relative to a fresh one; that merged models answer differently is no part of this. Goes on where it was
-stopped. With `--drawn` workloads drawn at random in place of the catalogue's (`benchmarks.schedule.drawn`), which
-nothing was tuned on.
+merged at the ceiling under the paper's schedule and under `adaptive` with either objective. The same originals in
+pieces of their own stand beside: which query loses under time-sharing hangs on such things, too. Accuracy over time of
+a query: at each frame's moment the newest finished answer counts as much as an answer of its age is worth by the
+staleness curve of its task, relative to a fresh one; that merged models answer differently is no part of this. Goes on
+where it was stopped. With `--drawn` workloads drawn at random in place of the
+catalogue's (`benchmarks.schedule.drawn`).
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ from benchmarks.schedule.cases import SETTINGS, WORKLOADS, arrivals_of, case_of,
 from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.playing import Row, code_of, play
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.profiles import PROFILES
-from edge_runtime.rehearsal.simulator import Simulation, simulate
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.settings import memory_settings
-from edge_runtime.schedule.staleness import MAX_AGES, Curve, accuracy_at, over_time
-from edge_runtime.schedule.values import Demand
+from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.scheduler.types import MAX_AGES, Curve, QuerySpec, accuracy_at, mean_accuracy
+from edge_runtime.simulation.device_profiles import PROFILES
+from edge_runtime.simulation.simulator import Simulation, simulate
 from models.errors import InputError
 from models.workload import load_workload
 
 CURVES = Path(__file__).resolve().parents[1] / "measured" / "schedule" / "staleness.json"
-APART, PAPER, FRAMES, ACCURACY = ARMS = ("time-sharing, originals", "gemel", "ours, frames", "ours, accuracy")
+APART, PAPER, FRAMES, ACCURACY = ARMS = ("time-sharing, originals", "gemel", "adaptive, frames", "adaptive, accuracy")
 OTHERWISE = "time-sharing, own pieces"
-POLICY = {OTHERWISE: "time-sharing", APART: "time-sharing", PAPER: "gemel", FRAMES: "ours", ACCURACY: "ours"}
+POLICY = {OTHERWISE: "time-sharing", APART: "time-sharing", PAPER: "gemel", FRAMES: "adaptive", ACCURACY: "adaptive"}
 HEADS = (
     "memory",
     "device",
@@ -71,7 +69,7 @@ def at_rate(curve: Curve, measured_fps: float, fps: float) -> Curve:
     return tuple(accuracy_at(curve, age * measured_fps / fps) for age in range(max(2, count)))
 
 
-def accuracy_over_time(played: Simulation, demands: Mapping[str, Demand], worth: Mapping[str, Curve]) -> list[float]:
+def accuracy_over_time(played: Simulation, demands: Mapping[str, QuerySpec], worth: Mapping[str, Curve]) -> list[float]:
     """Of each query: the mean over its frames' moments of what the newest finished answer is worth at its age."""
     moments: dict[str, list[float]] = {query: [] for query in demands}
     answers: dict[str, list[tuple[float, float]]] = {query: [] for query in demands}
@@ -79,7 +77,7 @@ def accuracy_over_time(played: Simulation, demands: Mapping[str, Demand], worth:
         moments[frame.query].append(frame.captured_at)
         if frame.finished_at is not None:
             answers[frame.query].append((frame.finished_at, frame.captured_at))
-    return [over_time(worth[query], demand.fps, sorted(moments[query]), sorted(answers[query]))
+    return [mean_accuracy(worth[query], demand.fps, sorted(moments[query]), sorted(answers[query]))
             for query, demand in demands.items()]  # fmt: skip
 
 
@@ -100,7 +98,7 @@ def _rows(path: Path, device: str, seconds: str) -> list[Row]:
     worth = {query: at_rate(known[task][1], known[task][0], case.demands[query].fps) for query, task in tasks.items()}
     aware = {query: replace(demand, staleness=worth[query]) for query, demand in case.demands.items()}
     arrivals = arrivals_of(case.demands, float(seconds), 0)
-    shared, apart = condensed(case.shared), condensed(case.apart)
+    shared, apart = coalesced(case.shared), coalesced(case.apart)
     rows = []
     for setting in SETTINGS:
         budget, arms = memory_settings(case.apart)[setting], {}

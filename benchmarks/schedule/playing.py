@@ -19,7 +19,7 @@ from models.io import open_atomic
 
 Row = dict[str, Any]
 Unit = tuple[str, ...]
-ROOMS = ("policies", "schedule", "rehearsal")
+ROOMS = ("policies", "scheduler", "simulation")
 CODE_DIGITS = 12
 
 

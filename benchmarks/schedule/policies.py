@@ -7,13 +7,13 @@ Usage: python -m benchmarks.schedule.policies frames [--device D ...] [--seeds N
 
 frames: every workload of benchmarks/workloads but the real ones, merged at the ceiling (each group of layers shares one
 weight) on three modelled device profiles at min, 50 % and 75 % of what the originals need. `time-sharing`, `gemel` and
-`ours` get the same frames: each query's rate, phases drawn from the seed, the box empty at the start. The bound of
+`adaptive` get the same frames: each query's rate, phases drawn from the seed, the box empty at the start. The bound of
 `bound.py` stands beside. Cases that FILE has of the same code are not measured again. planning: seconds to plan
 15 and 1,000 queries made of the catalogue's. overhead: processor time in `decide` per frame received. promise:
-workloads drawn at random (`drawn.py`) on all devices at min, 50 % and 75 %, `ours` against `gemel`; goes on where it
-was stopped, and stops after S seconds. tables: those of docs/figures.md from the files that `frames` wrote, one for
-each device, say. Exit code 1 when `ours` has less than 98 % of the frames in time of `gemel` in any case, or a query
-less than 80 % of what `gemel` gave it.
+workloads drawn at random (`drawn.py`) on all devices at min, 50 % and 75 %, `adaptive` against `gemel`; goes on where
+it was stopped, and stops after S seconds. tables: those of docs/figures.md from the files that `frames` wrote, one for
+each device, say. Exit code 1 when `adaptive` has less than 98 % of the frames in time of `gemel` in any case, or a
+query less than 80 % of what `gemel` gave it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The promise of `ours` on workloads that it was not tuned on: never fewer frames than the paper's schedule."""
+"""The promise of `adaptive` on workloads that it was not tuned on: never fewer frames than the paper's schedule."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from benchmarks.schedule.cases import SETTINGS, arrivals_of, case_of
 from benchmarks.schedule.drawn import write_drawn
 from benchmarks.schedule.frames import code_of
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.profiles import PROFILES
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.simulation.device_profiles import PROFILES
+from edge_runtime.simulation.simulator import simulate
 
-BOTH = ("gemel", "ours")
+BOTH = ("gemel", "adaptive")
 SUM_SHARE, QUERY_SHARE, FROM_FRAMES = 0.98, 0.8, 20
 """Of the frames that `gemel` brings: in sum, and of each query to which it brings so many."""
 ROOM = 0.98
 """Who has this part of a bound that no schedule can beat leaves nothing to win."""
 HEADS = (
-    "memory", "cases", "frames", "gemel", "ours", "ours / gemel", "more / as many / fewer",
+    "memory", "cases", "frames", "gemel", "adaptive", "adaptive / gemel", "more / as many / fewer",
     "`gemel` below 0.98 of the bound", "more / as many / fewer of these", "least sum", "least query", "kept",
 )  # fmt: skip
 
@@ -60,7 +59,7 @@ def _of_workload(seed: int, number: int, seconds: float) -> Iterator[Row]:
         path = write_drawn(Path(folder), seed, number)
         for device in PROFILES:
             case = case_of(path, device)
-            costs, arrivals = condensed(case.shared), arrivals_of(case.demands, seconds, 0)
+            costs, arrivals = coalesced(case.shared), arrivals_of(case.demands, seconds, 0)
             fps = {query: demand.fps for query, demand in case.demands.items()}
             for setting in SETTINGS:
                 budget = memory_settings(case.apart)[setting]
@@ -75,8 +74,8 @@ def _of_workload(seed: int, number: int, seconds: float) -> Iterator[Row]:
 
 
 def shares(row: Row) -> tuple[float, float]:
-    """What `ours` has of `gemel`'s frames: in sum, and the least of any query that has FROM_FRAMES; 1 where none."""
-    paper, ours = sum(row["gemel"]), sum(row["ours"])
+    """What `adaptive` has of `gemel`'s frames: in sum, and the least of any query that has FROM_FRAMES."""
+    paper, ours = sum(row["gemel"]), sum(row["adaptive"])
     least = [mine / theirs for theirs, mine in zip(*(row[name] for name in BOTH)) if theirs >= FROM_FRAMES]
     return ours / paper if paper else 1.0, min(least, default=1.0)
 
@@ -103,6 +102,6 @@ def promise_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def _compared(rows: Sequence[Row]) -> str:
-    """In how many cases `ours` has more frames than `gemel`, as many, and fewer."""
-    more = [sum(row["ours"]) - sum(row["gemel"]) for row in rows]
+    """In how many cases `adaptive` has more frames than `gemel`, as many, and fewer."""
+    more = [sum(row["adaptive"]) - sum(row["gemel"]) for row in rows]
     return " / ".join(str(sum((one > 0) - (one < 0) == sign for one in more)) for sign in (1, 0, -1))

@@ -7,7 +7,7 @@ largest workspace beside them. Arms, each with the best it can do:
 
 - swapped: the originals, whole; turns as in the paper's time-sharing, or our schedule, whichever gives more frames; a
   model too large for the budget overflows.
-- streamed: the originals layer by layer (`edge_runtime/rehearsal/streamed.py`); the window and what stays are chosen
+- streamed: the originals layer by layer (`benchmarks/schedule/streamed.py`); the window and what stays are chosen
   on these very frames, and so is the schedule, the paper's or ours.
 - merged: at the ceiling, swapped by our schedule or streamed, whichever gives more frames.
 
@@ -28,15 +28,13 @@ from typing import Any
 
 from benchmarks.schedule.cases import WORKLOADS, arrivals_of, catalogue, markdown
 from benchmarks.schedule.playing import Row, code_of, play
+from benchmarks.schedule.streamed import URGENT, WINDOWS, StreamedCosts, stream_costs, streamed_layers
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.layered import layers_for
-from edge_runtime.rehearsal.profiles import PROFILES, costs_for, layers_on_paper
-from edge_runtime.rehearsal.simulator import Simulation, age_p95_ms, simulate
-from edge_runtime.rehearsal.streamed import URGENT, WINDOWS, Streamed, streamed_of
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.overflow import overflow_of
-from edge_runtime.schedule.pieces import condensed
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.scheduler.eviction import overflow_of
+from edge_runtime.simulation.device_profiles import PROFILES, costs_for, overflow_layers
+from edge_runtime.simulation.simulator import Simulation, age_p95_ms, simulate
 from gemel.analytic_costs import merge_at_ceiling, workload_originals
 from gemel.planner import DEFAULT_FPS
 from models.bundle import Bundle
@@ -56,9 +54,9 @@ LEFT_HEADS = (
     "memory for all", "most that merged has of the best rival",
 )  # fmt: skip
 ENOUGH = 0.98
-OURS, THEIRS, APART = "ours", "gemel", "time-sharing"
+OURS, THEIRS, APART = "adaptive", "gemel", "time-sharing"
 
-Demands = Mapping[str, Demand]
+Demands = Mapping[str, QuerySpec]
 
 
 def measured(played: Simulation, run_bytes: Mapping[str, int]) -> Row:
@@ -80,11 +78,11 @@ def best(rows: Iterable[tuple[str, Row]]) -> Row:
 def costs_to_swap(costs: Costs, bundle: Bundle, budget: int) -> tuple[Costs, Mapping[str, int]]:
     """The costs where what is too large alone overflows, and the bytes that such a query copies in a run."""
     queries = {query.id: query for query in bundle.queries}
-    within = overflow_of(costs, budget, lambda query: layers_on_paper(bundle, queries[query]))
-    return condensed(within.costs), within.run_bytes
+    within = overflow_of(costs, budget, lambda query: overflow_layers(bundle, queries[query]))
+    return coalesced(within.costs), within.run_bytes
 
 
-def best_streamed(make: Callable[[float, float], Streamed], played: Callable[[Costs, str], Simulation]) -> Row:
+def best_streamed(make: Callable[[float, float], StreamedCosts], played: Callable[[Costs, str], Simulation]) -> Row:
     """The best window and choice of what stays, under the paper's turns, and then the better schedule."""
     tried = []
     for window, urgent in product(WINDOWS, URGENT):
@@ -98,16 +96,16 @@ def best_streamed(make: Callable[[float, float], Streamed], played: Callable[[Co
 def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
     """A row for each budget of one workload on one device."""
     queries, profile = load_workload(WORKLOADS / f"{workload}.yaml").queries, PROFILES[device]
-    demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
+    demands = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
     arrivals = arrivals_of(demands, float(seconds), 0)
     bundles = {False: workload_originals(queries), True: merge_at_ceiling(queries)}
     costs = {merged: costs_for(profile, bundle) for merged, bundle in bundles.items()}
-    layers = {merged: layers_for(profile, bundle) for merged, bundle in bundles.items()}
+    layers = {merged: streamed_layers(profile, bundle) for merged, bundle in bundles.items()}
     whole = [costs[merged].resident_bytes(costs[merged].tensor_bytes.keys()) for merged in (False, True)]
     workspace = max(cost.workspace_bytes for cost in costs[False].queries.values())
     everything = {
         policy: sum(row["processed"] - row["late"] for row in simulate(
-            condensed(costs[False]), arrivals, whole[0] + workspace, POLICIES[policy], demands
+            coalesced(costs[False]), arrivals, whole[0] + workspace, POLICIES[policy], demands
         ).per_query())
         for policy in (THEIRS, OURS)
     }  # fmt: skip
@@ -119,7 +117,9 @@ def rows_of(workload: str, device: str, seconds: str) -> list[Row]:
             return simulate(of, arrivals, budget, POLICIES[policy], demands)
 
         def streamed(merged: bool, budget: int = budget, played: Any = played) -> Row:
-            return best_streamed(lambda *how: streamed_of(costs[merged], demands, budget, layers[merged], *how), played)
+            return best_streamed(
+                lambda *how: stream_costs(costs[merged], demands, budget, layers[merged], *how), played
+            )
 
         alone, copied = costs_to_swap(costs[False], bundles[False], budget)
         merged, copied_merged = costs_to_swap(costs[True], bundles[True], budget)

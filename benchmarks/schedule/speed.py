@@ -10,12 +10,10 @@ from typing import Any
 
 from benchmarks.schedule.cases import ORDER, arrivals_of, case_of, catalogue
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.profiles import PROFILES
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule import Decision, Demand, Plan, Situation
-from edge_runtime.schedule.costs import Costs, QueryCost
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import Costs, QueryCost, coalesced, memory_settings
+from edge_runtime.simulation.device_profiles import PROFILES
+from edge_runtime.simulation.simulator import simulate
 from gemel.text import table
 
 PLANNED = (15, 1000)
@@ -44,7 +42,7 @@ def overhead_rows(found: Sequence[Row]) -> list[tuple[str, ...]]:
     ]
 
 
-def many(count: int, device: str = DEVICE) -> tuple[Costs, Costs, dict[str, Demand]]:
+def many(count: int, device: str = DEVICE) -> tuple[Costs, Costs, dict[str, QuerySpec]]:
     """So many queries, the catalogue's over and over: each has private tensors of its own and shares what it shared.
 
     The originals' costs, the merged ones, and what the queries ask for.
@@ -117,10 +115,10 @@ class _Timed:
     def view(self, costs: Costs) -> Costs:
         return self._policy.view(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         return self._policy.plan(costs, demands, budget_bytes)
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+    def decide(self, situation: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         start = time.thread_time()
         decision = self._policy.decide(situation, costs, plan)
         self.seconds.append(time.thread_time() - start)
@@ -136,7 +134,7 @@ def overhead(seconds: float) -> list[Row]:
     rows = []
     for path in catalogue():
         case = case_of(path, DEVICE)
-        costs, arrivals = condensed(case.shared), arrivals_of(case.demands, seconds, 0)
+        costs, arrivals = coalesced(case.shared), arrivals_of(case.demands, seconds, 0)
         received = sum(map(len, arrivals.values()))
         for setting in ("min", "75%"):
             budget = memory_settings(case.apart)[setting]

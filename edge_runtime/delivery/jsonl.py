@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field
 from edge_runtime.delivery.base import BLOCKED, INVALID, Closed, NotTaken, Sink, SinkConfig, SinkKeys, not_taken
 from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.tail import mend
-from edge_runtime.schedule.settings import parse_memory
+from edge_runtime.scheduler.costs import parse_memory
 from models.errors import InputError
 from models.io import Lines, cannot_be_written
 

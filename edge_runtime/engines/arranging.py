@@ -13,7 +13,7 @@ from edge_runtime.memory.movers.base import arranges_ahead
 from edge_runtime.memory.onednn import Blocked, blocked
 from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import Costs, all_bytes, stored_name
+from edge_runtime.scheduler.costs import Costs, all_bytes, stored_name
 from models.bundle import Bundle
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from edge_runtime.engines.base import Engine, FrameEngine, nothing
 from edge_runtime.memory.binding import Wait
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import Costs, stored_name
+from edge_runtime.scheduler.costs import Costs, stored_name
 from models.predictions import Prediction
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edge_runtime.policies.ours import Ours
-from edge_runtime.policies.paper import Paper
-from edge_runtime.policies.time_sharing import TimeSharing
-from edge_runtime.schedule.values import Policy
+from edge_runtime.policies.adaptive import AdaptivePolicy
+from edge_runtime.policies.gemel import GemelPolicy
+from edge_runtime.policies.time_sharing import TimeSharingPolicy
+from edge_runtime.scheduler.types import Policy
 from models.errors import InputError
 
 POLICIES: dict[str, Policy] = {}
-DEFAULT_POLICY = "ours"
+DEFAULT_POLICY = "adaptive"
 
 
 def register(policy: Policy) -> Policy:
@@ -18,9 +18,9 @@ def register(policy: Policy) -> Policy:
     return policy
 
 
-register(Ours())
-register(Paper())
-register(TimeSharing())
+register(AdaptivePolicy())
+register(GemelPolicy())
+register(TimeSharingPolicy())
 
 
 def policy_named(name: str, where: str = "--policy", key: str = "") -> Policy:

@@ -1,4 +1,4 @@
-"""The book: what `ours` recalls from decision to decision, and what it owes each query."""
+"""The book: what `adaptive` recalls from decision to decision, and what it owes each query."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from edge_runtime.policies.against.reference import Reference
 from edge_runtime.policies.against.shadow import Shadow
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Situation
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import SchedulerState
 
 # What a query is owed of the frames that the paper's schedule would have brought it in time.
 OWED_SHARE = 0.9
@@ -19,15 +19,15 @@ CLAIM, MAX_OWED, MIN_FRAMES = 4.0, 12.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What `ours` remembers: the shadow, how many frames it ran of each query, and when the newest was captured."""
+    """What `adaptive` remembers: the shadow, how many frames it ran of each query, and when the newest was captured."""
 
     shadow: Shadow
     ran: Mapping[str, int] = field(default_factory=dict)
     captured: Mapping[str, float] = field(default_factory=dict)
 
-    def seen(self, situation: Situation, costs: Costs, reference: Reference) -> Book:
+    def seen(self, state: SchedulerState, costs: Costs, reference: Reference) -> Book:
         """The book at this moment: the shadow has come as far."""
-        return replace(self, shadow=self.shadow.until(situation.now, situation.waiting, costs, reference))
+        return replace(self, shadow=self.shadow.until(state.now, state.waiting, costs, reference))
 
     def opened(self) -> Book:
         """The same moment with nothing run and nothing owed yet."""

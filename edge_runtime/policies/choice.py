@@ -1,4 +1,4 @@
-"""The choice: one situation as `ours` sees it, what could run in it and what that is worth."""
+"""The choice: one situation as `adaptive` sees it, what could run in it and what that is worth."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from edge_runtime.frames.mailbox import DEPTH
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.jobs import Job, frames_lost
-from edge_runtime.schedule.batches import batch_in_time, too_late
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.room import room_for
-from edge_runtime.schedule.values import Demand, Plan, Situation
+from edge_runtime.scheduler.batches import batch_in_time, too_late
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.eviction import pick_evictions
+from edge_runtime.scheduler.types import Plan, QuerySpec, SchedulerState
 
 # Owed so many frames, a query is loaded ahead of its next one when none that waits could be in time after the load.
 LOAD_AHEAD_FROM = 0.5
@@ -58,11 +58,11 @@ class Choice:
     """What could run now. `waiting` are the frames that could be in time, oldest first (captured_at)."""
 
     def __init__(
-        self, situation: Situation, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan, book: Book
+        self, state: SchedulerState, waiting: Mapping[str, Sequence[float]], costs: Costs, plan: Plan, book: Book
     ) -> None:
-        self._situation, self._waiting, self._costs, self._plan = situation, waiting, costs, plan
+        self._state, self._waiting, self._costs, self._plan = state, waiting, costs, plan
         self._book = book
-        self._demands: Mapping[str, Demand] = plan.detail.demands
+        self._demands: Mapping[str, QuerySpec] = plan.detail.demands
         self._absent = {query: self._look_up(query) for query in waiting}
         self._ready: set[str] = set()
 
@@ -97,7 +97,7 @@ class Choice:
             reload_s = self._reload_s(query)
             if owed < LOAD_AHEAD_FROM and (kept or reload_s):
                 continue
-            if too_late(self._waiting[query], self._situation.now + load_s, cost, 1) < len(self._waiting[query]):
+            if too_late(self._waiting[query], self._state.now + load_s, cost, 1) < len(self._waiting[query]):
                 continue
             frames = max(1.0, owed)
             worth = frames * self._book.claim(query)
@@ -113,16 +113,16 @@ class Choice:
         """When a frame is to come that brings more for its time and could not be in time after this job; None where
         there is none such.
         """
-        end = self._situation.now + job.seconds
+        end = self._state.now + job.seconds
         for query, newest in self._book.shadow.newest.items():
             if query in self._ready or self._book.owed(query) < WAITED_FOR_FROM:
                 continue
             cost, comes = self._costs.queries[query], newest + 1 / self._demands[query].fps
             if (
-                comes >= self._situation.now
+                comes >= self._state.now
                 and end > comes + cost.sla_s - cost.run_s
                 and self._book.claim(query) > job.density * cost.run_s
-                and cost.needed <= self._situation.resident
+                and cost.needed <= self._state.resident
             ):
                 return comes
         return None
@@ -137,7 +137,7 @@ class Choice:
         best, most = None, -math.inf
         rates = self._resident_rates() if job.count > 1 else []
         for_all = self._room(job.query, job.missing, job.count)
-        start = self._situation.now + job.load_s
+        start = self._state.now + job.load_s
         for count in range(1, job.count + 1):
             # Where the whole batch needs no room made, no smaller one does.
             known = count == job.count or for_all == ()
@@ -156,7 +156,7 @@ class Choice:
     def _job(self, query: str) -> Job | None:
         cost, captured, absent = self._costs.queries[query], self._waiting[query], self._absent[query]
         load_s = absent.load_s
-        batch = batch_in_time(captured, self._situation.now + load_s, cost, self._plan.batches[query])
+        batch = batch_in_time(captured, self._state.now + load_s, cost, self._plan.batches[query])
         if not batch.count:
             return None
         seconds = load_s + cost.run_of(batch.count)
@@ -169,13 +169,13 @@ class Choice:
 
     def _urgency(self, query: str) -> float:
         """What a stale result of the query costs, the more the older its newest one is."""
-        demand, now = self._demands[query], self._situation.now
+        demand, now = self._demands[query], self._state.now
         periods = (now - self._book.newest(query, now)) * demand.fps
-        urgency = self._situation.urgency.get(query, demand.urgency)
+        urgency = self._state.urgency.get(query, demand.urgency)
         return urgency * (1 + STALE_SHARE * min(STALE_PERIODS, periods))
 
     def _look_up(self, query: str) -> Absent:
-        cost, resident = self._costs.queries[query], self._situation.resident
+        cost, resident = self._costs.queries[query], self._state.resident
         if cost.needed <= resident:
             return NOTHING
         names = tuple(name for name in cost.tensors if name not in resident)
@@ -187,15 +187,15 @@ class Choice:
     def _reload_s(self, query: str) -> float:
         """About how long it will take to bring back what must go for one frame of this query."""
         needed = self._costs.queries[query].workspace_bytes + self._absent[query].nbytes
-        return max(0, self._situation.resident_bytes + needed - self._plan.budget_bytes) / self._costs.copy_bytes_per_s
+        return max(0, self._state.resident_bytes + needed - self._plan.budget_bytes) / self._costs.copy_bytes_per_s
 
     def _room(self, query: str, missing: Sequence[str], count: int) -> tuple[str, ...] | None:
-        return room_for(self._situation, self._costs, self._plan, query, missing, count)
+        return pick_evictions(self._state, self._costs, self._plan, query, missing, count)
 
     def _resident_rates(self) -> list[tuple[str, float, float]]:
         """Of every resident query: frames per second, and seconds that a frame of it can wait."""
         return [
             (query, demand.fps, cost.sla_s - cost.run_s)
             for query, demand in self._demands.items()
-            if (cost := self._costs.queries[query]).needed <= self._situation.resident
+            if (cost := self._costs.queries[query]).needed <= self._state.resident
         ]

@@ -8,13 +8,13 @@ from edge_runtime.frames.ledger import DEADLINE, MEMORY
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.jobs import in_time_together
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Plan, Situation
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, SchedulerState
 
 Dropped = tuple[str, float, str]
 
 
-def freely(situation: Situation, costs: Costs, plan: Plan, book: Book) -> Decision:
+def freely(state: SchedulerState, costs: Costs, plan: Plan, book: Book) -> Decision:
     """Of all that could run next, what brings most frames in time, weighed by what stale results cost.
 
     `book` is kept up to this moment; the decision's `recall` is the book afterwards. Queries whose weights are
@@ -26,14 +26,14 @@ def freely(situation: Situation, costs: Costs, plan: Plan, book: Book) -> Decisi
     first. Each query is owed a share of what the paper's schedule would bring it on the same frames (`Book`), and the
     more it is owed, the more its frames count, as in max-weight scheduling (Tassiulas and Ephremides 1992).
     """
-    drop, waiting = hopeless(situation, costs, plan.detail.unfit)
+    drop, waiting = hopeless(state, costs, plan.detail.unfit)
     if not waiting:
-        return Decision(drop=drop, recall=book)
-    choice = Choice(situation, waiting, costs, plan, book)
-    kept = in_time_together(situation.now, choice.jobs())
+        return Decision(drop=drop, policy_state=book)
+    choice = Choice(state, waiting, costs, plan, book)
+    kept = in_time_together(state.now, choice.jobs())
     ahead = choice.load_ahead(kept)
     if ahead is not None:
-        return Decision(ahead.query, 0, ahead.evict, ahead.missing, drop, recall=book)
+        return Decision(ahead.query, 0, ahead.evict, ahead.missing, drop, policy_state=book)
     again_s = []
     for job in kept:
         barred_until = choice.barred_until(job)
@@ -43,28 +43,28 @@ def freely(situation: Situation, costs: Costs, plan: Plan, book: Book) -> Decisi
         run = choice.run(job)
         if run is not None:
             drop += tuple((job.query, captured_at, DEADLINE) for captured_at in run.given_up)
-            recall = book.with_run(job.query, run.captured)
-            return Decision(job.query, len(run.captured), run.evict, job.missing, drop, recall=recall)
+            policy_state = book.with_run(job.query, run.captured)
+            return Decision(job.query, len(run.captured), run.evict, job.missing, drop, policy_state=policy_state)
     # None of these is worth a run now; once the first of them is lost it must be dropped, and once a better one has
     # not come it need not be waited for.
     lost_s = min(
         captured[0] + costs.queries[query].sla_s - costs.queries[query].run_s for query, captured in waiting.items()
     )
-    return Decision(drop=drop, wake_s=min([lost_s + 2 * CLOCK_SLACK_S, *again_s]), recall=book)
+    return Decision(drop=drop, wake_s=min([lost_s + 2 * CLOCK_SLACK_S, *again_s]), policy_state=book)
 
 
 def hopeless(
-    situation: Situation, costs: Costs, unfit: frozenset[str]
+    state: SchedulerState, costs: Costs, unfit: frozenset[str]
 ) -> tuple[tuple[Dropped, ...], dict[str, Sequence[float]]]:
     """The frames to drop, which could not be in time even if they ran now and alone; and what else waits."""
     drop: list[Dropped] = []
     waiting: dict[str, Sequence[float]] = {}
-    for query, captured in situation.waiting.items():
+    for query, captured in state.waiting.items():
         if query in unfit:
             drop += [(query, captured_at, MEMORY) for captured_at in captured]
             continue
         cost = costs.queries[query]
-        oldest = situation.now + cost.run_s - cost.sla_s - CLOCK_SLACK_S
+        oldest = state.now + cost.run_s - cost.sla_s - CLOCK_SLACK_S
         late = 0
         while late < len(captured) and captured[late] < oldest:
             drop.append((query, captured[late], DEADLINE))

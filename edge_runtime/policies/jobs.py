@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_runtime.schedule.values import CLOCK_SLACK_S
+from edge_runtime.scheduler.types import CLOCK_SLACK_S
 
 
 @dataclass(frozen=True, slots=True)

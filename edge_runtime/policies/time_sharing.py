@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_runtime.policies.paper import Paper
-from edge_runtime.schedule.batches import worst_first_batches
-from edge_runtime.schedule.costs import Costs, apart
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
+from edge_runtime.policies.gemel import GemelPolicy
+from edge_runtime.scheduler.batches import worst_first_batches
+from edge_runtime.scheduler.costs import Costs, coalesced, unshared_costs
+from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
 
 @dataclass(frozen=True, slots=True)
-class TimeSharing:
+class TimeSharingPolicy:
     """Turns in the order listed; tensors of different queries never count as shared, and are kept once for each.
 
     The paper's baseline (section 2.2): batch sizes and eviction as in `gemel`, so that only the knowledge of merging
@@ -23,11 +22,11 @@ class TimeSharing:
     name: str = "time-sharing"
 
     def view(self, costs: Costs) -> Costs:
-        return apart(costs)
+        return unshared_costs(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         order = tuple(costs.queries)
-        return Plan(order, worst_first_batches(condensed(costs), demands, order, budget_bytes), budget_bytes)
+        return Plan(order, worst_first_batches(coalesced(costs), demands, order, budget_bytes), budget_bytes)
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-        return Paper().decide(situation, costs, plan)
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
+        return GemelPolicy().decide(state, costs, plan)

@@ -11,8 +11,8 @@ from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.free import freely
 from edge_runtime.policies.trying import HORIZON_S
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Plan, Situation
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import Decision, Plan, SchedulerState
 
 # What the free choice must bring of each query's frames, of those that the paper's schedule brings, but so many.
 QUERY_SHARE, QUERY_SLACK = 0.85, 1.5
@@ -31,23 +31,23 @@ class Trial:
     each query by the paper's schedule.
     """
 
-    def __init__(self, situation: Situation, book: Book, costs: Costs, plan: Plan, lead_s: float = 0.0) -> None:
-        self.costs, self.begins = costs, situation.now + lead_s
+    def __init__(self, state: SchedulerState, book: Book, costs: Costs, plan: Plan, lead_s: float = 0.0) -> None:
+        self.costs, self.begins = costs, state.now + lead_s
         self.of_paper: Mapping[str, float] = {}
         self._plan, self._book = plan, book
         self._ends = self.begins + HORIZON_S
         self._steps, self._kept = 0, False
         self._seen: list[Book] = []
-        self._frames = expected(book.shadow.newest, plan.detail.demands, situation.now, self._ends)
+        self._frames = expected(book.shadow.newest, plan.detail.demands, state.now, self._ends)
         self._leads = lead_s > 0
         if self._leads:
             self._box = book.shadow.box.copied()
         else:
             self._box = VirtualBox(
-                situation.now, book.opened(), frozenset(situation.resident), situation.resident_bytes,
-                {query: tuple(captured) for query, captured in situation.waiting.items()},
+                state.now, book.opened(), frozenset(state.resident), state.resident_bytes,
+                {query: tuple(captured) for query, captured in state.waiting.items()},
             )  # fmt: skip
-        self._box.urgency = situation.urgency
+        self._box.urgency = state.urgency
         self._box.expect(self._frames)
 
     def passed(self, steps: int) -> bool | None:
@@ -69,15 +69,15 @@ class Trial:
         come = {query: at for at, query in sorted(self._frames) if at <= self.begins}
         newest = {**self._book.shadow.newest, **come}
         answered = {query: answer.captured for query, answer in self._box.answers.items()}
-        self._box.recall = Book(Shadow(shadow, newest), captured={**self._book.captured, **answered})
+        self._box.policy_state = Book(Shadow(shadow, newest), captured={**self._book.captured, **answered})
 
-    def _decide(self, situation: Situation) -> Decision:
+    def _decide(self, state: SchedulerState) -> Decision:
         reference: Reference = self._plan.detail.reference
         if self._leads:
-            return reference.decide(situation, self.costs)
-        book: Book = situation.recall
-        self._seen.append(book.seen(situation, self.costs, reference))
-        return freely(situation, self.costs, self._plan, self._seen[-1])
+            return reference.decide(state, self.costs)
+        book: Book = state.policy_state
+        self._seen.append(book.seen(state, self.costs, reference))
+        return freely(state, self.costs, self._plan, self._seen[-1])
 
     def bears(self, book: Book) -> bool:
         """Whether the free choice, since the book was opened, is near enough to the paper's schedule.
@@ -95,8 +95,8 @@ class Trial:
         """More in sum, and no query much worse off, once the shadow has come as far; and never so far behind on the way
         that the free choice would be given up.
         """
-        book: Book = self._box.recall
-        ended = Situation(self._box.now, self._box.waiting, self._box.resident, self._box.resident_bytes)
+        book: Book = self._box.policy_state
+        ended = SchedulerState(self._box.now, self._box.waiting, self._box.resident, self._box.resident_bytes)
         book = book.seen(ended, self.costs, self._plan.detail.reference)
         self.of_paper = book.shadow.served
         seen, self._seen = self._seen, []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import CLOCK_SLACK_S, Demand
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import CLOCK_SLACK_S, QuerySpec
 
 # The first trial waits until every query should have been heard of once, between these.
 SETTLE_S, SETTLE_MOST_S = 1.0, 10.0
@@ -23,7 +23,7 @@ LEAD_S, HORIZON_S = 5.0, 10.0
 DRIFT_SHARE = 0.25
 
 
-def first_trial(now: float, demands: Mapping[str, Demand]) -> float:
+def first_trial(now: float, demands: Mapping[str, QuerySpec]) -> float:
     """When the first trial is due on a box that begins now."""
     longest_s = max(1 / demand.fps for demand in demands.values())
     return now + min(SETTLE_MOST_S, max(SETTLE_S, longest_s))

@@ -27,11 +27,11 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.opening import wanted
-from edge_runtime.rehearsal.trace import TraceWriter
 from edge_runtime.reloading.differences import looks_alike, runs_alike
 from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts, Turn
 from edge_runtime.serving.publishing import Publisher
+from edge_runtime.simulation.trace import TraceWriter
 from edge_runtime.spool.spool import Spool
 from models.bundle import Bundle, BundleQuery
 from models.errors import InputError, exact_text

@@ -14,8 +14,7 @@ from edge_runtime.memory.admission import NoRoomError
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.layout import Layouts
-from edge_runtime.schedule.costs import Costs, stored_name
-from edge_runtime.schedule.pieces import pieces_of
+from edge_runtime.scheduler.costs import Costs, stored_name, tensor_groups
 from models.errors import exact_text
 from models.predictions import Prediction
 
@@ -41,7 +40,7 @@ class Device:
 
     def _take(self, engines: Mapping[str, Engine], costs: Costs) -> None:
         self.engines = engines
-        self.pieces = pieces_of(costs)
+        self.pieces = tensor_groups(costs)
         self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
         self._held: frozenset[str] | None = None
         self._held_bytes = 0

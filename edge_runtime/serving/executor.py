@@ -17,15 +17,14 @@ from edge_runtime.frames.ledger import DEADLINE, PAUSED
 from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.integrity.trust import WELL, Trust
 from edge_runtime.memory.layout import Layouts
-from edge_runtime.rehearsal.trace import TraceWriter
-from edge_runtime.schedule import Decision, Demand, Plan, Policy, Situation
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.estimates import Estimates
+from edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import CostEstimates, Costs
 from edge_runtime.serving.breaker import CLOSED, MAX_FAILURES, OPEN, Breaker
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.publishing import Publisher
 from edge_runtime.serving.warming import WarmUp, warming_up
 from edge_runtime.serving.watchdog import Doing
+from edge_runtime.simulation.trace import TraceWriter
 from models.errors import one_line
 
 IDLE_S = 0.1
@@ -68,7 +67,7 @@ class Parts:
 
     device: Device
     policy: Policy
-    demands: Mapping[str, Demand]
+    demands: Mapping[str, QuerySpec]
     mailboxes: Mailboxes
     publisher: Publisher
     urgency: Callable[[], Mapping[str, float]] = dict
@@ -104,9 +103,9 @@ class Executor:
         self._begin(parts.device.costs)
 
     def _begin(self, costs: Costs) -> None:
-        self._estimates = Estimates(costs)
+        self._estimates = CostEstimates(costs)
         self._planned = self._plan_anew()
-        self._recall: Any = None
+        self._policy_state: Any = None
 
     @property
     def costs(self) -> Costs:
@@ -215,25 +214,25 @@ class Executor:
         return min(IDLE_S, max(MIN_SLEEP_S, until_s))
 
     def _step(self) -> bool:
-        situation = self._situation()
+        state = self._state()
         self._wake_s = None
-        if situation.now < self._ask_at:
+        if state.now < self._ask_at:
             self._wake_s = self._ask_at
             return False
         self.doing = Doing.of("a decision", 0.0)
-        decision, budget_bytes = self._decided(situation), self.device.budget_bytes
-        self._recall, self._wake_s = decision.recall, decision.wake_s
+        decision, budget_bytes = self._decided(state), self.device.budget_bytes
+        self._policy_state, self._wake_s = decision.policy_state, decision.wake_s
         for query, captured_at, reason in decision.drop:
             self.parts.mailboxes.drop(query, captured_at, reason)
             if reason == DEADLINE:
                 self._estimates.doubt(query)
         turn = Turn()
-        if decision.turn:
-            turn = self._take_turn(decision, decision.turn)
-            self.parts.took(decision.turn, turn)
+        if decision.query:
+            turn = self._take_turn(decision, decision.query)
+            self.parts.took(decision.query, turn)
         if self.parts.trace is not None:
-            self.parts.trace.step(situation, decision, budget_bytes, turn.load_s, turn.moved_bytes, turn.run_s)
-        return decision.turn is not None
+            self.parts.trace.step(state, decision, budget_bytes, turn.load_s, turn.moved_bytes, turn.run_s)
+        return decision.query is not None
 
     def to_json(self) -> list[dict[str, Any]]:
         """Per query: measured run time, 95th percentile of its results' ages, its last failure if any."""
@@ -248,7 +247,7 @@ class Executor:
             for query in self.device.engines
         ]
 
-    def _situation(self) -> Situation:
+    def _state(self) -> SchedulerState:
         """The present one; the frames of queries that cannot run fail here."""
         now, waiting = self.parts.mailboxes.snapshot(self.clock)
         for query in self._cold & waiting.keys():
@@ -263,19 +262,19 @@ class Executor:
             self.publisher.pauses(query, UNPROVEN)
             self._unproven.add(query)
         held, held_bytes = self.device.held()
-        return Situation(now, waiting, held, held_bytes, self._recall, self.parts.urgency())
+        return SchedulerState(now, waiting, held, held_bytes, self._policy_state, self.parts.urgency())
 
-    def _decided(self, situation: Situation) -> Decision:
+    def _decided(self, state: SchedulerState) -> Decision:
         """What the policy decides; nothing, for a while, where it raises."""
         try:
-            decision = self._decide(situation)
+            decision = self._decide(state)
         except Exception as error:
             said = one_line(f"{type(error).__name__}: {error}")
             self._policy_failures += 1
             if self._policy_failures >= MAX_POLICY_FAILURES:
                 fault = f"the policy {self.parts.policy.name} failed {self._policy_failures} times in a row: {said}"
                 raise PolicyFailed(fault) from error
-            self._ask_at = situation.now + POLICY_PAUSES.wait_s(self._policy_failures, 0.0)
+            self._ask_at = state.now + POLICY_PAUSES.wait_s(self._policy_failures, 0.0)
             if self._policy_failures == 1:
                 log.exception("the policy %s failed: %s", self.parts.policy.name, said)
             return Decision(wake_s=self._ask_at)
@@ -284,8 +283,8 @@ class Executor:
             self._policy_failures = 0
         return decision
 
-    def _decide(self, situation: Situation) -> Decision:
-        return self.parts.policy.decide(situation, self.costs, self._plan)
+    def _decide(self, state: SchedulerState) -> Decision:
+        return self.parts.policy.decide(state, self.costs, self._plan)
 
     def _take_turn(self, decision: Decision, query: str) -> Turn:
         believed_s = self.costs.load_s(self.costs.moved_bytes(decision.load))
@@ -340,11 +339,11 @@ class Executor:
 
     def _look_ahead(self, query: str, decision: Decision) -> None:
         """Begin to load what the schedule would load once the present run is over, if there is room beside it."""
-        present = self._situation()
+        present = self._state()
         waiting = {other: captured for other, captured in present.waiting.items() if other != query}
         now = present.now + self.costs.queries[query].run_of(decision.count)
         following = self._decide(
-            Situation(now, waiting, present.resident, present.resident_bytes, self._recall, present.urgency)
+            SchedulerState(now, waiting, present.resident, present.resident_bytes, self._policy_state, present.urgency)
         )
-        if following.turn is not None and following.load:
+        if following.query is not None and following.load:
             self.device.prefetch(following.load, following.evict)

@@ -11,7 +11,7 @@ from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.frames.ledger import Ledger
 from edge_runtime.frames.mailbox import Frame
 from edge_runtime.frames.results import Identity, record_of
-from edge_runtime.rehearsal.simulator import age_p95_ms
+from edge_runtime.simulation.simulator import age_p95_ms
 from models.bundle import BundleQuery
 from models.errors import message_of
 from models.predictions import Prediction

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge_runtime.schedule import Plan, Situation
-from edge_runtime.schedule.room import room_for
+from edge_runtime.scheduler import Plan, SchedulerState
+from edge_runtime.scheduler.eviction import pick_evictions
 from edge_runtime.serving.device import Device
 
 # The first run of a model pays for what is set up once; the best of the others counts.
@@ -56,9 +56,9 @@ def _first_load(device: Device, query: str, plan: Plan) -> None:
     """A load before anything is known but sizes."""
     held, held_bytes = device.held()
     missing = tuple(piece for piece in device.costs.queries[query].tensors if piece not in held)
-    situation = Situation(0.0, {}, held, held_bytes)
+    state = SchedulerState(0.0, {}, held, held_bytes)
     now = replace(plan, budget_bytes=device.budget_bytes)  # less, where the device had no memory left
-    evict = room_for(situation, device.costs, now, query, missing, 1)
+    evict = pick_evictions(state, device.costs, now, query, missing, 1)
     device.load(query, 0, evict or (), bool(missing))
 
 

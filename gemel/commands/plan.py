@@ -63,8 +63,8 @@ def _conditions(made: argparse.ArgumentParser, or_all: str = "") -> None:
     grammar.device(made, more=f", or {MEASURED} where BUNDLE.profile.json lies beside the bundle{or_all}")
     memory = "min, 50%%, 75%%, all (of what the originals need), or a size such as 512MiB (default min)"
     made.add_argument("--memory", default="min", metavar="M", help=memory)
-    policies = "schedule: ours, gemel or time-sharing (default ours)"
-    made.add_argument("--policy", default="ours", metavar="P", help=policies)
+    policies = "schedule: adaptive, gemel or time-sharing (default adaptive)"
+    made.add_argument("--policy", default="adaptive", metavar="P", help=policies)
     made.add_argument("--shared", action="store_true", help="a workload's models share all that they could")
     overflow = "a query too large for the memory runs all the same: what does not fit is copied in every run"
     made.add_argument("--overflow", action="store_true", help=overflow)

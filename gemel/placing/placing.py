@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.policies import policy_named
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule import Demand
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.simulation.simulator import simulate
 from gemel.analytic_costs import ceiling_costs
 from gemel.conditions import DEFAULT_PLACEMENT, Objective, PlacementOptions, Shared
 from gemel.fleet import Boxes, Fleet, load_fleet
@@ -137,9 +137,9 @@ def _in_time(entry: Boxes, queries: Sequence[Query], shared: Shared, seed: int) 
     """The part of these queries' frames that the box's own schedule has ready in time, on the virtual clock."""
     layers = [layer for query in queries for layer in shared_layers(query, shared)]
     costs = ceiling_costs(entry.profile, queries, layers)
-    demands = {query.id: Demand(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
+    demands = {query.id: QuerySpec(query.fps or DEFAULT_FPS, float(query.priority)) for query in queries}
     asked = sum(demand.fps for demand in demands.values())
     frames = draw_arrivals(demands, min(PLAYED_S, MAX_PLAYED / asked), seed)
-    rows = simulate(costs, frames, entry.memory_bytes, policy_named("ours"), demands).per_query()
+    rows = simulate(costs, frames, entry.memory_bytes, policy_named("adaptive"), demands).per_query()
     received = sum(row["received"] for row in rows)
     return sum(row["processed"] - row["late"] for row in rows) / received if received else 1.0

@@ -54,9 +54,7 @@ def byte_rows(counts: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             **row,
             "before_at": share(row["before"]),
-            "parts": [
-                (name, share(row[name]), row[name]) for name in ("shared_part", "private") if row[name]
-            ],
+            "parts": [(name, share(row[name]), row[name]) for name in ("shared_part", "private") if row[name]],
             "after": row["shared_part"] + row["private"],
         }
         for row in rows

@@ -102,7 +102,9 @@ class MergeContext(MergeInputs):
 
         if self.crew.size == 1:
             return compute()
-        found, self.flops.total, settings = self.crew.run_on_rank0(alone, 0 if query is None else self.crew.owner(query))
+        found, self.flops.total, settings = self.crew.run_on_rank0(
+            alone, 0 if query is None else self.crew.owner(query)
+        )
         self._agree([settings])
         return found
 

@@ -48,9 +48,7 @@ class Setup:
         """The main process's own."""
         workload = ctx.workload
         prints = {query.id: _print(query) for query in workload.queries}
-        return cls(
-            workload, ctx.seed, ctx.device.type, dict(ctx.references), prints, torch.__version__, ctx.interval
-        )
+        return cls(workload, ctx.seed, ctx.device.type, dict(ctx.references), prints, torch.__version__, ctx.interval)
 
     def workbench(self, progress: Progress) -> MergeContext:
         """A workbench that loads models and decodes frames when a job asks for them."""

@@ -136,5 +136,3 @@ def tied_models(ctx: MergeContext, merged: Merged, queries: Iterable[str]) -> di
     models = ctx.models(queries, merged.states, merged.plan)
     tie(models, merged.plan)
     return models
-
-

@@ -178,9 +178,7 @@ def _from_user(
         return build_foreign(model, factory, width, input_size, args)
 
 
-def _from_zoo(
-    model: str, width: int, input_size: int, args: dict[str, Any], device: str | torch.device
-) -> nn.Module:
+def _from_zoo(model: str, width: int, input_size: int, args: dict[str, Any], device: str | torch.device) -> nn.Module:
     """A zoo model; one of unusual size is built on the meta device first, where its bytes are counted."""
     if model in OWN:
         check_arguments(model, args)

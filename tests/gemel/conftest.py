@@ -118,7 +118,7 @@ def _document():
         ],
         "offline": offline, "streaming": streaming, "side_by_side": side_by_side, "ledger": ledger,
         "timeline": timeline, "swapping": swapping, "examples": EXAMPLES, "costs": costs,
-        "settings": {"policy": "ours", "bootstrap_rounds": 1000, "bootstrap_seed": 0},
+        "settings": {"policy": "adaptive", "bootstrap_rounds": 1000, "bootstrap_seed": 0},
         "versions": {"python": "3.11.7", "torch": "2.15.0"},
         "asked": {"memory": "min", "memory_bytes": MEMORY["min"]}, "wall": WALL,
         "commands": ["gemel eval junction.safetensors junction.yaml -o report"],

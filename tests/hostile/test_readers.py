@@ -28,7 +28,7 @@ OWN = {
     "edge_runtime/engines/architecture.py": "/proc, and this project's sources",
     "edge_runtime/engines/background.py": "its own command line",
     "edge_runtime/engines/onnx/workspace.py": "/proc",
-    "edge_runtime/rehearsal/measured.py": "/proc",
+    "edge_runtime/simulation/profile_io.py": "/proc",
     "edge_runtime/serving/service.py": "/proc",
     "edge_runtime/watching/service.py": "its own pages",
     "edge_runtime/spool/spool.py": "its own folder",

@@ -16,7 +16,7 @@ from edge_runtime.engines.architecture import key_of
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.workspace import peak_bytes
 from edge_runtime.memory.onednn import blocked, convolutions_of, takes_blocked
-from edge_runtime.schedule.costs import BATCHES
+from edge_runtime.scheduler.costs import BATCHES
 from models.bundle import Bundle, BundleQuery
 from models.device import disable_tf32
 from models.process import quiet

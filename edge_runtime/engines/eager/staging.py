@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from edge_runtime.engines.eager.streamed import Streamed
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import row_major
-from edge_runtime.schedule.overflow import Layer, Part, part_bytes, scratch_bytes, spans
+from edge_runtime.scheduler.eviction import (
+    OverflowLayer,
+    OverflowTensor,
+    scratch_bytes,
+    scratch_spans,
+    tensor_scratch_bytes,
+)
 from models.bits import BIT_WIDTHS, BYTE, stored_bytes
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
@@ -43,7 +49,7 @@ class _Place:
     where: dict[str, Any]
     attribute: str
     shape: tuple[int, ...]
-    part: Part
+    part: OverflowTensor
     own: StoredTensor | None
     start: int
     nbytes: int
@@ -110,7 +116,7 @@ class Staging:
             layers_of(model, query.input_size, query.tensors, query.stored, device) if query.stored or overflow else ()
         )
         self._streamed = streamed
-        self.bytes, self._spans = scratch_bytes(layers, overflow), spans(layers, overflow)
+        self.bytes, self._spans = scratch_bytes(layers, overflow), scratch_spans(layers, overflow)
         self.overflow_bytes = 0
         self._all: list[_Place] = []
         own = widened(query.stored, device)
@@ -188,7 +194,7 @@ def widened(stored: Mapping[str, StoredTensor], device: str) -> dict[str, Stored
 
 def layers_of(
     model: nn.Module, input_size: int, names: Mapping[str, str], stored: Mapping[str, StoredTensor], device: str
-) -> tuple[Layer, ...]:
+) -> tuple[OverflowLayer, ...]:
     """The tensors of a model on the meta device, by the module that is called nearest above their use.
 
     `names` are content names by state dict key, `stored` says which are packed; where these overflow to a `device`
@@ -197,7 +203,7 @@ def layers_of(
     without calling them (attention does): these are the parent's. A module's memory is in use until it returns.
     """
     calls = _calls(model, input_size)
-    called, grouped, stored = set(calls), dict[str, list[Part]](), widened(stored, device)
+    called, grouped, stored = set(calls), dict[str, list[OverflowTensor]](), widened(stored, device)
     for key, tensor in model.state_dict(keep_vars=True).items():
         above = key.rpartition(".")[0]
         while above and above not in called:
@@ -210,7 +216,7 @@ def layers_of(
         times[path] += path != before
         before = path
     return tuple(
-        Layer(
+        OverflowLayer(
             path,
             tuple(parts),
             tuple(index for index, one in enumerate(paths) if _within(path, one)),
@@ -220,26 +226,26 @@ def layers_of(
     )
 
 
-def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, device: str) -> Part:
+def _part(key: str, name: str, tensor: Tensor, stored: StoredTensor | None, device: str) -> OverflowTensor:
     nbytes = _aligned(tensor.nbytes)
     if stored is None:
-        return Part(key, name, 0, nbytes)
+        return OverflowTensor(key, name, 0, nbytes)
     packed = 0 if device == "cpu" else _aligned(stored_bytes(stored.dtype, tensor.shape))
     unpacking = _aligned(tensor.numel()) if BIT_WIDTHS[stored.dtype] < BYTE else 0
-    return Part(key, name, nbytes + unpacking, nbytes + packed + unpacking)
+    return OverflowTensor(key, name, nbytes + unpacking, nbytes + packed + unpacking)
 
 
 def _places(
     model: nn.Module,
     bundle: Bundle,
     stored: Mapping[str, StoredTensor],
-    layer: Layer,
+    layer: OverflowLayer,
     begin: int,
     overflow: Collection[str],
 ) -> list[_Place]:
     places = []
     for part in layer.parts:
-        if size := part_bytes(part, overflow):
+        if size := tensor_scratch_bytes(part, overflow):
             path, _, attribute = part.key.rpartition(".")
             module = model.get_submodule(path)
             where: dict[str, Any] = module._parameters if attribute in module._parameters else module._buffers

@@ -1,1 +1,1 @@
-"""`ours` where accuracy over time is the objective."""
+"""`adaptive` where accuracy over time is the objective."""

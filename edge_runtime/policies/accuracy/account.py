@@ -8,11 +8,11 @@ from typing import Any
 
 from edge_runtime.policies.accuracy.obliged import Obliged
 from edge_runtime.policies.against.originals import Originals, Pace
-from edge_runtime.policies.paper import Paper
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
+from edge_runtime.policies.gemel import GemelPolicy
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
-PAPER = Paper()
+PAPER = GemelPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Pledge:
     """
 
     pace: Pace
-    demands: Mapping[str, Demand]
+    demands: Mapping[str, QuerySpec]
     unfit: frozenset[str]
     paper: Plan
 
@@ -34,25 +34,25 @@ class Account:
     originals: Originals
     answered: Mapping[str, float] = field(default_factory=dict)
 
-    def until(self, situation: Situation, costs: Costs, plan: Plan) -> Account:
+    def until(self, state: SchedulerState, costs: Costs, plan: Plan) -> Account:
         """The account at this moment."""
-        originals = self.originals.until(situation.now, situation.waiting, costs, plan.detail.pace)
+        originals = self.originals.until(state.now, state.waiting, costs, plan.detail.pace)
         return replace(self, originals=originals)
 
-    def owed(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+    def owed(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         """What is owed by when it is due, and before that whatever gains most."""
-        return Obliged(situation, costs, plan, self.originals, self.answered).decision()
+        return Obliged(state, costs, plan, self.originals, self.answered).decision()
 
-    def after(self, decision: Decision, situation: Situation) -> Account:
+    def after(self, decision: Decision, state: SchedulerState) -> Account:
         """The account once a decision has been carried out."""
-        query = decision.turn
+        query = decision.query
         if query is None or not decision.count:
             return self
         dropped = {captured_at for name, captured_at, _ in decision.drop if name == query}
-        left = [captured_at for captured_at in situation.waiting[query] if captured_at not in dropped]
+        left = [captured_at for captured_at in state.waiting[query] if captured_at not in dropped]
         return replace(self, answered={**self.answered, query: left[decision.count - 1]})
 
 
-def by_turns(situation: Situation, costs: Costs, plan: Plan, turns: Any) -> Decision:
+def by_turns(state: SchedulerState, costs: Costs, plan: Plan, turns: Any) -> Decision:
     """The paper's next step, which recalls `turns`."""
-    return PAPER.decide(replace(situation, recall=turns), costs, plan.detail.paper)
+    return PAPER.decide(replace(state, policy_state=turns), costs, plan.detail.paper)

@@ -1,4 +1,4 @@
-"""`ours` where accuracy over time is the objective: no query below its original, and more for who gains most."""
+"""`adaptive` where accuracy over time is the objective: no query below its original, and more for who gains most."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from edge_runtime.policies.accuracy.contest import Contest
 from edge_runtime.policies.against.originals import Originals, Pace
 from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.trying import AGAIN_S, BROKEN_TIMES, STEPS, changed, first_trial, longer, verdict
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.order import least_moving_order
-from edge_runtime.schedule.staleness import accuracy_at
-from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.order import least_moving_order
+from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState, accuracy_at
 
 # Where the paper's turns are taken, what a query may have lost against its original since: accuracy times seconds, and
 # as a part of the time.
@@ -52,14 +51,14 @@ class Course:
         )  # fmt: skip
 
 
-def planned(costs: Costs, demands: Mapping[str, Demand], unfit: frozenset[str], budget_bytes: int) -> Plan:
+def planned(costs: Costs, demands: Mapping[str, QuerySpec], unfit: frozenset[str], budget_bytes: int) -> Plan:
     """The plan; `costs` are over pieces."""
     paper = PAPER.plan(costs, demands, budget_bytes)
     pledge = Pledge(Pace(costs, demands, budget_bytes), demands, unfit, paper)
     return Plan(least_moving_order(costs, budget_bytes), dict.fromkeys(costs.queries, 1), budget_bytes, pledge)
 
 
-def decided(situation: Situation, costs: Costs, plan: Plan) -> Decision:
+def decided(state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
     """The next step: what is owed by when it is due, and before that whatever gains most (`Obliged`); or the paper's.
 
     No query's newest answer is to be older than its original's would be under time-sharing in the same memory, as far
@@ -72,22 +71,22 @@ def decided(situation: Situation, costs: Costs, plan: Plan) -> Decision:
     long as no query loses.
     """
     demands = plan.detail.demands
-    course = situation.recall or _begun(situation.now, demands)
-    account = course.account.until(situation, costs, plan)
-    course = _tried(_seen(replace(course, account=account), situation.now, demands), situation, costs, plan)
+    course = state.policy_state or _begun(state.now, demands)
+    account = course.account.until(state, costs, plan)
+    course = _tried(_seen(replace(course, account=account), state.now, demands), state, costs, plan)
     if course.passed is None:
-        decision, turns = account.owed(situation, costs, plan), None
+        decision, turns = account.owed(state, costs, plan), None
     else:
-        decision = by_turns(situation, costs, plan, course.turns)
-        turns = decision.recall
-    return replace(decision, recall=replace(course, account=account.after(decision, situation), turns=turns))
+        decision = by_turns(state, costs, plan, course.turns)
+        turns = decision.policy_state
+    return replace(decision, policy_state=replace(course, account=account.after(decision, state), turns=turns))
 
 
-def _begun(now: float, demands: Mapping[str, Demand]) -> Course:
+def _begun(now: float, demands: Mapping[str, QuerySpec]) -> Course:
     return Course(Account(Originals(VirtualBox(now))), first_trial(now, demands))
 
 
-def _seen(course: Course, now: float, demands: Mapping[str, Demand]) -> Course:
+def _seen(course: Course, now: float, demands: Mapping[str, QuerySpec]) -> Course:
     """The course once it is counted what the queries have lost against their originals since turns were taken."""
     if course.passed is None and not course.owes:
         return course
@@ -102,13 +101,13 @@ def _seen(course: Course, now: float, demands: Mapping[str, Demand]) -> Course:
     return replace(course, lost=lost, there=there, seen_at=now)
 
 
-def _worth(demand: Demand, age_s: float) -> float:
+def _worth(demand: QuerySpec, age_s: float) -> float:
     return accuracy_at(demand.staleness, age_s * demand.fps) if age_s < math.inf else 0.0
 
 
-def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Course:
+def _tried(course: Course, state: SchedulerState, costs: Costs, plan: Plan) -> Course:
     """The course once it has been looked whether a query has lost too much, and a contest that is due has begun."""
-    now, most_lost = situation.now, max(course.lost.values(), default=0.0)
+    now, most_lost = state.now, max(course.lost.values(), default=0.0)
     if course.passed is not None:
         starved = course.account.originals.answers.keys() - course.account.answered.keys()
         if starved or most_lost > LOST_S + LOST_SHARE * (now - course.passed.begins):
@@ -116,7 +115,7 @@ def _tried(course: Course, situation: Situation, costs: Costs, plan: Plan) -> Co
         return replace(course, passed=None, try_at=now) if changed(course.passed.costs, costs) else course
     if course.contest is None:
         due = now >= course.try_at or (course.owes and most_lost <= 0)
-        return replace(course, contest=Contest(situation, course.account, costs, plan), steps=0) if due else course
+        return replace(course, contest=Contest(state, course.account, costs, plan), steps=0) if due else course
     steps = course.steps + STEPS
     passed = verdict(course.contest, steps, now)
     if passed is None:

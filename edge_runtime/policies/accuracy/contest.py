@@ -9,9 +9,8 @@ from edge_runtime.policies.accuracy.account import Account, by_turns
 from edge_runtime.policies.against.expected import expected
 from edge_runtime.policies.against.virtual import Answer, Decide, VirtualBox
 from edge_runtime.policies.trying import HORIZON_S, LEAD_S
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.staleness import over_time
-from edge_runtime.schedule.values import Decision, Plan, Situation
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import Decision, Plan, SchedulerState, mean_accuracy
 
 # So much more accuracy over time the paper's schedule must bring, in the mean, and so much less a query may have than
 # its original.
@@ -40,15 +39,15 @@ class Contest:
     for, and says the same whenever it is asked with as many steps. `costs` are those that it was begun with.
     """
 
-    def __init__(self, situation: Situation, account: Account, costs: Costs, plan: Plan) -> None:
-        self.costs, self.begins = costs, situation.now + LEAD_S
-        self._plan, self._urgency = plan, situation.urgency
+    def __init__(self, state: SchedulerState, account: Account, costs: Costs, plan: Plan) -> None:
+        self.costs, self.begins = costs, state.now + LEAD_S
+        self._plan, self._urgency = plan, state.urgency
         self._ends, self._steps = self.begins + HORIZON_S, 0
-        self._frames = expected(account.originals.newest, plan.detail.demands, situation.now, self._ends)
+        self._frames = expected(account.originals.newest, plan.detail.demands, state.now, self._ends)
         self._owed = VirtualBox(
-            situation.now, account, frozenset(situation.resident), situation.resident_bytes,
-            {query: tuple(captured) for query, captured in situation.waiting.items()}, urgency=situation.urgency,
-            answers={query: Answer(captured, situation.now) for query, captured in account.answered.items()},
+            state.now, account, frozenset(state.resident), state.resident_bytes,
+            {query: tuple(captured) for query, captured in state.waiting.items()}, urgency=state.urgency,
+            answers={query: Answer(captured, state.now) for query, captured in account.answered.items()},
         )  # fmt: skip
         self._owed.expect(self._frames)
         self._by_turns: VirtualBox | None = None
@@ -71,7 +70,7 @@ class Contest:
                 self._play(self._owed, self.begins, self._decide_owed, self._of_owed)
                 return
             self._by_turns = self._owed.copied()
-            self._by_turns.recall = None
+            self._by_turns.policy_state = None
             self._of_turns.see(self._by_turns.answers)
         if self._owed.now < self._ends:
             self._play(self._owed, self._ends, self._decide_owed, self._of_owed)
@@ -84,14 +83,14 @@ class Contest:
         box.step(until, self.costs, decide)
         given.see(box.answers)
 
-    def _decide_owed(self, situation: Situation) -> Decision:
-        account: Account = situation.recall.until(situation, self.costs, self._plan)
+    def _decide_owed(self, state: SchedulerState) -> Decision:
+        account: Account = state.policy_state.until(state, self.costs, self._plan)
         self._of_originals.see(account.originals.answers)
-        decision = account.owed(situation, self.costs, self._plan)
-        return replace(decision, recall=account.after(decision, situation))
+        decision = account.owed(state, self.costs, self._plan)
+        return replace(decision, policy_state=account.after(decision, state))
 
-    def _decide_by_turns(self, situation: Situation) -> Decision:
-        return by_turns(situation, self.costs, self._plan, situation.recall)
+    def _decide_by_turns(self, state: SchedulerState) -> Decision:
+        return by_turns(state, self.costs, self._plan, state.policy_state)
 
     def _judged(self) -> bool:
         queries = [query for query, demand in self._plan.detail.demands.items() if demand.staleness]
@@ -117,4 +116,4 @@ class Contest:
     def _accuracy(self, given: Given, query: str) -> float:
         demand = self._plan.detail.demands[query]
         moments = [at for at, name in self._frames if name == query and at >= self.begins]
-        return over_time(demand.staleness, demand.fps, moments, given.answers.get(query, ()))
+        return mean_accuracy(demand.staleness, demand.fps, moments, given.answers.get(query, ()))

@@ -14,9 +14,9 @@ from edge_runtime.frames.ledger import REPLACED
 from edge_runtime.policies.accuracy.worth import wanted
 from edge_runtime.policies.against.originals import Originals
 from edge_runtime.policies.free import Dropped, hopeless
-from edge_runtime.schedule.batches import too_late
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import CLOCK_SLACK_S, Decision, Demand, Plan, Situation
+from edge_runtime.scheduler.batches import too_late
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,23 @@ class Obliged:
     """
 
     def __init__(
-        self, situation: Situation, costs: Costs, plan: Plan, originals: Originals,
+        self, state: SchedulerState, costs: Costs, plan: Plan, originals: Originals,
         answered: Mapping[str, float],
     ) -> None:  # fmt: skip
-        self._situation, self._costs, self._plan = situation, costs, plan
+        self._state, self._costs, self._plan = state, costs, plan
         self._originals, self._answered = originals, answered
         self._held = originals.held()
-        self._demands: Mapping[str, Demand] = plan.detail.demands
-        self._drop, waiting = hopeless(situation, costs, plan.detail.unfit)
+        self._demands: Mapping[str, QuerySpec] = plan.detail.demands
+        self._drop, waiting = hopeless(state, costs, plan.detail.unfit)
         replaced = [(query, one, REPLACED) for query, captured in waiting.items() for one in captured[:-1]]
         self._drop: tuple[Dropped, ...] = (*self._drop, *replaced)
         self._newest = {query: captured[-1] for query, captured in waiting.items()}
         self._known: dict[str, Absent] = {}
-        self._busy = originals.box.now > situation.now + CLOCK_SLACK_S
+        self._busy = originals.box.now > state.now + CLOCK_SLACK_S
 
     def decision(self) -> Decision:
         """The next step, without what is to be recalled."""
-        now, wake_s, due, earlier = self._situation.now, math.inf, self._due(), frozenset[str]()
+        now, wake_s, due, earlier = self._state.now, math.inf, self._due(), frozenset[str]()
         until = self._free_until(due)
         for _, query in due:
             cost, absent = self._costs.queries[query], self._absent(query)
@@ -105,7 +105,7 @@ class Obliged:
 
     def _absent(self, query: str) -> Absent:
         if query not in self._known:
-            cost, resident = self._costs.queries[query], self._situation.resident
+            cost, resident = self._costs.queries[query], self._state.resident
             names = () if cost.needed <= resident else tuple(name for name in cost.tensors if name not in resident)
             load_s = self._costs.load_s(self._costs.moved_bytes(names))
             self._known[query] = Absent(names, load_s, load_s + cost.run_s)
@@ -113,13 +113,13 @@ class Obliged:
 
     def _in_time(self, query: str) -> bool:
         """Whether the query's newest frame would be in time if it were loaded and run now."""
-        captured, starts_s = self._newest.get(query), self._situation.now + self._absent(query).load_s
+        captured, starts_s = self._newest.get(query), self._state.now + self._absent(query).load_s
         return captured is not None and not too_late((captured,), starts_s, self._costs.queries[query], 1)
 
     def _next_frame(self) -> float:
         """When a frame is to come that the originals' box, idle now, may begin with."""
         coming = (self._comes(query) for query in self._originals.newest)
-        return min((at for at in coming if at is not None and at > self._situation.now), default=math.inf)
+        return min((at for at in coming if at is not None and at > self._state.now), default=math.inf)
 
     def _load_as_there(self, owed: Sequence[str]) -> Decision | None:
         """What the originals' box has loaded ahead of a frame must be in memory here when that comes; what is `owed`
@@ -142,7 +142,7 @@ class Obliged:
         spared = self._held | (self._costs.queries[owed].needed if owed is not None else frozenset())
         for query, captured in self._newest.items():
             seconds = self._absent(query).seconds
-            if query == owed or captured <= self._mine(query) or self._situation.now + seconds > until + CLOCK_SLACK_S:
+            if query == owed or captured <= self._mine(query) or self._state.now + seconds > until + CLOCK_SLACK_S:
                 continue
             density = self._gain(query, captured) / max(seconds, CLOCK_SLACK_S)
             if density <= most or not self._in_time(query):
@@ -155,7 +155,7 @@ class Obliged:
     def _gain(self, query: str, captured: float) -> float:
         """What an answer to this frame brings."""
         demand = self._demands[query]
-        urgency = self._situation.urgency.get(query, demand.urgency)
+        urgency = self._state.urgency.get(query, demand.urgency)
         return urgency * wanted(demand, self._answered.get(query), captured)
 
     def _room(self, query: str, spared: Set[str]) -> tuple[str, ...] | None:
@@ -163,11 +163,11 @@ class Obliged:
         costs, cost, held = self._costs, self._costs.queries[query], self._held
         missing: Sequence[str] = self._absent(query).names
         needed = costs.resident_bytes(missing) + cost.workspace_bytes
-        excess = self._situation.resident_bytes + needed - self._plan.budget_bytes
+        excess = self._state.resident_bytes + needed - self._plan.budget_bytes
         if excess <= 0:
             return ()
         evict: list[str] = []
-        others = [name for name in self._situation.resident if name not in cost.needed and name not in spared]
+        others = [name for name in self._state.resident if name not in cost.needed and name not in spared]
         for name in sorted(others, key=lambda name: (name in held, -costs.footprints[name], name)):
             evict.append(name)
             excess -= costs.footprints[name]

@@ -1,1 +1,1 @@
-"""What `ours` is measured against: the reference, chosen above the floor, and its shadow in thought."""
+"""What `adaptive` is measured against: the reference, chosen above the floor, and its shadow in thought."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge_runtime.schedule.values import Demand
+from edge_runtime.scheduler.types import QuerySpec
 
 # A query of which nothing was heard for so many periods is expected to stay silent.
 SILENT_PERIODS = 3.0
 
 
 def expected(
-    newest: Mapping[str, float], demands: Mapping[str, Demand], now: float, ends: float
+    newest: Mapping[str, float], demands: Mapping[str, QuerySpec], now: float, ends: float
 ) -> list[tuple[float, str]]:
     """The frames (captured_at, query) that will come after `now` and before `ends`, going by each query's newest."""
     frames = []

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_runtime.policies.against.virtual import Answer, VirtualBox
-from edge_runtime.policies.time_sharing import TimeSharing
-from edge_runtime.schedule.costs import Costs, stored_name
-from edge_runtime.schedule.values import Decision, Demand, Plan, Situation
+from edge_runtime.policies.time_sharing import TimeSharingPolicy
+from edge_runtime.scheduler.costs import Costs, stored_name
+from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
 
-TIME_SHARING = TimeSharing()
+TIME_SHARING = TimeSharingPolicy()
 
 
 class Pace:
     """How time-sharing decides for the originals; their costs are worked out anew only where these are others."""
 
-    def __init__(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> None:
+    def __init__(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> None:
         self._shared, self._apart, self.demands = costs, TIME_SHARING.view(costs), demands
         self._plan: Plan = TIME_SHARING.plan(self._apart, demands, budget_bytes)
 
@@ -30,9 +30,9 @@ class Pace:
             self._shared = costs
         return self._apart
 
-    def decide(self, situation: Situation) -> Decision:
+    def decide(self, state: SchedulerState) -> Decision:
         """The next step of the originals' box."""
-        return TIME_SHARING.decide(situation, self._apart, self._plan)
+        return TIME_SHARING.decide(state, self._apart, self._plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Originals:
         newest = box.told(waiting, self.newest, pace.demands)
         took_turn = True
 
-        def decide(there: Situation) -> Decision:
+        def decide(there: SchedulerState) -> Decision:
             nonlocal took_turn
             decision = pace.decide(there)
-            took_turn = decision.turn is not None
+            took_turn = decision.query is not None
             return decision
 
         while box.now < now:
@@ -72,7 +72,11 @@ class Originals:
     @property
     def loaded(self) -> str | None:
         """The query that had the last turn."""
-        return self.box.recall.recent[0] if self.box.recall is not None and self.box.recall.recent else None
+        return (
+            self.box.policy_state.recent[0]
+            if self.box.policy_state is not None and self.box.policy_state.recent
+            else None
+        )
 
     def held(self) -> frozenset[str]:
         """What is in memory there, by the names of what is shared."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from edge_runtime.policies.against.reference import Reference
 from edge_runtime.policies.against.virtual import VirtualBox
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Situation
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import Decision, SchedulerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Shadow:
         return self.box.served
 
     @property
-    def recall(self) -> Any:
+    def policy_state(self) -> Any:
         """What the reference remembers by now."""
-        return self.box.recall
+        return self.box.policy_state
 
     def cleared(self) -> Shadow:
         """The same box, which has served nothing yet."""
@@ -45,8 +45,8 @@ class Shadow:
         box = self.box.copied()
         newest = box.told(waiting, self.newest, reference.demands)
 
-        def decide(situation: Situation) -> Decision:
-            return reference.decide(situation, costs)
+        def decide(state: SchedulerState) -> Decision:
+            return reference.decide(state, costs)
 
         while box.now < now:
             box.step(now, costs, decide)

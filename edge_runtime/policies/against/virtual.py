@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_runtime.frames.mailbox import DEPTH
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.values import Decision, Demand, Situation
+from edge_runtime.scheduler.costs import Costs
+from edge_runtime.scheduler.types import Decision, QuerySpec, SchedulerState
 
-Decide = Callable[[Situation], Decision]
+Decide = Callable[[SchedulerState], Decision]
 # No box is busy for longer: where nothing came for so long, nothing was lost.
 BUSY_MOST_S = 10.0
 
@@ -32,7 +32,7 @@ class VirtualBox:
     """
 
     now: float
-    recall: Any = None
+    policy_state: Any = None
     resident: frozenset[str] = frozenset()
     resident_bytes: int = 0
     waiting: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class VirtualBox:
     def copied(self) -> VirtualBox:
         """Another box in the same state, which goes its own way."""
         return VirtualBox(
-            self.now, self.recall, self.resident, self.resident_bytes, dict(self.waiting), list(self.coming),
+            self.now, self.policy_state, self.resident, self.resident_bytes, dict(self.waiting), list(self.coming),
             dict(self.served), self.urgency, dict(self.answers),
         )  # fmt: skip
 
@@ -55,7 +55,7 @@ class VirtualBox:
         return box
 
     def told(
-        self, waiting: Mapping[str, Sequence[float]], newest: Mapping[str, float], demands: Mapping[str, Demand]
+        self, waiting: Mapping[str, Sequence[float]], newest: Mapping[str, float], demands: Mapping[str, QuerySpec]
     ) -> dict[str, float]:
         """Expect the frames that wait elsewhere and are newer than the `newest` it was told of, and those before them
         that a full mailbox lost (`_lost`); the newest of each query after that.
@@ -83,13 +83,15 @@ class VirtualBox:
         del self.coming[:arrived]
         wake_s = until
         if self.waiting:
-            situation = Situation(self.now, self.waiting, self.resident, self.resident_bytes, self.recall, self.urgency)
-            decision = decide(situation)
-            self.recall = decision.recall
+            state = SchedulerState(
+                self.now, self.waiting, self.resident, self.resident_bytes, self.policy_state, self.urgency
+            )
+            decision = decide(state)
+            self.policy_state = decision.policy_state
             for query, captured_at, _ in decision.drop:
                 self._take(query, self.waiting[query].index(captured_at), 1)
-            if decision.turn is not None:
-                self._carry_out(decision, decision.turn, costs)
+            if decision.query is not None:
+                self._carry_out(decision, decision.query, costs)
                 return
             if decision.wake_s is not None and decision.wake_s > self.now:
                 wake_s = min(until, decision.wake_s)

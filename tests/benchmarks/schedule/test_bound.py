@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.schedule.bound import least_s, upper_bound
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
-from tests.edge_runtime.schedule import strategies
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.simulation.simulator import simulate
+from tests.edge_runtime.scheduler import strategies
 
 
 @settings(max_examples=60, deadline=None)

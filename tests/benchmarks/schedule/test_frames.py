@@ -33,7 +33,7 @@ def used_by(files: set[Path]) -> set[Path]:
 def test_a_policys_digest_covers_all_code_that_its_figures_depend_on(policy):
     covered = set(files_of(policy))
     assert used_by(covered) <= covered, "name what was moved in SHARED_CODE or POLICY_CODE"
-    assert {ROOT / "rehearsal/simulator.py", ROOT / "schedule/room.py"} <= covered
+    assert {ROOT / "simulation/simulator.py", ROOT / "scheduler/eviction.py"} <= covered
 
 
 def test_policies_that_share_code_have_digests_of_their_own():
@@ -44,7 +44,7 @@ def test_claims_count_what_is_bad_too():
     ours, paper = [{"a": 5, "b": 0}, {"a": 4, "b": 0}, {"a": 10, "b": 0}], [4, 5, 10]
     rows = [
         {"workload": "w", "device": "d", "memory": memory, "received": {"a": 10, "b": 10}, "bound": 20.0,
-         "in_time": {"ours": mine, "gemel": {"a": theirs, "b": 0}, "time-sharing": {"a": 0, "b": 0}}}
+         "in_time": {"adaptive": mine, "gemel": {"a": theirs, "b": 0}, "time-sharing": {"a": 0, "b": 0}}}
         for memory, mine, theirs in zip(SETTINGS, ours, paper, strict=True)
     ]  # fmt: skip
     assert [measured for _, measured in claims(rows)] == [
@@ -53,7 +53,7 @@ def test_claims_count_what_is_bad_too():
 
 
 def test_seconds_and_microseconds_stand_by_policy():
-    policies = ("ours", "gemel", "time-sharing")
+    policies = ("adaptive", "gemel", "time-sharing")
     planned = [{"queries": 1000, "memory": "min", "policy": name, "seconds": at} for at, name in enumerate(policies)]
     assert planning_rows(planned) == [("1,000", "min", "2.00 s", "1.00 s", "0.00 s")]
     spent = [{"memory": "min", "policy": name, "us_per_frame": at} for name in policies for at in (1.0, 2.0, 9.0)]

@@ -8,9 +8,9 @@ from benchmarks.schedule import grid, objective
 from benchmarks.schedule.grid import narrowed, within
 from benchmarks.schedule.objective import accuracy_over_time, at_rate, below, curves
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.simulation.simulator import simulate
 
 BIG, SMALL = 400_000, 1000
 
@@ -21,7 +21,7 @@ def one(run_s: float = 0.05) -> Costs:
 
 
 def test_at_each_frames_moment_the_newest_finished_answer_counts_by_its_age():
-    demands, worth = {"q": Demand(10.0)}, {"q": (1.0, 0.8, 0.5)}
+    demands, worth = {"q": QuerySpec(10.0)}, {"q": (1.0, 0.8, 0.5)}
     frames = {"q": [index / 10 for index in range(11)]}
     played = simulate(one(), frames, 2 * BIG, POLICIES["gemel"], demands)
     (found,) = accuracy_over_time(played, demands, worth)

@@ -1,4 +1,4 @@
-"""The promise of `ours` where it was not tuned: drawn workloads, and two that were found to break it."""
+"""The promise of `adaptive` where it was not tuned: drawn workloads, and two that were found to break it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from benchmarks.schedule.cases import arrivals_of, case_of
 from benchmarks.schedule.drawn import MODELS, QUERIES, drawn, write_drawn
 from benchmarks.schedule.promise import BOTH, broken, play, promise_rows, shares
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule.pieces import condensed
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler.costs import coalesced, memory_settings
+from edge_runtime.simulation.simulator import simulate
 from models.workload import load_workload
 
 FOUND = {
@@ -33,7 +32,7 @@ FOUND = {
 
 def played(path: Path, device: str, seconds: float) -> dict[str, object]:
     case = case_of(path, device)
-    costs, arrivals = condensed(case.shared), arrivals_of(case.demands, seconds, 0)
+    costs, arrivals = coalesced(case.shared), arrivals_of(case.demands, seconds, 0)
     budget = memory_settings(case.apart)["min"]
     return {
         name: [row["processed"] for row in simulate(costs, arrivals, budget, POLICIES[name], case.demands).per_query()]
@@ -75,10 +74,10 @@ def test_drawn_workloads_are_as_asked_for_and_the_same_for_a_seed(tmp_path):
 
 def test_cases_that_break_the_promise_are_told():
     row = {"number": 0, "device": "t4", "memory": "min", "received": 300, "bound": 150.0, "gemel": [100, 20],
-           "ours": [119, 16]}  # fmt: skip
+           "adaptive": [119, 16]}  # fmt: skip
     assert not broken([row])
-    assert broken([{**row, "ours": [119, 15]}]) and broken([{**row, "ours": [97, 20]}])
-    reached = {**row, "memory": "50%", "bound": 122.0, "ours": [100, 20]}
+    assert broken([{**row, "adaptive": [119, 15]}]) and broken([{**row, "adaptive": [97, 20]}])
+    reached = {**row, "memory": "50%", "bound": 122.0, "adaptive": [100, 20]}
     *_, (_, cases, *_, all_of_them, room, where_room, _, _, _) = promise_rows([row, reached, {**row, "memory": "75%"}])
     assert (cases, all_of_them) == (3, "2 / 1 / 0")
     assert (room, where_room) == (2, "2 / 0 / 0"), "where gemel has what can be had, nobody can bring more"

@@ -20,7 +20,7 @@ from edge_runtime.memory.layout import ChannelsLast, Layout, Order
 from edge_runtime.memory.onednn import MAX_PADDING, Blocked, Convolution, blocked, convolutions_of, convolve, usable
 from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
-from edge_runtime.schedule.costs import Costs, QueryCost, all_bytes
+from edge_runtime.scheduler.costs import Costs, QueryCost, all_bytes
 from edge_runtime.serving.device import arena_bytes
 from tests.edge_runtime.engines.sharing_bundle import SIZE, sharing_bundle
 from tests.edge_runtime.tiny import picture, tiny_bundle

@@ -19,11 +19,10 @@ from typing import Any
 import pytest
 
 from edge_runtime.policies import POLICIES
-from edge_runtime.rehearsal.recorded import Head, costs_of
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule import Decision, Demand, Plan, Policy, Situation
-from edge_runtime.schedule.costs import Costs
-from edge_runtime.schedule.settings import memory_settings
+from edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import Costs, memory_settings
+from edge_runtime.simulation.simulator import simulate
+from edge_runtime.simulation.trace import TraceHeader, trace_costs
 
 FILE = Path(__file__).with_name("decisions.json")
 SECONDS = 10
@@ -41,11 +40,11 @@ class Noted:
     def view(self, costs: Costs) -> Costs:
         return self._policy.view(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         return self._policy.plan(costs, demands, budget_bytes)
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
-        self.decisions.append(self._policy.decide(situation, costs, plan))
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
+        self.decisions.append(self._policy.decide(state, costs, plan))
         return self.decisions[-1]
 
 
@@ -58,10 +57,10 @@ def found(workload: str, budget: str, policy: str) -> dict[str, Any]:
     head = json.loads(FILE.read_text())["workloads"][workload]
     queries = {query: {**one, "best_s": None} for query, one in head["queries"].items()}
     started = {"trace": 1, "policy": policy, "budget_bytes": 0, "resident": []}
-    costs = costs_of(Head.model_validate({**head, **started, "queries": queries}))
+    costs = trace_costs(TraceHeader.model_validate({**head, **started, "queries": queries}))
     settings = memory_settings(costs)
     budgets = {**settings, "0.8 min": settings["min"] * 8 // 10}
-    demands = {query: Demand(**demand) for query, demand in head["demands"].items()}
+    demands = {query: QuerySpec(**demand) for query, demand in head["demands"].items()}
     arrivals = {
         query: [(index * 0.37 % 1 + frame) / demand.fps for frame in range(int(SECONDS * demand.fps))]
         for index, (query, demand) in enumerate(demands.items())
@@ -69,7 +68,7 @@ def found(workload: str, budget: str, policy: str) -> dict[str, Any]:
     noted = Noted(POLICIES[policy])
     played = simulate(costs, arrivals, budgets[budget], noted, demands)
     texts = [
-        repr((one.turn, one.count, one.evict, one.load, drop, one.wake_s and round(one.wake_s, 6)))
+        repr((one.query, one.count, one.evict, one.load, drop, one.wake_s and round(one.wake_s, 6)))
         for one in noted.decisions
         for drop in [[(query, round(captured_at, 6), reason) for query, captured_at, reason in one.drop]]
     ]

@@ -13,13 +13,13 @@ from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.against.virtual import VirtualBox
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.free import freely
+from edge_runtime.policies.gemel import PATIENCE, GemelPolicy, TurnHistory
 from edge_runtime.policies.jobs import Job, in_time_together
-from edge_runtime.policies.paper import PATIENCE, Paper, Turns
-from edge_runtime.rehearsal.simulator import simulate
-from edge_runtime.schedule import Demand, Plan, Situation
-from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler import Plan, QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.simulation.simulator import simulate
 from models.errors import InputError
-from tests.edge_runtime.schedule import strategies
+from tests.edge_runtime.scheduler import strategies
 
 KIB = 1024
 
@@ -31,27 +31,27 @@ def three_alike(run_s: float = 0.01, sla_s: float = 0.1) -> Costs:
 
 
 def situation_of(
-    costs: Costs, now: float, waiting, resident: Iterable[str] = (), recall=None, urgency=None
-) -> Situation:
+    costs: Costs, now: float, waiting, resident: Iterable[str] = (), policy_state=None, urgency=None
+) -> SchedulerState:
     held = frozenset(resident)
-    return Situation(now, waiting, held, costs.resident_bytes(held), recall, urgency or {})
+    return SchedulerState(now, waiting, held, costs.resident_bytes(held), policy_state, urgency or {})
 
 
-def chosen_freely(costs: Costs, plan: Plan, situation: Situation):
-    """What `ours` decides where a trial allows it to."""
-    book = Book(Shadow(VirtualBox(situation.now)))
-    return freely(situation, costs, plan, book.seen(situation, costs, plan.detail.reference))
+def chosen_freely(costs: Costs, plan: Plan, state: SchedulerState):
+    """What `adaptive` decides where a trial allows it to."""
+    book = Book(Shadow(VirtualBox(state.now)))
+    return freely(state, costs, plan, book.seen(state, costs, plan.detail.reference))
 
 
 def decided(costs: Costs, budget: int, now: float, waiting, resident: Iterable[str] = (), turns=None, order="abc"):
     """What the paper's policy decides, with batches of one."""
     plan = Plan(tuple(order), dict.fromkeys(order, 1), budget)
-    return Paper().decide(situation_of(costs, now, waiting, resident, turns), costs, plan)
+    return GemelPolicy().decide(situation_of(costs, now, waiting, resident, turns), costs, plan)
 
 
 def test_a_policy_goes_by_its_name_and_ours_is_the_default():
-    assert set(POLICIES) == {"ours", "gemel", "time-sharing"} and DEFAULT_POLICY == "ours"
-    with pytest.raises(InputError, match=r"^--policy: there is no policy 'first'; choose one of: ours, gemel"):
+    assert set(POLICIES) == {"adaptive", "gemel", "time-sharing"} and DEFAULT_POLICY == "adaptive"
+    with pytest.raises(InputError, match=r"^--policy: there is no policy 'first'; choose one of: adaptive, gemel"):
         policy_named("first")
 
 
@@ -61,10 +61,10 @@ def test_any_decision_keeps_the_budget_and_evicts_nothing_the_turn_needs(name, d
     policy = POLICIES[name]
     costs = policy.view(data.draw(strategies.costs()))
     budget = data.draw(strategies.budgets(costs))
-    demands = {query: Demand(data.draw(st.sampled_from([1.0, 10.0, 30.0]))) for query in costs.queries}
+    demands = {query: QuerySpec(data.draw(st.sampled_from([1.0, 10.0, 30.0]))) for query in costs.queries}
     plan = policy.plan(costs, demands, budget)
     resident = frozenset(data.draw(st.lists(st.sampled_from(sorted(costs.tensor_bytes)), unique=True)))
-    recall = None
+    policy_state = None
     for step in range(data.draw(st.integers(1, 4))):
         now = 1.0 + step / 20
         captured = st.lists(
@@ -72,19 +72,19 @@ def test_any_decision_keeps_the_budget_and_evicts_nothing_the_turn_needs(name, d
         ).map(lambda times: tuple(sorted(times)))
         waiting = data.draw(st.dictionaries(st.sampled_from(list(costs.queries)), captured))
         urgency = data.draw(st.dictionaries(st.sampled_from(list(costs.queries)), st.floats(0.25, 4)))
-        situation = situation_of(costs, now, waiting, resident, recall, urgency)
-        decision = policy.decide(situation, costs, plan)
+        state = situation_of(costs, now, waiting, resident, policy_state, urgency)
+        decision = policy.decide(state, costs, plan)
         dropped = [(query, captured_at) for query, captured_at, _ in decision.drop]
         assert len(set(dropped)) == len(dropped) and all(at in waiting[query] for query, at in dropped)
-        if decision.turn is not None:
-            cost = costs.queries[decision.turn]
+        if decision.query is not None:
+            cost = costs.queries[decision.query]
             after = (resident - set(decision.evict)) | set(decision.load)
             assert cost.needed <= after
             assert set(decision.load) == cost.needed - resident
             assert len(set(decision.load)) == len(decision.load)
             assert set(decision.evict) <= resident - cost.needed
             assert costs.resident_bytes(after) + cost.workspace_of(max(1, decision.count)) <= budget
-            left = [at for at in waiting.get(decision.turn, ()) if (decision.turn, at) not in dropped]
+            left = [at for at in waiting.get(decision.query, ()) if (decision.query, at) not in dropped]
             finished = now + costs.load_s(costs.moved_bytes(decision.load))
             if decision.count:
                 finished += cost.run_of(decision.count)
@@ -93,31 +93,31 @@ def test_any_decision_keeps_the_budget_and_evicts_nothing_the_turn_needs(name, d
             resident = after
         else:
             assert not decision.load and not decision.evict and not decision.count
-        again = policy.decide(situation, costs, plan)
-        assert (again.turn, again.count, again.evict, again.load, again.drop) == (
-            decision.turn,
+        again = policy.decide(state, costs, plan)
+        assert (again.query, again.count, again.evict, again.load, again.drop) == (
+            decision.query,
             decision.count,
             decision.evict,
             decision.load,
             decision.drop,
         )
-        recall = decision.recall
+        policy_state = decision.policy_state
 
 
 def test_the_papers_queries_take_turns_round_the_cycle():
     costs, everything = three_alike(), {"shared", "a", "b", "c"}
-    turns, seen = Turns(), []
+    turns, seen = TurnHistory(), []
     for _ in range(5):
         decision = decided(costs, 64 * KIB, 0.0, dict.fromkeys("abc", (0.0,)), everything, turns)
         assert decision.count and not decision.load and not decision.evict
-        turns = decision.recall
-        seen.append(decision.turn)
+        turns = decision.policy_state
+        seen.append(decision.query)
     assert "".join(seen) == "abcab"
 
 
 def test_only_what_is_missing_is_loaded_and_the_most_recently_run_makes_room():
-    decision = decided(three_alike(), 12 * KIB, 0.0, {"c": (0.0,)}, {"shared", "a", "b"}, Turns(("b", "a")))
-    assert (decision.turn, decision.load, decision.evict) == ("c", ("c",), ("b",))
+    decision = decided(three_alike(), 12 * KIB, 0.0, {"c": (0.0,)}, {"shared", "a", "b"}, TurnHistory(("b", "a")))
+    assert (decision.query, decision.load, decision.evict) == ("c", ("c",), ("b",))
 
 
 def test_workspace_counts_even_when_all_weights_are_resident():
@@ -126,29 +126,29 @@ def test_workspace_counts_even_when_all_weights_are_resident():
         {"a": 4 * KIB, "b": 4 * KIB},
         1e6,
     )
-    decision = decided(costs, 8 * KIB, 0.0, {"a": (0.0,)}, {"a", "b"}, Turns(("b",)), "ab")
-    assert (decision.turn, decision.load, decision.evict) == ("a", (), ("b",))
+    decision = decided(costs, 8 * KIB, 0.0, {"a": (0.0,)}, {"a", "b"}, TurnHistory(("b",)), "ab")
+    assert (decision.query, decision.load, decision.evict) == ("a", (), ("b",))
 
 
 def test_the_load_counts_towards_the_deadline():
     waiting = {"a": (0.0,)}
     there = decided(three_alike(), 64 * KIB, 0.085, waiting, {"shared", "a"})
     absent = decided(three_alike(), 64 * KIB, 0.085, waiting)
-    assert there.count and absent.turn is None and absent.drop == (("a", 0.0, "deadline"),)
+    assert there.count and absent.query is None and absent.drop == (("a", 0.0, "deadline"),)
 
 
 def test_a_query_passed_over_for_want_of_its_tensors_is_loaded_ahead_and_runs_its_next_frame():
-    costs, turns = three_alike(sla_s=0.012), Turns()
+    costs, turns = three_alike(sla_s=0.012), TurnHistory()
     for _ in range(PATIENCE):
         decision = decided(costs, 64 * KIB, 0.0, {"a": (0.0,)}, turns=turns)
-        assert decision.turn is None and decision.drop == (("a", 0.0, "deadline"),)
-        turns = decision.recall
+        assert decision.query is None and decision.drop == (("a", 0.0, "deadline"),)
+        turns = decision.policy_state
     ahead = decided(costs, 64 * KIB, 0.0, {"a": (0.0,)}, turns=turns)
-    assert (ahead.turn, ahead.count, ahead.load) == ("a", 0, ("shared", "a"))
-    turns = ahead.recall
-    assert turns == Turns(("a",), "a", {})
+    assert (ahead.query, ahead.count, ahead.load) == ("a", 0, ("shared", "a"))
+    turns = ahead.policy_state
+    assert turns == TurnHistory(("a",), "a", {})
     then = decided(costs, 64 * KIB, 0.009, {"a": (0.008,), "b": (0.008,)}, {"shared", "a"}, turns)
-    assert (then.turn, then.count, then.drop) == ("a", 1, ())
+    assert (then.query, then.count, then.drop) == ("a", 1, ())
 
 
 def test_a_query_slower_to_run_than_its_deadline_is_never_loaded():
@@ -205,10 +205,10 @@ def test_ours_stays_with_a_loaded_query_where_the_paper_swaps_at_every_turn():
     """Loads of 80 ms, runs of 5 ms, frames every 50 ms with 200 ms to go: swapping takes longer than frames do."""
     costs = Costs({query: QueryCost((query,), 0.005, 0, 0.2) for query in "ab"}, {"a": 80_000, "b": 80_000}, 1e6)
     arrivals = {"a": [i / 20 for i in range(400)], "b": [0.01 + i / 20 for i in range(400)]}
-    outcome = {name: simulate(costs, arrivals, 100_000, POLICIES[name]) for name in ("ours", "gemel")}
+    outcome = {name: simulate(costs, arrivals, 100_000, POLICIES[name]) for name in ("adaptive", "gemel")}
     processed = {name: [row["processed"] for row in result.per_query()] for name, result in outcome.items()}
-    assert sum(processed["ours"]) > sum(processed["gemel"])
-    assert all(ours >= 0.8 * paper for ours, paper in zip(processed["ours"], processed["gemel"], strict=True))
+    assert sum(processed["adaptive"]) > sum(processed["gemel"])
+    assert all(ours >= 0.8 * paper for ours, paper in zip(processed["adaptive"], processed["gemel"], strict=True))
 
 
 def test_a_free_choice_runs_what_waits_together_and_leaves_a_batch_that_drives_out_weights():
@@ -218,12 +218,12 @@ def test_a_free_choice_runs_what_waits_together_and_leaves_a_batch_that_drives_o
         {"a": 4 * KIB, "b": 40_960},
         1e5,
     )
-    policy = policy_named("ours")
-    plan = policy.plan(costs, {"a": Demand(10), "b": Demand(10)}, 64 * KIB)
+    policy = policy_named("adaptive")
+    plan = policy.plan(costs, {"a": QuerySpec(10), "b": QuerySpec(10)}, 64 * KIB)
     four = {"a": (0.0, 0.1, 0.2, 0.3)}
     alone = chosen_freely(costs, plan, situation_of(costs, 0.3, four, {"a"}))
     beside = chosen_freely(costs, plan, situation_of(costs, 0.3, four, {"a", "b"}))
-    tight = policy.plan(costs, {"a": Demand(10), "b": Demand(10)}, 48 * KIB)
+    tight = policy.plan(costs, {"a": QuerySpec(10), "b": QuerySpec(10)}, 48 * KIB)
     crowded = chosen_freely(costs, tight, situation_of(costs, 0.3, four, {"a", "b"}))
     assert (alone.count, beside.count, beside.evict) == (4, 4, ())
     assert (crowded.count, crowded.evict) == (2, ()), "a batch of four would cost b's weights, 0.4 s to bring back"
@@ -231,14 +231,14 @@ def test_a_free_choice_runs_what_waits_together_and_leaves_a_batch_that_drives_o
 
 def test_a_free_slot_goes_to_the_query_whose_stale_results_cost_most():
     costs = Costs({query: QueryCost((query,), 0.06, 0, 0.1) for query in "ab"}, {"a": 512, "b": 512}, 1e6)
-    policy = policy_named("ours")
-    plan = policy.plan(costs, {"a": Demand(10), "b": Demand(10)}, 4 * KIB)
+    policy = policy_named("adaptive")
+    plan = policy.plan(costs, {"a": QuerySpec(10), "b": QuerySpec(10)}, 4 * KIB)
     waiting = {"a": (0.0,), "b": (0.0,)}
     for urgency, chosen in (({"a": 4.0}, "a"), ({"b": 4.0}, "b")):
         decision = chosen_freely(costs, plan, situation_of(costs, 0.0, waiting, {"a", "b"}, urgency=urgency))
-        assert decision.turn == chosen
-    priority = policy.plan(costs, {"a": Demand(10, 1.0), "b": Demand(10, 3.0)}, 4 * KIB)
-    assert chosen_freely(costs, priority, situation_of(costs, 0.0, waiting, {"a", "b"})).turn == "b"
+        assert decision.query == chosen
+    priority = policy.plan(costs, {"a": QuerySpec(10, 1.0), "b": QuerySpec(10, 3.0)}, 4 * KIB)
+    assert chosen_freely(costs, priority, situation_of(costs, 0.0, waiting, {"a", "b"})).query == "b"
 
 
 def test_time_sharing_keeps_a_copy_for_each_query_and_moves_whole_models():

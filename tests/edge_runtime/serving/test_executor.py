@@ -13,8 +13,8 @@ from edge_runtime.frames.results import Identity
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
@@ -67,7 +67,9 @@ def one_query(
     device = Device(arena, {"q": engine}, costs, 1024)
     publisher = Publisher(Kept(), ledger, {"q": engine.query}, Identity("d"))
     mailboxes = Mailboxes(["q"], ledger)
-    executor = Executor(Parts(device, policy_named("ours"), {"q": Demand(fps)}, mailboxes, publisher, clock=clock))
+    executor = Executor(
+        Parts(device, policy_named("adaptive"), {"q": QuerySpec(fps)}, mailboxes, publisher, clock=clock)
+    )
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock
 

@@ -19,8 +19,8 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import Costs, QueryCost
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import Costs, QueryCost
 from edge_runtime.serving.device import Device
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
@@ -98,7 +98,7 @@ class Box:
         publisher = Publisher(
             self.sink, self.ledger, {name: one.query for name, one in self.engines.items()}, Identity("d")
         )
-        demands = dict.fromkeys(NEEDS, Demand(10.0))
+        demands = dict.fromkeys(NEEDS, QuerySpec(10.0))
         self.executor = Executor(Parts(device, policy_named("gemel"), demands, mailboxes, publisher, clock=self.clock))
 
     def put(self, *queries: str) -> None:
@@ -279,7 +279,7 @@ def test_real_engines_answer_alike_as_they_arrive_prefetched_or_whole(tmp_path):
         ledger, sink = Ledger(engines), Kept()
         device = Device(arena, engines, costs, budget)
         publisher = Publisher(sink, ledger, {one.id: one for one in bundle.queries}, Identity("d"))
-        demands = dict.fromkeys(engines, Demand(10.0))
+        demands = dict.fromkeys(engines, QuerySpec(10.0))
         executor = Executor(Parts(device, policy_named("gemel"), demands, Mailboxes(engines, ledger), publisher))
         for index in range(6):
             for name in engines:

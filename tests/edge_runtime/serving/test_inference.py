@@ -14,8 +14,8 @@ import pytest
 from edge_runtime import fitting
 from edge_runtime.daemon import run
 from edge_runtime.policies import policy_named
-from edge_runtime.schedule import Decision, Demand, Plan, Situation
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import Costs
 from edge_runtime.serving import executor as executing
 from edge_runtime.serving import inference
 from edge_runtime.serving.inference import Inference
@@ -38,10 +38,10 @@ class Policy:
     def view(self, costs: Costs) -> Costs:
         return self._plain.view(costs)
 
-    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         return self._plain.plan(costs, demands, budget_bytes)
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         self.asked += 1
         raise NotImplementedError
 
@@ -49,9 +49,9 @@ class Policy:
 class Patient(Policy):
     """Waits for an hour, whatever there is."""
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         self.asked += 1
-        return Decision(wake_s=situation.now + 3600)
+        return Decision(wake_s=state.now + 3600)
 
 
 @pytest.fixture

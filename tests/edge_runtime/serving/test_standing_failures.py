@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edge_runtime.frames.mailbox import Frame
-from edge_runtime.schedule import Decision, Demand, Plan, Situation
-from edge_runtime.schedule.costs import Costs
+from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import Costs
 from edge_runtime.serving.executor import IDLE_S, MAX_POLICY_FAILURES, Executor, PolicyFailed
 from tests.edge_runtime.serving.test_faults import IMAGE, NEEDS, Box
 
@@ -70,16 +70,16 @@ class Raising:
     def view(self, costs: Costs) -> Costs:
         return costs
 
-    def plan(self, costs: Costs, demands: Mapping[str, Demand], budget_bytes: int) -> Plan:
+    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
         return Plan(tuple(costs.queries), dict.fromkeys(costs.queries, 1), budget_bytes)
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         self.asked += 1
         if self.raises:
             self.raises -= 1
             raise ZeroDivisionError("in the policy")
-        query = min(situation.waiting, key=lambda one: situation.waiting[one][0], default=None)
-        return Decision(query, 1 if query else 0, recall="remembered")
+        query = min(state.waiting, key=lambda one: state.waiting[one][0], default=None)
+        return Decision(query, 1 if query else 0, policy_state="remembered")
 
 
 def test_a_policy_that_raises_is_asked_again_after_a_while_and_goes_on(caplog):
@@ -105,10 +105,10 @@ def test_a_policy_that_never_stops_raising_ends_the_box_and_not_at_once():
 class Waking(Raising):
     """Waits with every frame until a second after it was captured."""
 
-    def decide(self, situation: Situation, costs: Costs, plan: Plan) -> Decision:
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
         self.asked += 1
-        due = [captured[0] + 0.03 for captured in situation.waiting.values()]
-        return Decision(wake_s=min(due)) if due and min(due) > situation.now else super().decide(situation, costs, plan)
+        due = [captured[0] + 0.03 for captured in state.waiting.values()]
+        return Decision(wake_s=min(due)) if due and min(due) > state.now else super().decide(state, costs, plan)
 
 
 def test_nothing_is_asked_again_before_the_moment_that_the_policy_named():

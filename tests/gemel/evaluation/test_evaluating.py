@@ -196,7 +196,7 @@ def test_a_report_says_how_it_came_to_be(evaluated, tiny):
     (command,) = evaluated["commands"]
     assert command.startswith(f"gemel eval {tiny}/tiny.safetensors {tiny}/workload.yaml -o {tiny}/report")
     assert command.endswith("--memory min --seeds 2")
-    assert {"python", "torch"} <= evaluated["versions"].keys() and evaluated["settings"]["policy"] == "ours"
+    assert {"python", "torch"} <= evaluated["versions"].keys() and evaluated["settings"]["policy"] == "adaptive"
     recalls = evaluated["offline"][0]["classes"]
     assert [row["class"] for row in recalls] == ["empty", "busy"]
     assert sum(row["merged"] for row in recalls) / 2 == pytest.approx(evaluated["offline"][0]["merged"])

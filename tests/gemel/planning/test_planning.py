@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.rehearsal.profiles import PROFILES
+from edge_runtime.simulation.device_profiles import PROFILES
 from gemel.analytic_costs import ceiling_costs, find_profile, original_costs
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions

@@ -12,8 +12,8 @@ import torch
 
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.memory import streams
-from edge_runtime.rehearsal.measured import foreign, read_profile
-from edge_runtime.rehearsal.profiles import PROFILES, costs_for
+from edge_runtime.simulation.device_profiles import PROFILES, costs_for
+from edge_runtime.simulation.profile_io import machine_mismatch, read_profile
 from gemel.cli import main
 from gemel.conditions import DEFAULT_DEVICE, Conditions
 from gemel.planner import load_plan_input
@@ -44,7 +44,7 @@ def test_every_query_is_measured_in_batches_and_kept_beside_the_bundle(bundle, c
         assert runs[0] > 0 and runs == sorted(runs)
         assert query["batches"][3]["workspace_bytes"] > query["batches"][0]["workspace_bytes"]
     kept = read_profile(bundle)
-    assert foreign(kept, "cpu") is None and kept.queries["gate"].batches[0].run_s == pytest.approx(
+    assert machine_mismatch(kept, "cpu") is None and kept.queries["gate"].batches[0].run_s == pytest.approx(
         found["queries"][0]["batches"][0]["run_ms"] / 1000
     )
 
@@ -67,16 +67,16 @@ def test_runs_are_measured_on_the_stream_that_a_box_computes_on(bundle, monkeypa
 
 def test_what_was_measured_can_be_simulated(tmp_path, capsys):
     from edge_runtime.policies import policy_named
-    from edge_runtime.rehearsal.measured import measured_costs
-    from edge_runtime.rehearsal.simulator import simulate
-    from edge_runtime.schedule.pieces import condensed
+    from edge_runtime.scheduler.costs import coalesced
+    from edge_runtime.simulation.profile_io import measured_costs
+    from edge_runtime.simulation.simulator import simulate
 
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     profiled = profile_bundle(bundle.path, "cpu", [FACTORY], rounds=2, engine="torch")
-    costs = condensed(measured_costs(bundle, profiled.profile))
+    costs = coalesced(measured_costs(bundle, profiled.profile))
     frames = {query: [i / 5 for i in range(20)] for query in costs.queries}
-    result = simulate(costs, frames, 64 * 2**20, policy_named("ours"))
+    result = simulate(costs, frames, 64 * 2**20, policy_named("adaptive"))
     assert all(row["processed"] == 20 for row in result.per_query())
 
 

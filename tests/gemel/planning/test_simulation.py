@@ -12,7 +12,7 @@ from gemel.cli import main
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 from tests.gemel.planning.test_planning import workload as workload
 
-POLICIES = ("ours", "gemel", "time-sharing")
+POLICIES = ("adaptive", "gemel", "time-sharing")
 
 
 def test_policies_are_chosen_by_name_and_merging_helps_those_that_know_of_it(workload, capsys):
@@ -23,7 +23,7 @@ def test_policies_are_chosen_by_name_and_merging_helps_those_that_know_of_it(wor
         found[policy] = json.loads(capsys.readouterr().out)
         assert found[policy]["policy"] == policy and found[policy]["clock"] == "virtual"
     moved = {policy: result["bytes_moved"] for policy, result in found.items()}
-    assert max(moved["ours"], moved["gemel"]) < moved["time-sharing"]
+    assert max(moved["adaptive"], moved["gemel"]) < moved["time-sharing"]
 
 
 def test_without_anything_to_simulate_it_says_so(capsys):

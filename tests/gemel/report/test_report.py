@@ -149,8 +149,8 @@ def test_swapping_is_told_per_processed_frame(document):
 
 def test_the_timeline_knows_when_all_of_a_query_is_resident():
     from edge_runtime.policies import policy_named
-    from edge_runtime.rehearsal.simulator import simulate
-    from edge_runtime.schedule.costs import Costs, QueryCost
+    from edge_runtime.scheduler.costs import Costs, QueryCost
+    from edge_runtime.simulation.simulator import simulate
 
     cost = {query: QueryCost((f"{query}-own", "both"), 0.1, 0, 10.0) for query in "ab"}
     costs = Costs(cost, {"a-own": 512, "b-own": 512, "both": 512}, 512.0)  # a tensor takes a second to load

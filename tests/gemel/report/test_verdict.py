@@ -1,7 +1,5 @@
 """The report's first words: what to do, and whom merging made worse."""
 
-
-
 from gemel.evaluation_text import conclusion_text
 from gemel.report.conclusion import draw_conclusion
 from gemel.report.page import render_report

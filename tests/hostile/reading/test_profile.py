@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.rehearsal.measured import MeasuredProfile, QueryProfile, machine_of, measured_costs, read_profile
-from edge_runtime.rehearsal.measured import write_profile as write
-from edge_runtime.schedule.costs import BatchCost
+from edge_runtime.scheduler.costs import BatchCost
+from edge_runtime.simulation.profile_io import (
+    MeasuredProfile,
+    QueryProfile,
+    describe_machine,
+    measured_costs,
+    read_profile,
+)
+from edge_runtime.simulation.profile_io import write_profile as write
 from models.bundle import Bundle, open_bundle
 from models.errors import InputError
 from tests.edge_runtime.tiny import FACTORY, tiny_bundle, write_clip, write_config, write_folder
@@ -36,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = tiny_bundle(folder / "tiny.safetensors")
     batches = (BatchCost(1, 0.01, 1000), BatchCost(2, 0.012, 2000))
     queries = {query.id: QueryProfile(0.002, batches) for query in bundle.queries}
-    write(bundle.path, MeasuredProfile(bundle.digest, machine_of("cpu"), "cpu", "torch", 3e9, 1e-4, queries))
+    write(bundle.path, MeasuredProfile(bundle.digest, describe_machine("cpu"), "cpu", "torch", 3e9, 1e-4, queries))
     write_clip(folder / "left.mp4", 4)
     write_folder(folder / "right", 4)
     write_config(folder)

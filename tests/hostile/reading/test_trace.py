@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.rehearsal import recorded
-from edge_runtime.rehearsal.replay import replay
+from edge_runtime.simulation import trace as recorded
+from edge_runtime.simulation.replay import replay
 from models.errors import InputError
 from tests.hostile.damages import damages
 from tests.hostile.harness import refused, tried
@@ -18,17 +18,17 @@ from tests.hostile.reading.test_json import FILES, make_special
 BATCH = {"count": 2, "run_s": 0.015, "workspace_bytes": 1500}
 QUERY = {"tensors": [0, 1], "run_s": 0.01, "workspace_bytes": 1000, "sla_s": 0.5, "larger": [BATCH], "best_s": 0.01}
 HEAD = {
-    "trace": 1, "policy": "ours", "budget_bytes": 10_000, "demands": {"a": {"fps": 10.0, "urgency": 1.0}},
+    "trace": 1, "policy": "adaptive", "budget_bytes": 10_000, "demands": {"a": {"fps": 10.0, "urgency": 1.0}},
     "copy_bytes_per_s": 1e6, "load_latency_s": 0.001, "tensors": [[100, 512], [300, 512]], "queries": {"a": QUERY},
     "resident": [0],
 }  # fmt: skip
 FRAME = {"frame": ["a", 10.0, 10.001]}
 STEP = {
-    "at": 10.002, "turn": "a", "count": 1, "load": [1], "evict": [], "drop": [], "load_s": 0.002, "moved_bytes": 300,
+    "at": 10.002, "query": "a", "count": 1, "load": [1], "evict": [], "drop": [], "load_s": 0.002, "moved_bytes": 300,
     "run_s": 0.011, "budget_bytes": 10_000, "urgency": {"a": 1.0}, "resident": [[], []],
 }  # fmt: skip
 LATER = {"frame": ["a", 10.1, 10.101]}
-DROP = {**STEP, "at": 10.103, "turn": None, "count": 0, "load": [], "drop": [["a", 10.1, "deadline"]], "load_s": None,
+DROP = {**STEP, "at": 10.103, "query": None, "count": 0, "load": [], "drop": [["a", 10.1, "deadline"]], "load_s": None,
         "moved_bytes": 0, "run_s": None, "resident": [[0], [0]]}  # fmt: skip
 LINES: list[dict[str, Any]] = [HEAD, FRAME, STEP, LATER, DROP]
 
@@ -64,7 +64,7 @@ REFUSED = {
     "batches that descend": (_at(0, queries={"a": {**QUERY, "larger": [BATCH, BATCH]}}), "line 1: queries.a.larger"),
     "a batch of 1e9": (_at(0, queries={"a": {**QUERY, "larger": [{**BATCH, "count": 10**9}]}}), "line 1: queries.a"),
     "a frame of nobody": (_text([*LINES, {"frame": ["b", 11.0, 11.0]}]), "line 6: there is no query 'b'"),
-    "a turn of nobody": (_at(2, turn="b"), "line 3: there is no query 'b'"),
+    "a turn of nobody": (_at(2, query="b"), "line 3: there is no query 'b'"),
     "1e9 frames in a run": (_at(2, count=10**9), "line 3: count"),
     "more frames than are known": (_at(2, count=3), "line 3: count: a run of 3 frames is not known"),
     "a run of nothing": (_at(2, count=0), "line 3: count"),
@@ -118,7 +118,7 @@ def test_what_follows_the_last_newline_is_left_out(trace: Path) -> None:
 
 
 def test_a_trace_has_no_more_lines_than_are_bearable(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "MAX_LINES", 4)
+    monkeypatch.setattr(recorded, "MAX_TRACE_LINES", 4)
     with pytest.raises(InputError, match="has more than 4 lines"):
         replay(trace)
 

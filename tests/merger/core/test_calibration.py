@@ -53,7 +53,9 @@ def test_frames_that_follow_each_other_are_alike_and_spread_no_less_for_that(ctx
     torch.testing.assert_close(model[1].running_var, spread, atol=0, rtol=0.1)
 
 
-def test_norms_are_measured_on_frames_as_they_are_trained_on(ctx: MergeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_are_measured_on_frames_as_they_are_trained_on(
+    ctx: MergeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[Tensor] = []
     batch = TrainingSet.batch
 

@@ -70,7 +70,9 @@ def test_where_only_the_end_counts_a_training_goes_all_the_way_and_is_judged_onc
     val.as_is = val.again = 0.5
     merged = Merged(SharingPlan(), {query: snapshot(model) for query, model in ctx.originals.items()})
     evaluated: list[str] = []
-    monkeypatch.setattr("merger.core.attempt.evaluate_all", lambda _b, _j, name, *_: evaluated.append(name) or {"q0": 0.99})
+    monkeypatch.setattr(
+        "merger.core.attempt.evaluate_all", lambda _b, _j, name, *_: evaluated.append(name) or {"q0": 0.99}
+    )
     for evaluate_from in (3, 1):
         begins, recipe = [merged.states["q0"]], Recipe(epochs=3, frames_per_epoch=32, evaluate_from=evaluate_from)
         found = train_private(ctx, begins, merged.plan, "q0", recipe, 0.95, StepCache())

@@ -131,9 +131,7 @@ def test_beyond_its_prefix_a_query_stands_in_the_way() -> None:
         {"query": "c", "prefix": 2, "tried": [[2, 0.96], [3, 0.7]], "flops_spent": 6.0},
     ]
     plan = SharingPlan((sets[0], (sets[1][0], sets[1][2])))
-    rows = outcomes_of(
-        prefixes([sets], log, REQUIRED), plan, {(q, p): 10 for q in "abc" for _, p in map(min, sets)}
-    )
+    rows = outcomes_of(prefixes([sets], log, REQUIRED), plan, {(q, p): 10 for q in "abc" for _, p in map(min, sets)})
     assert [row["outcome"] for row in rows] == ["kept", "partly", "refused"]
     assert rows[1]["in_the_way"] == {"b": {"after": "a prefix of 2 of 3 layers", "ratio": 0.9, "required": 0.95}}
     assert set(rows[2]["in_the_way"]) == {"b", "c"} and {row["flops"] for row in rows} == {14.0}

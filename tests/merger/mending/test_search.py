@@ -97,9 +97,7 @@ def test_the_cheapest_step_that_helps_is_kept(
     steps, target = copies(ctx, merged, "q1", StepCache()), ctx.queries["q1"].accuracy_target
     better = target + (0.03 if margin == "whole" else 0.015)
     _train_by_step(monkeypatch, steps, {step.what: better for step in steps[helps:]})
-    kept, rows = mend(
-        ctx, merged, Case("q1", 0.5, target + 0.02, Recipe(), alone=True), StepCache(), Budget(ctx.flops)
-    )
+    kept, rows = mend(ctx, merged, Case("q1", 0.5, target + 0.02, Recipe(), alone=True), StepCache(), Budget(ctx.flops))
     assert kept.plan == steps[helps].plan
     tried = [row["repair"] for row in rows]
     assert len(tried) == len(set(tried)) and tried[0] == steps[-1].what

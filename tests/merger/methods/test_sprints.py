@@ -137,9 +137,7 @@ def test_what_saves_most_with_all_its_queries_met_is_kept_from_the_first_validat
     won = Merged.from_plain(found["won"])
     assert won.plan == bounded and set(won.states) == {"q0", "q2"}
     model = sprints.ctx.models(["q0"], won.states, won.plan)["q0"]
-    assert not torch.equal(
-        model.get_parameter("head.weight"), sprints.ctx.originals["q0"].get_parameter("head.weight")
-    )
+    assert not torch.equal(model.get_parameter("head.weight"), sprints.ctx.originals["q0"].get_parameter("head.weight"))
     again = sprints.run({**found, "ratios": dict.fromkeys(sprints.required, 1.0)})
     assert again.won.plan == sprints.plan, "until more is won"
     assert replace(sprints, end=Budget(sprints.ctx.flops, 0.0), budget=Budget(sprints.ctx.flops, 0.0)).run(

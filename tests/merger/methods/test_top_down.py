@@ -210,7 +210,10 @@ def test_who_is_lost_among_the_others_waits_too_and_what_is_left_is_accepted(
     monkeypatch.setattr(wide_module, "tied_and_judged", _judged_by(lambda queries: (
         evaluated.append(queries) or dict.fromkeys(queries, 0.94 if len(evaluated) == 1 else 0.96))))  # fmt: skip
     found = wide_module._trained(sprints, sprints.plan, False)
-    assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and evaluated == [["q0", "q2"], ["q0", "q1", "q2"]]
+    assert [queries for queries, *_ in seen.trained] == [["q0", "q2"]] and evaluated == [
+        ["q0", "q2"],
+        ["q0", "q1", "q2"],
+    ]
     (row,) = [row for row in sprints.checkpoint.log if "accepted_bytes" in row]
     assert row["accepted_bytes"] == 0 and found.plan == sprints.plan, "one alone shares with nobody"
     waits = [(row["waits"], row["after"]) for row in sprints.checkpoint.log if "waits" in row]

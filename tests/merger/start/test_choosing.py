@@ -247,7 +247,12 @@ def _chosen(crew: ProcessGroup, path: Path) -> dict[str, Any]:
     own = InitEvaluator.error
     InitEvaluator.error = lambda evaluate, query, model: evaluated.append(query) or own(evaluate, query, model)  # type: ignore
     start = choose_start(ctx, SharingPlan.of(groups(ctx.layers)), StepCache())
-    return {**start.__dict__, "flops": ctx.flops.total, "evaluated": set(evaluated), "mine": set(crew.mine(ctx.queries))}
+    return {
+        **start.__dict__,
+        "flops": ctx.flops.total,
+        "evaluated": set(evaluated),
+        "mine": set(crew.mine(ctx.queries)),
+    }
 
 
 def test_several_processes_choose_as_one_does_and_judge_their_own(workload: Workload) -> None:

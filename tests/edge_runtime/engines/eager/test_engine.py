@@ -15,8 +15,8 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.layout import convolutions
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
-from edge_runtime.schedule import Demand, Situation
-from edge_runtime.schedule.costs import Costs, QueryCost
+from edge_runtime.scheduler import QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import Costs, QueryCost
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.predictions import DetectionPrediction
 from models.preprocess import Preprocess
@@ -69,18 +69,18 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
         budget - min(cost.workspace_bytes for cost in queries.values()),
         layouts=convolutions(store.kinds) if arranged else None,
     )
-    policy, recall, moved = policy_named("gemel"), None, 0
-    plan = policy.plan(costs, dict.fromkeys(engines, Demand(10.0)), budget)
+    policy, policy_state, moved = policy_named("gemel"), None, 0
+    plan = policy.plan(costs, dict.fromkeys(engines, QuerySpec(10.0)), budget)
     for seed, name in enumerate(turns):
         resident = arena.residency.resident
         held = arena.residency.resident_bytes
-        decision = policy.decide(Situation(0.0, {name: (0.0,)}, resident, held, recall), costs, plan)
+        decision = policy.decide(SchedulerState(0.0, {name: (0.0,)}, resident, held, policy_state), costs, plan)
         moved += costs.moved_bytes(queries[name].needed - resident)
         arena.change(decision.evict, decision.load)
         engines[name].bind(arena.tensor)
         assert torch.equal(engines[name].outputs([picture(seed)]), reference(bundle, name, picture(seed)))
         assert arena.residency.resident_bytes + queries[name].workspace_bytes <= budget
-        recall = decision.recall
+        policy_state = decision.policy_state
     assert arena.bytes_moved == moved
 
 

@@ -21,9 +21,9 @@ from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.placing import ALIGNMENT_BYTES
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
-from edge_runtime.schedule import Demand
-from edge_runtime.schedule.costs import BatchCost, Costs, QueryCost, all_bytes
-from edge_runtime.schedule.overflow import Overflow, overflow_of, scratch_bytes
+from edge_runtime.scheduler import QuerySpec
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost, all_bytes
+from edge_runtime.scheduler.eviction import Overflow, overflow_of, scratch_bytes
 from edge_runtime.serving.device import Device, arena_bytes
 from edge_runtime.serving.executor import Executor, Parts
 from edge_runtime.serving.publishing import Publisher
@@ -217,7 +217,7 @@ class Watched(TorchEngine):
         return super().forward(batch)
 
 
-@pytest.mark.parametrize("policy", ["ours", "gemel"])
+@pytest.mark.parametrize("policy", ["adaptive", "gemel"])
 def test_beside_another_query_the_budget_is_never_passed_and_both_answer_as_alone(two: Bundle, policy: str) -> None:
     costs = costs_of(two)
     budget = costs.alone_bytes("small") + 2**20
@@ -231,7 +231,7 @@ def test_beside_another_query_the_budget_is_never_passed_and_both_answer_as_alon
     mailboxes = Mailboxes(engines, ledger)
     device = Device(arena, engines, found.costs, budget)
     publisher = Publisher(sink, ledger, {query.id: query for query in two.queries}, Identity("0" * 64))
-    demands = dict.fromkeys(engines, Demand(5.0))
+    demands = dict.fromkeys(engines, QuerySpec(5.0))
     executor = Executor(Parts(device, policy_named(policy), demands, mailboxes, publisher))
     executor.warm_up(dict.fromkeys(engines, picture(0)))
     for index in range(6):

@@ -1,0 +1,130 @@
+"""`gemel`: the paper's schedule (Padmanabhan et al., NSDI 2023, section 5.4, edge inference)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edge_runtime.frames.ledger import DEADLINE, MEMORY
+from edge_runtime.scheduler.batches import batch_in_time, worst_first_batches
+from edge_runtime.scheduler.costs import Costs, coalesced
+from edge_runtime.scheduler.order import share_order
+from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
+
+# Turns of one query passed over as too late before it is loaded ahead. 0, a load at every turn, spends on loads the
+# time in which other queries' frames would have made it; never, and a query slow to load is never run.
+PATIENCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHistory:
+    """Whose turn it has been: queries by their last turn, most recent first.
+
+    `loaded` is the query just loaded ahead, whose run is still due; `passed` counts the turns of each query that
+    were passed over as too late since it last had one.
+    """
+
+    recent: tuple[str, ...] = ()
+    loaded: str | None = None
+    passed: Mapping[str, int] = field(default_factory=dict)
+
+    def after(self, turn: str | None, ran: bool, late: Sequence[str]) -> TurnHistory:
+        """The turns once `turn` has been taken and the queries in `late` were passed over."""
+        passed = {**self.passed, **{query: self.passed.get(query, 0) + 1 for query in late}}
+        if turn is None:
+            return TurnHistory(self.recent, passed=passed)
+        passed.pop(turn, None)
+        recent = (turn, *(query for query in self.recent if query != turn))
+        return TurnHistory(recent, None if ran else turn, passed)
+
+
+@dataclass(frozen=True, slots=True)
+class GemelPolicy:
+    """Queries take turns in an order in which neighbours share most bytes; only missing tensors are loaded.
+
+    Batch sizes are chosen beforehand so that the worst query's frames in time are most. The most recently run query
+    is evicted first, since in a cycle its next turn is furthest away. A query passed over PATIENCE times for want of
+    its tensors takes its turn all the same: it is loaded ahead, and its next frame finds it resident.
+    """
+
+    name: str = "gemel"
+
+    def view(self, costs: Costs) -> Costs:
+        return costs
+
+    def plan(self, costs: Costs, demands: Mapping[str, QuerySpec], budget_bytes: int) -> Plan:
+        pieces = coalesced(costs)
+        order = share_order(pieces)
+        return Plan(order, worst_first_batches(pieces, demands, order, budget_bytes), budget_bytes)
+
+    def decide(self, state: SchedulerState, costs: Costs, plan: Plan) -> Decision:
+        turns: TurnHistory = state.policy_state or TurnHistory()
+        drop: list[tuple[str, float, str]] = []
+        late: list[str] = []
+        for query in _candidates(state, turns, plan.order):
+            cost, waiting = costs.queries[query], state.waiting[query]
+            missing = (
+                ()
+                if cost.needed <= state.resident
+                else tuple(name for name in cost.tensors if name not in state.resident)
+            )
+            start = state.now + costs.load_s(costs.moved_bytes(missing))
+            batch = batch_in_time(waiting, start, cost, plan.batches[query])
+            load_ahead = bool(missing) and cost.run_s <= cost.sla_s and turns.passed.get(query, 0) >= PATIENCE
+            drop += [(query, captured, DEADLINE) for captured in waiting[: batch.late]]
+            if not batch.count:
+                late.append(query)
+                if not load_ahead:
+                    continue
+            evict = _room(state, turns, costs, plan, query, missing, max(1, batch.count))
+            if evict is None:
+                drop += [(query, captured, MEMORY) for captured in waiting[batch.late :]]
+                continue
+            policy_state = turns.after(query, batch.count > 0, late)
+            return Decision(query, batch.count, evict, missing, tuple(drop), policy_state=policy_state)
+        return Decision(drop=tuple(drop), policy_state=turns.after(None, False, late))
+
+
+def _candidates(state: SchedulerState, turns: TurnHistory, order: Sequence[str]) -> list[str]:
+    """Queries with a waiting frame: the one loaded ahead, then round the cycle from the last turn on."""
+    start = order.index(turns.recent[0]) + 1 if turns.recent else 0
+    cycle = [*order[start:], *order[:start]]
+    if turns.loaded is not None:
+        cycle = [turns.loaded, *(query for query in cycle if query != turns.loaded)]
+    return [query for query in cycle if query in state.waiting]
+
+
+def _room(
+    state: SchedulerState,
+    turns: TurnHistory,
+    costs: Costs,
+    plan: Plan,
+    query: str,
+    missing: Sequence[str],
+    count: int,
+) -> tuple[str, ...] | None:
+    """The tensors to evict so that the query fits, as few as the eviction order allows; None if it never fits."""
+    cost = costs.queries[query]
+    excess = state.resident_bytes + costs.resident_bytes(missing) + cost.workspace_of(count) - plan.budget_bytes
+    if excess <= 0:
+        return ()
+    evict: list[str] = []
+    resident = state.resident
+    for names in plan.next_use.of(costs, _coming(turns, plan.order), query):
+        for name in reversed(names):
+            if name not in resident:
+                continue
+            evict.append(name)
+            excess -= costs.footprints[name]
+            if excess <= 0:
+                return tuple(evict)
+    return None
+
+
+def _coming(turns: TurnHistory, order: Sequence[str]) -> tuple[str, ...]:
+    """The queries by their next turn as far as it is known: those that have had none yet, then the least recent.
+
+    So the most recently run query's tensors go first, last loaded layers first, and a tensor that several queries
+    share goes with the last of them.
+    """
+    return (*(query for query in order if query not in turns.recent), *reversed(turns.recent))

@@ -1,0 +1,376 @@
+"""What running and moving things costs: plain numbers that the schedule, the simulator and the daemon all read.
+
+Pieces: tensors that come and go together, so that a schedule has a hundred names to look at, not thousands.
+
+Estimates: the costs as a box knows them, corrected with every load and run.
+
+Memory settings: the budgets under which methods are compared, and how a size is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from edge_runtime.memory.placing import footprint_bytes
+from models.errors import InputError
+
+BATCHES = (1, 2, 4, 8)
+"""The batch sizes that are profiled; what lies between them is interpolated."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """One run of `count` frames together: seconds for all of them, workspace in bytes."""
+
+    count: int
+    run_s: float
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCost:
+    """One query's costs: its tensors by content name in load order, one run in seconds, its workspace in bytes.
+
+    `run_s` and `workspace_bytes` are those of one frame; `larger` holds what is known of larger batches, in
+    ascending order; costs between two known batches lie on the line between them. A tensor named twice counts once.
+    """
+
+    tensors: tuple[str, ...]
+    run_s: float
+    workspace_bytes: int
+    sla_s: float
+    larger: tuple[BatchCost, ...] = ()
+    needed: frozenset[str] = field(init=False, repr=False, compare=False)
+    runs_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    workspaces: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.run_s < 0 or self.workspace_bytes < 0 or self.sla_s <= 0:
+            raise ValueError(f"a cost is negative or the SLA is not positive: {self}")
+        known = [BatchCost(1, self.run_s, self.workspace_bytes), *self.larger]
+        if any(a.count >= b.count or a.run_s > b.run_s for a, b in pairwise(known)):
+            raise ValueError(f"larger batches must ascend and take no less time: {self.larger}")
+        object.__setattr__(self, "tensors", tuple(dict.fromkeys(self.tensors)))
+        object.__setattr__(self, "needed", frozenset(self.tensors))
+        object.__setattr__(self, "runs_s", tuple(_every([(one.count, one.run_s) for one in known])))
+        spaces = _every([(one.count, one.workspace_bytes) for one in known])
+        object.__setattr__(self, "workspaces", tuple(round(nbytes) for nbytes in spaces))
+
+    @property
+    def largest(self) -> int:
+        """The largest batch whose cost is known."""
+        return len(self.runs_s)
+
+    def run_of(self, count: int) -> float:
+        """Seconds that `count` frames take in one run; ValueError beyond the largest known batch."""
+        return self.run_s if count == 1 else self.runs_s[self._place(count)]
+
+    def workspace_of(self, count: int) -> int:
+        """Workspace of `count` frames in one run."""
+        return self.workspace_bytes if count == 1 else self.workspaces[self._place(count)]
+
+    def _place(self, count: int) -> int:
+        if not 1 <= count <= len(self.runs_s):
+            raise ValueError(f"nothing is known of batches of {count}, only up to {self.largest}")
+        return count - 1
+
+    def slowed(self, factor: float) -> QueryCost:
+        """The same query with runs of every batch taking `factor` times as long."""
+        return self.timed([factor * run_s for run_s in self.runs_s])
+
+    def timed(self, runs_s: Sequence[float]) -> QueryCost:
+        """The same query with the run times of every batch replaced, from that of one frame on."""
+        larger = tuple(BatchCost(one.count, runs_s[one.count - 1], one.workspace_bytes) for one in self.larger)
+        return _changed(self, run_s=runs_s[0], larger=larger, runs_s=tuple(runs_s))
+
+
+def _every(known: Sequence[tuple[int, float]]) -> list[float]:
+    """The value of every batch from 1 to the largest known, on the line between its neighbours.
+
+    Worked out once, since every decision looks several up.
+    """
+    every = [known[0][1]]
+    for (low, below), (high, above) in pairwise(known):
+        every += [below + (count - low) / (high - low) * (above - below) for count in range(low + 1, high)]
+        every.append(above)
+    return every
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs of all queries on one device.
+
+    `tensor_bytes` are bytes as stored; they are what a load moves. What a resident tensor occupies is its
+    footprint, and every comparison with a budget is made in footprints. A load takes `load_latency_s` once and then
+    the bytes at `copy_bytes_per_s`. `footprints` follow from `tensor_bytes` unless given.
+    """
+
+    queries: Mapping[str, QueryCost]
+    tensor_bytes: Mapping[str, int]
+    copy_bytes_per_s: float
+    load_latency_s: float = 0.0
+    footprints: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.copy_bytes_per_s <= 0 or self.load_latency_s < 0:
+            raise ValueError("copy_bytes_per_s must be positive and load_latency_s not negative")
+        for query, cost in self.queries.items():
+            # Not by a difference of sets: that would look at all tensors for every query.
+            unknown = [name for name in cost.needed if name not in self.tensor_bytes]
+            if unknown:
+                raise ValueError(f"query {query} needs tensors of unknown size: {sorted(unknown)[:3]}")
+        if not self.footprints:
+            occupied = {name: footprint_bytes(nbytes) for name, nbytes in self.tensor_bytes.items()}
+            object.__setattr__(self, "footprints", occupied)
+
+    def load_s(self, nbytes: int) -> float:
+        """Seconds one load of `nbytes` takes; nothing to load takes no time."""
+        return self.load_latency_s + nbytes / self.copy_bytes_per_s if nbytes else 0.0
+
+    def moved_bytes(self, names: Iterable[str]) -> int:
+        """Bytes a load of these tensors moves."""
+        return sum(map(self.tensor_bytes.__getitem__, names))
+
+    def resident_bytes(self, names: Collection[str]) -> int:
+        """Bytes these tensors occupy when resident."""
+        return sum(map(self.footprints.__getitem__, names))
+
+    def weights_bytes(self, query: str) -> int:
+        """Bytes one query's tensors occupy when resident."""
+        return self.resident_bytes(self.queries[query].needed)
+
+    def alone_bytes(self, query: str) -> int:
+        """The least budget under which this query can run: its resident weights and its workspace."""
+        return self.weights_bytes(query) + self.queries[query].workspace_bytes
+
+    def with_query(self, query: str, cost: QueryCost) -> Costs:
+        """The same costs with one query's replaced by `cost`, which needs the same tensors."""
+        return _changed(self, queries={**self.queries, query: cost})
+
+    def timed_as(self, other: Costs) -> Costs:
+        """The same tensors with the run times of the other's queries, which are the same, and its rate of copying."""
+        queries = {query: one.timed(other.queries[query].runs_s) for query, one in self.queries.items()}
+        return _changed(self, queries=queries, copy_bytes_per_s=other.copy_bytes_per_s)
+
+    def with_measured(self, query: str, run_s: float, copy_bytes_per_s: float) -> Costs:
+        """The same costs with one query's run time (of one frame; larger batches in proportion) and the copy rate
+        replaced by measured ones.
+        """
+        cost = self.queries[query]
+        # A query whose runs had no known time: a batch takes as long as its frames one after the other.
+        changed = (
+            cost.slowed(run_s / cost.run_s)
+            if cost.run_s > 0
+            else cost.timed([count * run_s for count in range(1, cost.largest + 1)])
+        )
+        return _changed(self, queries={**self.queries, query: changed}, copy_bytes_per_s=copy_bytes_per_s)
+
+
+def _changed(value: Value, **changes: Any) -> Value:
+    """A copy of a frozen dataclass with fields replaced and nothing checked or computed again.
+
+    Costs are corrected with every frame; checking thousands of tensors each time would cost more than a frame.
+    """
+    copy = object.__new__(type(value))
+    for one in fields(value):  # type: ignore[arg-type]
+        object.__setattr__(copy, one.name, changes.get(one.name, getattr(value, one.name)))
+    return copy
+
+
+def all_bytes(costs: Costs) -> int:
+    """The least budget in which nothing is ever swapped: all weights and the largest workspace."""
+    largest = max(cost.workspace_bytes for cost in costs.queries.values())
+    return costs.resident_bytes(costs.tensor_bytes.keys()) + largest
+
+
+def unshared_costs(costs: Costs) -> Costs:
+    """The same costs with nothing shared: a tensor that several queries need becomes one copy for each.
+
+    Names become `tensor@query` (`stored_name` undoes that).
+    """
+    queries: dict[str, QueryCost] = {}
+    sizes: dict[str, int] = {}
+    footprints: dict[str, int] = {}
+    for query, cost in costs.queries.items():
+        named = {name: f"{name}@{query}" for name in cost.tensors}
+        queries[query] = QueryCost(tuple(named.values()), cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger)
+        for name, own in named.items():
+            sizes[own], footprints[own] = costs.tensor_bytes[name], costs.footprints[name]
+    return Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
+
+
+def stored_name(name: str) -> str:
+    """The content name behind a name that `apart` gave."""
+    return name.rpartition("@")[0] or name
+
+
+MAX_TENSOR_GROUPS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class TensorGroups:
+    """The costs over pieces, and the tensors of each piece in load order."""
+
+    costs: Costs
+    tensors: Mapping[str, tuple[str, ...]]
+
+    def held(self, resident: Set[str]) -> frozenset[str]:
+        """The pieces of which every tensor is resident."""
+        return frozenset(piece for piece, names in self.tensors.items() if all(name in resident for name in names))
+
+    def names(self, pieces: Iterable[str]) -> tuple[str, ...]:
+        """The tensors of these pieces."""
+        return tuple(name for piece in pieces for name in self.tensors[piece])
+
+
+def tensor_groups(costs: Costs, piece_bytes: int | None = None) -> TensorGroups:
+    """Tensors that the same queries need become one piece, in load order.
+
+    Pieces hold at most `piece_bytes` (PIECES-th of all bytes unless given) or a single tensor; what a query needs, its
+    bytes and its footprint stay exactly the same.
+    """
+    limit = piece_bytes or max(1, sum(costs.tensor_bytes.values()) // MAX_TENSOR_GROUPS)
+    users: dict[str, list[str]] = {}
+    for query, cost in costs.queries.items():
+        for name in cost.tensors:
+            users.setdefault(name, []).append(query)
+    tensors: dict[str, list[str]] = {}
+    sizes: dict[str, int] = {}
+    piece_of: dict[str, str] = {}
+    unfilled: dict[tuple[str, ...], str] = {}
+    for name, by in users.items():
+        key, nbytes = tuple(by), costs.tensor_bytes[name]
+        piece = unfilled.get(key)
+        if piece is None or sizes[piece] + nbytes > limit:
+            piece = unfilled[key] = name
+            sizes[piece], tensors[piece] = 0, []
+        piece_of[name] = piece
+        sizes[piece] += nbytes
+        tensors[piece].append(name)
+    footprints = {piece: costs.resident_bytes(names) for piece, names in tensors.items()}
+    queries = {
+        query: QueryCost(
+            tuple(piece_of[name] for name in cost.tensors), cost.run_s, cost.workspace_bytes, cost.sla_s, cost.larger
+        )
+        for query, cost in costs.queries.items()
+    }
+    small = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
+    return TensorGroups(small, {piece: tuple(names) for piece, names in tensors.items()})
+
+
+def coalesced(costs: Costs) -> Costs:
+    """The same costs over pieces."""
+    return tensor_groups(costs).costs
+
+
+# Share of the newest measurement in a running average of costs.
+NEWEST_SHARE = 0.2
+# How much a run time is lowered for each frame that it cost.
+DOUBT_SHARE = 0.05
+# Loads smaller than this say more about the latency than about the rate of copying.
+RATE_FROM_BYTES = 2**20
+
+
+class CostEstimates:
+    """Running averages of what runs and copies take: a box that throttles is followed, a single stall is not.
+
+    `costs` is the present belief. A run of any batch corrects the query's times of all batches in proportion.
+    """
+
+    def __init__(self, costs: Costs, best_s: Mapping[str, float] | None = None) -> None:
+        self.costs = costs
+        self.best_s = dict(best_s or {})
+
+    def warmed(self, run_s: Mapping[str, float], copy_bytes_per_s: float) -> None:
+        """Take over what the warm-up measured: seconds of a run of one frame, and the rate of copying."""
+        for query, seconds in run_s.items():
+            self.best_s[query] = seconds
+            self.costs = self.costs.with_measured(query, seconds, copy_bytes_per_s)
+
+    def loaded(self, query: str, moved_bytes: int, seconds: float) -> None:
+        """A load for `query` moved so many bytes in so long."""
+        if moved_bytes >= RATE_FROM_BYTES and seconds > 0:
+            rate = _average(self.costs.copy_bytes_per_s, moved_bytes / seconds)
+            self.costs = self.costs.with_measured(query, self.costs.queries[query].run_s, rate)
+
+    def ran(self, query: str, count: int, seconds: float) -> None:
+        """A run of `count` frames took so long."""
+        cost = self.costs.queries[query]
+        expected = cost.run_of(count)
+        single = cost.run_s * seconds / expected if expected > 0 else seconds / count
+        self.best_s[query] = min(self.best_s.get(query, single), single)
+        run_s = _average(cost.run_s, single)
+        self.costs = self.costs.with_measured(query, run_s, self.costs.copy_bytes_per_s)
+
+    def doubt(self, query: str) -> None:
+        """Lower a run time that cost a frame a little: to the best one seen, or into the SLA if even that is above.
+
+        A query believed too slow is not run, and what is not run is not measured: a stall, during the warm-up too,
+        must not be for ever. A query that is too slow indeed is tried again from time to time, and publishes late.
+        """
+        cost = self.costs.queries[query]
+        best = self.best_s.get(query, cost.run_s)
+        target = min(cost.run_s, best if best <= cost.sla_s else cost.sla_s / 2)
+        lower = _average(cost.run_s, target, DOUBT_SHARE)
+        self.costs = self.costs.with_measured(query, lower, self.costs.copy_bytes_per_s)
+
+
+def _average(known: float, measured: float, share: float = NEWEST_SHARE) -> float:
+    return known + share * (measured - known)
+
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)},
+    **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", 1)},
+}
+MAX_MEMORY_BYTES = 2**60
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_BETWEEN = {"50%": 0.5, "75%": 0.75}
+
+
+def memory_settings(originals: Costs) -> dict[str, int]:
+    """The four named budgets in bytes, from the costs of the ORIGINALS and the same for every arm.
+
+    `min` = the largest query alone (weights + workspace); `all` = all weights + the largest workspace; `50%` and
+    `75%` = that far from min to all. Weights count as they are resident (each tensor rounded up to 512 bytes), so
+    that at `min` the largest query really fits.
+    """
+    if not originals.queries:
+        raise ValueError("memory settings need at least one query")
+    least = max(originals.alone_bytes(query) for query in originals.queries)
+    names = frozenset[str]().union(*(cost.needed for cost in originals.queries.values()))
+    everything = originals.resident_bytes(names) + max(c.workspace_bytes for c in originals.queries.values())
+    between = {name: least + round((everything - least) * share) for name, share in _BETWEEN.items()}
+    return {"min": least, **between, "all": everything}
+
+
+def parse_memory(text: str | int, where: str = "memory", key: str = "") -> int:
+    """Bytes of a size: `512MiB` (powers of 1024), `2GB` (powers of 1000), plain bytes; InputError otherwise."""
+    remedy = "write a size such as 512MiB, 2GB or a number of bytes"
+    if isinstance(text, int) and not isinstance(text, bool):
+        nbytes = text
+    else:
+        match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+        unit = _UNITS.get(match[2].upper()) if match else None
+        if match is None or unit is None:
+            raise InputError(where, f"{text!r} is not a size", remedy, key)
+        nbytes = int(min(float(match[1]) * unit, MAX_MEMORY_BYTES + 1))
+    if nbytes > MAX_MEMORY_BYTES:
+        raise InputError(where, f"{str(text)[:40]!r} is more than any memory", remedy, key)
+    if nbytes <= 0:
+        raise InputError(where, f"{text!r} is not a positive size", remedy, key)
+    return nbytes
+
+
+def memory_bytes(text: str | int, originals: Costs, where: str = "memory", key: str = "") -> int:
+    """Bytes of a named setting (`min`, `50%`, `75%`, `all`) or of a size."""
+    settings = memory_settings(originals)
+    return settings[text] if isinstance(text, str) and text in settings else parse_memory(text, where, key)

@@ -1,0 +1,197 @@
+"""Room: what to evict so that a query fits, what is needed last going first and no more than must go.
+
+Overflow: of a query too large for the budget, what fits stays in memory; the rest is copied anew in every run.
+
+A layer's weights that are not used from where they lie (packed ones are widened, others overflow) take their turns in
+one scratch buffer, which is part of the workspace. Plain numbers here; `engines/staging.py` moves the bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler.types import Plan, SchedulerState
+
+
+def pick_evictions(
+    state: SchedulerState, costs: Costs, plan: Plan, query: str, missing: Sequence[str], count: int
+) -> tuple[str, ...] | None:
+    """The tensors to evict so that `query` can run `count` frames once `missing` is loaded; None if it never fits.
+
+    In the plan's cyclic order, what the queries just before this one need is needed last. Among tensors that are
+    needed at the same time the smallest that suffices goes; what then proves not to be in the way stays.
+    """
+    cost = costs.queries[query]
+    excess = (state.resident_bytes + costs.resident_bytes(missing) + cost.workspace_of(count)) - plan.budget_bytes
+    if excess <= 0:
+        return ()
+    sizes, resident = costs.footprints, state.resident
+    evict: list[str] = []
+    order, here = plan.order, plan.order.index(query)
+    for later in plan.next_use.of(costs, (*order[here + 1 :], *order[:here]), query):
+        names = [name for name in later if name in resident]
+        freed = costs.resident_bytes(names)
+        if freed > excess:
+            names = _just_enough(names, sizes, excess)
+            freed = costs.resident_bytes(names)
+        evict += names
+        excess -= freed
+        if excess <= 0:
+            return _spared(evict, sizes, -excess)
+    return None
+
+
+def _just_enough(names: Sequence[str], sizes: Mapping[str, int], excess: int) -> list[str]:
+    """Tensors that free so many bytes: the smallest that suffices, or the largest and what else it then takes."""
+    ascending = sorted((sizes[name], name) for name in names)
+    chosen = []
+    while excess > 0:
+        enough = min(bisect_left(ascending, (excess, "")), len(ascending) - 1)
+        size, name = ascending.pop(enough)
+        chosen.append(name)
+        excess -= size
+    return chosen
+
+
+def _spared(evict: list[str], sizes: Mapping[str, int], surplus: int) -> tuple[str, ...]:
+    """What need not go after all stays, the largest first: `surplus` bytes are freed beyond what is needed."""
+    if surplus >= min(map(sizes.__getitem__, evict)):
+        for name in sorted(evict, key=lambda name: (-sizes[name], name)):
+            if sizes[name] <= surplus:
+                evict.remove(name)
+                surplus -= sizes[name]
+    return tuple(evict)
+
+
+MIN_OVERFLOW_BYTES = 4096
+"""Smaller tensors stay: together they weigh next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowTensor:
+    """A tensor as a layer uses it, its place in the state dict, and the bytes of scratch it takes: while it is
+    resident (what it is widened to; 0 where it is used as it lies), and while it overflows.
+    """
+
+    key: str
+    tensor: str
+    kept_bytes: int
+    overflow_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowLayer:
+    """What has to be there at once when the module at `path` is called.
+
+    `outer` are the layers, by index, that are not done meanwhile: their scratch stays. `times` is how often a run fills
+    its scratch at most.
+    """
+
+    path: str
+    parts: tuple[OverflowTensor, ...]
+    outer: tuple[int, ...] = ()
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """Costs within a budget, and of each query that overflows: the tensors that do, and the bytes they are in a run.
+
+    `lacking` are the queries that do not fit even so, with the least budget they need.
+    """
+
+    costs: Costs
+    tensors: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    run_bytes: Mapping[str, int] = field(default_factory=dict)
+    lacking: Mapping[str, int] = field(default_factory=dict)
+
+
+LayersOf = Callable[[str], Sequence[OverflowLayer]]
+
+
+def tensor_scratch_bytes(part: OverflowTensor, overflow: Collection[str]) -> int:
+    """The scratch of one tensor."""
+    return part.overflow_bytes if part.tensor in overflow else part.kept_bytes
+
+
+def scratch_spans(layers: Sequence[OverflowLayer], overflow: Collection[str] = ()) -> list[tuple[int, int]]:
+    """Where each layer's scratch begins and ends: behind that of the layers around it."""
+    sizes = [sum(tensor_scratch_bytes(part, overflow) for part in layer.parts) for layer in layers]
+    begins = [sum(sizes[index] for index in layer.outer) for layer in layers]
+    return [(begin, begin + size) for begin, size in zip(begins, sizes)]
+
+
+def scratch_bytes(layers: Sequence[OverflowLayer], overflow: Collection[str] = ()) -> int:
+    """The most scratch in use at once."""
+    return max((end for _, end in scratch_spans(layers, overflow)), default=0)
+
+
+def overflow_of(costs: Costs, budget_bytes: int, layers_of: LayersOf) -> Overflow:
+    """The costs with every query that needs more than the budget alone keeping what it can, the rest overflowing.
+
+    Such a query needs fewer tensors and more workspace, and each run takes longer: its overflow at the rate of copying.
+    What others need too is kept first, then what would be copied most often in a run, then what is largest.
+    `layers_of` gives a query's layers and is asked for these queries alone; its workspace in `costs` holds the scratch
+    of what is widened.
+    """
+    users = Counter(name for cost in costs.queries.values() for name in cost.tensors)
+    queries, tensors, run_bytes, lacking = dict(costs.queries), {}, {}, {}
+    for query, cost in costs.queries.items():
+        if costs.alone_bytes(query) <= budget_bytes:
+            continue
+        layers = layers_of(query)
+        times = _times(layers, costs)
+        if (least := _alone_bytes(costs, cost, layers, times.keys())) > budget_bytes:
+            lacking[query] = least
+            continue
+        overflow = set(times)
+        for name in sorted(times, key=lambda one: (-(users[one] > 1), -times[one], -costs.tensor_bytes[one])):
+            if _alone_bytes(costs, cost, layers, overflow - {name}) <= budget_bytes:
+                overflow.remove(name)
+        tensors[query] = frozenset(overflow)
+        run_bytes[query] = sum(times[name] * costs.tensor_bytes[name] for name in overflow)
+        queries[query] = _overflowing(costs, cost, layers, overflow, run_bytes[query])
+    needed = {name for cost in queries.values() for name in cost.tensors}
+    sizes, footprints = (
+        {name: held for name, held in of.items() if name in needed} for of in (costs.tensor_bytes, costs.footprints)
+    )
+    within = Costs(queries, sizes, costs.copy_bytes_per_s, costs.load_latency_s, footprints)
+    return Overflow(within, tensors, run_bytes, lacking)
+
+
+def _times(layers: Sequence[OverflowLayer], costs: Costs) -> Counter[str]:
+    """How often a run would copy each tensor that may overflow."""
+    times: Counter[str] = Counter()
+    for layer in layers:
+        for part in layer.parts:
+            if costs.tensor_bytes[part.tensor] >= MIN_OVERFLOW_BYTES:
+                times[part.tensor] += layer.times
+    return times
+
+
+def _workspace(workspace_bytes: int, layers: Sequence[OverflowLayer], overflow: Collection[str]) -> int:
+    return workspace_bytes - scratch_bytes(layers) + scratch_bytes(layers, overflow)
+
+
+def _alone_bytes(costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str]) -> int:
+    kept = [name for name in cost.tensors if name not in overflow]
+    return costs.resident_bytes(kept) + _workspace(cost.workspace_bytes, layers, overflow)
+
+
+def _overflowing(
+    costs: Costs, cost: QueryCost, layers: Sequence[OverflowLayer], overflow: Collection[str], nbytes: int
+) -> QueryCost:
+    first, *larger = (
+        BatchCost(
+            count,
+            cost.run_of(count) + nbytes / costs.copy_bytes_per_s,
+            _workspace(cost.workspace_of(count), layers, overflow),
+        )
+        for count in (1, *(batch.count for batch in cost.larger))
+    )
+    kept = tuple(name for name in cost.tensors if name not in overflow)
+    return QueryCost(kept, first.run_s, first.workspace_bytes, cost.sla_s, tuple(larger))

@@ -1,0 +1,195 @@
+"""The cyclic order of turns, and what a round of it moves.
+
+Next use: which tensors are needed when in the cyclic order of turns, and so which can go first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from edge_runtime.scheduler.costs import Costs
+
+EXCHANGE_PASSES = 20
+# How many query turns the search for an order that moves less may play through, and how many rounds each time.
+SEARCH_TURNS = 4_000
+ROUNDS = 2
+
+
+def share_order(costs: Costs) -> tuple[str, ...]:
+    """The paper's order of turns: neighbours share as many bytes as a greedy chain with 2-opt exchanges finds.
+
+    Deterministic: ties go to the query listed first. Starts with the query listed first.
+    """
+    queries = list(costs.queries)
+    shared = _shared_bytes(costs, queries)
+    chain, left = [0], np.ones(len(queries), bool)
+    left[0] = False
+    while left.any():
+        following = int(np.argmax(np.where(left, shared[chain[-1]], -1.0)))
+        left[following] = False
+        chain.append(following)
+    return tuple(queries[index] for index in _two_opt(np.array(chain), shared))
+
+
+def _shared_bytes(costs: Costs, queries: Sequence[str]) -> np.ndarray:
+    """Bytes that each two queries share, (queries, queries)."""
+    users: dict[str, list[int]] = {}
+    for index, query in enumerate(queries):
+        for name in costs.queries[query].needed:
+            users.setdefault(name, []).append(index)
+    by_users: dict[tuple[int, ...], int] = {}
+    for name, using in users.items():
+        if len(using) > 1:
+            by_users[tuple(using)] = by_users.get(tuple(using), 0) + costs.tensor_bytes[name]
+    shared = np.zeros((len(queries), len(queries)))
+    for using, nbytes in by_users.items():
+        shared[np.ix_(using, using)] += nbytes
+    return shared
+
+
+def _two_opt(cycle: np.ndarray, shared: np.ndarray) -> np.ndarray:
+    """Reverse stretches of the cycle as long as that puts more shared bytes side by side (Croes, 1958)."""
+    size = len(cycle)
+    for _ in range(EXCHANGE_PASSES if size > 3 else 0):
+        improved = False
+        for i in range(size - 2):
+            a, b = cycle[i], cycle[i + 1]
+            ends = np.arange(i + 2, size - (i == 0))
+            c, d = cycle[ends], cycle[(ends + 1) % size]
+            gain = shared[a, c] + shared[b, d] - shared[a, b] - shared[c, d]
+            if len(gain) and gain.max() > 0:
+                j = int(ends[gain.argmax()])
+                cycle[i + 1 : j + 1] = cycle[i + 1 : j + 1][::-1].copy()
+                improved = True
+        if not improved:
+            break
+    return cycle
+
+
+def cycle_loads(
+    costs: Costs, order: Sequence[str], budget_bytes: int, batches: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Bytes that each query's turn moves in a settled round of the cycle, what is needed last being evicted first.
+
+    Belady's rule (1966) over a future that is known: the cycle. `batches` sets the workspace to keep free, one frame
+    unless given. A query that does not fit moves nothing.
+    """
+    turns: dict[str, list[int]] = {}
+    for place, query in enumerate(order):
+        for name in costs.queries[query].needed:
+            turns.setdefault(name, []).append(place)
+    size, moved = len(order), dict.fromkeys(order, 0)
+    next_use: dict[str, int] = {}
+    furthest: list[tuple[int, str]] = []
+    resident: set[str] = set()
+    used = 0
+    for step in range(ROUNDS * size):
+        place = step % size
+        query = order[place]
+        cost = costs.queries[query]
+        room = budget_bytes - cost.workspace_of(min(cost.largest, (batches or {}).get(query, 1)))
+        missing = [name for name in cost.tensors if name not in resident]
+        used += costs.resident_bytes(missing)
+        held = []
+        while used > room and furthest:
+            at, name = heappop(furthest)
+            if name not in resident or next_use[name] != -at:
+                continue
+            if name in cost.needed:
+                held.append((at, name))
+                continue
+            resident.remove(name)
+            used -= costs.footprints[name]
+        for entry in held:
+            heappush(furthest, entry)
+        if used > room:
+            used -= costs.resident_bytes(missing)
+            moved[query] = 0
+            continue
+        resident.update(missing)
+        moved[query] = costs.moved_bytes(missing)
+        for name in cost.needed:
+            uses = turns[name]
+            later = bisect_right(uses, place)
+            next_use[name] = step - place + (uses[later] if later < len(uses) else size + uses[0])
+            heappush(furthest, (-next_use[name], name))
+        if len(furthest) > 4 * len(resident) + 64:
+            furthest = [(-next_use[name], name) for name in resident]
+            heapify(furthest)
+    return moved
+
+
+def least_moving_order(costs: Costs, budget_bytes: int) -> tuple[str, ...]:
+    """The order of turns whose settled round moves the fewest bytes, as far as a bounded search finds it.
+
+    Starts from `share_order`, whose neighbours are only a guess at what stays resident, and moves single queries to
+    other places as long as a round played through (`cycle_loads`) gets cheaper.
+    """
+    best = list(share_order(costs))
+    moved = sum(cycle_loads(costs, best, budget_bytes).values())
+    tries = SEARCH_TURNS // max(1, ROUNDS * len(best))
+    improved = True
+    while improved and moved and tries > 0:
+        improved = False
+        for query in tuple(best):
+            for place in range(1, len(best)):
+                if tries <= 0:
+                    break
+                other = [one for one in best if one != query]
+                other.insert(place, query)
+                if other == best:
+                    continue
+                tries -= 1
+                bytes_then = sum(cycle_loads(costs, other, budget_bytes).values())
+                if bytes_then < moved:
+                    best, moved, improved = other, bytes_then, True
+    return tuple(best)
+
+
+MAX_CACHED_ORDERS = 1024
+
+
+class NextUse:
+    """Which tensors are needed when, looked up in every decision: a few orders of turns come again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, ...], str], tuple[tuple[str, ...], ...]] = {}
+
+    def of(self, costs: Costs, coming: tuple[str, ...], query: str) -> tuple[tuple[str, ...], ...]:
+        """`by_next_use` of all tensors; `costs` may differ between calls in times, not in tensors."""
+        found = self._known.get((coming, query))
+        if found is None:
+            if len(self._known) >= MAX_CACHED_ORDERS:
+                self._known.clear()
+            found = self._known[coming, query] = tuple(by_next_use(costs, coming, costs.queries[query].needed))
+        return found
+
+
+def by_next_use(costs: Costs, coming: Sequence[str], kept: frozenset[str]) -> Iterator[tuple[str, ...]]:
+    """Tensors that are not `kept`, those needed at the same time together, the last needed first.
+
+    `coming` are the queries in the order of their next turns; a tensor that several need counts as needed when the
+    first of them has its turn. Tensors that none of them needs come before all others. Each group is in load order.
+    """
+    free = frozenset(costs.tensor_bytes) - kept
+    unused = _less(free, (costs.queries[query].needed for query in coming))
+    if unused:
+        yield tuple(sorted(unused))
+    for place in range(len(coming) - 1, -1, -1):
+        cost = costs.queries[coming[place]]
+        last = _less(free & cost.needed, (costs.queries[sooner].needed for sooner in coming[:place]))
+        if last:
+            yield tuple(name for name in cost.tensors if name in last)
+
+
+def _less(names: frozenset[str], others: Iterable[frozenset[str]]) -> frozenset[str]:
+    """Names that none of the others holds; one after the other, since that is over as soon as none is left."""
+    for other in others:
+        if not names:
+            break
+        names -= other
+    return names

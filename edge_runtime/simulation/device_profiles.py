@@ -1,0 +1,199 @@
+"""Device profiles for the virtual clock: modelled from published figures, not measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_runtime.scheduler.costs import BATCHES, BatchCost, Costs, QueryCost
+from edge_runtime.scheduler.eviction import OverflowLayer, scratch_bytes
+
+if TYPE_CHECKING:
+    from models.bundle import Bundle, BundleQuery
+
+GIB = 2**30
+
+# Assumed: eager convolutions at batch 1 reach half of the published fp32 rate, copies 70 % of the link's rate.
+COMPUTE_SHARE = 0.5
+LINK_SHARE = 0.7
+# Assumed: what the framework spends to call one leaf module, by class of host CPU.
+CALL_ON_X86_S, CALL_ON_ARM_S, CALL_ON_SLOW_ARM_S = 15e-6, 40e-6, 90e-6
+# Assumed: opening one load, on unified memory a read from storage, on a discrete card a copy from pinned memory.
+READ_LATENCY_S, PINNED_COPY_LATENCY_S = 0.5e-3, 0.05e-3
+# Published: PCIe 3.0 carries 0.985 GB/s a lane, PCIe 4.0 twice that; eMMC 5.1 (HS400) 0.4 GB/s.
+PCIE3_LANE_BYTES_PER_S, EMMC_BYTES_PER_S = 0.985e9, 0.4e9
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """A device as the virtual clock sees it.
+
+    `flops_per_s` and `copy_bytes_per_s` are effective rates, derived from published ones as `sources` says;
+    `launch_s` is spent per leaf module called, `load_latency_s` once per load. `memory_bytes` is all the memory
+    there is, on unified devices the CPU's too. `modelled` is True as long as nothing was measured on the device.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    copy_bytes_per_s: float
+    flops_per_s: float
+    launch_s: float
+    modelled: bool
+    sources: tuple[str, ...]
+    load_latency_s: float = READ_LATENCY_S
+
+
+def _unified(
+    name: str,
+    title: str,
+    memory_gib: int,
+    link_bytes_per_s: float,
+    fp32_flops_per_s: float,
+    launch_s: float,
+    *sources: str,
+) -> DeviceProfile:
+    """A device whose CPU and GPU share one memory: what is not resident is read from storage into it."""
+    return DeviceProfile(
+        name,
+        title,
+        memory_gib * GIB,
+        link_bytes_per_s * LINK_SHARE,
+        fp32_flops_per_s * COMPUTE_SHARE,
+        launch_s,
+        modelled=True,
+        sources=(
+            *sources,
+            "weights come from storage, at 70 % of the link's rate (assumed)",
+            "half of the fp32 peak is reached (assumed)",
+        ),
+    )
+
+
+_PROFILES = (
+    _unified(
+        "orin-nano-8gb",
+        "Jetson Orin Nano 8 GB (15 W)",
+        8,
+        4 * PCIE3_LANE_BYTES_PER_S,
+        1.28e12,
+        CALL_ON_ARM_S,
+        "NVIDIA, Jetson Orin Nano Series data sheet: 1024 Ampere cores at 625 MHz (2 flops a clock each: "
+        "1.28 TFLOPS fp32), 40 TOPS sparse INT8, 8 GB LPDDR5 at 68 GB/s, PCIe 3.0 x4 for NVMe",
+    ),
+    _unified(
+        "jetson-nano",
+        "Jetson Nano 4 GB",
+        4,
+        EMMC_BYTES_PER_S,
+        0.236e12,
+        CALL_ON_SLOW_ARM_S,
+        "NVIDIA, Jetson Nano data sheet: 128 Maxwell cores at 921 MHz (0.236 TFLOPS fp32), 4 GB LPDDR4 at "
+        "25.6 GB/s, eMMC 5.1",
+    ),
+    _unified(
+        "xavier-nx",
+        "Jetson Xavier NX 8 GB",
+        8,
+        4 * PCIE3_LANE_BYTES_PER_S,
+        0.845e12,
+        CALL_ON_ARM_S,
+        "NVIDIA, Jetson Xavier NX data sheet: 384 Volta cores at 1100 MHz (0.845 TFLOPS fp32), 8 GB LPDDR4x at "
+        "51.2 GB/s; NVMe at PCIe 3.0 x4",
+    ),
+    _unified(
+        "agx-orin",
+        "Jetson AGX Orin 32 GB",
+        32,
+        8 * PCIE3_LANE_BYTES_PER_S,
+        3.33e12,
+        CALL_ON_ARM_S,
+        "NVIDIA, Jetson AGX Orin Series data sheet: 1792 Ampere cores at 930 MHz (3.33 TFLOPS fp32), 32 GB "
+        "LPDDR5 at 204.8 GB/s, PCIe 4.0 x4 for NVMe",
+    ),
+    DeviceProfile(
+        "t4",
+        "NVIDIA T4 16 GB",
+        16 * GIB,
+        16 * PCIE3_LANE_BYTES_PER_S * LINK_SHARE,
+        8.1e12 * COMPUTE_SHARE,
+        CALL_ON_X86_S,
+        modelled=True,
+        load_latency_s=PINNED_COPY_LATENCY_S,
+        sources=(
+            "NVIDIA, T4 data sheet: 8.1 TFLOPS fp32, 16 GB GDDR6 at 320 GB/s, PCIe 3.0 x16",
+            "weights come from pinned host memory, at 70 % of the link's rate (assumed)",
+            "half of the fp32 peak is reached (assumed)",
+        ),
+    ),
+)
+PROFILES = {profile.name: profile for profile in _PROFILES}
+
+
+def costs_for(profile: DeviceProfile, bundle: Bundle) -> Costs:
+    """The costs of a bundle's queries on a profiled device, for batches of 1, 2, 4 and 8.
+
+    A run takes its operations at the effective rate, however many frames they are for, plus `launch_s` per leaf
+    module called; intermediates grow with the batch. Operations and workspace are counted on the meta device;
+    nothing is allocated.
+    """
+    queries = {query.id: _query_cost(profile, bundle, query) for query in bundle.queries}
+    names = {name for cost in queries.values() for name in cost.tensors}
+    return Costs(
+        queries, {name: bundle.nbytes(name) for name in sorted(names)}, profile.copy_bytes_per_s, profile.load_latency_s
+    )
+
+
+def _query_cost(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> QueryCost:
+    found = _counted(bundle, query)
+    batches = [
+        BatchCost(
+            count,
+            count * found.flops / profile.flops_per_s + found.leaves * profile.launch_s,
+            count * found.workspace_bytes + found.scratch_bytes,
+        )
+        for count in BATCHES
+    ]
+    return QueryCost(
+        bundle.names_in_order(query.id),
+        batches[0].run_s,
+        batches[0].workspace_bytes,
+        query.sla_ms / 1000,
+        tuple(batches[1:]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _OnPaper:
+    """What one frame costs a model, whatever the device; `scratch_bytes` stays the same for many."""
+
+    flops: int
+    workspace_bytes: int
+    scratch_bytes: int
+    leaves: int
+
+
+_COUNTED: dict[tuple[object, ...], _OnPaper] = {}
+
+
+def _counted(bundle: Bundle, query: BundleQuery) -> _OnPaper:
+    """Counted once for all queries with the same model, stored alike."""
+    from models.cost import flops, workspace_bytes
+
+    model = bundle.build(query.id, "meta")
+    shapes = tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in model.state_dict().items())
+    packed = tuple((path, own.dtype) for path, own in query.stored.items())
+    key = (query.task, query.model, query.input_size, shapes, packed)
+    if key not in _COUNTED:
+        leaves = sum(not any(module.children()) for module in model.modules())
+        scratch = scratch_bytes(overflow_layers(bundle, query)) if packed else 0
+        size = query.input_size
+        _COUNTED[key] = _OnPaper(flops(model, size), workspace_bytes(model, size), scratch, leaves)
+    return _COUNTED[key]
+
+
+def overflow_layers(bundle: Bundle, query: BundleQuery, device: str = "cuda") -> tuple[OverflowLayer, ...]:
+    """What a query's layers need at once on a device of this kind."""
+    from edge_runtime.engines.eager.staging import layers_of
+
+    return layers_of(bundle.build(query.id, "meta").eval(), query.input_size, query.tensors, query.stored, device)

@@ -1,0 +1,303 @@
+"""Traces: what a box saw, decided and measured, as JSON lines that can be replayed (`edge_runtime.simulation.trace`).
+
+The first line holds the costs known at the start and all that the schedule was planned from. After it come, in the
+order in which they happened, `{"frame": [query, captured_at, at]}` for every frame that arrived, and one object per
+decision: `at` (when), `query`, `count`, `load` and `evict` (numbers of tensors), `drop`, what the action took
+(`load_s`, `moved_bytes`, `run_s`; null for what did not happen), `urgency`, `budget_bytes`, and `resident`: the
+tensors that came or went otherwise than by the decisions so far (a prefetch, say). Seconds are those of the box's
+own clock.
+
+A trace as it is read again: every line checked, so that a replay meets nothing that no box could have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
+from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
+from edge_runtime.scheduler.types import MAX_AGES
+from models.errors import InputError
+from models.io import Exact, Lines, read_json_lines, validate
+
+TRACE_FORMAT = 1
+MAX_WAITING_LINES = 100_000
+TIMEOUT_S = 1.0
+
+log = logging.getLogger("gemel.run")
+
+
+class TraceWriter:
+    """Writes a trace as it happens, in a thread of its own; frames may be told from any thread, and nobody waits.
+
+    A trace that cannot be written any more, as on a full disk, or as fast as it comes, ends there: `refused` says why,
+    and the box goes on.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._lines = Lines(Path(path), fresh=True, key="trace")
+        self.refused: str | None = None
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING_LINES)
+        self._thread = threading.Thread(target=self._work, name="trace", daemon=True)
+        self._thread.start()
+        self._numbers: dict[str, int] = {}
+        self._resident: set[str] = set()
+
+    def begin(
+        self,
+        policy: str,
+        costs: Costs,
+        best_s: Mapping[str, float],
+        demands: Mapping[str, QuerySpec],
+        budget_bytes: int,
+        resident: Set[str],
+    ) -> None:
+        """Write the first line."""
+        # In the order of their names, by which the schedule breaks ties.
+        self._numbers = {name: number for number, name in enumerate(sorted(costs.tensor_bytes))}
+        self._resident = set(resident)
+        self._write({
+            "trace": TRACE_FORMAT, "policy": policy, "budget_bytes": budget_bytes,
+            "demands": {query: asdict(demand) for query, demand in demands.items()},
+            "copy_bytes_per_s": costs.copy_bytes_per_s, "load_latency_s": costs.load_latency_s,
+            "tensors": [[costs.tensor_bytes[name], costs.footprints[name]] for name in self._numbers],
+            "queries": {query: {
+                "tensors": self._of(cost.tensors), "run_s": cost.run_s, "workspace_bytes": cost.workspace_bytes,
+                "sla_s": cost.sla_s, "larger": [asdict(batch) for batch in cost.larger], "best_s": best_s.get(query),
+            } for query, cost in costs.queries.items()},
+            "resident": self._of(sorted(resident)),
+        })  # fmt: skip
+
+    def frame(self, query: str, captured_at: float, at: float) -> None:
+        """A frame arrived."""
+        self._write({"frame": [query, captured_at, at]})
+
+    def step(
+        self,
+        state: SchedulerState,
+        decision: Decision,
+        budget_bytes: int,
+        load_s: float | None,
+        moved_bytes: int,
+        run_s: float | None,
+    ) -> None:
+        """A decision was made and carried out."""
+        appeared, vanished = state.resident - self._resident, self._resident - state.resident
+        self._resident = (set(state.resident) - set(decision.evict)) | set(decision.load)
+        self._write({
+            "at": state.now, "query": decision.query, "count": decision.count, "load": self._of(decision.load),
+            "evict": self._of(decision.evict), "drop": [list(one) for one in decision.drop], "load_s": load_s,
+            "moved_bytes": moved_bytes, "run_s": run_s, "budget_bytes": budget_bytes,
+            "urgency": dict(state.urgency), "resident": [self._of(sorted(appeared)), self._of(sorted(vanished))],
+        })  # fmt: skip
+
+    def close(self) -> None:
+        """Write what waits, for a while at most, and let go of the file."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=TIMEOUT_S)
+        self._thread.join(TIMEOUT_S)
+
+    def _of(self, names: Any) -> list[int]:
+        return [self._numbers[name] for name in names]
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.refused is None:
+            try:
+                self._waiting.put_nowait(line)
+            except queue.Full:
+                self._end(f"{MAX_WAITING_LINES} lines of the trace wait to be written: the disk is too slow")
+
+    def _work(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            if self.refused is not None:
+                continue
+            try:
+                self._lines.add(json.dumps(line, separators=(",", ":")))
+            except InputError as error:
+                self._end(str(error))
+        try:
+            self._lines.close()
+        except InputError as error:
+            log.error("%s", error)
+
+    def _end(self, why: str) -> None:
+        self.refused = why
+        log.error("the trace ends here: %s", why)
+
+
+TRACE_HINT = "give the file that `trace:` named"
+MAX_TRACE_BYTES, MAX_TRACE_LINES, MAX_TRACE_LINE_BYTES = 2**29, 300_000, 2**23
+"""Of a trace; so many lines are more than an hour of a small box."""
+MAX_TRACE_SECONDS = 1e9
+MAX_TRACE_BATCH = 1024
+
+_Seconds = Annotated[float, Field(ge=0, le=MAX_TRACE_SECONDS)]
+_Moment = Annotated[float, Field(ge=-MAX_TRACE_SECONDS, le=MAX_TRACE_SECONDS)]
+_Bytes = Annotated[int, Field(ge=0, le=2**50)]
+_Numbers = list[Annotated[int, Field(ge=0)]]
+_Name = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class TraceSpec(Exact):
+    """What a query asked for (`edge_runtime.scheduler.QuerySpec`)."""
+
+    fps: Annotated[float, Field(gt=0, le=1e6)]
+    urgency: Annotated[float, Field(ge=0, le=1e12)]
+    staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MAX_AGES, default_factory=list)]
+
+
+class TraceBatch(Exact):
+    """What was known of a batch (`edge_runtime.scheduler.costs.BatchCost`)."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_TRACE_BATCH)]
+    run_s: _Seconds
+    workspace_bytes: _Bytes
+
+
+class TraceQuery(Exact):
+    """What was known of a query: tensors by number, seconds, bytes; `best_s` is its best run of one frame."""
+
+    tensors: _Numbers
+    run_s: _Seconds
+    workspace_bytes: _Bytes
+    sla_s: Annotated[float, Field(ge=1e-9, le=MAX_TRACE_SECONDS)]
+    larger: Annotated[list[TraceBatch], Field(max_length=MAX_TRACE_BATCH)]
+    best_s: _Seconds | None
+
+
+class TraceHeader(Exact):
+    """The first line: `tensors` are [bytes stored, bytes occupied] by number."""
+
+    trace: Annotated[int, Field(ge=TRACE_FORMAT, le=TRACE_FORMAT)]
+    policy: _Name
+    budget_bytes: _Bytes
+    demands: dict[_Name, TraceSpec]
+    copy_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)]
+    load_latency_s: _Seconds
+    tensors: list[Annotated[tuple[_Bytes, _Bytes], Field(strict=False)]]
+    queries: Annotated[dict[_Name, TraceQuery], Field(min_length=1)]
+    resident: _Numbers
+
+
+class TraceArrival(Exact):
+    """The line of a frame: its query, when it was captured, when it was told of."""
+
+    frame: Annotated[tuple[str, _Moment, _Moment], Field(strict=False)]
+
+
+class TraceStep(Exact):
+    """The line of a decision and what came of it."""
+
+    at: _Moment
+    query: str | None
+    count: Annotated[int, Field(ge=0, le=MAX_TRACE_BATCH)]
+    load: _Numbers
+    evict: _Numbers
+    drop: list[Annotated[tuple[str, _Moment, str], Field(strict=False)]]
+    load_s: _Seconds | None
+    moved_bytes: _Bytes
+    run_s: _Seconds | None
+    budget_bytes: _Bytes
+    urgency: dict[str, Annotated[float, Field(ge=0, le=1e12)]]
+    resident: Annotated[tuple[_Numbers, _Numbers], Field(strict=False)]
+
+
+def read_trace(path: str | Path) -> tuple[TraceHeader, Iterator[TraceArrival | TraceStep]]:
+    """The first line of a trace, and the others as they are asked for; a torn last line is left out.
+
+    Raises InputError, which names the line, for a file that is none, then or when the line is asked for.
+    """
+    lines = read_json_lines(Path(path), TRACE_HINT, MAX_TRACE_BYTES, MAX_TRACE_LINE_BYTES)
+    first = next(lines, None)
+    if first is None or first[1].get("trace") != TRACE_FORMAT:
+        raise InputError(path, f"is no trace of format {TRACE_FORMAT}", TRACE_HINT)
+    where = f"{path}: line 1"
+    head = validate(where, first[1], TraceHeader, remedy=TRACE_HINT)
+    _check_known(where, head.demands, head.queries)
+    if head.demands.keys() != head.queries.keys():
+        raise InputError(where, "not every query has a demand", TRACE_HINT, "demands")
+    for numbers in (head.resident, *(one.tensors for one in head.queries.values())):
+        _check_numbers(where, numbers, head)
+    for query, one in head.queries.items():
+        batches = [(1, one.run_s), *((batch.count, batch.run_s) for batch in one.larger)]
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(batches)):
+            fault = "larger batches must ascend and take no less time"
+            raise InputError(where, fault, TRACE_HINT, f"queries.{query}.larger")
+    return head, _events(path, head, lines)
+
+
+def trace_costs(head: TraceHeader) -> Costs:
+    """The costs in a trace's first line; tensors are named by their numbers (`numbered`)."""
+    queries = {}
+    for query, one in head.queries.items():
+        larger = tuple(BatchCost(**dict(batch)) for batch in one.larger)
+        queries[query] = QueryCost(numbered_names(one.tensors), one.run_s, one.workspace_bytes, one.sla_s, larger)
+    sizes = {numbered_names([number])[0]: pair for number, pair in enumerate(head.tensors)}
+    return Costs(
+        queries,
+        {name: pair[0] for name, pair in sizes.items()},
+        head.copy_bytes_per_s,
+        head.load_latency_s,
+        {name: pair[1] for name, pair in sizes.items()},
+    )
+
+
+def numbered_names(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Names for numbered tensors, which sort as the numbers do."""
+    return tuple(f"{number:06}" for number in numbers)
+
+
+def _events(
+    path: str | Path, head: TraceHeader, lines: Iterator[tuple[int, dict[str, Any]]]
+) -> Iterator[TraceArrival | TraceStep]:
+    """The lines after the first one."""
+    now, told = -MAX_TRACE_SECONDS, dict.fromkeys(head.queries, -MAX_TRACE_SECONDS)
+    largest = {query: max([1, *(batch.count for batch in one.larger)]) for query, one in head.queries.items()}
+    for number, line in lines:
+        where = f"{path}: line {number}"
+        if number > MAX_TRACE_LINES:
+            raise InputError(path, f"has more than {MAX_TRACE_LINES} lines", "record a shorter run")
+        if "frame" in line:
+            arrival = validate(where, line, TraceArrival, remedy=TRACE_HINT)
+            query, _, at = arrival.frame
+            _check_known(where, [query], head.queries)
+            if at < told[query]:
+                raise InputError(where, "the time goes backwards", TRACE_HINT, "frame")
+            told[query] = at
+            yield arrival
+            continue
+        step = validate(where, line, TraceStep, remedy=TRACE_HINT)
+        if step.at < now:
+            raise InputError(where, "the time goes backwards", TRACE_HINT, "at")
+        now = step.at
+        turn = [] if step.query is None else [step.query]
+        _check_known(where, [*turn, *step.urgency, *(query for query, _, _ in step.drop)], head.queries)
+        for numbers in (step.load, step.evict, *step.resident):
+            _check_numbers(where, numbers, head)
+        least = 0 if step.run_s is None else 1
+        if step.query is not None and not least <= step.count <= largest[step.query]:
+            raise InputError(where, f"a run of {step.count} frames is not known", TRACE_HINT, "count")
+        yield step
+
+
+def _check_known(where: str, queries: Iterable[str], known: Collection[str]) -> None:
+    for query in queries:
+        if query not in known:
+            raise InputError(where, f"there is no query '{query[:100]}'", TRACE_HINT)
+
+
+def _check_numbers(where: str, numbers: Iterable[int], head: TraceHeader) -> None:
+    for number in numbers:
+        if number >= len(head.tensors):
+            raise InputError(where, f"there is no tensor {number}", TRACE_HINT)

@@ -1,0 +1,94 @@
+"""The order of a round: queries that share most are neighbours."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_runtime.scheduler.costs import Costs, QueryCost
+from edge_runtime.scheduler.order import cycle_loads, least_moving_order, share_order
+from tests.edge_runtime.scheduler import strategies
+
+
+def adjacent_bytes(order, costs: Costs) -> int:
+    return sum(
+        costs.moved_bytes(costs.queries[a].needed & costs.queries[b].needed)
+        for a, b in zip(order, (*order[1:], order[0]), strict=True)
+    )
+
+
+@given(strategies.costs())
+def test_the_papers_order_is_a_permutation_and_the_best_of_few(costs):
+    order = share_order(costs)
+    assert sorted(order) == sorted(costs.queries)
+    if len(order) <= 4:
+        assert adjacent_bytes(order, costs) == max(adjacent_bytes(other, costs) for other in permutations(order))
+    assert share_order(costs) == order
+
+
+def test_queries_that_share_most_become_neighbours():
+    queries = {"day-car": ("x", "h1"), "night-person": ("y", "h2"), "night-car": ("x", "h3"), "day-person": ("y", "h4")}
+    costs = Costs(
+        {query: QueryCost(tensors, 0.01, 0, 0.1) for query, tensors in queries.items()},
+        {**dict.fromkeys(("x", "y"), 100_000), **dict.fromkeys(("h1", "h2", "h3", "h4"), 10)},
+        1e6,
+    )
+    assert share_order(costs) == ("day-car", "night-car", "night-person", "day-person")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_queries_have_an_order_too(count):
+    costs = Costs({f"q{i}": QueryCost(("t",), 0.01, 0, 0.1) for i in range(count)}, {"t": 1}, 1e6)
+    assert len(share_order(costs)) == len(least_moving_order(costs, 512)) == count
+
+
+def played(costs: Costs, order, budget: int, rounds: int = 4) -> int:
+    """Bytes that the last of several rounds moves, by Belady's rule over a written-out future."""
+    turns = [query for _ in range(rounds + 2) for query in order]
+    resident: set[str] = set()
+    moved = 0
+    for step in range(rounds * len(order)):
+        cost = costs.queries[turns[step]]
+        missing = cost.needed - resident
+        resident |= missing
+
+        def next_use(name: str, step: int = step) -> tuple[int, str]:
+            later = (at for at in range(step + 1, len(turns)) if name in costs.queries[turns[at]].needed)
+            return next(later, len(turns)), name
+
+        for name in sorted(resident - cost.needed, key=next_use, reverse=True):
+            if costs.resident_bytes(resident) + cost.workspace_bytes <= budget:
+                break
+            resident.remove(name)
+        moved += costs.moved_bytes(missing) if step >= (rounds - 1) * len(order) else 0
+    return moved
+
+
+@given(st.data())
+def test_a_settled_round_moves_what_playing_it_moves(data):
+    """Equal sizes: with unequal ones Belady's rule may settle in cycles of several rounds."""
+    costs = data.draw(strategies.costs())
+    costs = Costs(costs.queries, dict.fromkeys(costs.tensor_bytes, 4096), 1e6)
+    budget = max(map(costs.alone_bytes, costs.queries)) + data.draw(st.integers(0, 8)) * 4096
+    order = share_order(costs)
+    loads = cycle_loads(costs, order, budget)
+    everything = costs.resident_bytes(costs.tensor_bytes.keys())
+    if everything + max(cost.workspace_bytes for cost in costs.queries.values()) <= budget:
+        assert not any(loads.values()) and played(costs, order, budget) == 0
+    assert all(0 <= nbytes <= costs.moved_bytes(costs.queries[query].needed) for query, nbytes in loads.items())
+    searched = least_moving_order(costs, budget)
+    assert sorted(searched) == sorted(order)
+    assert sum(cycle_loads(costs, searched, budget).values()) <= sum(loads.values())
+
+
+def test_an_order_that_moves_less_than_the_papers_is_found():
+    queries = {"a": ("x", "y"), "b": ("x", "z"), "c": ("y", "w"), "d": ("z", "w")}
+    costs = Costs(
+        {query: QueryCost(tensors, 0.01, 0, 0.1) for query, tensors in queries.items()}, dict.fromkeys("xyzw", 512), 1e6
+    )
+    assert played(costs, ("a", "b", "d", "c"), 3 * 512) <= played(costs, ("a", "d", "b", "c"), 3 * 512)
+    best = min(sum(cycle_loads(costs, order, 1024).values()) for order in permutations(queries))
+    assert sum(cycle_loads(costs, least_moving_order(costs, 1024), 1024).values()) == best

@@ -1,0 +1,90 @@
+"""A recorded run, replayed, decides the same; what is no record is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from edge_runtime.daemon import run
+from edge_runtime.scheduler.costs import Costs, QueryCost, tensor_groups
+from edge_runtime.simulation.replay import replay
+from edge_runtime.simulation.trace import read_trace, trace_costs
+from models.errors import InputError
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("box")
+    tiny_bundle(folder / "tiny.safetensors")
+    write_clip(folder / "left.mp4", 24)
+    write_folder(folder / "right", 20)
+    return folder
+
+
+def recorded(box, policy: str, trace: str):
+    """A real run with room for one query at a time, and what it summed up."""
+    least = run(write_config(box, policy=policy), check=True)["least_budget_bytes"]
+    sinks = [{"kind": "jsonl", "path": f"{policy}.jsonl"}]
+    return run(write_config(box, policy=policy, trace=trace, budget=least, sinks=sinks))
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "gemel", "time-sharing"])
+def test_a_real_run_replayed_with_its_durations_makes_the_same_decisions(box, policy):
+    summary = recorded(box, policy, f"{policy}.trace")
+    found = replay(box / f"{policy}.trace")
+    assert found.decisions >= 20 and found.agreement >= 0.99, found.first_difference
+    for account in summary["ledger"]:
+        query = account["query"]
+        assert found.received[query] == account["received"]
+        assert found.processed[query] == account["processed"]
+    assert 0 <= found.error <= 1 and set(found.predicted) == set(found.processed)
+
+
+def test_a_replay_notices_decisions_that_are_not_those_of_the_schedule(box):
+    recorded(box, "adaptive", "true.trace")
+    lines = (box / "true.trace").read_text().splitlines()
+    changed = []
+    for line in map(json.loads, lines):
+        if line.get("query") == "gate":
+            line["query"] = "road"
+        changed.append(json.dumps(line))
+    (box / "false.trace").write_text("\n".join(changed))
+    found = replay(box / "false.trace")
+    assert found.agreement < 0.9 and found.first_difference is not None and "road" in found.first_difference
+
+
+def test_a_trace_holds_the_costs_over_numbered_pieces_in_the_order_of_their_names(box):
+    recorded(box, "adaptive", "costs.trace")
+    head, _ = read_trace(box / "costs.trace")
+    costs, bundle = trace_costs(head), tiny_bundle(box / "again.safetensors")
+    queries = {query.id: QueryCost(bundle.names_in_order(query.id), 0.0, 0, 1.0) for query in bundle.queries}
+    sizes = {name: bundle.nbytes(name) for cost in queries.values() for name in cost.tensors}
+    pieces = tensor_groups(Costs(queries, sizes, 1.0)).costs
+    names = sorted(pieces.tensor_bytes)
+    assert [costs.tensor_bytes[f"{number:06}"] for number in range(len(names))] == [
+        pieces.tensor_bytes[name] for name in names
+    ]
+    for query, cost in pieces.queries.items():
+        assert list(costs.queries[query].tensors) == [f"{names.index(name):06}" for name in cost.tensors]
+    assert all(cost.run_s > 0 for cost in costs.queries.values())
+
+
+@pytest.mark.parametrize(("text", "fault"), [("", "is no trace"), ("{}", "is no trace"), ("nonsense\n{}", "line 1")])
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path, text, fault):
+    path = tmp_path / "some.trace"
+    path.write_text(text)
+    with pytest.raises(InputError, match=fault):
+        replay(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        replay(tmp_path / "absent.trace")
+
+
+def test_a_torn_last_line_is_left_out(box):
+    recorded(box, "gemel", "whole.trace")
+    text = (box / "whole.trace").read_text()
+    (box / "torn.trace").write_text(text + '{"frame": ["ga')
+    assert replay(box / "torn.trace") == replay(box / "whole.trace")
