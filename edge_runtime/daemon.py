@@ -28,7 +28,7 @@ from edge_runtime.spool.settings import FOLDER_MODE
 from edge_runtime.unserved import unserved
 from models.bundle.format import is_open_as
 from models.errors import BundleError, InputError
-from models.io import check_apart, check_output, describe_problem, is_locked
+from models.io import check_apart, check_output, describe_problem, locked_folder
 
 log = logging.getLogger("gemel.run")
 
@@ -59,7 +59,7 @@ def run(
                 raise
             return unserved(asked.reasons[0])
         spool = equipped.fitted.box.config.spool
-        with contextlib.nullcontext() if spool is None else is_locked(spool.path):
+        with contextlib.nullcontext() if spool is None else locked_folder(spool.path):
             asked.is_serving = True
             summary = serve(equipped, asked, refit, seconds)
     log.info("ledger: %s", json.dumps(summary))
@@ -133,4 +133,4 @@ def _check_outputs(config: BoxConfig) -> None:
             try:
                 check_output(output, overwrite=True)
             except InputError as error:
-                raise InputError(config.path, f"{output}: {error.fault}", error.remedy, key) from error
+                raise InputError(config.path, f"{output}: {error.problem}", error.hint, key) from error

@@ -36,7 +36,7 @@ class Variables:
 
     def masked(self, error: InputError) -> InputError:
         """The same error with the names where it has their values."""
-        return InputError(error.where, self._without(error.fault), self._without(error.remedy), error.key)
+        return InputError(error.where, self._without(error.problem), self._without(error.hint), error.key)
 
     def _value(self, name: str, key: str) -> str:
         value = self._environment.get(name)

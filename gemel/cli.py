@@ -156,7 +156,7 @@ def _check_word(name: str, word: object) -> None:
 def _interrupted() -> int:
     """Tell it, once what was under way is gone: as a rule that is done, unless a second interrupt came between."""
     if atomic := sys.modules.get("models.io"):  # a command that did not import it has written nothing
-        atomic.remove_torn()
+        atomic.remove_temporaries()
     return _complain("interrupted", INTERRUPTED)
 
 

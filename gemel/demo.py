@@ -173,7 +173,7 @@ def _merged(workload: Workload, out: Path, seed: int, progress: Progress) -> dic
             file.write(json.dumps(finite(report)).encode())
     remedy = "remove it; the demo merges again"
     recorded = read_json(kept, remedy)
-    validate(kept, recorded, _MergedKeys, remedy=remedy)
+    validate(kept, recorded, _MergedKeys, hint=remedy)
     return recorded
 
 

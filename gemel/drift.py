@@ -135,7 +135,7 @@ def find_bundle(spool: Path, load: Workload, given: str | Path | None) -> Bundle
     try:
         return open_matching_bundle(named, load)
     except InputError as error:
-        raise InputError(error.where, f"{error.fault} (the ledger in {spool} names it)", OPTION, error.key) from error
+        raise InputError(error.where, f"{error.problem} (the ledger in {spool} names it)", OPTION, error.key) from error
 
 
 def check_bundle_digest(bundle: Bundle, digits: str) -> None:

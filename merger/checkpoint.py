@@ -328,7 +328,7 @@ class Checkpoint(StepCache):
             raise
         except (InputError, OSError, RuntimeError) as error:
             said = getattr(error, "strerror", None) or error
-            what = error.fault if isinstance(error, InputError) else f"cannot be written: {said}"
+            what = error.problem if isinstance(error, InputError) else f"cannot be written: {said}"
             remedy = "free some space on this disk and go on with --resume from the checkpoint before"
             raise InputError(path, what, remedy if path.exists() else "free some space on this disk") from error
         self._stored = time.monotonic()

@@ -72,9 +72,9 @@ def read_darknet(path: Path, module: nn.Module, key: str = "weights") -> dict[st
             if width := _width_of_outputs(module, layers, count):
                 return _cut(_read(file, count), [_slots(module, layer, width) for layer in layers])
     except ParseError as fault:
-        raise InputError(path, fault.text, "copy or download it again, or give the file darknet wrote", key) from fault
+        raise InputError(path, str(fault), "copy or download it again, or give the file darknet wrote", key) from fault
     except InputError as error:
-        raise InputError(path, error.fault, error.remedy, key) from error
+        raise InputError(path, error.problem, error.hint, key) from error
     if count > ends[-1]:
         fault = f"holds {count:,} values, {count - ends[-1]:,} more than {type(module).__name__} takes"
         raise InputError(path, fault, "give weights of this architecture", key)

@@ -85,7 +85,7 @@ class _Reader:
     def new_id(self, key: str, entry: dict[str, Any], known: Collection[int]) -> int:
         value = self._number(key, entry, "id")
         if value in known:
-            raise self._fault(f"{key}.id", f"{value} stands twice")
+            raise self._fault(f"{key}.id", f"{value} occurs twice")
         return value
 
     def known(self, key: str, entry: dict[str, Any], name: str, known: Collection[int]) -> int:

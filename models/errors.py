@@ -8,14 +8,13 @@ from itertools import islice
 from pathlib import Path
 
 MAX_CHARACTERS = 400
-"""Of a key, a fault or a remedy, and of a path's end."""
+"""Of a key, a problem or a hint, and of a path's end."""
 
 
 def one_line(text: object) -> str:
-    """A text as it may be shown: what would end, hide or turn a line is told by its escape (\\n, \\x1b, \\u202e).
+    """Text in one line: controls, separators, marks of direction and lone surrogates become escapes (\\n, \\u202e).
 
-    That holds of controls, of marks of direction, of separators but the space, and of halves of characters, so that
-    nothing which came from a file can forge a line.
+    So nothing that came from a file can forge a line.
     """
     shown = str(text)
     if shown.isprintable():
@@ -24,7 +23,7 @@ def one_line(text: object) -> str:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error is an interrupt, or what a library made of one."""
+    """Whether an error is a KeyboardInterrupt, or was caused by one."""
     seen: set[int] = set()
     left = [error]
     while left:
@@ -39,7 +38,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 def join_names(names: Collection[str], most: int = 8) -> str:
-    """Names for a line of bearable length: the first ones, and how many more there are."""
+    """`a, b, c and 12 more`."""
     left = len(names) - most
     return ", ".join(islice(names, most)) + (f" and {left} more" if left > 0 else "")
 
@@ -51,31 +50,30 @@ class GemelError(Exception):
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, in one line; of one that is not meant for the user its kind, too."""
+    """The text of an error in one line, with its class unless it is meant for the user."""
     return str(error) if isinstance(error, GemelError) else one_line(f"{type(error).__name__}: {error}")
 
 
 class InputError(GemelError):
-    """Bad input: which file, which key, what is wrong, what to do; its text is one line, whatever these hold.
+    """Bad input: which file, which key, the problem, and a hint what to do; its text is one line.
 
-    Made while an interrupt is being handled, or what a library made of one, it is none: KeyboardInterrupt is raised.
+    Constructed while an interrupt is handled, it raises KeyboardInterrupt: libraries turn interrupts into other errors.
     """
 
-    def __init__(self, where: str | Path, fault: str, remedy: str = "", key: str = "") -> None:
+    def __init__(self, where: str | Path, problem: str, hint: str = "", key: str = "") -> None:
         if is_interrupt(sys.exc_info()[1]):
             raise KeyboardInterrupt
-        fault, remedy, key = (_clipped(part) for part in (fault, remedy, key))
-        self.where, self.fault, self.remedy, self.key = str(where), fault, remedy, key
+        problem, hint, key = (_clipped(part) for part in (problem, hint, key))
+        self.where, self.problem, self.hint, self.key = str(where), problem, hint, key
         shown = self.where if len(self.where) <= MAX_CHARACTERS else f"...{self.where[-MAX_CHARACTERS:]}"
         parts = [shown, key] if key else [shown]
-        super().__init__(one_line(": ".join([*parts, fault]) + (f"; {remedy}" if remedy else "")))
+        super().__init__(one_line(": ".join([*parts, problem]) + (f"; {hint}" if hint else "")))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str, str]]:
-        return type(self), (self.where, self.fault, self.remedy, self.key)
+        return type(self), (self.where, self.problem, self.hint, self.key)
 
 
 def _clipped(text: str) -> str:
-    """A text as long as a line bears."""
     return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 

@@ -167,9 +167,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ParseError(f"{name} is no number")
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique_keys, parse_float=_finite_number, parse_constant=_refuse_constant
-)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_finite_number, parse_constant=_refuse_constant)
 
 
 def _check_document(document: Any, max_values: int) -> None:
@@ -279,7 +277,7 @@ def validate(path: str | Path, value: Any, schema: type[Keys], at: str = "", hin
         return schema.model_validate(value)
     except ValidationError as error:
         problem = _first_problem(path, error, value, schema, f"{at}." if at else "")
-        raise InputError(path, problem.fault, hint or problem.remedy, problem.key) from error
+        raise InputError(path, problem.problem, hint or problem.hint, problem.key) from error
 
 
 def _first_problem(
@@ -581,11 +579,12 @@ def locked_folder(folder: Path) -> Iterator[None]:
 @contextmanager
 def _lock(output: Path, path: Path) -> Iterator[None]:
     lock = FileLock(path, timeout=0)
-    try:
-        with describe_problem(path):
+    with describe_problem(path):
+        try:
             lock.acquire()
-    except Timeout:
-        raise InputError(output, "is in use by another process", "wait until it is done, or choose another path") from None
+        except Timeout:
+            problem, hint = "is being written by another process", "wait until it is done, or choose another path"
+            raise InputError(output, problem, hint) from None
     try:
         yield
     finally:

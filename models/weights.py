@@ -148,14 +148,14 @@ def read_pickled(path: Path, key: str, most_bytes: int) -> Any:
                 warnings.simplefilter("ignore")
                 return torch.load(file, map_location="cpu", weights_only=True)
     except InputError as error:
-        raise InputError(path, error.fault, error.remedy, key) from error
+        raise InputError(path, error.problem, error.hint, key) from error
     except pickle.UnpicklingError as error:
         if "Unsupported" not in str(error) and "GLOBAL" not in str(error):
             raise InputError(path, "is truncated or no PyTorch file", REMEDY, key) from error
         fault = "is not a plain state dict: reading it would run code"
         raise InputError(path, fault, PLAIN, key) from error
     except ParseError as fault:
-        raise InputError(path, f"is not a plain state dict: {fault.text}", REMEDY, key) from fault
+        raise InputError(path, f"is not a plain state dict: {fault}", REMEDY, key) from fault
     except Exception as error:  # a damaged pickle can fail in any way
         raise InputError(path, "is truncated or no PyTorch file", REMEDY, key) from error
 
@@ -482,7 +482,7 @@ def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
                 raise ParseError("its header is no mapping")
             return load_file(_by_number(file))
     except InputError as error:
-        raise InputError(path, error.fault, remedy, key) from error
+        raise InputError(path, error.problem, remedy, key) from error
     except (ParseError, SafetensorError, OSError, ValueError, KeyError) as error:
         fault = f"is truncated or no safetensors file ({_one_line(error)})"
         raise InputError(path, fault, remedy, key) from error

@@ -161,7 +161,7 @@ def _query(path: Path, root: Path, keys: _WorkloadKeys, index: int) -> Query:
     where = f"queries[{index}]"
     check_name(given.model, given.task, str(path), f"{where}.model ({given.id})")
     if len(set(given.classes)) < len(given.classes):
-        raise InputError(path, "a class stands twice", "name each class once", f"{where}.classes ({given.id})")
+        raise InputError(path, "a class occurs twice", "name each class once", f"{where}.classes ({given.id})")
     if given.task == "classification" and len(given.classes) < 2:
         remedy = "name at least two, for instance [empty, busy]"
         raise InputError(path, "classification needs two classes or more", remedy, f"{where}.classes ({given.id})")
@@ -204,5 +204,5 @@ def _check_unique(path: Path, ids: list[str]) -> None:
     seen: set[str] = set()
     for index, query_id in enumerate(ids):
         if query_id in seen:
-            raise InputError(path, f"'{query_id}' stands twice", "give each query its own id", f"queries[{index}].id")
+            raise InputError(path, f"'{query_id}' occurs twice", "give each query its own id", f"queries[{index}].id")
         seen.add(query_id)

@@ -239,7 +239,7 @@ def streamed_layers(profile: DeviceProfile, bundle: Bundle) -> dict[str, tuple[S
 def _layers(profile: DeviceProfile, bundle: Bundle, query: BundleQuery) -> tuple[StreamedLayer, ...]:
     found = _counted(bundle, query)
     seconds = [one["flops"] / profile.flops_per_s + profile.launch_s for one in found]
-    names, total_s = query.state(), sum(seconds)
+    names, total_s = query.tensors, sum(seconds)
     return tuple(
         StreamedLayer(tuple(dict.fromkeys(names[key] for key in one["keys"])), own_s / total_s, one["times"])
         for one, own_s in zip(found, seconds, strict=True)

@@ -21,7 +21,7 @@ from edge_runtime.delivery.parcel import Parcel
 from edge_runtime.delivery.tail import mend
 from edge_runtime.scheduler.costs import parse_memory
 from models.errors import InputError
-from models.io import Lines, cannot_be_written
+from models.io import AppendFile, cannot_be_written
 
 STDOUT = "-"
 TIMEOUT_S = 1.0
@@ -32,7 +32,7 @@ def _size(text: str | int) -> int:
     try:
         return parse_memory(text)
     except InputError as error:
-        raise ValueError(f"{error.fault}; {error.remedy}") from error
+        raise ValueError(f"{error.problem}; {error.hint}") from error
 
 
 class JsonLinesKeys(SinkKeys):
@@ -104,14 +104,14 @@ class JsonLines(Sink):
 
     def __init__(self, path: Path, max_bytes: int | None = None, keep: int = 5) -> None:
         self._path, self._max_bytes, self._keep = path, max_bytes, keep
-        self._lines: Lines | None = None
+        self._lines: AppendFile | None = None
 
     def open(self) -> None:
         self.close()
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISREG(os.stat(self._path).st_mode):
                 mend(self._path)
-        self._lines = Lines(self._path, patience_s=TIMEOUT_S)
+        self._lines = AppendFile(self._path, timeout_s=TIMEOUT_S)
 
     def write(self, parcels: Sequence[Parcel]) -> None:
         for done, parcel in enumerate(parcels):
@@ -130,7 +130,7 @@ class JsonLines(Sink):
         if lines is not None:
             lines.close()
 
-    def _lines_for(self, nbytes: int) -> Lines:
+    def _lines_for(self, nbytes: int) -> AppendFile:
         """The file that the next line goes to."""
         if self._lines is None or not self._lines.is_in_place:
             self.open()
@@ -158,7 +158,7 @@ class Stdout(Sink):
         # Not through Python's own buffer, which a line that nobody reads would hold for ever, at the end too.
         self._out, self._lines = sys.stdout, None
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
-            self._lines = Lines.on(sys.stdout.fileno(), "standard output", TIMEOUT_S)
+            self._lines = AppendFile.on(sys.stdout.fileno(), "standard output", TIMEOUT_S)
 
     def write(self, parcels: Sequence[Parcel]) -> None:
         for done, parcel in enumerate(parcels):

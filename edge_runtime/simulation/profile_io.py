@@ -119,7 +119,7 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     path = profile_path(bundle.path)
     if not path.exists():
         raise InputError(path, "the costs of this bundle were never measured", PROFILE_HINT)
-    found = validate(path, read_json(path, PROFILE_HINT), _ProfileKeys, remedy=PROFILE_HINT)
+    found = validate(path, read_json(path, PROFILE_HINT), _ProfileKeys, hint=PROFILE_HINT)
     queries = {
         query: QueryProfile(
             one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches), monotone_curve(one.staleness)

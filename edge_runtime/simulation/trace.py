@@ -29,7 +29,7 @@ from edge_runtime.scheduler import Decision, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from edge_runtime.scheduler.types import MAX_AGES
 from models.errors import InputError
-from models.io import Exact, Lines, read_json_lines, validate
+from models.io import AppendFile, Exact, read_json_lines, validate
 
 TRACE_FORMAT = 1
 MAX_WAITING_LINES = 100_000
@@ -46,7 +46,7 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._lines = Lines(Path(path), fresh=True, key="trace")
+        self._lines = AppendFile(Path(path), fresh=True, key="trace")
         self.refused: str | None = None
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING_LINES)
         self._thread = threading.Thread(target=self._work, name="trace", daemon=True)
@@ -223,7 +223,7 @@ def read_trace(path: str | Path) -> tuple[TraceHeader, Iterator[TraceArrival | T
     if first is None or first[1].get("trace") != TRACE_FORMAT:
         raise InputError(path, f"is no trace of format {TRACE_FORMAT}", TRACE_HINT)
     where = f"{path}: line 1"
-    head = validate(where, first[1], TraceHeader, remedy=TRACE_HINT)
+    head = validate(where, first[1], TraceHeader, hint=TRACE_HINT)
     _check_known(where, head.demands, head.queries)
     if head.demands.keys() != head.queries.keys():
         raise InputError(where, "not every query has a demand", TRACE_HINT, "demands")
@@ -269,7 +269,7 @@ def _events(
         if number > MAX_TRACE_LINES:
             raise InputError(path, f"has more than {MAX_TRACE_LINES} lines", "record a shorter run")
         if "frame" in line:
-            arrival = validate(where, line, TraceArrival, remedy=TRACE_HINT)
+            arrival = validate(where, line, TraceArrival, hint=TRACE_HINT)
             query, _, at = arrival.frame
             _check_known(where, [query], head.queries)
             if at < told[query]:
@@ -277,7 +277,7 @@ def _events(
             told[query] = at
             yield arrival
             continue
-        step = validate(where, line, TraceStep, remedy=TRACE_HINT)
+        step = validate(where, line, TraceStep, hint=TRACE_HINT)
         if step.at < now:
             raise InputError(where, "the time goes backwards", TRACE_HINT, "at")
         now = step.at

@@ -47,4 +47,4 @@ def write_checked(spool: Path, found: Checked) -> None:
 def read_checked(spool: Path) -> Checked:
     """What the last check left, whoever wrote it; InputError where that is nothing, or damaged."""
     path, remedy = spool / FILE, "run `gemel drift check` again"
-    return validate(path, read_json(path, remedy, MAX_FILE_BYTES), Checked, remedy=remedy)
+    return validate(path, read_json(path, remedy, MAX_FILE_BYTES), Checked, hint=remedy)

@@ -137,8 +137,8 @@ def _head(path: Path, data: bytes) -> Head:
     try:
         said = parse_json(_text(data))
     except ParseError as fault:
-        raise InputError(path, f"is no sample: {fault.text}", REMEDY) from fault
-    head = validate(path, said, Head, remedy=REMEDY)
+        raise InputError(path, f"is no sample: {fault}", REMEDY) from fault
+    head = validate(path, said, Head, hint=REMEDY)
     if (head.label is None) == (head.detections is None) or (head.label is None) != (head.score is None):
         raise InputError(path, "has no answer: a label with its score, or detections", REMEDY)
     return head

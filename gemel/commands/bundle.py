@@ -136,5 +136,5 @@ def _unsigned(bundle: str, keys: Iterable[str | Path]) -> list[str]:
         try:
             check_signature(open_bundle(bundle), key)
         except BundleError as error:
-            problems.append(error.fault)
+            problems.append(error.problem)
     return problems

@@ -172,7 +172,7 @@ def read_placed(folder: str | Path) -> dict[str, list[str]]:
     if isinstance(rows, list):
         rows = [{key: row[key] for key in ("id", "queries") if key in row} if isinstance(row, dict) else row
                 for row in rows]  # fmt: skip
-    written = validate(path, {"boxes": rows}, _Written, remedy=remedy)
+    written = validate(path, {"boxes": rows}, _Written, hint=remedy)
     for what, names in (
         ("box", [row.id for row in written.boxes]),
         ("query", [query for row in written.boxes for query in row.queries]),

@@ -100,7 +100,7 @@ def read_report(path: Path) -> dict[str, Any]:
     document = read_json(path, REMEDY)
     if document.get("format") != REPORT_FORMAT:
         raise InputError(path, "is no report of this version's gemel eval", REMEDY, "format")
-    validate(path, document, _Report, remedy=REMEDY)
+    validate(path, document, _Report, hint=REMEDY)
     queries = [row["query"] for row in document["offline"]]
     if len(set(queries)) < len(queries):
         raise InputError(path, "a query stands twice", REMEDY, "offline")

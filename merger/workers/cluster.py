@@ -154,7 +154,7 @@ class _Actor:
             self._desk = self._desk or self._make(self._note)
             return self._desk.do(job, order)
         except InputError as error:
-            return error.where, error.fault, error.remedy, error.key
+            return error.where, error.problem, error.hint, error.key
 
     def told(self) -> list[tuple[str, dict[str, Any]]]:
         """The events since it was asked last."""

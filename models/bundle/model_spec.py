@@ -65,8 +65,8 @@ def architecture(query: BundleQuery, factories: Collection[str], path: Path, fol
     try:
         return zoo.build(query.model, query.classes, query.model_args, query.input_size, query.task, "meta", folder)
     except InputError as error:
-        remedy = REMEDY if zoo.is_zoo_name(query.model) else error.remedy
-        raise BundleError(path, f"query {query.id}: {query.model} cannot be built: {error.fault}", remedy) from error
+        remedy = REMEDY if zoo.is_zoo_name(query.model) else error.hint
+        raise BundleError(path, f"query {query.id}: {query.model} cannot be built: {error.problem}", remedy) from error
     except Exception as error:  # a hostile manifest can make an architecture fail in any way
         fault = f"query {query.id}: {query.model} cannot be built: {' '.join(str(error).split())[:300]}"
         raise BundleError(path, fault, REMEDY) from error

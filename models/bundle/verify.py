@@ -37,7 +37,7 @@ def verify_bundle(path: str | Path, factories: Collection[str] = (), folder: Pat
         mapping = map_file(path)
         header, manifest = parse(mapping)
     except BundleError as error:
-        return [error.fault]
+        return [error.problem]
     except ParseError as error:
         return [str(error)]
     problems: list[str] = []
@@ -93,7 +93,7 @@ def _architecture_problems(
         try:
             spec = load_model_spec(query, partial(architecture, query, factories, path, folder))
         except BundleError as error:
-            yield f"{error.fault}; {error.remedy}"
+            yield f"{error.problem}; {error.hint}"
             continue
         yield from architecture_problems(query, spec, header.entries)
 

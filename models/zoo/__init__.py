@@ -155,7 +155,7 @@ def naming(query: Asked) -> Iterator[None]:
     except InputError as error:
         where = getattr(query, "file", None) or query.id
         key = f"{error.key or 'model'} ({query.id})"
-        raise InputError(where, f"{query.model}: {error.fault}", error.remedy, key) from error
+        raise InputError(where, f"{query.model}: {error.problem}", error.hint, key) from error
 
 
 def preprocess_of(model: str, input_size: int) -> Preprocess:

@@ -27,7 +27,7 @@ from edge_runtime.spool.sample import read_sample
 from models.bundle import open_bundle
 from models.bundle.signing import sign_bundle
 from models.errors import BundleError, InputError, exact_text
-from models.io import is_locked
+from models.io import locked_folder
 from models.predictions import ClassPrediction
 from models.tasks import task_of
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
@@ -388,7 +388,7 @@ def test_frames_too_late_to_make_it_are_dropped_and_the_box_says_so(box, tmp_pat
 def test_a_second_box_on_one_spool_is_refused_and_the_first_serves_on(box: Path) -> None:
     config = write_config(box, spool="kept")
     (box / "kept").mkdir()
-    with is_locked(box / "kept"):
+    with locked_folder(box / "kept"):
         with pytest.raises(InputError, match=r"kept: is being written by another process"):
             run(config)
         assert not (box / "kept" / "ledger.json").exists()

@@ -87,7 +87,7 @@ def test_a_usage_error_is_one_line_and_exit_code_2(words, capsys):
     [
         (("input_size: 32", "input_size: 32, colour: red"), "colour"),
         (("camera: gate, task", "camera: fence, task"), "fence"),
-        (("id: b", "id: a"), "stands twice"),
+        (("id: b", "id: a"), "occurs twice"),
         (("classes: [x, y],", "classes: [x],"), "classes"),
         (("mobilenet_v3_small", "mobilenet_v9"), "mobilenet_v9"),
         (("input_size: 32", "input_size: big"), "input_size"),

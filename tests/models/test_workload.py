@@ -62,13 +62,13 @@ def _set(*steps):
         (_set("cameras", "bridge", "zoom", 1), "cameras.bridge.zoom", "unknown key"),
         (lambda d: d["queries"][1].pop("model"), "queries[1].model (people)", "this key is missing"),
         (_set("queries", 1, "camera", "moon"), "queries[1].camera (people)", "no camera 'moon'; use one of: bridge"),
-        (_set("queries", 1, "id", "cars"), "queries[1].id", "'cars' stands twice"),
+        (_set("queries", 1, "id", "cars"), "queries[1].id", "'cars' occurs twice"),
         (_set("queries", 0, "task", "tracking"), "queries[0].task (cars)", "tracking"),
         (_set("queries", 0, "model", "resnet19"), "queries[0].model (cars)", "did you mean resnet18"),
         (_set("queries", 0, "model", "ssd300_vgg16"), "queries[0].model (cars)", "does detection, not classification"),
         (_set("queries", 0, "classes", []), "queries[0].classes (cars)", "at least 1 item"),
         (_set("queries", 0, "classes", ["car"]), "queries[0].classes (cars)", "needs two classes"),
-        (_set("queries", 0, "classes", ["car", "car"]), "queries[0].classes (cars)", "stands twice"),
+        (_set("queries", 0, "classes", ["car", "car"]), "queries[0].classes (cars)", "occurs twice"),
         (_set("queries", 0, "sla_ms", -1), "queries[0].sla_ms (cars)", "greater than 0"),
         (_set("queries", 1, "roi", [50, 10, 0, 60]), "queries[1].roi (people)", "empty or negative"),
         (_set("accuracy_target", 1.5), "accuracy_target", "part of the original's own accuracy"),
@@ -84,7 +84,7 @@ def test_a_fault_names_file_key_and_remedy(tmp_path: Path, change, key: str, fau
         load_workload(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: {key}") and fault in message and "\n" not in message
-    assert caught.value.remedy
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "", "name: \x00"])

@@ -18,7 +18,7 @@ class OpenCVSource:
         try:
             self._video = Video(config.source)
         except InputError as error:
-            raise SourceLost(error.fault) from None
+            raise SourceLost(error.problem) from None
         self.fps = None if config.live else self._video.fps
 
     def advance(self) -> bool:

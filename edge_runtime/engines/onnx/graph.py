@@ -48,7 +48,7 @@ def write_graph(bundle: Bundle, query: BundleQuery, path: Path) -> Mapping[str, 
         graph = graph_without_weights(model, query.input_size, "dynamic" if dynamic else 1, stored)
     except InputError as error:
         if not dynamic:
-            raise EngineError(f"it cannot be exported: {error.fault}") from error
+            raise EngineError(f"it cannot be exported: {error.problem}") from error
         graph, dynamic = _for_one_frame(model, query, stored), False
     path.write_bytes(graph)
     runtime = session_of(path, CPU, torch.device("cpu")).runtime
@@ -64,7 +64,7 @@ def _for_one_frame(model: nn.Module, query: BundleQuery, stored: Mapping[str, st
     try:
         return graph_without_weights(model, query.input_size, 1, stored)
     except InputError as error:
-        raise EngineError(f"it cannot be exported: {error.fault}") from error
+        raise EngineError(f"it cannot be exported: {error.problem}") from error
 
 
 def _placeholders(model: nn.Module) -> nn.Module:

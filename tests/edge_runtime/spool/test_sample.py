@@ -91,7 +91,7 @@ def of_chunk(data, old, new):
     (lambda data: data[:33] + data[33 + 12 + int.from_bytes(data[33:37], "big") :], "no text chunk"),
     (lambda data: of_chunk(data, b"gemel\0", b"other\0"), "of something else"),
     (lambda data: of_chunk(data, b"{", b"[[", ), "is no sample"),
-    (lambda data: of_chunk(data, b'"frame":7', b'"frame":7,"frame":8'), "stands twice"),
+    (lambda data: of_chunk(data, b'"frame":7', b'"frame":7,"frame":8'), "occurs twice"),
     (lambda data: of_chunk(data, b'"frame":7', b'"frame":-7'), "frame"),
     (lambda data: of_chunk(data, b'"frame":7', b'"frame":7,"odd":1'), "unknown key"),
     (lambda data: of_chunk(data, b'"score":0.9', b'"score":NaN'), "NaN"),

@@ -110,7 +110,7 @@ def test_as_many_queries_as_there_can_be_are_read_at_once_and_one_of_them_twice_
     path = workload(text)
     seen = tried(["inspect", path.name, "--json"], path.parent).held()
     assert seen.code == 0
-    refused(["inspect", workload(text.replace("id: q999}", "id: q1}")).name], path.parent, "'q1' stands twice")
+    refused(["inspect", workload(text.replace("id: q999}", "id: q1}")).name], path.parent, "'q1' occurs twice")
     unknown = workload(text.replace("camera: c0", "camera: x"))
     assert "c7 and 992 more" in refused(["inspect", unknown.name], path.parent, "no camera 'x'")
 

@@ -99,11 +99,6 @@ def test_the_architecture_alone_reads_no_tensor(small):
     assert all(tensor.is_meta and tensor.dtype == torch.float32 for tensor in model.parameters())
 
 
-def test_a_reader_of_format_1_alone_would_refuse_it_by_its_number(small):
-    document = json.loads(parse_header(small.path.read_bytes()).metadata["gemel.manifest"])
-    assert document["format"] == 2
-
-
 def test_packed_tensors_must_fit_the_model(tmp_path, tied, writer):
     models, queries = tied()
     wrong = {"north": {KEY: pack(torch.ones(3, 2), "int8")}}

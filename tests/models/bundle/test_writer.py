@@ -191,7 +191,7 @@ def test_an_interruption_while_overwriting_leaves_the_old_bundle(sample, monkeyp
 
 def test_a_file_that_takes_the_name_meanwhile_is_not_overwritten(tmp_path):
     path = tmp_path / "b.safetensors"
-    with pytest.raises(InputError, match="created by someone else"), open_atomic(path) as file:
+    with pytest.raises(InputError, match="created by another process"), open_atomic(path) as file:
         file.write(b"ours")
         path.write_text("theirs")
     assert path.read_text() == "theirs"

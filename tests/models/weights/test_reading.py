@@ -156,7 +156,7 @@ def test_bad_weights_give_one_line_and_leave_the_model_unchanged(tmp_path, case)
     assert line.startswith(f"{tmp_path / name}: weights (gate): ")
     assert fault in line
     assert "\n" not in line
-    assert caught.value.remedy
+    assert caught.value.hint
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 

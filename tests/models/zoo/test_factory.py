@@ -44,7 +44,7 @@ def refusal(query: Query, device: str = "cpu") -> str:
     """The line that building the query's model ends in."""
     with pytest.raises(InputError) as caught:
         zoo.build_query(query, device)
-    assert "\n" not in str(caught.value) and caught.value.remedy
+    assert "\n" not in str(caught.value) and caught.value.hint
     return str(caught.value)
 
 

@@ -1,0 +1,247 @@
+"""Files: bounded reading, strict JSON and YAML, atomic writing, appending, locks, the cache, path checks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from models.errors import InputError
+from models.io import (
+    MAX_DEPTH,
+    MAX_YAML_VALUES,
+    AppendFile,
+    ParseError,
+    check_apart,
+    finite,
+    locked,
+    locked_folder,
+    open_atomic,
+    own_bytes,
+    parse_json,
+    parse_yaml,
+    private_folder,
+    read_bounded,
+    read_json,
+    read_json_lines,
+    read_yaml,
+)
+
+BOMB = b"a: &a [x, x, x, x, x, x, x, x, x, x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (98 + at, 98 + at, b", ".join([b"*%c" % (97 + at)] * 10)) for at in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"{", "line 1, column 2"),
+        (b'{"a": 1,\n "a": 2}', "the key 'a' occurs twice"),
+        (b"[NaN]", "NaN is no number"),
+        (b"[1e999]", "too large for a number"),
+        (b"9" * 5000, "digits"),
+        (b"[" * 100_000, "recursion"),
+        (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "nested more than"),
+        (b"[" + b"1," * 3_000_000 + b"1]", "more than 1000000 values"),
+        (b'["\\ud800"]', "half a character"),
+        (b'{"\\u0000": 1}', "a NUL"),
+        (b'"\xff"', "utf-8"),
+    ],
+)
+def test_parse_json_refuses_what_is_not_strict_json(data: bytes, problem: str) -> None:
+    with pytest.raises(ParseError, match=problem):
+        parse_json(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"a: [", "line 1, column 5"),
+        (b"a: 1\na: 2", "line 2, column 1: the key 'a' occurs twice"),
+        (b"a: 2001-99-99", "none of its kind"),
+        (b"? [a]\n: 1", "unhashable"),
+        (b"a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        (b"&a [*a]", "nested more than|unhashable|recursive"),
+        (BOMB, "more than 50000 values"),
+        (b"[" + b"1," * (MAX_YAML_VALUES + 1) + b"]", "more than 50000 values"),
+        (b"a: \xff", "utf-8"),
+        (b'"\\0"', "a NUL"),
+        (b"[" * 2000, "recursion"),
+    ],
+)
+def test_parse_yaml_refuses_what_is_not_safe_yaml(data: bytes, problem: str) -> None:
+    with pytest.raises(ParseError, match=problem):
+        parse_yaml(data)
+
+
+def test_parse_yaml_gives_plain_values() -> None:
+    assert parse_yaml(b"a: [1, 2.5, true, null, x]\nb: &b {c: d}\ne: *b") == {
+        "a": [1, 2.5, True, None, "x"], "b": {"c": "d"}, "e": {"c": "d"},
+    }  # fmt: skip
+    assert parse_yaml(b"base: &b {c: 1}\nother: {<<: *b, d: 2}")["other"] == {"c": 1, "d": 2}
+
+
+class _Inner(BaseModel, extra="forbid"):
+    id: str
+    fps: int = 1
+
+
+class _Schema(BaseModel, extra="forbid"):
+    queries: list[_Inner]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("queries: [{id: a, fbs: 2}]", "queries[0].fbs (a): unknown key; did you mean fps?"),
+        ("queries: [{id: a, fps: x}]", "queries[0].fps (a): input should be a valid integer"),
+        ("queries: [{fps: 1}]", "queries[0].id: this key is missing; add it"),
+        ("other: 1", "other: unknown key; remove it; the keys here are queries"),
+        ("- 1", "is not a mapping; start with `queries:`"),
+        ("a: [", "is not YAML: line 1"),
+    ],
+)
+def test_read_yaml_names_file_key_problem_and_hint(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_yaml(path, _Schema, "file", "`queries:`")
+    assert str(caught.value).startswith(f"{path}: {message}") and "\n" not in str(caught.value)
+
+
+def test_read_bounded_refuses_anything_but_a_regular_file_within_the_cap(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"12345")
+    paths = {tmp_path: "is a directory", tmp_path / "pipe": "no regular file", Path("/dev/zero"): "no regular file",
+             tmp_path / "none": "No such file", tmp_path / "large": "larger than 4 bytes",
+             Path("\ud800"): "cannot be read"}  # fmt: skip
+    for path, problem in paths.items():
+        with pytest.raises(InputError, match=problem):
+            read_bounded(path, 4, "give another")
+    assert read_bounded(tmp_path / "large", 5, "") == b"12345"
+
+
+def test_read_json_lines_leaves_out_a_torn_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    assert [row for _, row in read_json_lines(path, "")] == [{"a": 1}, {"a": 2}]
+    with pytest.raises(InputError, match="line 3 is not JSON"):
+        list(read_json_lines(path, "", torn=False))
+    with pytest.raises(InputError, match="line 1 is longer than"):
+        list(read_json_lines(path, "", max_line_bytes=4))
+    path.write_text("[1]")
+    with pytest.raises(InputError, match="is not a mapping"):
+        read_json(path, "")
+    assert finite({1: (float("nan"), {2})}) == {"1": [None, [2]]}
+
+
+def test_open_atomic_leaves_nothing_after_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with pytest.raises(ZeroDivisionError), open_atomic(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt), open_atomic(path):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError from error
+    with open_atomic(path) as file:
+        file.write(b"whole")
+    with pytest.raises(InputError, match="exists already"), open_atomic(path):
+        pass
+    assert path.read_bytes() == b"whole"
+
+
+def test_append_file_writes_whole_lines_and_notices_a_moved_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = AppendFile(path)
+    file.add("one")
+    file.add("two")
+    assert path.read_text() == "one\ntwo\n" and file.size == 8 and file.is_in_place
+    path.rename(tmp_path / "moved")
+    assert not file.is_in_place
+    file.close()
+    file.add("after")
+    assert (tmp_path / "moved").read_text() == "one\ntwo\n"
+    with pytest.raises(InputError, match="path: cannot be written"):
+        AppendFile(tmp_path, key="path")
+    AppendFile(tmp_path / "moved", fresh=True).close()
+    assert (tmp_path / "moved").read_text() == ""
+
+
+def test_append_file_resumes_the_line_that_a_full_pipe_took_in_part() -> None:
+    reading, writing = os.pipe()
+    file = AppendFile.on(writing, "pipe", timeout_s=0.05)
+    line = "x" * 100_000
+    with pytest.raises(InputError, match="no reader"):
+        file.add(line)
+    with pytest.raises(InputError, match="no reader"):
+        file.add("other")
+    received = bytearray()
+    reader = threading.Thread(target=lambda: received.extend(_read_all(reading)))
+    reader.start()
+    file.add(line)
+    file.add("last")
+    file.close()
+    os.close(writing)
+    reader.join(5)
+    assert received == f"{line}\nlast\n".encode()
+
+
+def _read_all(descriptor: int) -> bytes:
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("kind", [locked, locked_folder])
+def test_a_lock_refuses_a_second_process_and_is_released(tmp_path: Path, kind) -> None:
+    target = tmp_path / "out" if kind is locked else tmp_path
+    code = f"from pathlib import Path\nfrom models.io import {kind.__name__} as lock\n" + (
+        f"with lock(Path({str(target)!r})): pass"
+    )
+    with kind(target):
+        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "is being written by another process" in second.stderr
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with kind(target):
+        pass
+
+
+def test_private_folder_refuses_what_others_could_write(tmp_path: Path) -> None:
+    folder = private_folder(tmp_path / "a" / "cache")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "file").write_bytes(b"data")
+    assert own_bytes(folder / "file", 4) == b"data"
+    with pytest.raises(OSError, match="too large"):
+        own_bytes(folder / "file", 3)
+    (folder / "file").chmod(0o666)
+    with pytest.raises(PermissionError):
+        own_bytes(folder / "file", 4)
+    (folder / "link").symlink_to(folder / "file")
+    with pytest.raises(OSError):
+        own_bytes(folder / "link", 4)
+    (tmp_path / "a").chmod(0o777)
+    with pytest.raises(InputError, match="others may write"):
+        private_folder(folder)
+
+
+def test_check_apart_refuses_outputs_that_are_or_lie_in_inputs(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "one").write_text("1")
+    (tmp_path / "link").symlink_to(data / "one")
+    os.link(data / "one", tmp_path / "hard")
+    inputs = [("the data", data), ("the file", data / "one"), ("nothing", None)]
+    for path, problem in ((data / "new", "lies in the data"), (tmp_path / "link", "lies in the data"),
+                          (tmp_path / "hard", "is the file"), (data, "is the data")):  # fmt: skip
+        with pytest.raises(InputError, match=problem):
+            check_apart([("--out", path)], inputs)
+    with pytest.raises(InputError, match="is what 'a' names"):
+        check_apart([("a", tmp_path / "x"), ("b", tmp_path / "x")], inputs)
+    check_apart([("--out", tmp_path / "x"), ("--log", "/dev/null"), ("--more", "/dev/null")], inputs)
