@@ -69,7 +69,7 @@ def _set(*steps):
         (_set("queries", 0, "classes", []), "queries[0].classes (cars)", "at least 1 item"),
         (_set("queries", 0, "classes", ["car"]), "queries[0].classes (cars)", "needs two classes"),
         (_set("queries", 0, "classes", ["car", "car"]), "queries[0].classes (cars)", "occurs twice"),
-        (_set("queries", 0, "sla_ms", -1), "queries[0].sla_ms (cars)", "greater than 0"),
+        (_set("queries", 0, "sla_ms", -1), "queries[0].sla_ms (cars)", "greater than or equal to 1"),
         (_set("queries", 1, "roi", [50, 10, 0, 60]), "queries[1].roi (people)", "empty or negative"),
         (_set("accuracy_target", 1.5), "accuracy_target", "part of the original's own accuracy"),
         (_set("queries", []), "queries", "at least 1 item"),
