@@ -1,4 +1,7 @@
-"""The box config: YAML at the edge, checked key by key, frozen values inside."""
+"""What a box config says of its spool.
+
+The box config: YAML at the edge, checked key by key, frozen values inside.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,37 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from edge_runtime.capture.settings import TIMEOUT_S, CameraConfig
-from edge_runtime.capture.sources.opening import config_fault
-from edge_runtime.delivery.base import SinkConfig
-from edge_runtime.delivery.registry import sinks_of
+from edge_runtime.capture.sources import TIMEOUT_S, CameraConfig, camera_problem
 from edge_runtime.engines.registry import AUTO, check_engine
+from edge_runtime.http.auth import Access, parse_access
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
 from edge_runtime.scheduler.costs import parse_memory
-from edge_runtime.spool.settings import INTERVAL_S, MAX_BYTES, SpoolConfig
+from edge_runtime.sinks.base import SinkConfig, parse_sinks
 from edge_runtime.variables import Variables
-from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError
 from models.io import MAX_CAMERAS, Fps, Name, PathText, read_mapping, validate
 from models.video import is_path
+
+SPOOL_BYTES, SPOOL_INTERVAL_S = "256MiB", 60.0
+SAMPLES = "samples"
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolConfig:
+    """The folder `path`, absolute; samples in it take `max_bytes` together, and each query leaves one every `every_s`
+    seconds.
+    """
+
+    path: Path
+    max_bytes: int
+    every_s: float
+
+    @property
+    def samples(self) -> Path:
+        """The folder of the samples."""
+        return self.path / SAMPLES
+
 
 FRAMES, ACCURACY = "frames", "accuracy"
 """What a schedule may aim at."""
@@ -35,11 +56,11 @@ class BoxConfig:
     `precision` is fp32, bf16 or fp16: what the engine torch computes convolutions and matrix products in.
 
     `late` is drop where an answer that took longer than its query's SLA is only counted, publish where it goes out all
-    the same. `objective` is what `adaptive` aims at: frames in time, or accuracy over time by the curves in the
-    bundle's profile; None for accuracy where there are curves. With `overflow` a query that is too large for the budget
-    copies what cannot stay in every run. `policy` names the schedule; `trace` is the file to record what it saw and
-    decided, None for no record. With a `public_key` its owner must have signed the bundle. `http` says who may watch,
-    None where nobody can. With `canary` a reload tries new weights on samples of the spool before they serve.
+    the same. `objective` is what `adaptive` aims at: frames in time, or accuracy over time by the curves in the bundle's
+    profile; None for accuracy where there are curves. With `overflow` a query that is too large for the budget copies
+    what cannot stay in every run. `policy` names the schedule; `trace` is the file to record what it saw and decided,
+    None for no record. With a `public_key` its owner must have signed the bundle. `http` says who may watch it, None
+    where nobody can. With `canary` a reload tries new weights on samples of the spool before they serve.
     """
 
     path: Path
@@ -86,8 +107,8 @@ class _HttpKeys(_Strict):
 
 class _SpoolKeys(_Strict):
     path: _Path
-    max_bytes: str | int = MAX_BYTES
-    every_s: Annotated[float, Field(ge=0.01, le=604_800)] = INTERVAL_S
+    max_bytes: str | int = SPOOL_BYTES
+    every_s: Annotated[float, Field(ge=0.01, le=604_800)] = SPOOL_INTERVAL_S
 
 
 def _named(given: Any) -> Any:
@@ -165,11 +186,11 @@ def _config(path: Path, keys: _BoxKeys, device_of: Callable[[Path, str], str]) -
         device_of(path, keys.device),
         check_engine(keys.engine, path, "engine"),
         cameras,
-        sinks_of(path, keys.sinks, root),
+        parse_sinks(path, keys.sinks, root),
         None if keys.spool is None else _spool(path, root, keys.spool),
         tuple(keys.factories),
         None if keys.public_key is None else root / keys.public_key,
-        None if keys.http is None else access_of(keys.http.bind, token_file, path),
+        None if keys.http is None else parse_access(keys.http.bind, token_file, path),
         token_file,
         policy_named(keys.policy, str(path), "policy").name,
         None if keys.trace is None else root / keys.trace,
@@ -205,7 +226,7 @@ def _camera(path: Path, root: Path, name: str, given: _CameraKeys) -> CameraConf
     text = str(given.source)
     source = str(root / text) if is_path(text) else text
     camera = CameraConfig(name, source, given.fps, given.loop, given.decoder, given.timeout_s)
-    if wrong := config_fault(camera):
+    if wrong := camera_problem(camera):
         key, fault, remedy = wrong
         raise InputError(path, fault, remedy, f"cameras.{name}.{key}")
     return camera

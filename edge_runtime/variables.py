@@ -9,7 +9,7 @@ from typing import Any
 
 from models.errors import InputError
 
-MIN_TOLD = 40
+MIN_CLIPPED = 32
 """Characters of a long value that an error shows at least."""
 NAMED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -48,6 +48,8 @@ class Variables:
     def _without(self, text: str) -> str:
         for name, value in sorted(self._used.items(), key=lambda item: -len(item[1])):
             for shown in {value, repr(value)[1:-1]} - {""}:
-                cut = re.escape(shown[MIN_TOLD:]) if len(shown) <= MIN_TOLD else r"[^;]*"  # an error may cut it off
-                text = re.sub(re.escape(shown[:MIN_TOLD]) + cut, lambda _, name=name: f"${{{name}}}", text)
+                cut = (
+                    re.escape(shown[MIN_CLIPPED:]) if len(shown) <= MIN_CLIPPED else r"[^;]*"
+                )  # an error may cut it off
+                text = re.sub(re.escape(shown[:MIN_CLIPPED]) + cut, lambda _, name=name: f"${{{name}}}", text)
         return text

@@ -27,12 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.frames.results import BUNDLE_DIGITS
-from edge_runtime.serving.ledger_file import LEDGER_FILE
-from edge_runtime.spool.checked import FILE, Checked, CheckedQuery, write_checked
-from edge_runtime.spool.comparing import Answering, compared
-from edge_runtime.spool.sample import SUFFIX, read_head
-from edge_runtime.spool.settings import SAMPLES
+from edge_runtime.config import SAMPLES
+from edge_runtime.results import BUNDLE_DIGITS
+from edge_runtime.samples import (
+    DRIFT_FILE,
+    SUFFIX,
+    DriftReport,
+    Predict,
+    QueryDrift,
+    compare_samples,
+    read_head,
+    write_drift,
+)
+from edge_runtime.service import LEDGER_FILE
 from gemel.evaluation import open_matching_bundle
 from gemel.text import number, table
 from merger.events import Progress, Stages, silent
@@ -241,7 +248,7 @@ def check_drift(
     spool = Path(spool)
     load = load_workload(workload) if isinstance(workload, str | Path) else workload
     opened = find_bundle(spool, load, bundle) if out is not None or bundle is not None else None
-    written = [("--out", out), ("the spool", spool / FILE)]
+    written = [("--out", out), ("the spool", spool / DRIFT_FILE)]
     check_apart(written, [("the bundle", None if opened is None else opened.path), *inputs_of(load)])
     if out is not None:
         check_output(out)
@@ -260,7 +267,7 @@ def check_drift(
         stages.begin(WRITING)
         reverted = _write_reverted(Path(out), below, opened)
     queries = [_row(query, rows[query.id], query.id in reverted) for query in load.queries]
-    checked = Checked(checked_at=round(time.time(), 3), bundle=found.bundle, queries=queries)
+    checked = DriftReport(checked_at=round(time.time(), 3), bundle=found.bundle, queries=queries)
     return {
         "spool": str(spool), "workload": load.name, "bundle": found.bundle, "checked_at": checked.checked_at,
         "queries": [
@@ -280,13 +287,13 @@ def _judged(load: Workload, found: DriftSamples, stages: Stages) -> tuple[dict[s
     stages.begin(JUDGING, sum(map(len, found.samples.values())))
     for query in load.queries:
         paths = found.samples[query.id]
-        beside = compared(query, paths, _asking(query, load_original(query).to(device)), stages.add)
+        beside = compare_samples(query, paths, _asking(query, load_original(query).to(device)), stages.add)
         left_out[UNUSABLE] += beside.unusable
         rows[query.id] = judge_agreement(beside, task_of(query.task), query.accuracy_target)
     return rows, +left_out
 
 
-def _asking(query: Query, original: nn.Module) -> Answering:
+def _asking(query: Query, original: nn.Module) -> Predict:
     """How the original answers."""
     task, device = task_of(query.task), next(original.parameters()).device
 
@@ -308,17 +315,17 @@ def _write_reverted(out: Path, below: list[Query], bundle: Bundle) -> frozenset[
     return reverted
 
 
-def _row(query: Query, one: Agreement, reverted: bool) -> CheckedQuery:
-    return CheckedQuery(
+def _row(query: Query, one: Agreement, reverted: bool) -> QueryDrift:
+    return QueryDrift(
         id=query.id, frames=one.frames, ratio=one.ratio, ci95=None if one.ci95 is None else list(one.ci95),
         target=query.accuracy_target, verdict=one.verdict, reverted=reverted,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def _tell(spool: Path, checked: Checked) -> bool:
+def _tell(spool: Path, checked: DriftReport) -> bool:
     """Leave it in the spool, for the box to show, if that can be written; whether it could."""
     try:
-        write_checked(spool, checked)
+        write_drift(spool, checked)
     except InputError:
         return False
     return True

@@ -11,23 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.delivery.parcel import Parcel
+from edge_runtime.box import known_costs
+from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.arranging import arranged
 from edge_runtime.engines.registry import FALLBACK, make_engine
-from edge_runtime.fitting import known_costs
-from edge_runtime.frames.ledger import Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
-from edge_runtime.frames.results import Identity
+from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import DEFAULT_POLICY, policy_named
+from edge_runtime.queues import Frame, Ledger, Mailboxes
+from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import Costs
-from edge_runtime.serving.device import Device, arena_bytes
-from edge_runtime.serving.executor import Executor, Parts
-from edge_runtime.serving.publishing import Publisher
 from edge_runtime.simulation.profile_io import describe_machine
 from edge_runtime.simulation.simulator import age_p95_ms, simulate
+from edge_runtime.sinks.base import ResultMessage
 from gemel.stream_eval import MERGED, QueryTest, Scorer, Stream, latest_results
 from models.bundle import Bundle
 from models.errors import InputError
@@ -80,12 +78,12 @@ def evaluate_realtime(
         fps = {one.query.id: one.query.fps or DEFAULT_FPS for one in tested}
         mailboxes = Mailboxes(costs.queries, ledger)
         executor = Executor(
-            Parts(
+            ExecutorParts(
                 Device(arena, engines, costs, budget),
                 policy,
                 {query: QuerySpec(rate, float(queries[query].priority)) for query, rate in fps.items()},
                 mailboxes,
-                Publisher(lambda parcel: _heard(parcel, results, cut), ledger, queries, Identity(bundle.digest)),
+                Publisher(lambda parcel: _heard(parcel, results, cut), ledger, queries, RunIdentity(bundle.digest)),
             )
         )
         executor.warm_up({query: next(iter(found.values())) for query, found in images.items()})
@@ -132,7 +130,7 @@ def _decoded(
     return found
 
 
-def _heard(parcel: Parcel, results: list[_Result], streams: Mapping[str, Stream]) -> None:
+def _heard(parcel: ResultMessage, results: list[_Result], streams: Mapping[str, Stream]) -> None:
     """Enter a result at the time of its stream: its frame's moment, and its age by the wall clock."""
     query, index = parcel.record["query"], parcel.record["frame"]
     stream = streams[query]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.http.auth import Access, parse_access
 from edge_runtime.variables import Variables
-from edge_runtime.watching.access import Access, access_of
 from models.errors import InputError, one_line
 from models.io import parse_json, read_mapping
 
@@ -55,7 +55,7 @@ def _access(path: Path) -> Access:
     if not isinstance(bind, str) or not isinstance(token_file, str):
         fault = "a box is asked over HTTP, with its token"
         raise InputError(path, fault, "give it `http: {token_file: ...}`, or send the process SIGHUP", "http")
-    return access_of(bind, path.resolve().parent / token_file, path)
+    return parse_access(bind, path.resolve().parent / token_file, path)
 
 
 def _reached(host: str) -> str:

@@ -1,6 +1,6 @@
 """What CONTRIBUTING.md says of adding: one of each kind is added here, by one registration, and works.
 
-A kind of sink is added in tests/edge_runtime/delivery/test_registry.py.
+A kind of sink is added in tests/edge_runtime/sinks/test_registry.py.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from benchmarks.machine import held_bytes
+from edge_runtime.box import known_costs
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.eager.staging import layers_of
-from edge_runtime.fitting import known_costs
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.scheduler.eviction import Overflow, overflow_of

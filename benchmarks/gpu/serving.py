@@ -14,9 +14,9 @@ import yaml
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
 from benchmarks.gpu.running import QUERIES
+from edge_runtime.box import known_costs
 from edge_runtime.daemon import run
 from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.fitting import known_costs
 from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
 from edge_runtime.memory.movers.cuda import CudaMover
 from edge_runtime.scheduler.costs import all_bytes

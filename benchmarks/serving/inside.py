@@ -24,10 +24,9 @@ from typing import Any
 from benchmarks.machine import machine
 from edge_runtime import daemon
 from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.frames.mailbox import Mailboxes
-from edge_runtime.frames.motion import SceneChange
-from edge_runtime.serving.watched import Observer
-from edge_runtime.watching.service import HttpService
+from edge_runtime.http.app import HttpService
+from edge_runtime.observer import Observer
+from edge_runtime.queues import Mailboxes, SceneChange
 
 WARM_S = 5.0
 TIMEOUT_S = 120.0

@@ -1,1 +1,1 @@
-"""Cameras: what is connected, lost and tried again is decided in `reconnection`; the other files carry it out."""
+"""Cameras: sources decode frames, readers pace them, cameras connect and reconnect."""

@@ -9,30 +9,26 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.capture.own_memory import OwnMemory
-from edge_runtime.capture.pacing import RateGate, RecentRate
-from edge_runtime.capture.reading import Handover, Picked, Reading
-from edge_runtime.capture.reconnection import (
-    Event,
+from edge_runtime.capture.reader import FramePool, Handover, RateGate, RecentRate, SourceReader, TimedShot
+from edge_runtime.capture.reconnect import (
+    CameraPhase,
     FrameCame,
-    Link,
+    LinkEvent,
+    LinkRules,
+    LinkState,
     Lost,
-    Phase,
-    Rules,
     SourceEnded,
     Stopped,
     TimePassed,
-    begun,
-    step,
+    initial_link,
+    next_link,
 )
-from edge_runtime.capture.regions import region_fault
-from edge_runtime.capture.settings import CameraConfig, Wanted
-from edge_runtime.capture.sources.base import Source
-from edge_runtime.capture.sources.opening import open_source
-from edge_runtime.frames.mailbox import Frame
+from edge_runtime.capture.sources import CameraConfig, FrameRequest, Source, open_source, region_problem
+from edge_runtime.queues import Frame
 
 if TYPE_CHECKING:
     import numpy as np
+
 
 POLL_INTERVAL_S = 0.5
 """A camera looks after its decoder at least so often."""
@@ -57,7 +53,7 @@ class Camera:
     def __init__(
         self,
         config: CameraConfig,
-        queries: Mapping[str, Wanted],
+        queries: Mapping[str, FrameRequest],
         put: Callable[[str, Frame], object],
         ended: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -67,26 +63,26 @@ class Camera:
         self.delivered = self._undecodable = self._frames = 0
         self._config, self._queries, self._put, self._ended, self._clock = config, dict(queries), put, ended, clock
         self._opened = opened
-        self._rules = Rules(config.timeout_s, config.forever)
-        self._link = begun(clock())
+        self._rules = LinkRules(config.timeout_s, config.forever)
+        self._link = initial_link(clock())
         self._changed = threading.Condition()
         self._stopping = False
-        self._reading: Reading | None = None
+        self._reading: SourceReader | None = None
         self._handover = Handover(self._changed)
-        self._left: list[Reading] = []
+        self._left: list[SourceReader] = []
         self._gates: dict[str, RateGate] = {}
         self._size: tuple[int, int] | None = None
         self._outside: dict[str, str] = {}
         self._rate, self._last_at = RecentRate(), None
         self._offset, self._anew = 0, (self._queries, 0)
-        self._memory = OwnMemory()
+        self._memory = FramePool()
         self._thread = threading.Thread(target=self.play, name=f"camera-{config.id}", daemon=True)
 
     def start(self) -> None:
         """Begin to play in a thread."""
         self._thread.start()
 
-    def serve(self, queries: Mapping[str, Wanted], first: int) -> None:
+    def serve(self, queries: Mapping[str, FrameRequest], first: int) -> None:
         """Go on for these queries, the connection as it is; frames are numbered from `first` on at least."""
         self._anew = dict(queries), max(first, self._anew[1])
 
@@ -118,10 +114,10 @@ class Camera:
         """Play until the end of the source, or until `stop`; `start` does so in a thread."""
         try:
             self._connect()
-            while self._link.phase is not Phase.ENDED:
+            while self._link.phase is not CameraPhase.ENDED:
                 self._turn()
         except Exception as error:  # whatever takes the frames failed
-            self._go(Lost(f"{type(error).__name__}: {error}"), Rules(self._rules.timeout_s, forever=False))
+            self._go(Lost(f"{type(error).__name__}: {error}"), LinkRules(self._rules.timeout_s, forever=False))
         finally:
             self._go(Stopped())
             self._ended()
@@ -133,7 +129,7 @@ class Camera:
         (`reconnects`), frames read and delivered, frames that did not decode, and what is wrong (`error`), if anything.
         """
         now, last = self._clock(), self._last_at
-        streaming = self._link.phase is Phase.STREAMING
+        streaming = self._link.phase is CameraPhase.STREAMING
         return {
             "id": self.id, "state": str(self._link.state),
             "fps": round(self._rate.per_second(now), 2) if streaming else 0.0,
@@ -176,27 +172,27 @@ class Camera:
             due = reading.busy_since + self._rules.timeout_s
         return POLL_INTERVAL_S if due is None else min(POLL_INTERVAL_S, max(0.0, due - now))
 
-    def _go(self, event: Event, rules: Rules | None = None) -> None:
+    def _go(self, event: LinkEvent, rules: LinkRules | None = None) -> None:
         """Take the step that the event asks for, say what has changed, and carry it out."""
         before, now = self._link, self._clock()
-        self._link = step(before, event, now, rules or self._rules, random.random())
+        self._link = next_link(before, event, now, rules or self._rules, random.random())
         self._tell(before, self._link, now)
         if self._link.phase is before.phase:
             return
-        if self._link.phase is Phase.CONNECTING:
+        if self._link.phase is CameraPhase.CONNECTING:
             self._connect()
-        elif self._link.phase is not Phase.STREAMING:
+        elif self._link.phase is not CameraPhase.STREAMING:
             self._drop()
 
-    def _tell(self, before: Link, after: Link, now: float) -> None:
+    def _tell(self, before: LinkState, after: LinkState, now: float) -> None:
         """One line for each change of state."""
         if after.state is before.state:
             return
-        if after.phase is Phase.STREAMING and before.fault is not None:
+        if after.phase is CameraPhase.STREAMING and before.fault is not None:
             log.info("camera %s is back after %.1f s", self.id, now - (before.away_since or now))
-        elif after.phase is Phase.AWAY:
+        elif after.phase is CameraPhase.AWAY:
             log.warning("camera %s is away: %s; it is tried again", self.id, after.fault)
-        elif after.phase is Phase.ENDED and after.fault is not None and not self._stopping:
+        elif after.phase is CameraPhase.ENDED and after.fault is not None and not self._stopping:
             log.error("camera %s ended: %s", self.id, after.fault)
 
     def _connect(self) -> None:
@@ -207,7 +203,9 @@ class Camera:
         self._handover = handover = Handover(self._changed)
         self._gates = {query: RateGate(wanted.fps) for query, wanted in self._queries.items()}
         self._rate = RecentRate()
-        self._reading = Reading(self._config, self._frames, handover.put, self._nudge, self._clock, opened=self._opened)
+        self._reading = SourceReader(
+            self._config, self._frames, handover.put, self._nudge, self._clock, opened=self._opened
+        )
         self._reading.start()
 
     def _drop(self) -> None:
@@ -231,16 +229,16 @@ class Camera:
         reading = self._reading
         return self._undecodable + (0 if reading is None else reading.damaged)
 
-    def _take(self, picked: Picked) -> None:
+    def _take(self, picked: TimedShot) -> None:
         """A frame came, if a picture can be made of it."""
-        image = self._memory.picture_of(picked.shot)
+        image = self._memory.decode_shot(picked.shot)
         if image is None:
             self._undecodable += 1
             return
         self._go(FrameCame())
         self._deliver(picked, image)
 
-    def _deliver(self, picked: Picked, image: np.ndarray) -> None:
+    def _deliver(self, picked: TimedShot, image: np.ndarray) -> None:
         self._last_at = picked.captured_at
         self._take_on(picked.index)
         self._look_at(image.shape[1], image.shape[0])
@@ -270,7 +268,7 @@ class Camera:
         if self._size is not None:
             log.info("camera %s: frames of %dx%d pixels now, %dx%d before", self.id, width, height, *self._size)
         self._size = (width, height)
-        found = {query: region_fault(query, wanted, width, height) for query, wanted in self._queries.items()}
+        found = {query: region_problem(query, wanted, width, height) for query, wanted in self._queries.items()}
         self._outside = {query: fault for query, fault in found.items() if fault is not None}
         for fault in self._outside.values():
             log.error("camera %s: %s; it gets none", self.id, fault)

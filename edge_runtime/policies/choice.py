@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_runtime.frames.mailbox import DEPTH
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.jobs import Job, frames_lost
+from edge_runtime.queues import DEPTH
 from edge_runtime.scheduler.batches import batch_in_time, too_late
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.eviction import pick_evictions

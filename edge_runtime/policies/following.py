@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edge_runtime.frames.ledger import DEADLINE
 from edge_runtime.policies.against.shadow import Shadow
 from edge_runtime.policies.book import Book
+from edge_runtime.queues import DEADLINE
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, SchedulerState
 

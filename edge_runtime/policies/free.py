@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_runtime.frames.ledger import DEADLINE, MEMORY
 from edge_runtime.policies.book import Book
 from edge_runtime.policies.choice import Choice
 from edge_runtime.policies.jobs import in_time_together
+from edge_runtime.queues import DEADLINE, MEMORY
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, SchedulerState
 

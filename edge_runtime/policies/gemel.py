@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edge_runtime.frames.ledger import DEADLINE, MEMORY
+from edge_runtime.queues import DEADLINE, MEMORY
 from edge_runtime.scheduler.batches import batch_in_time, worst_first_batches
 from edge_runtime.scheduler.costs import Costs, coalesced
 from edge_runtime.scheduler.order import share_order

@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 
+from edge_runtime.box import ReadyBox, format_engines
 from edge_runtime.engines.background import Background
 from edge_runtime.engines.choosing import Choice
 from edge_runtime.engines.registry import FALLBACK
 from edge_runtime.engines.timing import candidates
 from edge_runtime.engines.unshared import bound_as
-from edge_runtime.equipping import EquippedBox, engines_text
-from edge_runtime.serving.executor import Executor
+from edge_runtime.executor import Executor
 
 TIMEOUT_S = 1.0
 
@@ -25,13 +25,13 @@ class Switching:
     Does nothing for a box that has no wish. `box` is the one that serves at present.
     """
 
-    def __init__(self, box: EquippedBox) -> None:
+    def __init__(self, box: ReadyBox) -> None:
         self.box = box
         self.bytes_moved = self.swaps = 0
         self._stopping = False
         self._background: Background | None = None
         self._thread: threading.Thread | None = None
-        self._found: tuple[EquippedBox, Choice] | None = None
+        self._found: tuple[ReadyBox, Choice] | None = None
 
     def after(self, before: Switching) -> Switching:
         """Itself, where another box was served before: what was counted goes on."""
@@ -69,7 +69,7 @@ class Switching:
             moved = {query: name for query, name in box.names().items() if name != self.box.names()[query]}
             log.info(
                 "switched %s: %.1fx faster; frames waited %.1f s meanwhile",
-                engines_text(moved, "to"),
+                format_engines(moved, "to"),
                 choice.gain,
                 time.monotonic() - started,
             )
@@ -107,5 +107,5 @@ class Switching:
             log.info("no engine is worth leaving %s for", FALLBACK)
 
 
-def _go_over(executor: Executor, box: EquippedBox) -> None:
+def _go_over(executor: Executor, box: ReadyBox) -> None:
     executor.change(bound_as(box.engines, box.costs), box.costs, box.layouts, box.fitted.box.frames)

@@ -8,9 +8,8 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.frames.ledger import DEADLINE, Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
 from edge_runtime.policies import policy_named
+from edge_runtime.queues import DEADLINE, Frame, Ledger, Mailboxes
 from edge_runtime.scheduler import Decision, Policy, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import CostEstimates
 from edge_runtime.simulation.simulator import simulate

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge_runtime.frames.ledger import REPLACED, Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.queues import REPLACED, Frame, Ledger, Mailboxes
 from edge_runtime.scheduler import CLOCK_SLACK_S, Decision, Plan, Policy, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.unserved import unserved
+from edge_runtime.summary import empty_summary
 from gemel.commands import grammar
 from gemel.commands.outcome import BAD_INPUT, DONE, FELL_SHORT, Outcome
 from gemel.commands.shown import Shown
@@ -54,7 +54,7 @@ def begin(words: Sequence[str]) -> None:
 
 def _unbegun(as_json: bool, reason: str) -> tuple[str, str]:
     """What a box says that was asked to stop before it served."""
-    return json.dumps(unserved(reason)) + "\n" if as_json else "", f"{reason} came before it began to serve\n"
+    return json.dumps(empty_summary(reason)) + "\n" if as_json else "", f"{reason} came before it began to serve\n"
 
 
 def ask(args: argparse.Namespace) -> Outcome:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.watching.access import Access
-from edge_runtime.watching.measures import Measures
-from edge_runtime.watching.service import HttpService
-from tests.edge_runtime.watching.box import Box
+from edge_runtime.http.app import HttpService
+from edge_runtime.http.auth import Access
+from edge_runtime.http.metrics import Metrics
+from tests.edge_runtime.http.box import Box
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -43,7 +43,7 @@ def test_what_is_built_from_is_the_product_alone(project: dict[str, Any]) -> Non
 def test_its_health_is_that_of_the_box(tmp_path: Path, host: str) -> None:
     (tmp_path / "token").write_text(TOKEN + "\n")
     box = Box()
-    service = HttpService(box, Measures(["bridge-cars"]), Access(host, 0, TOKEN), "box.yaml")
+    service = HttpService(box, Metrics(["bridge-cars"]), Access(host, 0, TOKEN), "box.yaml")
     service.start()
 
     def asked(token: str) -> int:

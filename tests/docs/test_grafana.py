@@ -10,8 +10,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_runtime.watching.measures import Measures
-from tests.edge_runtime.watching.box import Box
+from edge_runtime.http.metrics import Metrics
+from tests.edge_runtime.http.box import Box
 
 GRAFANA = json.loads((Path(__file__).resolve().parents[2] / "docs" / "grafana.json").read_text())
 HISTOGRAM = re.compile(r"_(bucket|sum|count)$")
@@ -31,7 +31,7 @@ def expressions(value: Any) -> Iterator[str]:
 
 def exported() -> dict[str, set[str]]:
     """The labels of each metric that a box exports, by name."""
-    text = Measures(["bridge-cars"]).text(Box().status).decode()
+    text = Metrics(["bridge-cars"]).text(Box().status).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found: dict[str, set[str]] = {}
     for sample in samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from edge_runtime.at_once import at_once
+from edge_runtime.capture.sources import at_once
 
 
 def test_one_that_hangs_or_raises_holds_up_no_other() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.config import load_config
-from edge_runtime.delivery.jsonl import JsonLinesConfig
-from edge_runtime.spool.settings import SpoolConfig
+from edge_runtime.config import SpoolConfig, load_config
+from edge_runtime.sinks.jsonl import JsonLinesConfig
 from models.errors import InputError
 from tests.edge_runtime.tiny import write_config
 

@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import nn
 
-from edge_runtime.delivery.parcel import Parcel
+from edge_runtime.sinks.base import ResultMessage
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.preprocess import Preprocess
 
@@ -70,7 +70,7 @@ class Kept:
     def __init__(self) -> None:
         self.records: list[Mapping[str, Any]] = []
 
-    def __call__(self, parcel: Parcel) -> None:
+    def __call__(self, parcel: ResultMessage) -> None:
         self.records.append(parcel.record)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.edge_runtime.delivery.broker import MOSQUITTO, Broker
 from tests.edge_runtime.running import END_S, Running, adds_up, total
+from tests.edge_runtime.sinks.broker import MOSQUITTO, Broker
 from tests.edge_runtime.tiny import write_clip
 from tests.faults.cameras import HTTP
 from tests.faults.queries import FACTORIES, one_each

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.serving.notifying import ALIVE, READY, Notifier
+from edge_runtime.service import ALIVE, READY, Notifier
 from gemel import supervising
 from gemel import systemd as unit
 from gemel.cli import main
@@ -81,7 +81,7 @@ def test_a_box_that_served_and_is_silent_is_killed_and_runs_again(tmp_path: Path
     count = tmp_path / "count"
     script = (
         f"import pathlib, time; path = pathlib.Path({str(count)!r}); path.open('a').write('x')\n"
-        "from edge_runtime.serving.notifying import ALIVE, READY, Notifier\n"
+        "from edge_runtime.service import ALIVE, READY, Notifier\n"
         "if path.stat().st_size < 2:\n"
         "    Notifier().tell(READY), Notifier().tell(ALIVE), time.sleep(60)"
     )

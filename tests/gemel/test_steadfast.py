@@ -25,9 +25,9 @@ LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "ri
 HANGING = """
 import sys, threading, time
 from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.serving import watchdog
+from edge_runtime import executor
 from gemel.cli import main
-watchdog.MIN_S = {least_s}
+executor.MIN_HANG_S = {least_s}
 run, runs = TorchEngine.run, []
 def hang(engine, frames):
     runs.append(engine)

@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from edge_runtime.daemon import run
-from edge_runtime.frames.mailbox import Frame
-from edge_runtime.frames.results import Identity, record_of
-from edge_runtime.spool.sample import sample_bytes
+from edge_runtime.queues import Frame
+from edge_runtime.results import RunIdentity, result_record
+from edge_runtime.samples import sample_bytes
 from gemel.conditions import PlacementOptions as Wished
 from gemel.evaluation import EvalOptions, evaluate
 from gemel.placing.placing import place_fleet
@@ -137,9 +137,9 @@ def _write_update(folder: Path) -> None:
 def _write_spool(folder: Path) -> None:
     bundle = open_bundle(folder / OLD)
     answer = ClassPrediction("busy", 0.75, (0.25, 0.75))
-    identity = Identity(bundle.digest, "0011")
+    identity = RunIdentity(bundle.digest, "0011")
     image = cv2.resize(np.random.default_rng(2).integers(0, 256, (4, 6, 3), np.uint8), (48, 32))
-    record = record_of(bundle.query("a"), Frame(1, 0.0, 1.7e9, image), answer, 0.01, identity)
+    record = result_record(bundle.query("a"), Frame(1, 0.0, 1.7e9, image), answer, 0.01, identity)
     (folder / SAMPLE).parent.mkdir(parents=True)
     (folder / SAMPLE).write_bytes(sample_bytes(record, image, bundle.query("a")))
     (folder / "spool" / "ledger.json").write_text(json.dumps({"bundle": str(bundle.path), "digest": bundle.digest}))

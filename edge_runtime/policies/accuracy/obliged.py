@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from edge_runtime.frames.ledger import REPLACED
 from edge_runtime.policies.accuracy.worth import wanted
 from edge_runtime.policies.against.originals import Originals
 from edge_runtime.policies.free import Dropped, hopeless
+from edge_runtime.queues import REPLACED
 from edge_runtime.scheduler.batches import too_late
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.types import CLOCK_SLACK_S, Decision, Plan, QuerySpec, SchedulerState

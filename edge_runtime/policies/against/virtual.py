@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_runtime.frames.mailbox import DEPTH
+from edge_runtime.queues import DEPTH
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.types import Decision, QuerySpec, SchedulerState
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.capture.camera import Camera
-from edge_runtime.capture.settings import CameraConfig, Wanted
-from edge_runtime.frames.mailbox import Frame
+from edge_runtime.capture.sources import CameraConfig, FrameRequest
+from edge_runtime.queues import Frame
 from tests.edge_runtime.capture.faulty_cameras import HttpCamera, RtspCamera
 from tests.edge_runtime.tiny import write_clip
 
@@ -60,7 +60,7 @@ def drops(count: int, source: str = "rtsp", away_s: float = 0.0) -> dict[str, An
     what the process holds more than after the first few times."""
     got, took = Counted(), []
     with (RtspCamera if source == "rtsp" else HttpCamera)() as server:
-        camera = Camera(CameraConfig("c", server.url, timeout_s=2.0), {"q": Wanted()}, got.put)
+        camera = Camera(CameraConfig("c", server.url, timeout_s=2.0), {"q": FrameRequest()}, got.put)
         camera.start()
         before: dict[str, int] = {}
         for index in range(WARM_DROPS + count):
@@ -89,7 +89,7 @@ def cost(cameras: int, seconds: float, source: str = "rtsp") -> dict[str, Any]:
     with _sources(cameras, source) as urls:
         got = Counted()
         playing = [
-            Camera(CameraConfig(str(index), url, ASKED_FPS, loop=True), {"q": Wanted()}, got.put)
+            Camera(CameraConfig(str(index), url, ASKED_FPS, loop=True), {"q": FrameRequest()}, got.put)
             for index, url in enumerate(urls)
         ]
         for camera in playing:
@@ -118,7 +118,7 @@ def beside(fault: str, cameras: int, seconds: float) -> dict[str, Any]:
     with _sources(cameras - 1, "rtsp") as urls, RtspCamera(SERVED_FPS, SIZE) as faulty:
         got = [Counted() for _ in range(cameras)]
         playing = [
-            Camera(CameraConfig(str(index), url, ASKED_FPS, timeout_s=2.0), {"q": Wanted()}, counted.put)
+            Camera(CameraConfig(str(index), url, ASKED_FPS, timeout_s=2.0), {"q": FrameRequest()}, counted.put)
             for index, (url, counted) in enumerate(zip([faulty.url, *urls], got, strict=True))
         ]
         faulty.silent = fault == "silent"

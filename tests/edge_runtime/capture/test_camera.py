@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from edge_runtime.capture.camera import MAX_LEFT, Camera
-from edge_runtime.capture.settings import CameraConfig, Wanted
-from edge_runtime.capture.sources.base import SourceLost
-from edge_runtime.frames.mailbox import Frame
+from edge_runtime.capture.sources import CameraConfig, FrameRequest, SourceLost
+from edge_runtime.queues import Frame
 from tests.edge_runtime.capture.faulty_cameras import FaultyCamera, HttpCamera, RtspCamera
 from tests.edge_runtime.capture.scenarios import WARM_DROPS, drops
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
@@ -29,7 +28,7 @@ class Watched:
     def __init__(self, config: CameraConfig, queries=None, **keys) -> None:
         self.frames: list[tuple[str, Frame]] = []
         self._came = threading.Condition()
-        self.camera = Camera(config, queries or {"q": Wanted()}, self._put, **keys)
+        self.camera = Camera(config, queries or {"q": FrameRequest()}, self._put, **keys)
 
     def _put(self, query: str, frame: Frame) -> None:
         with self._came:
@@ -134,7 +133,7 @@ def test_a_camera_that_is_away_at_the_start_is_waited_for(fail, caplog):
 
 
 def test_a_picture_of_another_size_is_taken_and_a_region_outside_of_it_is_told_while_the_others_go_on(caplog):
-    queries = {"all": Wanted(), "corner": Wanted(roi=(70.0, 10.0, 90.0, 40.0))}
+    queries = {"all": FrameRequest(), "corner": FrameRequest(roi=(70.0, 10.0, 90.0, 40.0))}
     with RtspCamera(size=(96, 64)) as camera, playing(camera.url, queries) as watched:
         watched.more(6)
         assert {query for query, _ in watched.frames} == {"all", "corner"} and watched.camera.error is None
@@ -189,7 +188,7 @@ def test_a_file_that_plays_once_ends_and_one_that_is_missing_ends_in_error(tmp_p
 
 def test_each_query_gets_the_frames_that_it_wants(tmp_path):
     clip = write_clip(tmp_path / "c.mp4", 12, fps=60)
-    queries = {"all": Wanted(), "few": Wanted(10.0), "more": Wanted(90.0)}
+    queries = {"all": FrameRequest(), "few": FrameRequest(10.0), "more": FrameRequest(90.0)}
     watched = Watched(CameraConfig("c", str(clip), 30.0), queries)
     watched.camera.play()
     numbers = {query: [frame.index for one, frame in watched.frames if one == query] for query in queries}
@@ -225,7 +224,7 @@ def test_what_takes_its_frames_may_fail_which_ends_that_camera_and_is_told(tmp_p
 
     ends = []
     config = CameraConfig("c", str(write_folder(tmp_path / "f", 1)), loop=True)
-    camera = Camera(config, {"q": Wanted()}, refuse, ended=lambda: ends.append(1))
+    camera = Camera(config, {"q": FrameRequest()}, refuse, ended=lambda: ends.append(1))
     camera.start()
     assert camera.join(TIMEOUT_S) and not camera.alive
     assert camera.error == "OSError: disk full" and ends == [1] and camera.to_json()["state"] == "ended"

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_runtime.capture.asking import NO_ANSWER, ask
-from edge_runtime.capture.settings import CameraConfig
-from edge_runtime.capture.sources.base import SourceLost
-from edge_runtime.capture.sources.gstreamer import pipeline
-from edge_runtime.capture.sources.opening import open_source
+from edge_runtime.capture.sources import NO_ANSWER, CameraConfig, SourceLost, open_source, pipeline, probe_cameras
 from tests.edge_runtime.capture.faulty_cameras import RtspCamera
 from tests.edge_runtime.tiny import picture, write_folder
 
@@ -57,7 +53,7 @@ def test_cameras_are_asked_at_once_and_who_is_late_has_not_answered(tmp_path):
     (folder / "0.png").write_bytes(b"no image")
     with RtspCamera() as silent:
         silent.silent = True
-        found = ask([CameraConfig("late", silent.url), CameraConfig("folder", str(folder))], 0.5)
+        found = probe_cameras([CameraConfig("late", silent.url), CameraConfig("folder", str(folder))], 0.5)
     image = found["folder"].image
     assert image is not None and (image == picture(100)).all(), "the first that decodes"
     assert found["late"].to_json() == {"answers": False, "error": NO_ANSWER}

@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.machine import held_bytes
 from edge_runtime.capture.camera import Camera
-from edge_runtime.capture.own_memory import SPARE, OwnMemory
-from edge_runtime.capture.settings import CameraConfig, Wanted
-from edge_runtime.frames.mailbox import Frame
-from edge_runtime.watching.gallery import Gallery, Picture
+from edge_runtime.capture.reader import SPARE, FramePool
+from edge_runtime.capture.sources import CameraConfig, FrameRequest
+from edge_runtime.http.snapshots import Snapshot, Snapshots
+from edge_runtime.queues import Frame
 from tests.edge_runtime.tiny import write_folder
 
 SIZE = (24, 32, 3)
@@ -38,9 +38,9 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def drawn(memory: OwnMemory, value: int, size: tuple[int, int, int] = SIZE) -> np.ndarray:
+def drawn(memory: FramePool, value: int, size: tuple[int, int, int] = SIZE) -> np.ndarray:
     """A frame that is all of this value."""
-    image = memory.picture_of(lambda: np.full(size, value, np.uint8))
+    image = memory.decode_shot(lambda: np.full(size, value, np.uint8))
     assert image is not None and image.shape == size and (image == value).all()
     return image
 
@@ -56,7 +56,7 @@ def content(kept: Any) -> bytes:
 
 
 def test_memory_is_used_again_once_the_frame_is_gone() -> None:
-    memory, places, shown = OwnMemory(), set(), None
+    memory, places, shown = FramePool(), set(), None
     for value in range(100):
         image = drawn(memory, value)
         shown = image  # the one before goes
@@ -66,7 +66,7 @@ def test_memory_is_used_again_once_the_frame_is_gone() -> None:
 
 @pytest.mark.parametrize("what", KEPT)
 def test_what_somebody_keeps_of_a_frame_is_not_overwritten(what: str) -> None:
-    memory = OwnMemory()
+    memory = FramePool()
     image = drawn(memory, 200)
     kept = KEPT[what](image)
     told = content(kept)
@@ -77,7 +77,7 @@ def test_what_somebody_keeps_of_a_frame_is_not_overwritten(what: str) -> None:
 
 
 def test_no_two_frames_in_use_ever_share_memory_whoever_lets_go_of_them_and_when() -> None:
-    memory, chance, wrong = OwnMemory(), random.Random(3), []
+    memory, chance, wrong = FramePool(), random.Random(3), []
     handed: list[list[tuple[int, Any]]] = [[] for _ in range(4)]
     done = threading.Event()
 
@@ -107,7 +107,7 @@ def test_no_two_frames_in_use_ever_share_memory_whoever_lets_go_of_them_and_when
 
 
 def test_frames_of_another_size_get_memory_of_their_size_and_the_former_stay_as_they_are() -> None:
-    memory = OwnMemory()
+    memory = FramePool()
     small = [drawn(memory, value) for value in range(4)]
     large = [drawn(memory, value, (48, 64, 3)) for value in range(4)]
     del small[1:], large[1:]
@@ -121,11 +121,11 @@ def test_frames_that_waited_give_their_memory_back_though_small_things_that_stay
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    memory, picture = OwnMemory(), np.ones((180, 180, 3), np.uint8)  # small enough for the heap
+    memory, picture = FramePool(), np.ones((180, 180, 3), np.uint8)  # small enough for the heap
     before = held_bytes()["anonymous"]
     waiting, stays = [], []
     for _ in range(400):
-        waiting.append(memory.picture_of(lambda: picture))
+        waiting.append(memory.decode_shot(lambda: picture))
         stays.append(libc.malloc(2000))
     most = held_bytes()["anonymous"]
     waiting.clear()
@@ -136,7 +136,7 @@ def test_frames_that_waited_give_their_memory_back_though_small_things_that_stay
 
 
 def test_a_picture_that_does_not_decode_or_has_no_memory_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, kept = OwnMemory(), []
+    memory, kept = FramePool(), []
 
     def damaged() -> np.ndarray:
         raise ValueError("damaged")
@@ -144,17 +144,17 @@ def test_a_picture_that_does_not_decode_or_has_no_memory_is_none(monkeypatch: py
     def full(*_: object, **__: object) -> None:
         raise OSError("Cannot allocate memory")
 
-    assert memory.picture_of(damaged) is None and memory.picture_of(lambda: None) is None
+    assert memory.decode_shot(damaged) is None and memory.decode_shot(lambda: None) is None
     kept.append(drawn(memory, 1))
     monkeypatch.setattr(mmap, "mmap", full)
-    assert memory.picture_of(lambda: np.ones(SIZE, np.uint8)) is None
+    assert memory.decode_shot(lambda: np.ones(SIZE, np.uint8)) is None
     monkeypatch.undo()
     assert (drawn(memory, 2) == 2).all() and (kept[0] == 1).all()
 
 
 def test_what_the_dashboard_and_a_slow_reader_took_stays_while_the_camera_goes_on(tmp_path) -> None:
-    kept: list[tuple[Frame, bytes, Picture, bytes]] = []
-    gallery, frames = Gallery({"q": "c"}), 0
+    kept: list[tuple[Frame, bytes, Snapshot, bytes]] = []
+    gallery, frames = Snapshots({"q": "c"}), 0
     record = {"query": "q", "label": "bus", "score": 0.5, "captured_at": 0.0, "finished_at": 0.0}
 
     def put(query: str, frame: Frame) -> None:
@@ -169,7 +169,7 @@ def test_what_the_dashboard_and_a_slow_reader_took_stays_while_the_camera_goes_o
             kept.append((frame, frame.image.tobytes(), picture, picture.jpeg()))
 
     config = CameraConfig("c", str(write_folder(tmp_path / "f", 40)), 1000.0)
-    Camera(config, {"q": Wanted()}, put, clock=lambda: 0.0).play()
+    Camera(config, {"q": FrameRequest()}, put, clock=lambda: 0.0).play()
     assert frames == 40 and len({told for _, told, _, _ in kept}) == len(kept) > 4
     for frame, told, picture, jpeg in kept:
         assert frame.image is not None and frame.image.tobytes() == told and picture.jpeg() == jpeg

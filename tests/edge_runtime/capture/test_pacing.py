@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.capture.pacing import BEHIND_S, Playback, RateGate, RecentRate
+from edge_runtime.capture.reader import BEHIND_S, Playback, RateGate, RecentRate
 
 
 def test_a_gate_lets_the_first_frame_of_each_period_through():

@@ -6,11 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_runtime.capture.reading import Picked, Reading
-from edge_runtime.capture.settings import CameraConfig
-from edge_runtime.capture.sources.base import picture_of
-from edge_runtime.capture.sources.ffmpeg import FFmpegSource
-from edge_runtime.capture.sources.opening import open_source
+from edge_runtime.capture.reader import SourceReader, TimedShot
+from edge_runtime.capture.sources import CameraConfig, FFmpegSource, decode_shot, open_source
 from tests.edge_runtime.tiny import picture, write_clip, write_folder
 
 
@@ -34,9 +31,9 @@ class Clock:
 def played(source, fps=None, loop=False, clock=None, first=0):
     """What came of a source that was played: its reading, and what it handed over."""
     clock = clock or Clock()
-    got: list[Picked] = []
+    got: list[TimedShot] = []
     config = CameraConfig("c", str(source), fps, loop)
-    reading = Reading(config, first, lambda picked, live: got.append(picked), clock=clock, wait=clock.wait)
+    reading = SourceReader(config, first, lambda picked, live: got.append(picked), clock=clock, wait=clock.wait)
     reading.play()
     return reading, got
 
@@ -50,7 +47,7 @@ def times(got):
 def test_a_clip_plays_at_its_own_rate_and_in_rgb(tmp_path, decoder):
     clip, clock, got = write_clip(tmp_path / "c.mp4", 6, fps=12), Clock(), []
     config = CameraConfig("c", str(clip), decoder=decoder)
-    reading = Reading(config, 0, lambda picked, live: got.append(picked), clock=clock, wait=clock.wait)
+    reading = SourceReader(config, 0, lambda picked, live: got.append(picked), clock=clock, wait=clock.wait)
     reading.play()
     assert times(got) == [(i, round(i / 12, 6)) for i in range(6)]
     assert (reading.index, reading.damaged, reading.fault, reading.over) == (6, 0, None, True)
@@ -100,7 +97,7 @@ def test_a_picture_that_does_not_decode_is_none_and_the_others_come(tmp_path):
     folder = write_folder(tmp_path / "f", 2)
     (folder / "000a.jpg").write_bytes(b"no image")
     _, got = played(folder)
-    assert [picture_of(picked.shot) is None for picked in got] == [False, True, False]
+    assert [decode_shot(picked.shot) is None for picked in got] == [False, True, False]
 
 
 def test_damage_within_a_clip_is_counted_and_the_good_frames_come(tmp_path):
@@ -136,7 +133,7 @@ def test_what_takes_frames_may_fail_and_that_is_told_without_what_stands_in_the_
     def refuse(picked, live):
         raise RuntimeError("rtsp://user:secret@box/1")
 
-    reading = Reading(CameraConfig("c", str(write_folder(tmp_path / "f", 1))), 0, refuse)
+    reading = SourceReader(CameraConfig("c", str(write_folder(tmp_path / "f", 1))), 0, refuse)
     reading.play()
     assert reading.over and reading.fault == "RuntimeError"
 

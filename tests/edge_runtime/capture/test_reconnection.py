@@ -6,70 +6,72 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.capture.reconnection import (
+from edge_runtime.capture.reconnect import (
     LONG_AWAY_S,
     LONGEST_S,
     LONGEST_THEN_S,
+    CameraPhase,
     FrameCame,
+    LinkRules,
     Lost,
-    Phase,
-    Rules,
     SourceEnded,
     Stopped,
     TimePassed,
-    begun,
+    initial_link,
+    next_link,
     pause_s,
-    step,
 )
 
-LIVE, ONCE = Rules(5.0, forever=True), Rules(5.0, forever=False)
+LIVE, ONCE = LinkRules(5.0, forever=True), LinkRules(5.0, forever=False)
 EVENTS = st.one_of(
     st.just(FrameCame()),
     st.builds(Lost, st.sampled_from(["refused", "reset"])),
     st.just(SourceEnded()),
     st.builds(TimePassed, st.none() | st.floats(0, 2000)),
 )
-RULES = st.sampled_from([LIVE, ONCE, Rules(0.5, forever=True)])
+RULES = st.sampled_from([LIVE, ONCE, LinkRules(0.5, forever=True)])
 
 
 def after(*events, rules=LIVE, now=0.0):
-    link = begun(now)
+    link = initial_link(now)
     for event in events:
-        link = step(link, event, now, rules)
+        link = next_link(link, event, now, rules)
     return link
 
 
 def test_a_camera_streams_from_its_first_frame_and_is_back_with_the_first_after_it_was_lost():
     link = after(FrameCame())
-    assert (link.state, link.away_since, link.reconnects) == (Phase.STREAMING, None, 0)
-    link = step(link, Lost("reset"), 10.0, LIVE)
-    assert (link.state, link.fault, link.away_since) == (Phase.AWAY, "reset", 10.0)
-    assert step(link, TimePassed(), 10.2, LIVE) == link, "not yet"
-    link = step(link, TimePassed(), 10.5, LIVE)
-    assert (link.phase, link.state, link.retry_at) == (Phase.CONNECTING, Phase.AWAY, None), "told as away until a frame"
-    link = step(link, FrameCame(), 10.6, LIVE)
-    assert (link.state, link.fault, link.away_since, link.reconnects) == (Phase.STREAMING, None, None, 1)
+    assert (link.state, link.away_since, link.reconnects) == (CameraPhase.STREAMING, None, 0)
+    link = next_link(link, Lost("reset"), 10.0, LIVE)
+    assert (link.state, link.fault, link.away_since) == (CameraPhase.AWAY, "reset", 10.0)
+    assert next_link(link, TimePassed(), 10.2, LIVE) == link, "not yet"
+    link = next_link(link, TimePassed(), 10.5, LIVE)
+    assert (link.phase, link.state, link.retry_at) == (CameraPhase.CONNECTING, CameraPhase.AWAY, None), (
+        "told as away until a frame"
+    )
+    link = next_link(link, FrameCame(), 10.6, LIVE)
+    assert (link.state, link.fault, link.away_since, link.reconnects) == (CameraPhase.STREAMING, None, None, 1)
 
 
 def test_a_frame_that_does_not_come_in_time_is_a_loss_at_the_start_and_later():
     for link in (after(), after(FrameCame())):
-        assert step(link, TimePassed(1.0), 5.9, LIVE) == link
-        assert step(link, TimePassed(None), 99.0, LIVE) == link, "it waits for the frame's time"
-        lost = step(link, TimePassed(1.0), 6.0, LIVE)
-        assert (lost.phase, lost.fault) == (Phase.AWAY, "no frame came for 5 s")
+        assert next_link(link, TimePassed(1.0), 5.9, LIVE) == link
+        assert next_link(link, TimePassed(None), 99.0, LIVE) == link, "it waits for the frame's time"
+        lost = next_link(link, TimePassed(1.0), 6.0, LIVE)
+        assert (lost.phase, lost.fault) == (CameraPhase.AWAY, "no frame came for 5 s")
 
 
 def test_a_source_that_plays_once_ends_and_in_error_if_it_had_no_frame_or_was_lost():
     assert after(FrameCame(), SourceEnded(), rules=ONCE).fault is None
     for events in ([SourceEnded()], [Lost("gone")], [FrameCame(), Lost("gone")]):
         link = after(*events, rules=ONCE)
-        assert link.phase is Phase.ENDED and link.fault
+        assert link.phase is CameraPhase.ENDED and link.fault
 
 
 def test_one_that_goes_on_for_ever_is_tried_again_whatever_happens():
     for event in (SourceEnded(), Lost("gone"), TimePassed(-9.0)):
         for link in (after(event), after(FrameCame(), event)):
-            assert link.phase is Phase.AWAY and link.retry_at is not None
+            assert link.phase is CameraPhase.AWAY and link.retry_at is not None
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
@@ -81,27 +83,27 @@ def test_pauses_grow_with_the_time_away_up_to_five_seconds_and_to_thirty_after_t
 
 def test_stopped_it_ends_and_nothing_brings_it_back():
     for link in (after(), after(FrameCame()), after(Lost("gone"))):
-        ended = step(link, Stopped(), 1.0, LIVE)
-        assert ended.phase is Phase.ENDED and ended.fault == link.fault and ended.retry_at is None
+        ended = next_link(link, Stopped(), 1.0, LIVE)
+        assert ended.phase is CameraPhase.ENDED and ended.fault == link.fault and ended.retry_at is None
         for event in (FrameCame(), Lost("x"), SourceEnded(), TimePassed(-100.0)):
-            assert step(ended, event, 2.0, LIVE) == ended
+            assert next_link(ended, event, 2.0, LIVE) == ended
 
 
 @given(RULES, st.lists(st.tuples(EVENTS, st.floats(0, 100), st.floats(0, 1)), max_size=60))
 def test_whatever_happens_a_link_is_sound(rules, happened):
-    link, now, streamed = begun(0.0), 0.0, 0
+    link, now, streamed = initial_link(0.0), 0.0, 0
     for event, later, jitter in happened:
         before, now = link, now + later
-        link = step(before, event, now, rules, jitter)
-        streamed += before.phase is not Phase.STREAMING and link.phase is Phase.STREAMING
-        assert (link.retry_at is not None) == (link.phase is Phase.AWAY)
-        assert link.away_since is None if link.phase is Phase.STREAMING else link.away_since is not None
-        assert link.fault is None or link.phase is not Phase.STREAMING
+        link = next_link(before, event, now, rules, jitter)
+        streamed += before.phase is not CameraPhase.STREAMING and link.phase is CameraPhase.STREAMING
+        assert (link.retry_at is not None) == (link.phase is CameraPhase.AWAY)
+        assert link.away_since is None if link.phase is CameraPhase.STREAMING else link.away_since is not None
+        assert link.fault is None or link.phase is not CameraPhase.STREAMING
         assert link.reconnects == max(0, streamed - 1)
-        if link.retry_at is not None and before.phase is not Phase.AWAY:
+        if link.retry_at is not None and before.phase is not CameraPhase.AWAY:
             assert 0 < link.retry_at - now <= LONGEST_THEN_S
-            assert step(link, TimePassed(), link.retry_at, rules).phase is Phase.CONNECTING
+            assert next_link(link, TimePassed(), link.retry_at, rules).phase is CameraPhase.CONNECTING
         if rules.forever:
-            assert link.phase is not Phase.ENDED
-        if before.phase is Phase.AWAY and not isinstance(event, TimePassed):
+            assert link.phase is not CameraPhase.ENDED
+        if before.phase is CameraPhase.AWAY and not isinstance(event, TimePassed):
             assert link == before, "what a connection that was let go still brings does not count"

@@ -5,16 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edge_runtime.frames.intake import Intake
-from edge_runtime.frames.ledger import Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.queues import Frame, FrameRouter, Ledger, Mailboxes
 
 
-def intake(*queries: str) -> tuple[Intake, Ledger, list[tuple[str, int]]]:
+def intake(*queries: str) -> tuple[FrameRouter, Ledger, list[tuple[str, int]]]:
     """An intake, the ledger behind it, and what was seen of it."""
     ledger, seen = Ledger(queries), []
     boxes = Mailboxes(queries, ledger, depth=1000)
-    made = Intake(boxes, lambda query, frame: seen.append((query, frame.index)))
+    made = FrameRouter(boxes, lambda query, frame: seen.append((query, frame.index)))
     made.mailboxes = boxes  # type: ignore[attr-defined]
     return made, ledger, seen
 

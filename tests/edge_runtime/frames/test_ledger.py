@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.frames.ledger import Ledger
+from edge_runtime.queues import Ledger
 
 EVENTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["received", "processed", "late", "failed", "old"])))
 

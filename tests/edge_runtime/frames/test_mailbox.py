@@ -7,8 +7,7 @@ import time
 
 import numpy as np
 
-from edge_runtime.frames.ledger import Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
+from edge_runtime.queues import Frame, Ledger, Mailboxes
 
 
 def mailboxes() -> tuple[Mailboxes, Ledger]:

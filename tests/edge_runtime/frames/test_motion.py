@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_runtime.frames.motion import MOST, SceneChange
+from edge_runtime.queues import MAX_URGENCY_RATIO, SceneChange
 
 
 def test_the_faster_a_scene_changes_and_the_higher_its_priority_the_more_its_stale_results_cost():
@@ -17,7 +17,7 @@ def test_the_faster_a_scene_changes_and_the_higher_its_priority_the_more_its_sta
         for query in ("busy", "dear"):
             scene.saw(query, index / 10, rng.integers(0, 256, (48, 64, 3), np.uint8))
     urgency = scene.urgency()
-    assert urgency["still"] == 1 / MOST < 1 < urgency["busy"] < MOST
+    assert urgency["still"] == 1 / MAX_URGENCY_RATIO < 1 < urgency["busy"] < MAX_URGENCY_RATIO
     assert urgency["dear"] == pytest.approx(3 * urgency["busy"], rel=0.1)
     assert urgency["unseen"] == 2.0
     scene.saw("busy", 1.0, picture[:10, :10])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from edge_runtime.device import arena_bytes
 from edge_runtime.engines.arranging import arranged, layouts_for, occupying, resident
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import make_engine
@@ -21,7 +22,6 @@ from edge_runtime.memory.onednn import MAX_PADDING, Blocked, Convolution, blocke
 from edge_runtime.memory.placing import footprint_bytes
 from edge_runtime.memory.store import Store
 from edge_runtime.scheduler.costs import Costs, QueryCost, all_bytes
-from edge_runtime.serving.device import arena_bytes
 from tests.edge_runtime.engines.sharing_bundle import SIZE, sharing_bundle
 from tests.edge_runtime.tiny import picture, tiny_bundle
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from edge_runtime.frames.ledger import MEMORY, REPLACED
 from edge_runtime.policies import POLICIES
 from edge_runtime.policies.accuracy.account import Account
 from edge_runtime.policies.accuracy.accurate import Course
 from edge_runtime.policies.against.originals import Originals
 from edge_runtime.policies.against.virtual import Answer, VirtualBox
 from edge_runtime.policies.gemel import TurnHistory
+from edge_runtime.queues import MEMORY, REPLACED
 from edge_runtime.scheduler import QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs, QueryCost, memory_settings
 from edge_runtime.simulation.simulator import Simulation, simulate

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from edge_runtime.frames.mailbox import DEPTH
 from edge_runtime.policies import POLICIES
 from edge_runtime.policies.adaptive import Course
 from edge_runtime.policies.against.shadow import Shadow
@@ -17,6 +16,7 @@ from edge_runtime.policies.following import rejoined, unseen
 from edge_runtime.policies.gemel import TurnHistory
 from edge_runtime.policies.trial import Trial
 from edge_runtime.policies.trying import HORIZON_S, LEAD_S, changed
+from edge_runtime.queues import DEPTH
 from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs, QueryCost
 from edge_runtime.simulation.simulator import simulate

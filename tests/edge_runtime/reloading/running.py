@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_runtime.daemon import prepared
-from edge_runtime.serving.service import Serving
-from edge_runtime.serving.signals import Asked
+from edge_runtime.daemon import prepare
+from edge_runtime.service import Service, StopSignals
 from models.bundle import BundleQuery, Made, write_bundle
 from tests.edge_runtime.tiny import net
 
@@ -31,9 +30,9 @@ class Running:
         self.summary: dict[str, Any] = {}
 
     def __enter__(self) -> Running:
-        box, refit = prepared(self.config)
-        self._asked = Asked(threading.Event())
-        self.serving = Serving(box, self._asked, refit)
+        box, refit = prepare(self.config)
+        self._asked = StopSignals(threading.Event())
+        self.serving = Service(box, self._asked, refit)
         self.serving.start(float("inf"))
         self._thread = threading.Thread(target=self._oversee)
         self._thread.start()

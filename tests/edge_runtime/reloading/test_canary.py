@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.reloading.canary import held_back, to_try
-from edge_runtime.spool.checked import FILE
+from edge_runtime.canary import held_back, to_try
+from edge_runtime.samples import DRIFT_FILE
 from models.bundle import open_bundle, verify_bundle
 from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW, UNSURE, Agreement
 from tests.edge_runtime.reloading.running import Running, write
@@ -104,7 +104,7 @@ def test_what_a_drift_check_found_fallen_is_not_held_to_its_old_answers(folder):
     digits = open_bundle(folder / "tiny.safetensors").digest[:12]
     with Running(config(folder)) as box:
         check = {"format": 1, "checked_at": 1.7e9, "bundle": digits, "queries": [{"id": "gate", **found}]}
-        (folder / "spool" / FILE).write_text(json.dumps(check))
+        (folder / "spool" / DRIFT_FILE).write_text(json.dumps(check))
         assert reloaded(box, folder) == {}
 
 

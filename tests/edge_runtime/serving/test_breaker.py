@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.backoff import BackOff
-from edge_runtime.serving.breaker import CLOSED, HALF_OPEN, MAX_FAILURES, OPEN, Breaker
+from edge_runtime.executor import CLOSED, HALF_OPEN, MAX_FAILURES, OPEN, Breaker
 
 
 def tripped() -> Breaker:

@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime.device import Device
 from edge_runtime.engines.base import nothing
-from edge_runtime.frames.ledger import Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
-from edge_runtime.frames.results import Identity
+from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
+from edge_runtime.queues import Frame, Ledger, Mailboxes
+from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
-from edge_runtime.serving.device import Device
-from edge_runtime.serving.executor import Executor, Parts
-from edge_runtime.serving.publishing import Publisher
 from models.predictions import ClassPrediction
 from tests.edge_runtime.tiny import Kept, query
 
@@ -65,10 +63,10 @@ def one_query(
     ledger = Ledger(["q"])
     arena = Arena(Store.of_tensors({"q": torch.arange(100, dtype=torch.int32)}), 1024)
     device = Device(arena, {"q": engine}, costs, 1024)
-    publisher = Publisher(Kept(), ledger, {"q": engine.query}, Identity("d"))
+    publisher = Publisher(Kept(), ledger, {"q": engine.query}, RunIdentity("d"))
     mailboxes = Mailboxes(["q"], ledger)
     executor = Executor(
-        Parts(device, policy_named("adaptive"), {"q": QuerySpec(fps)}, mailboxes, publisher, clock=clock)
+        ExecutorParts(device, policy_named("adaptive"), {"q": QuerySpec(fps)}, mailboxes, publisher, clock=clock)
     )
     executor.warm_up({"q": IMAGE})
     return executor, engine, clock

@@ -10,20 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime.device import Device
 from edge_runtime.engines.base import nothing
 from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.frames.ledger import Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
-from edge_runtime.frames.results import Identity
+from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.faults import is_out_of_memory
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
+from edge_runtime.queues import Frame, Ledger, Mailboxes
+from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import Costs, QueryCost
-from edge_runtime.serving.device import Device
-from edge_runtime.serving.executor import Executor, Parts
-from edge_runtime.serving.publishing import Publisher
 from models.predictions import ClassPrediction
 from tests.edge_runtime.memory.movers.slow_mover import SlowMover
 from tests.edge_runtime.tiny import Kept, picture, query, tiny_bundle
@@ -96,10 +94,12 @@ class Box:
         mailboxes = Mailboxes(NEEDS, self.ledger)
         device = Device(self.arena, self.engines, costs, budget)
         publisher = Publisher(
-            self.sink, self.ledger, {name: one.query for name, one in self.engines.items()}, Identity("d")
+            self.sink, self.ledger, {name: one.query for name, one in self.engines.items()}, RunIdentity("d")
         )
         demands = dict.fromkeys(NEEDS, QuerySpec(10.0))
-        self.executor = Executor(Parts(device, policy_named("gemel"), demands, mailboxes, publisher, clock=self.clock))
+        self.executor = Executor(
+            ExecutorParts(device, policy_named("gemel"), demands, mailboxes, publisher, clock=self.clock)
+        )
 
     def put(self, *queries: str) -> None:
         for name in queries:
@@ -278,9 +278,11 @@ def test_real_engines_answer_alike_as_they_arrive_prefetched_or_whole(tmp_path):
         arena = Arena(store, capacity, budget_bytes=budget, mover=SlowMover(store, capacity) if slow else None)
         ledger, sink = Ledger(engines), Kept()
         device = Device(arena, engines, costs, budget)
-        publisher = Publisher(sink, ledger, {one.id: one for one in bundle.queries}, Identity("d"))
+        publisher = Publisher(sink, ledger, {one.id: one for one in bundle.queries}, RunIdentity("d"))
         demands = dict.fromkeys(engines, QuerySpec(10.0))
-        executor = Executor(Parts(device, policy_named("gemel"), demands, Mailboxes(engines, ledger), publisher))
+        executor = Executor(
+            ExecutorParts(device, policy_named("gemel"), demands, Mailboxes(engines, ledger), publisher)
+        )
         for index in range(6):
             for name in engines:
                 executor.parts.mailboxes.put(name, Frame(index, executor.clock(), 0.0, picture(index)))

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from edge_runtime import fitting
+from edge_runtime import box as fitting
+from edge_runtime import executor as executing
+from edge_runtime import inference
 from edge_runtime.daemon import run
+from edge_runtime.inference import InferenceThread
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs
-from edge_runtime.serving import executor as executing
-from edge_runtime.serving import inference
-from edge_runtime.serving.inference import Inference
 from tests.edge_runtime.running import adds_up, total
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
@@ -92,7 +92,7 @@ def test_all_that_the_thread_does_is_queued_on_the_devices_compute_stream(monkey
         yield
         happened.append("off")
 
-    class Short(Inference):
+    class Short(InferenceThread):
         def _warm_up(self, frames: object) -> None:
             happened.append("warm-up")
 

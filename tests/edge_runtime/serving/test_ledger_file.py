@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edge_runtime.serving.ledger_file import LedgerFile
+from edge_runtime.service import LedgerFile
 
 TIMEOUT_S = 30.0
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_runtime import service
 from edge_runtime.daemon import run
-from edge_runtime.serving import service
-from edge_runtime.watching.service import check_address
+from edge_runtime.http.app import check_address
 from models.errors import InputError
 from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
 
@@ -32,8 +32,8 @@ def test_memory_that_is_free_again_goes_back_while_a_box_serves(
         stop.set()
         return True
 
-    monkeypatch.setattr(service, "TIDY_S", 0.0)
-    monkeypatch.setattr(service, "give_back_freed", give_back)
+    monkeypatch.setattr(service, "TIDY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(service, "trim_heap", give_back)
     run(write_config(tmp_path, cameras=cameras), stop=stop, seconds=TIMEOUT_S)
     assert given_back[0] > gc.get_freeze_count() == 0, (
         "what it consists of is looked through once, and let go at the end"
@@ -52,7 +52,7 @@ def test_an_address_that_another_box_takes_meanwhile_is_bad_input(
             check_address(*given)
             other.listen()
 
-        monkeypatch.setattr("edge_runtime.watching.service.check_address", check)
+        monkeypatch.setattr("edge_runtime.http.app.check_address", check)
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with pytest.raises(InputError, match=r"http.bind: .* cannot be had"):
             run(write_config(tmp_path, http={"bind": bind}, spool="spool"))

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from edge_runtime.serving.signals import TOGETHER_S, signals
+from edge_runtime.service import TOGETHER_S, catch_signals
 
 
 def test_signals_that_come_together_are_one_and_a_later_one_does_not_wait() -> None:
     now = [100.0]
-    with signals(stopping := threading.Event(), lambda: now[0]) as asked:
+    with catch_signals(stopping := threading.Event(), lambda: now[0]) as asked:
         asked.is_serving = True
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.frames.mailbox import Frame
+from edge_runtime.executor import IDLE_S, MAX_POLICY_FAILURES, Executor, PolicyFailed
+from edge_runtime.queues import Frame
 from edge_runtime.scheduler import Decision, Plan, QuerySpec, SchedulerState
 from edge_runtime.scheduler.costs import Costs
-from edge_runtime.serving.executor import IDLE_S, MAX_POLICY_FAILURES, Executor, PolicyFailed
 from tests.edge_runtime.serving.test_faults import IMAGE, NEEDS, Box
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from edge_runtime.box import load_box
 from edge_runtime.config import load_config
 from edge_runtime.daemon import run
-from edge_runtime.opening import open_box
 from edge_runtime.policies.adaptive import AdaptivePolicy
 from edge_runtime.scheduler.costs import BatchCost
 from edge_runtime.simulation.profile_io import (
@@ -132,7 +132,7 @@ def test_a_box_aims_at_accuracy_where_curves_are_and_nobody_said_otherwise(bundl
     write_folder(tmp_path / "right", 4)
     write_profile(bundle.path, with_curves(bundle) if curves else profile_of(bundle))
     said = {} if objective is None else {"objective": objective}
-    box = open_box(load_config(write_config(tmp_path, **said)))
+    box = load_box(load_config(write_config(tmp_path, **said)))
     assert {demand.staleness for demand in box.demands().values()} == {aims}
 
 
@@ -141,7 +141,7 @@ def test_a_box_that_is_to_aim_at_accuracy_without_curves_is_refused(bundle, tmp_
     write_folder(tmp_path / "right", 4)
     write_profile(bundle.path, profile_of(bundle))
     with pytest.raises(InputError, match=r"never measured; run `gemel profile BUNDLE --workload WORKLOAD`"):
-        open_box(load_config(write_config(tmp_path, objective="accuracy")))
+        load_box(load_config(write_config(tmp_path, objective="accuracy")))
 
 
 def test_a_run_that_aimed_at_accuracy_is_replayed_alike(bundle, tmp_path, monkeypatch):

@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_runtime.frames.mailbox import Frame
-from edge_runtime.frames.results import Identity, record_of
-from edge_runtime.spool.sample import expected_agreement, read_head, read_sample, sample_bytes, sample_name
+from edge_runtime.queues import Frame
+from edge_runtime.results import RunIdentity, result_record
+from edge_runtime.samples import expected_agreement, read_head, read_sample, sample_bytes, sample_name
 from models.errors import InputError
 from models.predictions import ClassPrediction, DetectionPrediction
 from tests.edge_runtime.tiny import picture, query
@@ -19,7 +19,7 @@ SEEN = DetectionPrediction(("a", "b"), (0.9, 0.4), ((11.0, 6.0, 60.5, 40.0), (20
 
 
 def record(asked, answer):
-    return record_of(asked, Frame(7, 5.0, 1.7e9, IMAGE), answer, 5.01, Identity("ab" * 32, "0011"))
+    return result_record(asked, Frame(7, 5.0, 1.7e9, IMAGE), answer, 5.01, RunIdentity("ab" * 32, "0011"))
 
 
 @pytest.fixture

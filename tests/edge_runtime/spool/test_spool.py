@@ -12,13 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from edge_runtime.delivery.parcel import Parcel
-from edge_runtime.spool import spool as at_work
-from edge_runtime.spool.checked import FILE
-from edge_runtime.spool.sample import read_sample
-from edge_runtime.spool.settings import SpoolConfig
-from edge_runtime.spool.spool import WAITING, Spool
-from tests.edge_runtime.delivery.parcels import until
+from edge_runtime import samples as at_work
+from edge_runtime.config import SpoolConfig
+from edge_runtime.samples import DRIFT_FILE, WAITING, Spool, read_sample
+from edge_runtime.sinks.base import ResultMessage
+from tests.edge_runtime.sinks.messages import until
 from tests.edge_runtime.tiny import picture, query
 
 QUERIES = {name: query(name, "left") for name in ("gate", "yard")}
@@ -29,10 +27,10 @@ CHECK = {
 }  # fmt: skip
 
 
-def parcel(frame: int, name: str = "gate") -> Parcel:
+def parcel(frame: int, name: str = "gate") -> ResultMessage:
     record = {"run": "r", "query": name, "camera": "left", "frame": frame, "captured_at": 1.7e9 + frame,
               "bundle": "ab" * 6, "label": "a", "score": 0.5}  # fmt: skip
-    return Parcel(record, picture(frame))
+    return ResultMessage(record, picture(frame))
 
 
 @contextmanager
@@ -140,21 +138,21 @@ def test_what_a_drift_check_left_is_taken_up(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(at_work, "POLL_INTERVAL_S", 0.01)
     with working(tmp_path) as spool:
         (tmp_path / "new").write_text(json.dumps(CHECK))
-        (tmp_path / "new").rename(tmp_path / FILE)
+        (tmp_path / "new").rename(tmp_path / DRIFT_FILE)
         until(lambda: spool.checked is not None)
         found = spool.checked
         assert found is not None and found.queries[0].ratio == 0.8 and found.checked_at == 1.7e9
         (tmp_path / "new").write_text(json.dumps({**CHECK, "queries": [{"id": "gate"}]}))
-        (tmp_path / "new").rename(tmp_path / FILE)
+        (tmp_path / "new").rename(tmp_path / DRIFT_FILE)
         until(lambda: spool.checked is None)
         until(lambda: caplog.records)
-        assert FILE in caplog.text and len(caplog.records) == 1
+        assert DRIFT_FILE in caplog.text and len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', "[" * 1000, json.dumps({**CHECK, "checked_at": -1})])
 def test_nonsense_in_its_place_is_none(tmp_path, monkeypatch, caplog, text):
     monkeypatch.setattr(at_work, "POLL_INTERVAL_S", 0.01)
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / DRIFT_FILE).write_text(text)
     with working(tmp_path) as spool:
         until(lambda: caplog.records)
         assert spool.checked is None

@@ -11,9 +11,9 @@ import yaml
 from torch import nn
 
 from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.frames.mailbox import Frame
-from edge_runtime.frames.results import Identity, record_of
-from edge_runtime.spool.sample import sample_bytes, sample_name
+from edge_runtime.queues import Frame
+from edge_runtime.results import RunIdentity, result_record
+from edge_runtime.samples import sample_bytes, sample_name
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
 from models.weights import load_weights, save_weights
 from models.workload import Workload, load_workload
@@ -75,14 +75,14 @@ def answer(spool: Path, bundle: Bundle, frames: Iterable[int], queries: Iterable
     """The samples that a box leaves which runs the bundle on these frames, one a minute."""
     folder = spool / "samples"
     folder.mkdir(parents=True, exist_ok=True)
-    identity = Identity(bundle.digest, "0011")
+    identity = RunIdentity(bundle.digest, "0011")
     for query in map(bundle.query, queries):
         engine, device = TorchEngine(bundle, query.id), torch.device("cpu")
         state = {name: bundle.tensor(name).to(device) for name in bundle.names_in_order(query.id)}
         engine.bind(state.__getitem__)
         for frame in frames:
             image = np.ascontiguousarray(picture(frame))
-            record = record_of(
+            record = result_record(
                 query, Frame(frame, 0.0, 1.7e9 + 60 * frame, image), engine.run([image])[0], 0.01, identity
             )
             (folder / sample_name(record)).write_bytes(sample_bytes(record, image, query))

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_runtime.spool.checked import FILE, read_checked
-from edge_runtime.spool.sample import _chunk, read_head
+from edge_runtime.samples import DRIFT_FILE, _chunk, read_drift, read_head
 from gemel import check_drift
 from gemel.cli import main
 from models.bundle import open_bundle, verify_bundle, write_substituted
@@ -93,7 +92,7 @@ def test_what_fell_gets_its_own_weights_again_and_nobody_else_is_changed(folder,
 
 def test_the_box_is_told(folder):
     found = check_drift(folder / "fallen", folder / "workload.yaml")
-    told = read_checked(folder / "fallen")
+    told = read_drift(folder / "fallen")
     assert [(one.id, one.ratio, one.verdict) for one in told.queries] == [
         (row["id"], row["ratio"], row["verdict"]) for row in found["queries"]
     ]
@@ -210,7 +209,7 @@ def test_what_cannot_be_judged_is_one_line_and_nothing_is_written(folder, change
 
 
 def test_a_spool_that_cannot_be_written_is_judged_all_the_same(folder, capsys):
-    (folder / "good" / FILE).mkdir()
+    (folder / "good" / DRIFT_FILE).mkdir()
     assert main(["drift", "check", str(folder / "good"), str(folder / "workload.yaml")]) == 0
     assert "the box is not told" in capsys.readouterr().out
 

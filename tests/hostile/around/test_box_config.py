@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from edge_runtime.config import _BoxKeys, _CameraKeys, _HttpKeys, _SpoolKeys
-from edge_runtime.delivery.jsonl import JsonLinesKeys
+from edge_runtime.sinks.jsonl import JsonLinesKeys
 from tests.exhaustive import one_in
 from tests.hostile.harness import refused
 from tests.hostile.samples import BUNDLE

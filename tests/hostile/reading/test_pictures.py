@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.capture.sources.base import picture_of
-from edge_runtime.capture.sources.folder import FolderSource
+from edge_runtime.capture.sources import FolderSource, decode_shot
 from models.pictures import MAX_PICTURE_BYTES, read_picture
 from tests.hostile.asking import A, ask
 from tests.hostile.harness import tried
@@ -141,7 +140,7 @@ def test_a_camera_goes_on_without_it_and_says_nothing(
     source = FolderSource(tmp_path)
     seen = []
     while source.advance():
-        seen.append(picture_of(source.shot()))
+        seen.append(decode_shot(source.shot()))
     assert seen[0] is None and seen[1] is not None
     assert capfd.readouterr() == ("", "")
 

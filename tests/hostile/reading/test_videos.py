@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from edge_runtime.capture.settings import CameraConfig
-from edge_runtime.capture.sources.base import SourceLost, picture_of
-from edge_runtime.capture.sources.opening import DECODERS, open_source
+from edge_runtime.capture.sources import DECODERS, CameraConfig, SourceLost, decode_shot, open_source
 from models.data import load_split
 from models.errors import InputError
 from models.video import OPTIONS, PROTOCOLS, Video, is_path, opencv
@@ -195,7 +193,7 @@ def test_what_decodes_of_a_damaged_film_is_used(house: Path, make: Make, capfd: 
             continue
         pictures = 0
         while source.advance():
-            pictures += picture_of(source.shot()) is not None
+            pictures += decode_shot(source.shot()) is not None
         source.close()
         assert pictures <= 5 and (source.fps is None or 0 < source.fps <= 1000)
     assert capfd.readouterr() == ("", "")

@@ -11,22 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.eager.staging import layers_of
 from edge_runtime.engines.workspace import peak_bytes
-from edge_runtime.frames.ledger import Ledger
-from edge_runtime.frames.mailbox import Frame, Mailboxes
-from edge_runtime.frames.results import Identity
+from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.placing import ALIGNMENT_BYTES
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
+from edge_runtime.queues import Frame, Ledger, Mailboxes
+from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost, all_bytes
 from edge_runtime.scheduler.eviction import Overflow, overflow_of, scratch_bytes
-from edge_runtime.serving.device import Device, arena_bytes
-from edge_runtime.serving.executor import Executor, Parts
-from edge_runtime.serving.publishing import Publisher
 from models import zoo
 from models.bits import BIT_WIDTHS, Bits
 from models.bundle import Bundle, BundleQuery, Made, open_bundle, write_bundle
@@ -230,9 +228,9 @@ def test_beside_another_query_the_budget_is_never_passed_and_both_answer_as_alon
     ledger, sink = Ledger(engines), Kept()
     mailboxes = Mailboxes(engines, ledger)
     device = Device(arena, engines, found.costs, budget)
-    publisher = Publisher(sink, ledger, {query.id: query for query in two.queries}, Identity("0" * 64))
+    publisher = Publisher(sink, ledger, {query.id: query for query in two.queries}, RunIdentity("0" * 64))
     demands = dict.fromkeys(engines, QuerySpec(5.0))
-    executor = Executor(Parts(device, policy_named(policy), demands, mailboxes, publisher))
+    executor = Executor(ExecutorParts(device, policy_named(policy), demands, mailboxes, publisher))
     executor.warm_up(dict.fromkeys(engines, picture(0)))
     for index in range(6):
         for query in engines:

@@ -1,1 +1,0 @@
-"""Where a camera's frames come from: a file for each decoder, all behind one small interface."""

@@ -1,0 +1,113 @@
+"""Who may ask a box over HTTP: decided from a request's head alone."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+
+from models.errors import InputError
+from models.io import read_bounded
+
+COOKIE = "gemel_token"
+MIN_TOKEN, MAX_TOKEN = 16, 512
+TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN))
+"""What may stand after `Bearer` (RFC 6750)."""
+SAFE = frozenset(("GET", "HEAD"))
+LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The rules of one box: where it listens, and the token that lets in, if there is one.
+
+    On the loopback everybody on the machine may look, by a name of the machine itself, so that no web page elsewhere
+    can. Beyond it, and for whatever changes the box, the token is asked for.
+    """
+
+    host: str
+    port: int
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
+
+    def refusal(self, method: str, headers: Mapping[str, str], open_to_all: bool = False) -> tuple[int, str] | None:
+        """The HTTP status and the reason that a request is refused with; None where it may go on.
+
+        `open_to_all` is what says nothing of the box: the page's own files, and the form that asks for the token.
+        """
+        host, origin = headers.get("Host", ""), headers.get("Origin")
+        if self.is_local and _without_port(host) not in LOCAL_NAMES:
+            return 403, "the Host of this request is not this machine"
+        if origin is not None and origin.partition("://")[2].casefold() != host.casefold():
+            return 403, "the Origin of this request is another site"
+        if open_to_all or (self.is_local and method in SAFE):
+            return None
+        if self.token is None:
+            return 403, "this box has no token: name a token_file in its config"
+        if not self.knows(_bearer(headers) or _cookie(headers) or ""):
+            return 401, "a token is needed"
+        return None
+
+    def knows(self, token: str) -> bool:
+        """Whether this is the token; takes as long for any."""
+        return self.token is not None and hmac.compare_digest(
+            token.encode(errors="surrogateescape"), self.token.encode()
+        )
+
+
+def parse_access(bind: str, token_file: Path | None, where: str | Path) -> Access:
+    """The rules for `HOST:PORT` and the file that holds the token; InputError naming the config and the key."""
+    host, colon, port = bind.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InputError(where, f"'{bind[:80]}' is no address", "give HOST:PORT, such as 127.0.0.1:8080", "http.bind")
+    host = host.removeprefix("[").removesuffix("]")
+    token = None if token_file is None else _token(token_file)
+    if token is None and not is_loopback(host):
+        fault = f"{bind} can be reached from other machines, and there is no token"
+        raise InputError(where, fault, "name a token_file, or bind to 127.0.0.1", "http.bind")
+    return Access(host, int(port), token)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is of this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(path: Path) -> str:
+    remedy = "make one: openssl rand -hex 32"
+    token = read_bounded(path, 4096, remedy).strip()
+    if TOKEN.fullmatch(token) is None:
+        fault = f"holds no token: one line of {MIN_TOKEN} to {MAX_TOKEN} letters, digits or -._~+/="
+        raise InputError(path, fault, remedy, "http.token_file")
+    return token.decode()
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).casefold()
+
+
+def _bearer(headers: Mapping[str, str]) -> str | None:
+    kind, _, token = headers.get("Authorization", "").partition(" ")
+    return token.strip() if kind.casefold() == "bearer" else None
+
+
+def _cookie(headers: Mapping[str, str]) -> str | None:
+    try:
+        found = SimpleCookie(headers.get("Cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return None if found is None else found.value

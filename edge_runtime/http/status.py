@@ -1,0 +1,140 @@
+"""The status of a box as `/api/status` answers it; metrics and dashboard show the same values."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Field(ge=0)
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LedgerStatus(_Value):
+    """What became of a query's frames: received = processed + all dropped + failed + pending, always."""
+
+    received: int = Count
+    processed: int = Count
+    late: int = Field(ge=0, description="of those processed")
+    failed: int = Count
+    pending: int = Count
+    dropped: dict[str, int] = Field(description="by reason")
+
+
+class CameraStatus(_Value):
+    """One camera; `frame_age_s` is null before its first frame."""
+
+    id: str
+    state: str = Field(description="connecting, streaming, away or ended")
+    up: bool = Field(description="whether frames come, or all have come")
+    fps: float = Field(ge=0, description="frames delivered a second, lately")
+    frame_age_s: float | None
+    reconnects: int = Count
+    error: str | None = Field(description="what is wrong, if anything")
+
+
+class QueryStatus(_Value):
+    """One query; `age_p95_ms` is of its latest results, null before the first."""
+
+    id: str
+    camera: str
+    resident: bool
+    bytes: int = Field(ge=0, description="of its tensors, those it shares included")
+    own_bytes: int = Field(ge=0, description="of its tensors that no other query has")
+    fps: float = Field(ge=0, description="results a second, lately")
+    age_p95_ms: float | None
+    sla_ms: float
+    failure: str | None = Field(description="why it failed last, if it did")
+    ledger: LedgerStatus
+
+
+class SinkStatus(_Value):
+    """One sink, and what became of the results offered to it."""
+
+    id: str
+    kind: str
+    state: str
+    delivered: int = Count
+    undelivered: dict[str, int] = Field(description="by reason")
+    queued: int = Count
+    trouble: str | None = Field(description="why it takes nothing at present, if so")
+
+
+class DriftStatus(_Value):
+    """What the last drift check found of a query."""
+
+    query: str
+    ratio: float | None = Field(description="of its accuracy to its original's; null where the frames were too few")
+    ci95: list[float] | None = Field(description="the 95 % interval of that")
+    frames: int = Count
+    verdict: str = Field(description="kept, below, unsure or too few")
+    checked_at: float = Field(description="Unix seconds")
+    reverted: bool = Field(description="whether a bundle was made in which it has its own weights again")
+
+
+class SpoolStatus(_Value):
+    """What is kept for a drift check."""
+
+    samples: int = Field(ge=0, description="written since the start")
+    unsampled: dict[str, int] = Field(description="answers that could not be kept, by reason")
+    bytes: int = Field(ge=0, description="of all that are kept")
+
+
+class Status(_Value):
+    """A whole box at one moment."""
+
+    run: str = Field(description="made new at each start")
+    bundle: str = Field(description="first 12 digits of its SHA-256")
+    workload: str
+    device: str
+    policy: str
+    uptime_s: float
+    budget_bytes: int
+    resident_bytes: int
+    workspace_bytes: int = Field(description="the largest that a resident query needs beside its weights")
+    bytes_moved: int
+    loads: int
+    reloads: dict[Literal["applied", "refused"], int]
+    refused: str | None = Field(description="why the last reload was not applied, null where it was")
+    held_back: dict[str, str] = Field({}, description="queries that kept their old weights in a reload, and why")
+    bundle_fault: str | None = Field(description="what became of the bundle's file in place, null while it is whole")
+    cameras: list[CameraStatus]
+    queries: list[QueryStatus]
+    sinks: list[SinkStatus]
+    drift: list[DriftStatus]
+    spool: SpoolStatus | None = Field(None, description="null where the box keeps no samples")
+
+
+class StatusSource(Protocol):
+    """What a box lets others see of it. Every call is safe from any thread and returns at once."""
+
+    def status(self) -> Status:
+        """The box at this moment."""
+        ...
+
+    def moving(self) -> bool:
+        """Whether the thread that runs queries goes on."""
+        ...
+
+    def missing(self) -> list[str]:
+        """What the box still lacks to be ready, in words; empty when it has all."""
+        ...
+
+    def bundle_fault(self) -> str | None:
+        """What became of the bundle's file in place, in words; None while it is what it was."""
+        ...
+
+    def reload(self) -> Future[str | None]:
+        """Take up config and bundle as they are now; once it is over, the reason where they were not applied."""
+        ...
+
+    def picture(self, camera: str) -> Any:
+        """The newest frame of a camera with its results (`edge_runtime.http.snapshots.Snapshot`), None before any.
+
+        KeyError where there is no such camera.
+        """
+        ...

@@ -1,0 +1,94 @@
+"""Closed by default: who may ask what, by where the box listens, the token, the Host and the Origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.http.auth import Access, parse_access
+from models.errors import InputError
+
+TOKEN = "a-token-of-32-characters-or-more"
+LOCAL, LOCAL_WITH = Access("127.0.0.1", 8080), Access("127.0.0.1", 8080, TOKEN)
+OPEN = Access("0.0.0.0", 8080, TOKEN)
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+HERE = {"Host": "127.0.0.1:8080"}
+THERE = {"Host": "box.lan:8080"}
+
+
+@pytest.mark.parametrize(
+    ("access", "method", "headers", "status"),
+    [
+        (LOCAL, "GET", HERE, None),
+        (LOCAL, "GET", {"Host": "localhost:8080"}, None),
+        (LOCAL, "GET", {"Host": "[::1]:8080"}, None),
+        (LOCAL, "GET", {"Host": "evil.example:8080"}, 403),  # another site's name that leads here
+        (LOCAL, "GET", {"Host": "evil.example"}, 403),
+        (LOCAL, "GET", {}, 403),
+        (LOCAL, "GET", {**HERE, "Origin": "http://evil.example"}, 403),
+        (LOCAL, "GET", {**HERE, "Origin": "http://127.0.0.1:8080"}, None),
+        (LOCAL, "GET", {**HERE, "Origin": "null"}, 403),
+        (LOCAL, "POST", HERE, 403),  # no token, so nothing can be changed
+        (LOCAL_WITH, "POST", HERE, 401),
+        (LOCAL_WITH, "POST", {**HERE, **BEARER}, None),
+        (LOCAL_WITH, "POST", {**HERE, **BEARER, "Origin": "http://evil.example"}, 403),
+        (LOCAL_WITH, "POST", {**HERE, "Authorization": "Bearer wrong"}, 401),
+        (LOCAL_WITH, "POST", {**HERE, "Authorization": f"Basic {TOKEN}"}, 401),
+        (LOCAL_WITH, "POST", {**HERE, "Cookie": f"gemel_token={TOKEN}"}, None),
+        (LOCAL_WITH, "DELETE", HERE, 401),
+        (LOCAL_WITH, "GET", HERE, None),
+        (OPEN, "GET", THERE, 401),
+        (OPEN, "HEAD", THERE, 401),
+        (OPEN, "GET", {**THERE, **BEARER}, None),
+        (OPEN, "GET", {**THERE, "Authorization": f"bearer {TOKEN}"}, None),
+        (OPEN, "GET", {**THERE, "Cookie": f"other=1; gemel_token={TOKEN}"}, None),
+        (OPEN, "GET", {**THERE, "Cookie": f"gemel_token={TOKEN[:-1]}"}, 401),
+        (OPEN, "GET", {**THERE, "Cookie": 'gemel_token="'}, 401),
+        (OPEN, "GET", {**THERE, "Authorization": "Bearer \udcff"}, 401),
+        (OPEN, "GET", {**THERE, "Authorization": "Bearer "}, 401),
+        (OPEN, "POST", {**THERE, **BEARER, "Origin": "http://box.lan:8080"}, None),
+        (OPEN, "POST", {**THERE, **BEARER, "Origin": "https://box.lan:8081"}, 403),
+    ],
+)
+def test_who_may_ask(access: Access, method: str, headers: dict[str, str], status: int | None) -> None:
+    refusal = access.refusal(method, headers)
+    assert (refusal and refusal[0]) == status
+
+
+def test_the_pages_own_files_are_for_all_but_not_from_elsewhere() -> None:
+    assert OPEN.refusal("GET", THERE, open_to_all=True) is None
+    assert LOCAL.refusal("GET", {"Host": "evil.example"}, open_to_all=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("bind", "host", "local"),
+    [("127.0.0.1:8080", "127.0.0.1", True), ("localhost:0", "localhost", True), ("[::1]:80", "::1", True),
+     ("127.9.9.9:1", "127.9.9.9", True)],
+)  # fmt: skip
+def test_the_loopback_needs_no_token(bind: str, host: str, local: bool) -> None:
+    access = parse_access(bind, None, "box.yaml")
+    assert (access.host, access.is_local) == (host, local)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:80", "[::]:80", "10.0.0.5:80", "box.lan:80", "localhost.evil.example:80"])
+def test_beyond_the_loopback_a_token_is_asked_for(bind: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"box\.yaml: http\.bind: .* there is no token; name a token_file"):
+        parse_access(bind, None, "box.yaml")
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    assert parse_access(bind, tmp_path / "token", "box.yaml").token == TOKEN
+
+
+@pytest.mark.parametrize("bind", ["", "8080", ":8080", "host:", "host:x", "host:-1", "host:65536", "host:８０"])
+def test_what_is_no_address_is_one_line(bind: str) -> None:
+    with pytest.raises(InputError, match="is no address; give HOST:PORT"):
+        parse_access(bind, None, "box.yaml")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"x" * 513, b"two lines of token\nand more", b"\xff" * 32, b"a b" * 9]
+)
+def test_what_is_no_token_is_one_line_that_does_not_tell_it(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(InputError, match=r"token: http\.token_file: holds no token"):
+        parse_access("127.0.0.1:1", tmp_path / "token", "box.yaml")

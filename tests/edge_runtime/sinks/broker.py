@@ -1,0 +1,42 @@
+"""A real broker, mosquitto, which can end and begin again."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.edge_runtime.sinks.messages import until
+
+MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+class Broker:
+    """A broker of this machine alone, which can end and begin again."""
+
+    def __init__(self, folder: Path, *lines: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._config = folder / "broker.conf"
+        allowed = [] if any("allow_anonymous" in line for line in lines) else ["allow_anonymous true"]
+        self._config.write_text("\n".join([f"listener {self.port} 127.0.0.1", "user root", *allowed, *lines]) + "\n")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        assert MOSQUITTO is not None
+        self.process = subprocess.Popen([MOSQUITTO, "-c", str(self._config)], stderr=subprocess.DEVNULL)
+        until(self._listens)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,109 @@
+"""Couriers: whatever a sink does, nobody else waits, and at the end every result is accounted for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from edge_runtime.sinks.base import ResultMessage, Sink, SinkClosed, SinkConfig
+from edge_runtime.sinks.worker import Outbox, OutboxLimits, SinkManager, SinkWorker
+from tests.edge_runtime.sinks.messages import SOON, parcel, until
+
+
+@dataclass(frozen=True)
+class Made(SinkConfig):
+    """Does with parcels what it is told, and keeps those that went well."""
+
+    does: Callable[[Sequence[ResultMessage]], None] = lambda parcels: None
+    kept: list[int] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return "made"
+
+    @property
+    def name(self) -> str:
+        return "made"
+
+    def made(self) -> Sink:
+        return Doing(self)
+
+
+class Doing(Sink):
+    def __init__(self, config: Made) -> None:
+        self.config = config
+
+    def open(self) -> None:
+        self.config.opened.append(1)
+
+    def write(self, parcels: Sequence[ResultMessage]) -> None:
+        self.config.does(parcels)
+        self.config.kept.extend(one.record["frame"] for one in parcels)
+
+
+def post(*configs: Made, items: int = 10) -> SinkManager:
+    made = SinkManager(configs, lambda config: SinkWorker(config, Outbox(OutboxLimits(items), SOON)))
+    made.start()
+    return made
+
+
+def test_a_sink_that_hangs_for_ever_holds_up_no_other_and_the_end_does_not_wait_for_it(caplog):
+    hangs, well = Made(lambda parcels: threading.Event().wait()), Made()  # type: ignore[arg-type]
+    both = post(hangs, well)
+    for number in range(100):
+        both.offer(parcel(number))
+        until(lambda number=number: well.kept[-1:] == [number])
+    assert both.close(0.05) == ["made"]
+    first, second = both.to_json()
+    assert first["delivered"] == 0 and sum(first["undelivered"].values()) == 100 and first["queued"] == 0
+    assert first["undelivered"] == {"overflow": 89, "stopped": 11}
+    assert (second["delivered"], second["undelivered"]) == (100, {}) and both.complaints == []
+
+
+def test_an_error_of_any_kind_is_tried_again_over_a_new_connection_and_told_once_and_when_it_is_over(caplog):
+    caplog.set_level("INFO", "gemel.run")
+    errors: list[Exception] = [KeyError("x"), OSError(28, "No space left on device"), TimeoutError("late"), KeyError()]
+
+    def does(_: Sequence[ResultMessage]) -> None:
+        if errors:
+            raise errors[0]
+
+    made = Made(does)
+    one = post(made)
+    one.offer(parcel(1))
+    until(lambda: len(made.opened) > 4)
+    assert one.to_json()[0]["state"] == "down" and caplog.text.count("takes nothing") == 1
+    errors.clear()
+    until(lambda: one.to_json()[0]["delivered"] == 1)
+    assert one.close(10) == [] and "takes results again; 0 were lost" in caplog.text
+
+
+def test_a_reader_that_has_gone_is_left_out_and_nobody_is_left():
+    def gone(_: Sequence[ResultMessage]) -> None:
+        raise SinkClosed("nobody reads it any more")
+
+    one = post(Made(gone))
+    assert not one.is_unheard
+    one.offer(parcel(1))
+    until(lambda: one.is_unheard)
+    one.offer(parcel(2))
+    assert one.close(10) == [] and one.to_json()[0]["undelivered"] == {"gone": 2} and one.complaints == []
+
+
+def test_what_waits_at_the_end_is_delivered_without_rest_where_the_sink_takes_it():
+    away = threading.Event()
+    away.set()
+
+    def does(_: Sequence[ResultMessage]) -> None:
+        if away.is_set():
+            raise ConnectionRefusedError("away")
+
+    made = Made(does)
+    slow = SinkManager([made], lambda config: SinkWorker(config, Outbox(OutboxLimits(10))))
+    slow.start()
+    slow.offer(parcel(1))
+    until(lambda: slow.to_json()[0]["state"] == "down")
+    away.clear()
+    assert slow.close(10) == [] and made.kept == [1]

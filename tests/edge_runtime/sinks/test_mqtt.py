@@ -1,0 +1,132 @@
+"""MQTT, to a real broker that is begun, frozen, ended and begun again here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
+
+from edge_runtime.sinks import mqtt
+from edge_runtime.sinks.mqtt import MqttConfig
+from tests.edge_runtime.sinks.broker import MOSQUITTO, Broker
+from tests.edge_runtime.sinks.messages import courier, parcel, until
+
+pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="the broker mosquitto is not installed")
+
+
+class Reader:
+    """Keeps what comes to a broker, by topic."""
+
+    def __init__(self, port: int) -> None:
+        self.got: list[tuple[str, bytes]] = []
+        self._subscribed = threading.Event()
+        self._client = Client(CallbackAPIVersion.VERSION2)
+        self._client.on_message = lambda client, data, message: self.got.append((message.topic, bytes(message.payload)))
+        self._client.on_subscribe = lambda *_: self._subscribed.set()
+        self._client.connect("127.0.0.1", port)
+        self._client.loop_start()
+        self._client.subscribe("#", qos=1)
+        assert self._subscribed.wait(10)
+
+    def of(self, topic: str) -> list[Any]:
+        return [payload for name, payload in list(self.got) if name == topic]
+
+    def frames(self, topic: str = "gemel/left/gate") -> list[int]:
+        return [json.loads(payload)["frame"] for payload in self.of(topic)]
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    made = Broker(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def reader(broker: Broker) -> Iterator[Reader]:
+    made = Reader(broker.port)
+    yield made
+    made.close()
+
+
+def test_results_pictures_and_sensors_arrive_and_the_box_says_when_it_comes_and_goes(broker, reader):
+    config = MqttConfig("127.0.0.1", broker.port, snapshot=True, discovery=True)
+    with courier(config) as one:
+        for number in range(40):
+            one.offer(parcel(number, image=number == 39))
+        until(lambda: one.to_json()["delivered"] == 40)
+        until(lambda: len(reader.frames()) == 40 and reader.of("gemel/left/gate/snapshot"))
+        assert reader.frames() == list(range(40)) and json.loads(reader.of("gemel/left/gate")[0]) == parcel(0).record
+        picture = cv2.imdecode(np.frombuffer(reader.of("gemel/left/gate/snapshot")[0], np.uint8), cv2.IMREAD_COLOR)
+        assert picture is not None and picture.shape == (48, 64, 3)
+        (sensor,) = map(json.loads, reader.of("homeassistant/sensor/gemel_gemel_left_gate/config"))
+        assert (sensor["state_topic"], sensor["availability_topic"]) == ("gemel/left/gate", "gemel/status")
+        assert reader.of("gemel/status") == [b"online"]
+    until(lambda: reader.of("gemel/status") == [b"online", b"offline"])
+
+
+def test_a_broker_that_goes_and_comes_back_gets_what_was_kept(broker, caplog):
+    with courier(MqttConfig("127.0.0.1", broker.port), items=5) as one:
+        one.offer(parcel(0))
+        until(lambda: one.to_json()["delivered"] == 1)
+        broker.end()
+        until(lambda: one.to_json()["state"] == "down")
+        for number in range(1, 21):
+            one.offer(parcel(number))
+        assert one.to_json()["undelivered"] == {"unreachable": 15}
+        broker.begin()
+        until(lambda: one.to_json()["state"] == "up" and one.to_json()["queued"] == 0)
+        assert one.to_json()["delivered"] == 6
+    assert caplog.text.count("takes nothing") == 1
+
+
+def test_a_broker_that_hangs_is_noticed_and_what_it_did_not_acknowledge_is_sent_again(broker, monkeypatch):
+    monkeypatch.setattr(mqtt, "ACKNOWLEDGE_S", 0.3)
+    monkeypatch.setattr(mqtt, "CONNECT_S", 0.3)
+    with courier(MqttConfig("127.0.0.1", broker.port)) as one:
+        one.offer(parcel(0))
+        until(lambda: one.to_json()["delivered"] == 1)
+        broker.process.send_signal(signal.SIGSTOP)
+        one.offer(parcel(1))
+        until(lambda: one.to_json()["state"] == "down")
+        broker.process.send_signal(signal.SIGCONT)
+        until(lambda: one.to_json()["delivered"] == 2)
+    assert not one.to_json()["undelivered"]
+
+
+def test_the_last_will_of_a_box_that_was_killed_says_that_it_is_off(broker, reader):
+    sink = mqtt.Mqtt(MqttConfig("127.0.0.1", broker.port))
+    sink.open()
+    until(lambda: reader.of("gemel/status") == [b"online"])
+    assert sink._client is not None
+    sink._client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    until(lambda: reader.of("gemel/status") == [b"online", b"offline"])
+    sink.close()
+
+
+def test_a_check_says_whether_the_broker_takes_this_box_and_tells_it_nothing(broker, reader, tmp_path):
+    config = MqttConfig("127.0.0.1", broker.port)
+    assert config.reach() is None and reader.got == []
+    broker.end()
+    assert "does not take this box" in (config.reach() or "")
+    (tmp_path / "closed").mkdir()
+    closed = Broker(tmp_path / "closed", "allow_anonymous false")
+    try:
+        refused = MqttConfig("127.0.0.1", closed.port, username="me", password="s3cret")
+        assert "refuses" in (refused.reach() or "") and "s3cret" not in f"{refused!r}{refused.reach()}"
+    finally:
+        closed.end()

@@ -1,0 +1,88 @@
+"""A kind of sink is one file and one registration: this file adds one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_runtime.config import load_config
+from edge_runtime.daemon import run
+from edge_runtime.sinks.base import SINKS, ResultMessage, Sink, SinkConfig, SinkKeys
+from models.errors import InputError
+from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_config, write_folder
+
+KEPT: dict[str, list[Mapping[str, Any]]] = {}
+CLOSED: list[str] = []
+
+
+class KeptKeys(SinkKeys):
+    under: str
+
+    def settled(self, root: Path) -> Keeping:
+        return Keeping(self.under)
+
+
+@dataclass(frozen=True)
+class Keeping(SinkConfig):
+    under: str
+
+    @property
+    def kind(self) -> str:
+        return "kept"
+
+    @property
+    def name(self) -> str:
+        return f"kept under {self.under}"
+
+    def made(self) -> Keeper:
+        KEPT[self.under] = []
+        return Keeper(self.under)
+
+
+class Keeper(Sink):
+    def __init__(self, under: str) -> None:
+        self._under = under
+
+    def write(self, parcels: Sequence[ResultMessage]) -> None:
+        KEPT[self._under] += [parcel.record for parcel in parcels]
+
+    def close(self) -> None:
+        CLOSED.append(self._under)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SINKS, "kept", (__name__, "KeptKeys"))
+
+
+def test_a_box_writes_to_a_kind_of_sink_that_was_added(tmp_path):
+    tiny_bundle(tmp_path / "tiny.safetensors")
+    write_clip(tmp_path / "left.mp4", 4)
+    write_folder(tmp_path / "right", 3)
+    sinks = [{"kind": "kept", "under": "here"}, {"kind": "jsonl", "path": "too.jsonl"}]
+    summary = run(write_config(tmp_path, sinks=sinks))
+    processed = sum(account["processed"] for account in summary["ledger"])
+    assert len(KEPT["here"]) == processed == len((tmp_path / "too.jsonl").read_text().splitlines()) > 0
+    assert CLOSED == ["here"]
+
+
+@pytest.mark.parametrize(
+    ("sink", "key", "fault"),
+    [
+        ({"kind": "kept"}, "sinks[1].under", "missing"),
+        ({"kind": "kept", "under": "x", "path": "y"}, "sinks[1].path", "unknown key"),
+        ({"kind": "jsonl", "path": 3}, "sinks[1].path", "string"),
+        ({"kind": "fax"}, "sinks[1].kind", "unknown kind 'fax'; use jsonl, mqtt, webhook, kept"),
+        ({"path": "y"}, "sinks[1].kind", "missing"),
+    ],
+)
+def test_the_keys_of_a_sink_are_checked_by_its_kind(tmp_path, sink, key, fault):
+    path = write_config(tmp_path, sinks=[{"kind": "jsonl"}, sink])
+    with pytest.raises(InputError) as error:
+        load_config(path)
+    text = str(error.value)
+    assert text.startswith(f"{path}: {key}: ") and fault in text
