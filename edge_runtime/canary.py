@@ -21,7 +21,7 @@ from edge_runtime.results import BUNDLE_DIGITS
 from edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agreement, read_drift, read_head
 from models.bundle import Bundle, BundleQuery, write_substituted
 from models.errors import InputError
-from models.evaluation import BELOW, TOO_FEW, Agreement, judge_agreement
+from models.evaluation import BELOW, TOO_FEW, Agreement, compare_agreement
 from models.tasks import task_of
 
 MAX_FRAMES = 64
@@ -43,7 +43,7 @@ def run_canary(before: LoadedBox, after: LoadedBox, spool: SpoolConfig) -> Loade
         paths = _newest(spool.samples, query.id, digits)
         beside = compare_samples(query, paths, _asking(new, query.id))
         expected = beside.expected * expected_agreement(query)
-        found[query.id] = judge_agreement(
+        found[query.id] = compare_agreement(
             replace(beside, expected=expected), task_of(query.task), query.accuracy_target
         )
         if found[query.id].verdict == TOO_FEW:

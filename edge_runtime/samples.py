@@ -279,7 +279,7 @@ def compare_samples(
             answers = answering(batch, [(one.head.size[0], one.head.size[1]) for one in samples])
             for sample, answer in zip(samples, answers, strict=True):
                 threshold, expected = sample.head.threshold, sample.head.expected
-                truth = task.truth_of(answer, threshold)
+                truth = task.labels_of(answer, threshold)
                 counts.append(task.tallies([sample_prediction(sample.head)], [truth], query.classes, threshold)[0])
         told(len(chunk))
     return ComparedFrames(np.array(counts, np.int64), expected, len(paths) - len(counts))

@@ -45,7 +45,7 @@ from gemel.text import number, table
 from merger.events import Progress, Stages, silent
 from models.bundle import Bundle, BundleEvidence, Made, check_output, open_bundle, write_bundle, write_substituted
 from models.errors import InputError
-from models.evaluation import BELOW, KEPT, TOO_FEW, UNSURE, Agreement, judge_agreement
+from models.evaluation import BELOW, KEPT, TOO_FEW, UNSURE, Agreement, compare_agreement
 from models.io import check_apart, read_json
 from models.predictions import Prediction
 from models.tasks import task_of
@@ -289,7 +289,7 @@ def _judged(load: Workload, found: DriftSamples, stages: Stages) -> tuple[dict[s
         paths = found.samples[query.id]
         beside = compare_samples(query, paths, _asking(query, load_original(query).to(device)), stages.add)
         left_out[UNUSABLE] += beside.unusable
-        rows[query.id] = judge_agreement(beside, task_of(query.task), query.accuracy_target)
+        rows[query.id] = compare_agreement(beside, task_of(query.task), query.accuracy_target)
     return rows, +left_out
 
 
@@ -300,7 +300,7 @@ def _asking(query: Query, original: nn.Module) -> Predict:
     @torch.inference_mode()
     def answers(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Prediction]:
         prepared = preprocess_of(query.model, query.input_size).normalise(batch.to(device))
-        return task.answers(original, original(prepared), sizes, query.classes)
+        return task.predictions(original, original(prepared), sizes, query.classes)
 
     return answers
 

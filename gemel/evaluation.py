@@ -147,15 +147,15 @@ def evaluate_query(query: Query, bundle: Bundle) -> QueryEvaluation:
     original_bytes = state_bytes(original)
     split = load_split(query, "test")
     prepared = PreparedFrames(query, split).load()
-    if split.truths is not None and query.task == "detection":
-        check_boxes(query, split.truths, prepared.sizes(range(len(split))))  # type: ignore[arg-type]
+    if split.labels is not None and query.task == "detection":
+        check_boxes(query, split.labels, prepared.sizes(range(len(split))))  # type: ignore[arg-type]
     before = predict(original.to(device), query, prepared)
     after = predict(bundle.build(query.id, device), query, prepared)
     threshold = bundle.query(query.id).threshold
     if threshold is None:
         val = load_split(query, "val")
-        chosen = val.truths is not None
-        threshold = task.choose_threshold(predict(original, query, val), val.truths) if chosen else query.min_score  # type: ignore[arg-type]
+        chosen = val.labels is not None
+        threshold = task.choose_threshold(predict(original, query, val), val.labels) if chosen else query.min_score  # type: ignore[arg-type]
     return score_query(query, split, {ORIGINALS: before, MERGED: after}, threshold, original_bytes)
 
 
@@ -428,7 +428,7 @@ def _document(
 ) -> dict[str, Any]:
     """The contents of report.json that do not depend on how it was asked for, in plain values."""
     offline, device = [one.row() for one in judged], dict(clock.told)
-    unlabelled = [one.tested.query.id for one in judged if one.split.truths is None]
+    unlabelled = [one.tested.query.id for one in judged if one.split.labels is None]
     return {
         "format": REPORT_FORMAT,
         "workload": bundle.manifest.workload,

@@ -32,16 +32,16 @@ from models.zoo import preprocess_of
 MAX_ANNOTATION_BYTES = 2**26
 MAX_VALUES = 3_000_000
 COCO_HINT = "add COCO annotations with images, categories and annotations"
-MAX_TOLD = 60
+MAX_QUOTED = 60
 
 
 def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[PurePosixPath, Boxes]]:
-    """Each picture's name, and its boxes (x0, y0, x1, y1, in pixels) of these classes, in the order of the names.
+    """Each picture's name and its boxes (x0, y0, x1, y1, in pixels) of these classes, in the order of the names.
 
-    Raises InputError for a file that is no COCO within bounds (MAX_BYTES, MAX_VALUES, boxes of finite numbers below
-    FURTHEST_PIXEL, names that lead out of no folder, ids that stand once), or lacks a class.
+    Raises InputError for a file that is no valid COCO (unique ids, finite boxes below FURTHEST_PIXEL, names within the
+    folder), is too large, or lacks a class.
     """
-    reader = _Reader(path, query)
+    reader = _CocoReader(path, query)
     document = read_json(path, COCO_HINT, MAX_ANNOTATION_BYTES, MAX_VALUES)
     labels: dict[int, str] = {}
     for key, entry in reader.entries(document, "categories"):
@@ -58,8 +58,8 @@ def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[Pure
             found[image].append((labels[category], box))
     missing = [label for label in classes if label not in labels.values()]
     if missing:
-        remedy = f"it has: {', '.join(list(labels.values())[:MAX_TOLD])[: 5 * MAX_TOLD]}"
-        raise InputError(path, f"no category '{missing[0][:MAX_TOLD]}' (query {query})", remedy, "classes")
+        remedy = f"it has: {', '.join(list(labels.values())[:MAX_QUOTED])[: 5 * MAX_QUOTED]}"
+        raise InputError(path, f"no category '{missing[0][:MAX_QUOTED]}' (query {query})", remedy, "classes")
     rows = [
         (name, Boxes(tuple(label for label, _ in found[image]), tuple(box for _, box in found[image])))
         for image, name in names.items()
@@ -67,8 +67,8 @@ def read_coco(path: Path, classes: Sequence[str], query: str) -> list[tuple[Pure
     return sorted(rows, key=lambda row: row[0].stem)
 
 
-class _Reader:
-    """Values of one file, each of the kind that COCO says; every other is an InputError with its place."""
+class _CocoReader:
+    """Typed values of a COCO file; raises InputError with the key of any other."""
 
     def __init__(self, path: Path, query: str) -> None:
         self._path, self._query = path, query
@@ -76,58 +76,58 @@ class _Reader:
     def entries(self, document: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
         listed = document.get(key)
         if not isinstance(listed, list):
-            raise self._fault(key, "is no list" if key in document else "is missing")
+            raise self._error(key, "is no list" if key in document else "is missing")
         for index, entry in enumerate(listed):
             if not isinstance(entry, dict):
-                raise self._fault(f"{key}[{index}]", "is no mapping")
+                raise self._error(f"{key}[{index}]", "is no mapping")
             yield f"{key}[{index}]", entry
 
     def new_id(self, key: str, entry: dict[str, Any], known: Collection[int]) -> int:
         value = self._number(key, entry, "id")
         if value in known:
-            raise self._fault(f"{key}.id", f"{value} occurs twice")
+            raise self._error(f"{key}.id", f"{value} occurs twice")
         return value
 
     def known(self, key: str, entry: dict[str, Any], name: str, known: Collection[int]) -> int:
         value = self._number(key, entry, name)
         if value not in known:
-            raise self._fault(f"{key}.{name}", f"there is no {value}")
+            raise self._error(f"{key}.{name}", f"there is no {value}")
         return value
 
     def text(self, key: str, entry: dict[str, Any], name: str) -> str:
         value = entry.get(name)
         if not isinstance(value, str) or not value:
-            raise self._fault(f"{key}.{name}", f"{_shown(value)} is no name")
+            raise self._error(f"{key}.{name}", f"{_shown(value)} is no name")
         return value
 
     def file_name(self, key: str, entry: dict[str, Any]) -> PurePosixPath:
         name = PurePosixPath(self.text(key, entry, "file_name"))
         if name.is_absolute() or ".." in name.parts or not name.name:
-            raise self._fault(f"{key}.file_name", f"{_shown(str(name))} does not lie in the folder images")
+            raise self._error(f"{key}.file_name", f"{_shown(str(name))} does not lie in the folder images")
         return name
 
     def box(self, key: str, entry: dict[str, Any]) -> tuple[float, float, float, float]:
         box: Any = entry.get("bbox")
-        numbers = type(box) is list and len(box) == 4 and all(type(value) in (int, float) for value in box)
-        if not numbers or max(map(abs, box)) > FURTHEST_PIXEL or min(box[2:]) < 0:
+        is_box = type(box) is list and len(box) == 4 and all(type(value) in (int, float) for value in box)
+        if not is_box or max(map(abs, box)) > FURTHEST_PIXEL or min(box[2:]) < 0:
             wanted = f"[x, y, width, height] in pixels, none beyond {FURTHEST_PIXEL:,.0f}, no side below 0"
-            raise self._fault(f"{key}.bbox", f"{_shown(box)} is not {wanted}")
+            raise self._error(f"{key}.bbox", f"{_shown(box)} is not {wanted}")
         x, y, width, height = box
         return float(x), float(y), float(x + width), float(y + height)
 
     def _number(self, key: str, entry: dict[str, Any], name: str) -> int:
         value = entry.get(name)
         if type(value) is not int:
-            raise self._fault(f"{key}.{name}", "is missing" if name not in entry else f"{_shown(value)} is no integer")
+            raise self._error(f"{key}.{name}", "is missing" if name not in entry else f"{_shown(value)} is no integer")
         return value
 
-    def _fault(self, key: str, fault: str) -> InputError:
-        return InputError(self._path, f"is not COCO: {fault} (query {self._query})", "correct the annotations", key)
+    def _error(self, key: str, problem: str) -> InputError:
+        return InputError(self._path, f"is not COCO: {problem} (query {self._query})", "correct the annotations", key)
 
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
 SPLITS = ("train", "val", "test")
@@ -158,11 +158,11 @@ class Frames(Sequence[np.ndarray]):
 
 @dataclass(frozen=True)
 class Split:
-    """One split of one query. `truths` is None where nobody labelled; `times_s` are seconds into the unit."""
+    """One split of one query. `labels` is None without labels; `times_s` are seconds into the unit."""
 
     name: str
     frames: Sequence[np.ndarray]
-    truths: tuple[GroundTruth, ...] | None
+    labels: tuple[GroundTruth, ...] | None
     units: tuple[str, ...]
     times_s: tuple[float, ...]
 
@@ -214,9 +214,9 @@ def _annotated(query: Query, folder: Path, name: str) -> Split:
     return _split(name, [folder / "images" / image for image, _ in rows], tuple(boxes for _, boxes in rows))
 
 
-def _split(name: str, paths: list[Path], truths: tuple[GroundTruth, ...] | None) -> Split:
+def _split(name: str, paths: list[Path], labels: tuple[GroundTruth, ...] | None) -> Split:
     units, times_s = _units_and_times([path.stem for path in paths])
-    return Split(name, Frames([_reader(path) for path in paths]), truths, units, times_s)
+    return Split(name, Frames([_reader(path) for path in paths]), labels, units, times_s)
 
 
 def _reader(path: Path) -> Callable[[], np.ndarray]:
@@ -309,9 +309,9 @@ MAX_DECODERS = 8
 
 
 class PreparedFrames:
-    """A split as uint8 batches (N, 3, S, S); kept in memory up to 2 GiB, decoded anew each time above that.
+    """A split as uint8 batches (N, 3, S, S), cached up to 2 GiB, decoded each time above that.
 
-    Kept in the processor's memory, or on a device (`keep_on`): batches come from where the frames lie.
+    The cache is in CPU memory or on a device (`keep_on`), and batches are on the same.
     """
 
     def __init__(self, query: Query, split: Split) -> None:
@@ -319,7 +319,7 @@ class PreparedFrames:
         self._preprocess = preprocess_of(query.model, query.input_size)
         size = query.input_size
         cached = len(split) * 3 * size * size <= MAX_CACHED_BYTES
-        with torch.inference_mode(False):  # the threads that fill it are in no such mode, whatever the caller is in
+        with torch.inference_mode(False):  # the threads that fill it are not in inference mode
             self._images = torch.empty((len(split), 3, size, size), dtype=torch.uint8) if cached else None
         self._sizes: list[tuple[int, int] | None] = [None] * len(split)
 
@@ -331,20 +331,17 @@ class PreparedFrames:
         """Memory its frames take."""
         return 0 if self._images is None else self._images.nbytes
 
-    def load(self, told: Callable[[float], None] = lambda done: None) -> PreparedFrames:
-        """Decode every frame now, so that a frame that does not decode is found before any training.
+    def load(self, progress: Callable[[float], None] = lambda done: None) -> PreparedFrames:
+        """Decode every frame now, so that a damaged frame is found before any training.
 
-        `told` hears which part of them is decoded, frame by frame.
+        `progress` is called with the decoded fraction after each frame.
         """
         for index, _ in enumerate(self._decoded(range(len(self)))):
-            told((index + 1) / len(self))
+            progress((index + 1) / len(self))
         return self
 
     def keep_on(self, device: torch.device) -> bool:
-        """Keep all frames that are kept on this device, decoded now; without room there they stay where they were.
-
-        Returns whether there was room.
-        """
+        """Decode now and move the cached frames to this device; returns whether its memory was enough."""
         if self._images is None:
             return True
         try:
@@ -355,7 +352,7 @@ class PreparedFrames:
         return True
 
     def batch(self, indices: Sequence[int]) -> Tensor:
-        """uint8 (N, 3, S, S) of these frames, where frames are kept."""
+        """uint8 (N, 3, S, S) of these frames, on the device of the cache."""
         if self._images is None:
             return torch.stack(list(self._decoded(indices)))
         for _ in self._decoded([index for index in indices if self._sizes[index] is None]):
@@ -363,7 +360,7 @@ class PreparedFrames:
         return self._images.index_select(0, to_device(torch.tensor(indices), self._images.device))
 
     def _decoded(self, indices: Sequence[int]) -> Iterator[Tensor]:
-        """These frames in order, several decoded at a time; the first that does not decode is what is told of."""
+        """These frames in order, several decoded at a time; raises for the first that does not decode."""
         threads = min(MAX_DECODERS, os.cpu_count() or 1, len(indices))
         if threads < 2:
             yield from map(self._image, indices)
@@ -385,5 +382,5 @@ class PreparedFrames:
         image = self._preprocess.resize(frame)
         if self._images is not None:
             self._images[index] = image
-        self._sizes[index] = (frame.shape[1], frame.shape[0])  # last: another thread takes it for a frame that is there
+        self._sizes[index] = (frame.shape[1], frame.shape[0])  # last: it marks the frame as decoded for other threads
         return image

@@ -21,10 +21,10 @@ from models.workload import Query
 from models.zoo import preprocess_of
 
 BOOTSTRAP_ROUNDS = 1000
-FEWEST_UNITS = 2
-"""Clips or tracks below which there is nothing to draw from, and no interval."""
-SURE = 0.98
-"""How likely it shall be that what val says of a merged model holds."""
+MIN_UNITS = 2
+"""Clips or tracks that an interval needs."""
+ACCEPT_CONFIDENCE = 0.98
+"""Confidence with which val must show that a merged model reaches its target."""
 CHANCE_MARGIN = 0.10
 MIN_F1 = 0.5
 
@@ -35,8 +35,7 @@ class Evidence:
 
     `ratio` = merged / original; `chance_corrected` the same above chance; `ci95` the bootstrap interval of the ratio
     over units, None over a single one; `certain` when its lower end reaches the target; `worth` is False where the
-    original proves nothing.
-    `agreement` is the metric against what the original answers: two models that are right as often still differ.
+    original is too weak for any conclusion. `agreement` is the metric with the original's predictions as labels.
     """
 
     metric: str
@@ -64,12 +63,12 @@ def predict(
     query: Query,
     split: Split | PreparedFrames,
     batch: int = 32,
-    told: Callable[[int], None] = lambda frames: None,
+    progress: Callable[[int], None] = lambda frames: None,
 ) -> list[Prediction]:
-    """The model's answer to each frame of the split, in order; boxes in pixels of the frame shown.
+    """The model's prediction for each frame of the split, in order; boxes in pixels of the frame.
 
-    Detections are kept from a score of 0 on, so that thresholds and mean average precision can be found later. `told`
-    hears how many more frames were answered, batch by batch. Batches become smaller where memory is full.
+    Detections have scores from 0 on, for thresholds and mean average precision. `progress` is called with the number
+    of frames of each batch. The batch is halved when memory is full.
     """
     keep_freed_memory()
     prepared = split if isinstance(split, PreparedFrames) else PreparedFrames(query, split)
@@ -77,36 +76,36 @@ def predict(
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    answers: list[Prediction] = []
+    predictions: list[Prediction] = []
 
-    def answered(count: int) -> list[Prediction]:
-        indices = range(len(answers), min(len(answers) + count, len(prepared)))
+    def predict_batch(count: int) -> list[Prediction]:
+        indices = range(len(predictions), min(len(predictions) + count, len(prepared)))
         outputs = model(preprocess.normalise(prepared.batch(indices).to(device)))
-        return task.answers(model, outputs, prepared.sizes(indices), query.classes)
+        return task.predictions(model, outputs, prepared.sizes(indices), query.classes)
 
-    while len(answers) < len(prepared):
-        batch, found = retry_with_smaller_batch(min(batch, len(prepared) - len(answers)), answered)
-        answers += found
-        told(len(found))
+    while len(predictions) < len(prepared):
+        batch, found = retry_with_smaller_batch(min(batch, len(prepared) - len(predictions)), predict_batch)
+        predictions += found
+        progress(len(found))
     model.train(was_training)
-    return answers
+    return predictions
 
 
 def score(
     task: Task,
-    answers: Sequence[Prediction | None],
-    truths: Sequence[GroundTruth],
+    predictions: Sequence[Prediction | None],
+    labels: Sequence[GroundTruth],
     classes: Sequence[str],
     threshold: float,
 ) -> float:
-    """The task's metric over these frames; None stands for no answer."""
-    return task.metric_of(task.tallies(answers, truths, classes, threshold).sum(axis=0))
+    """The task's metric over these frames; None means no prediction."""
+    return task.metric_of(task.tallies(predictions, labels, classes, threshold).sum(axis=0))
 
 
 def load_labels(query: Query, split: Split, original: Sequence[Prediction], threshold: float) -> Sequence[GroundTruth]:
-    """Human labels where the split has them, else the original's own answers."""
+    """The split's labels, or without them the original's own predictions."""
     task = task_of(query.task)
-    return split.truths if split.truths is not None else [task.truth_of(answer, threshold) for answer in original]
+    return split.labels if split.labels is not None else [task.labels_of(one, threshold) for one in original]
 
 
 def compare(
@@ -119,8 +118,8 @@ def compare(
 ) -> Evidence:
     """Merged against original on one split, with the interval of the ratio by bootstrap over units."""
     task = task_of(query.task)
-    truths = load_labels(query, split, original, threshold)
-    counts = [task.tallies(side, truths, query.classes, threshold) for side in (original, merged)]
+    labels = load_labels(query, split, original, threshold)
+    counts = [task.tallies(side, labels, query.classes, threshold) for side in (original, merged)]
     by_unit = [_summed(side, split.units) for side in counts]
     before, after = (task.metric_of(side.sum(axis=0)) for side in by_unit)
     interval = _interval(task, by_unit[0], by_unit[1], seed)
@@ -136,29 +135,29 @@ def compare(
 
 
 def tallies_by_unit(
-    query: Query, split: Split, answers: Sequence[Prediction], truths: Sequence[GroundTruth], threshold: float
+    query: Query, split: Split, predictions: Sequence[Prediction], labels: Sequence[GroundTruth], threshold: float
 ) -> np.ndarray:
     """The task's counts (U, ...) of each clip or track of a split; of each frame where all come from a single one."""
-    counts = task_of(query.task).tallies(answers, truths, query.classes, threshold)
-    return _summed(counts, split.units) if len(set(split.units)) >= FEWEST_UNITS else counts
+    counts = task_of(query.task).tallies(predictions, labels, query.classes, threshold)
+    return _summed(counts, split.units) if len(set(split.units)) >= MIN_UNITS else counts
 
 
 def lower_bound_ratio(task: Task, before: np.ndarray, after: np.ndarray, one_error: float) -> float:
-    """The ratio that merged against original is above with a likelihood of `SURE`, from the counts of the same units.
+    """The lower bound of merged / original at ACCEPT_CONFIDENCE, from the counts of the same units.
 
-    A one-sided interval by the jackknife over units, with Student's t (Miller 1974): what both answer alike does not
-    widen it. `one_error` is what one wrong answer costs of the ratio. Few are told badly by a deviation: as in
-    Poisson's limits, half of the quantile's square of them are added.
+    A one-sided interval by the jackknife over units, with Student's t (Miller 1974); errors that both make do not
+    widen it. `one_error` is what one wrong prediction costs of the ratio: as in Poisson's limits, half of the
+    quantile's square of them are subtracted, since a standard deviation describes few errors badly.
     """
     units, whole = len(before), [side.sum(axis=0) for side in (before, after)]
     ratio = _ratio(*(task.metric_of(side) for side in reversed(whole)))
-    if units < FEWEST_UNITS:
+    if units < MIN_UNITS:
         return ratio
     without = [
         _ratio(task.metric_of(whole[1] - after[unit]), task.metric_of(whole[0] - before[unit])) for unit in range(units)
     ]
     deviation = math.sqrt((units - 1) * np.var(without))
-    quantile = NormalDist().inv_cdf(SURE)
+    quantile = NormalDist().inv_cdf(ACCEPT_CONFIDENCE)
     return ratio - _students_t(quantile, units - 1) * deviation - quantile**2 / 2 * one_error
 
 
@@ -176,7 +175,7 @@ def _summed(counts: np.ndarray, units: Sequence[str]) -> np.ndarray:
 def _interval(task: Task, before: np.ndarray, after: np.ndarray, seed: int) -> tuple[float, float] | None:
     """The middle 95 % of the ratio over units drawn anew, from the counts of each; None over a single one."""
     units = len(before)
-    if units < FEWEST_UNITS:
+    if units < MIN_UNITS:
         return None
     random = np.random.default_rng(seed)
     ratios = []
@@ -189,11 +188,11 @@ def _interval(task: Task, before: np.ndarray, after: np.ndarray, seed: int) -> t
 
 def _agreement(query: Query, original: Sequence[Prediction], merged: Sequence[Prediction], threshold: float) -> float:
     task = task_of(query.task)
-    return score(task, merged, [task.truth_of(one, threshold) for one in original], query.classes, threshold)
+    return score(task, merged, [task.labels_of(one, threshold) for one in original], query.classes, threshold)
 
 
 def is_competent(query: Query, reached: float) -> bool:
-    """Whether an original of this quality is evidence for anything."""
+    """Whether an original of this quality allows any conclusion."""
     if query.task == "detection":
         return reached >= MIN_F1
     return reached >= task_of(query.task).chance(query.classes) + CHANCE_MARGIN
@@ -206,16 +205,17 @@ def _ratio(part: float, whole: float) -> float:
 
 
 MIN_COMPARED_FRAMES = 20
-"""Frames with something to compare below which nothing is said."""
+"""Frames with anything to compare that a verdict needs."""
 ROUNDS = 1000
 KEPT, BELOW, UNSURE, TOO_FEW = "kept", "below", "unsure", "too few"
-"""What may be said: on target, below it for certain, below it and perhaps by chance, too few frames."""
+"""Verdicts: on target; below it; below it, perhaps by chance; too few frames."""
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedFrames:
-    """The tally of every frame (`Task.tallies`), the other's answer its truth, int64 (N, ...), in the order of time;
-    the agreement that is `expected` of a model that is right as often; and how many frames could not be used.
+    """Tallies of frames in order of time (`Task.tallies`, with the other model's predictions as labels).
+
+    `counts` int64 (N, ...); `expected` is the agreement on the test split; `unusable` frames were left out.
     """
 
     counts: np.ndarray
@@ -225,8 +225,9 @@ class ComparedFrames:
 
 @dataclass(frozen=True)
 class Agreement:
-    """So many `frames` were compared, the `ratio` of the agreement to the expected one with its 95 % interval (None
-    where the frames are too few), and the verdict: KEPT, BELOW, UNSURE or TOO_FEW.
+    """The number of compared frames, the ratio of agreement to the expected one with its 95 % interval, a verdict.
+
+    `ratio` and `ci95` are None where the frames are too few.
     """
 
     frames: int
@@ -235,13 +236,12 @@ class Agreement:
     verdict: str
 
 
-def judge_agreement(found: ComparedFrames, task: Task, target: float, seed: int = 0) -> Agreement:
+def compare_agreement(found: ComparedFrames, task: Task, target: float, seed: int = 0) -> Agreement:
     """The verdict of these tallies.
 
     The interval is a bootstrap over blocks of consecutive frames, about the cube root of their number long (Hall,
-    Horowitz and Jing 1995), since neighbours in time are alike. BELOW: all of the interval lies below the target;
-    UNSURE: the ratio does, and not all of the interval. Frames on which neither saw anything count as compared and are
-    no evidence.
+    Horowitz and Jing 1995), since neighbours in time are alike. BELOW: the whole interval is below the target;
+    UNSURE: the ratio is, and not the whole interval. Frames on which neither model saw anything are no evidence.
     """
     counts, frames = found.counts, len(found.counts)
     if np.count_nonzero(counts.any(axis=tuple(range(1, counts.ndim)))) < MIN_COMPARED_FRAMES:

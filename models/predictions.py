@@ -1,4 +1,4 @@
-"""What every task offers: loss, distillation, decoding and score of one kind of question."""
+"""Predictions, labels, and the interface of a task: loss, distillation, decoding and metric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClassPrediction:
 
 @dataclass(frozen=True)
 class DetectionPrediction:
-    """One frame's objects, best first: classes, scores, and boxes (x0, y0, x1, y1) in pixels of the frame shown."""
+    """One frame's objects, best first: classes, scores, and boxes (x0, y0, x1, y1) in pixels of the frame."""
 
     classes: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
@@ -31,7 +31,7 @@ class DetectionPrediction:
 
 @dataclass(frozen=True)
 class Boxes:
-    """The truth of one frame for detection: classes and boxes (x0, y0, x1, y1) in pixels of that frame."""
+    """The labels of one frame for detection: classes and boxes (x0, y0, x1, y1) in pixels of that frame."""
 
     classes: tuple[str, ...] = ()
     boxes: tuple[tuple[float, float, float, float], ...] = ()
@@ -47,14 +47,14 @@ class Task(Protocol):
     name: str
     metric: str
 
-    def targets(self, truths: Sequence[Any], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[Any]:
-        """Truths as the loss wants them; `sizes` = (width, height) of each frame before resizing."""
+    def targets(self, labels: Sequence[Any], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[Any]:
+        """Labels in the form of the loss; `sizes` = (width, height) of each frame before resizing."""
         ...
 
     def augment(self, images: Tensor, targets: list[Any], generator: torch.Generator) -> tuple[Tensor, list[Any]]:
-        """A randomly changed copy of a uint8 batch (N, 3, S, S), made where the batch lies, and its targets.
+        """A randomly changed copy of a uint8 batch (N, 3, S, S), on its own device, and its targets.
 
-        What is drawn comes from the processor's generator, and is the same wherever the batch lies.
+        Random numbers come from a CPU generator, so they are the same on every device.
         """
         ...
 
@@ -66,7 +66,7 @@ class Task(Protocol):
         """Scalar loss against the original's outputs on the same batch."""
         ...
 
-    def answers(
+    def predictions(
         self,
         model: nn.Module,
         outputs: Any,
@@ -74,31 +74,31 @@ class Task(Protocol):
         classes: Sequence[str],
         min_score: float = 0.0,
     ) -> list[Prediction]:
-        """Outputs as answers, one per frame; `sizes` = (width, height) of each frame before resizing."""
+        """Outputs as predictions, one per frame; `sizes` = (width, height) of each frame before resizing."""
         ...
 
     def tallies(
-        self, answers: Sequence[Any], truths: Sequence[Any], classes: Sequence[str], threshold: float = 0.0
+        self, predictions: Sequence[Any], labels: Sequence[Any], classes: Sequence[str], threshold: float = 0.0
     ) -> np.ndarray:
-        """Counts of each frame (N, ...), such that those of many frames add up; None stands for no answer."""
+        """Counts of each frame (N, ...), additive over frames; a prediction None means that there was none."""
         ...
 
     def metric_of(self, total: np.ndarray) -> float:
         """The task's metric, 0..1, from summed counts."""
         ...
 
-    def one_error(self, truths: Sequence[Any], classes: Sequence[str]) -> float:
-        """How much of the metric one wrong answer can cost on these frames: it tells no finer."""
+    def one_error(self, labels: Sequence[Any], classes: Sequence[str]) -> float:
+        """The resolution of the metric on these frames: what one wrong prediction can cost."""
         ...
 
-    def choose_threshold(self, answers: Sequence[Any], truths: Sequence[Any]) -> float:
-        """The score from which an answer counts, chosen on val for the original and kept for the merged."""
+    def choose_threshold(self, predictions: Sequence[Any], labels: Sequence[Any]) -> float:
+        """The score from which a detection counts, chosen on val for the original and kept for the merged model."""
         ...
 
-    def truth_of(self, answer: Any, threshold: float) -> Any:
-        """The answer of an original as the truth where there are no labels."""
+    def labels_of(self, prediction: Any, threshold: float) -> Any:
+        """The prediction of an original as labels where there are none."""
         ...
 
     def chance(self, classes: Sequence[str]) -> float:
-        """The metric of an answer that knows nothing."""
+        """The metric of a constant prediction."""
         ...

@@ -28,9 +28,9 @@ class Classification:
     name = "classification"
     metric = "balanced_accuracy"
 
-    def targets(self, truths: Sequence[str], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[int]:
+    def targets(self, labels: Sequence[str], sizes: Sequence[tuple[int, int]], classes: Sequence[str]) -> list[int]:
         """Class indices."""
-        return [classes.index(label) for label in truths]
+        return [classes.index(label) for label in labels]
 
     def augment(self, images: Tensor, targets: list[int], generator: torch.Generator) -> tuple[Tensor, list[int]]:
         """Shift by up to 8 % of the side and change the brightness; no mirroring, since left may be a class."""
@@ -38,7 +38,7 @@ class Classification:
         reach = max(1, round(size * MAX_SHIFT))
         offsets = torch.randint(0, 2 * reach + 1, (n, 2), generator=generator)
         gains = to_device(torch.empty(n, 1, 1, 1).uniform_(0.8, 1.2, generator=generator), images.device)
-        # Row and column of the frame that each of the result's comes from; beyond the edge it is the edge.
+        # Source row and column of each row and column of the result, clamped to the edge.
         rows, columns = (offsets[:, :, None] + torch.arange(-reach, size - reach)).clamp_(0, size - 1).unbind(1)
         places = to_device(rows, images.device)[:, :, None] * size + to_device(columns, images.device)[:, None, :]
         found = images.flatten(2).gather(2, places.view(n, 1, -1).expand(-1, channels, -1)).view_as(images)
@@ -55,7 +55,7 @@ class Classification:
         target = F.log_softmax(teacher / TEMPERATURE, dim=1)
         return F.kl_div(student, target, log_target=True, reduction="batchmean") * TEMPERATURE**2
 
-    def answers(
+    def predictions(
         self,
         model: nn.Module,
         outputs: Tensor,
@@ -70,39 +70,39 @@ class Classification:
 
     def tallies(
         self,
-        answers: Sequence[ClassPrediction | None],
-        truths: Sequence[str],
+        predictions: Sequence[ClassPrediction | None],
+        labels: Sequence[str],
         classes: Sequence[str],
         threshold: float = 0,
     ) -> np.ndarray:
-        """int64 (N, 2, C): right answers and frames of each class; None stands for no answer and is wrong."""
-        right = [answer is not None and answer.label == truth for answer, truth in zip(answers, truths, strict=True)]
-        counts = np.zeros((len(truths), 2, len(classes)), np.int64)
-        frames, labels = np.arange(len(truths)), [classes.index(truth) for truth in truths]
-        counts[frames, 0, labels], counts[frames, 1, labels] = right, 1
+        """int64 (N, 2, C): correct predictions and frames of each class; None is wrong."""
+        correct = [one is not None and one.label == label for one, label in zip(predictions, labels, strict=True)]
+        counts = np.zeros((len(labels), 2, len(classes)), np.int64)
+        frames, index = np.arange(len(labels)), [classes.index(label) for label in labels]
+        counts[frames, 0, index], counts[frames, 1, index] = correct, 1
         return counts
 
     def metric_of(self, total: np.ndarray) -> float:
         """Balanced accuracy: the mean recall of the classes that occur."""
-        right, frames = total
-        seen = frames > 0
-        return float((right[seen] / frames[seen]).mean()) if seen.any() else 0.0
+        correct, frames = total
+        present = frames > 0
+        return float((correct[present] / frames[present]).mean()) if present.any() else 0.0
 
-    def one_error(self, truths: Sequence[str], classes: Sequence[str]) -> float:
+    def one_error(self, labels: Sequence[str], classes: Sequence[str]) -> float:
         """A frame of the rarest class that occurs."""
-        frames = Counter(truths).values()
+        frames = Counter(labels).values()
         return 1 / (len(frames) * min(frames)) if frames else 1.0
 
-    def choose_threshold(self, answers: Sequence[ClassPrediction], truths: Sequence[str]) -> float:
-        """Classification answers always, so there is nothing to choose."""
+    def choose_threshold(self, predictions: Sequence[ClassPrediction], labels: Sequence[str]) -> float:
+        """Every frame gets a class, so there is nothing to choose."""
         return 0.0
 
-    def truth_of(self, answer: ClassPrediction, threshold: float) -> str:
+    def labels_of(self, prediction: ClassPrediction, threshold: float) -> str:
         """The label."""
-        return answer.label
+        return prediction.label
 
     def chance(self, classes: Sequence[str]) -> float:
-        """Balanced accuracy of a constant answer."""
+        """Balanced accuracy of a constant prediction."""
         return 1 / len(classes)
 
 
@@ -111,7 +111,7 @@ ZOOM = 1.4
 SHIFT = 0.15
 """A frame is moved by at most this fraction of its side."""
 MIN_VISIBLE = 0.4
-"""An object of which less than this share of its area stays in the frame is no longer a target."""
+"""An object with less than this fraction of its area in the frame is no longer a target."""
 MIN_SIDE = 0.01
 
 
@@ -179,10 +179,10 @@ class Detection:
     metric = "f1"
 
     def targets(
-        self, truths: Sequence[Boxes], sizes: Sequence[tuple[int, int]], classes: Sequence[str]
+        self, labels: Sequence[Boxes], sizes: Sequence[tuple[int, int]], classes: Sequence[str]
     ) -> list[BoxTarget]:
         """Boxes in fractions of their frame; objects outside it or of no named class are left out."""
-        return [_target(truth, size, classes) for truth, size in zip(truths, sizes, strict=True)]
+        return [_target(boxes, size, classes) for boxes, size in zip(labels, sizes, strict=True)]
 
     def augment(
         self, images: Tensor, targets: list[BoxTarget], generator: torch.Generator
@@ -198,7 +198,7 @@ class Detection:
         """The distance from the original's outputs, as the detector's family measures it."""
         return model.distill(outputs, teacher)
 
-    def answers(
+    def predictions(
         self,
         model: Detector,
         outputs: Any,
@@ -208,41 +208,41 @@ class Detection:
     ) -> list[Prediction]:
         """Decode, suppress what overlaps within a class, best first; never below MIN_SCORE."""
         frames = model.candidates(outputs, max(min_score, MIN_SCORE))
-        return [_answer(found, model.nms_iou, size, classes) for found, size in zip(frames, sizes, strict=True)]
+        return [_prediction(found, model.nms_iou, size, classes) for found, size in zip(frames, sizes, strict=True)]
 
     def tallies(
         self,
-        answers: Sequence[DetectionPrediction | None],
-        truths: Sequence[Boxes],
+        predictions: Sequence[DetectionPrediction | None],
+        labels: Sequence[Boxes],
         classes: Sequence[str],
         threshold: float = 0.0,
     ) -> np.ndarray:
         """int64 (N, 3): hits, detections from `threshold` on, and objects of each frame."""
-        return match_frames(answers, truths).counts(threshold)
+        return match_frames(predictions, labels).counts(threshold)
 
     def metric_of(self, total: np.ndarray) -> float:
         """F1 at IoU 0.5, micro over classes."""
         return f1_of(total)
 
-    def one_error(self, truths: Sequence[Boxes], classes: Sequence[str]) -> float:
-        """An object that is missed."""
-        return 1 / max(1, sum(len(truth.boxes) for truth in truths))
+    def one_error(self, labels: Sequence[Boxes], classes: Sequence[str]) -> float:
+        """A missed object."""
+        return 1 / max(1, sum(len(boxes.boxes) for boxes in labels))
 
-    def choose_threshold(self, answers: Sequence[DetectionPrediction], truths: Sequence[Boxes]) -> float:
+    def choose_threshold(self, predictions: Sequence[DetectionPrediction], labels: Sequence[Boxes]) -> float:
         """The threshold with the largest F1 on these frames."""
-        return best_threshold(match_frames(answers, truths))
+        return best_threshold(match_frames(predictions, labels))
 
-    def truth_of(self, answer: DetectionPrediction, threshold: float) -> Boxes:
+    def labels_of(self, prediction: DetectionPrediction, threshold: float) -> Boxes:
         """The detections from `threshold` on."""
-        kept = [index for index, score in enumerate(answer.scores) if score >= threshold]
-        return Boxes(tuple(answer.classes[i] for i in kept), tuple(answer.boxes[i] for i in kept))
+        kept = [index for index, score in enumerate(prediction.scores) if score >= threshold]
+        return Boxes(tuple(prediction.classes[i] for i in kept), tuple(prediction.boxes[i] for i in kept))
 
     def chance(self, classes: Sequence[str]) -> float:
-        """No detector finds anything by chance."""
+        """0: no detector finds anything by chance."""
         return 0.0
 
 
-def _answer(
+def _prediction(
     found: Candidates, nms_iou: float | None, size: tuple[int, int], classes: Sequence[str]
 ) -> DetectionPrediction:
     if nms_iou is None:
@@ -257,13 +257,13 @@ def _answer(
     )
 
 
-def _target(truth: Boxes, size: tuple[int, int], classes: Sequence[str]) -> BoxTarget:
-    wanted = [index for index, name in enumerate(truth.classes) if name in classes]
-    labels = torch.tensor([classes.index(truth.classes[index]) for index in wanted], dtype=torch.int64)
-    boxes = torch.tensor([truth.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)
+def _target(labels: Boxes, size: tuple[int, int], classes: Sequence[str]) -> BoxTarget:
+    wanted = [index for index, name in enumerate(labels.classes) if name in classes]
+    indices = torch.tensor([classes.index(labels.classes[index]) for index in wanted], dtype=torch.int64)
+    boxes = torch.tensor([labels.boxes[index] for index in wanted], dtype=torch.float32).reshape(-1, 4)
     boxes = (boxes / torch.tensor([*size, *size])).clamp(0, 1)
     real = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(dim=1)
-    return BoxTarget(boxes[real], labels[real])
+    return BoxTarget(boxes[real], indices[real])
 
 
 __all__ = ["task_of"]

@@ -101,7 +101,7 @@ def _accuracy(query: Query) -> dict[str, Any]:
     load_weights(query, model)
     val, train = (PreparedFrames(query, load_split(query, name)) for name in ("val", "train"))
     answers = predict(model.eval(), query, val)
-    labelled = val.split.truths
+    labelled = val.split.labels
     threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
     truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)

@@ -78,7 +78,7 @@ def few(ctx: MergeContext, query: Query) -> PreparedFrames:
     """At most JUDGED frames of val."""
     val = ctx.val[query.id].split
     chosen = splits.thin(range(len(val)), JUDGED)
-    truths = None if val.truths is None else tuple(val.truths[index] for index in chosen)
+    truths = None if val.labels is None else tuple(val.labels[index] for index in chosen)
     units, times_s = tuple(val.units[index] for index in chosen), tuple(val.times_s[index] for index in chosen)
     return PreparedFrames(
         query, Split(val.name, [val.frames[index] for index in chosen], truths, units, times_s)
@@ -88,9 +88,9 @@ def few(ctx: MergeContext, query: Query) -> PreparedFrames:
 def reached(ctx: MergeContext, query: str, model: nn.Module, frames: PreparedFrames) -> float:
     """The model's metric on these frames, by labels where there are any, else by the original's own answers."""
     found, threshold = ctx.queries[query], ctx.references[query].threshold
-    task, truths = task_of(found.task), frames.split.truths
+    task, truths = task_of(found.task), frames.split.labels
     if truths is None:
-        truths = [task.truth_of(one, threshold) for one in predict(ctx.originals[query], found, frames)]
+        truths = [task.labels_of(one, threshold) for one in predict(ctx.originals[query], found, frames)]
     return score(task, predict(model, found, frames), truths, found.classes, threshold)
 
 
@@ -127,7 +127,7 @@ def probe(ctx: MergeContext, query: Query) -> float | None:
         layer = _fitted((learnt - mean) / deviation, labels, len(query.classes), decay)
         with torch.no_grad():
             found.append([
-                score(task, task.answers(layer, layer(x), [], query.classes), one.split.truths or (), query.classes, 0)
+                score(task, task.predictions(layer, layer(x), [], query.classes), one.split.labels or (), query.classes, 0)
                 for x, one in zip(evaluated, sets, strict=True)
             ])  # fmt: skip
     return max(found, key=lambda pair: pair[0])[1]

@@ -134,7 +134,7 @@ class FrameEngine(ABC):
 
     def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
         """Outputs as answers, boxes in pixels of the cropped frames, whose (width, height) are `sizes`."""
-        return self._task.answers(self.model, outputs, sizes, self.query.classes, least_score)
+        return self._task.predictions(self.model, outputs, sizes, self.query.classes, least_score)
 
     def workspace_of(self, count: int) -> int:
         """Peak bytes of intermediates of a run of `count` frames, as far as it is known at this point."""

@@ -265,7 +265,7 @@ class MergeContext(MergeInputs):
         """
         reference, found = self.references[query], self.queries[query]
         self.flops.of(found)  # counted here once, not where a prediction switches off what counting needs
-        answers = predict(model, found, self.val[query], told=partial(self.flops.add, found))
+        answers = predict(model, found, self.val[query], progress=partial(self.flops.add, found))
         task = task_of(found.task)
         tallies = tallies_by_unit(found, self.val[query].split, answers, reference.truths, reference.threshold)
         ratio = task.metric_of(tallies.sum(axis=0)) / reference.score if reference.score > 0 else 0.0
@@ -286,8 +286,8 @@ class MergeContext(MergeInputs):
     def evidence(self, query: str, model: nn.Module) -> Evidence:
         """Merged against original on test; the stage at work hears of every frame that either answered."""
         found, test, told = self.queries[query], self.test[query], self.stages.add
-        before = predict(self.originals[query], found, test, told=told)
-        after = predict(model, found, test, told=told)
+        before = predict(self.originals[query], found, test, progress=told)
+        after = predict(model, found, test, progress=told)
         return compare(found, test.split, before, after, self.references[query].threshold, self.seed)
 
     def _calibrated(self, query: str, model: nn.Module) -> State:

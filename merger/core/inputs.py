@@ -149,8 +149,8 @@ def evaluated(stock: MergeInputs, query: Query, progress: Progress, told: Callab
     `told` hears how many more frames were answered.
     """
     task, val = task_of(query.task), stock.val[query.id]
-    answers = predict(stock.originals[query.id], query, val, told=told)
-    labelled = val.split.truths
+    answers = predict(stock.originals[query.id], query, val, progress=told)
+    labelled = val.split.labels
     threshold = task.choose_threshold(answers, labelled) if labelled is not None else query.min_score
     truths = load_labels(query, val.split, answers, threshold)
     reached = score(task, answers, truths, query.classes, threshold)

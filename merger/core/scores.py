@@ -43,7 +43,7 @@ def scores_of(model: nn.Module, query: Query, data: TrainingSet) -> Tensor:
         for start in range(0, len(indices), batch):
             chunk = indices[start : start + batch]
             outputs = model(data.frames(chunk, _device(model)))
-            for answer in task.answers(model, outputs, data.prepared.sizes(chunk), query.classes):
+            for answer in task.predictions(model, outputs, data.prepared.sizes(chunk), query.classes):
                 found += answer.scores  # type: ignore[union-attr]
         return found
 

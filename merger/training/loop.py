@@ -54,7 +54,7 @@ class TrainingSet:
     @property
     def unchanged(self) -> bool:
         """Whether its frames are the same at every visit: without labels, as nobody knows what would go with others."""
-        return self.prepared.split.truths is None
+        return self.prepared.split.labels is None
 
     def teacher_output_bytes(self, features: bool) -> int | None:
         """See `merger.training.teacher_cache.teacher_output_bytes`, of this query's original."""
@@ -65,7 +65,7 @@ class TrainingSet:
     @cached_property
     def targets(self) -> list | None:
         """What each frame's answer should be, None without labels; frames not yet decoded are, for their sizes."""
-        truths, every = self.prepared.split.truths, range(len(self.prepared))
+        truths, every = self.prepared.split.labels, range(len(self.prepared))
         return None if truths is None else self.task.targets(truths, self.prepared.sizes(every), self.query.classes)
 
     def __len__(self) -> int:

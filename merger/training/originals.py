@@ -99,7 +99,7 @@ def train_originals(
         if not isinstance(query.weights, Path) or query.weights.suffix != ".safetensors":
             remedy = "name the .safetensors file that training shall write"
             raise InputError(workload.path, f"query {query.id} has no such `weights:`", remedy, "weights")
-        if load_split(query, "train").truths is None:
+        if load_split(query, "train").labels is None:
             raise InputError(workload.path, f"query {query.id} has no labels to train on", "label its data", "data")
     weights = [query.weights for query in waiting if isinstance(query.weights, Path)]
     outputs = [("weights", path) for path in (*weights, *map(_work, waiting))]
@@ -241,7 +241,7 @@ def _evaluate(
     query: Query, model: nn.Module, prepared: PreparedFrames, threshold: float | None = None
 ) -> tuple[float, float]:
     """The metric and the score threshold it holds for, chosen on these frames where none is given."""
-    task, truths = task_of(query.task), prepared.split.truths
+    task, truths = task_of(query.task), prepared.split.labels
     if truths is None:
         raise InputError(query.id, f"the split '{prepared.split.name}' has no labels", "label it", "data")
     answers = predict(model, query, prepared)

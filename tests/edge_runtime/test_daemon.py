@@ -84,7 +84,7 @@ def test_a_box_with_room_for_one_query_at_a_time_answers_as_the_unswapped_models
         with torch.inference_mode():
             batch = asked.preprocess.normalise(torch.stack([asked.preprocess.resize(frame)]))
             outputs = bundle.build(asked.id)(batch)
-        answer = task_of("classification").answers(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
+        answer = task_of("classification").predictions(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
         assert isinstance(answer, ClassPrediction)
         assert (record["label"], record["score"]) == (answer.label, answer.score)
     assert summary["balanced"] and summary["stopped_by"] == "cameras ended" and not summary["fits"]
@@ -115,7 +115,7 @@ def test_samples_are_what_the_models_saw_and_answered(box):
         assert (head.label, head.score, head.bundle) == (result["label"], result["score"], result["bundle"])
         with torch.inference_mode():
             outputs = bundle.build(asked.id)(asked.preprocess(sample.picture))
-        answer = task_of("classification").answers(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
+        answer = task_of("classification").predictions(torch.nn.Identity(), outputs, [(1, 1)], asked.classes)[0]
         assert isinstance(answer, ClassPrediction) and (answer.label, answer.score) == (head.label, head.score)
 
 

@@ -99,7 +99,7 @@ def test_the_code_of_the_documentation_finds_what_the_box_finds(bundle, tmp_path
     opened = open_bundle(bundle)
     query, model = opened.query("bridge"), opened.build("bridge")
     batch = query.preprocess.normalise(query.preprocess.resize(frame)[None])
-    answer = task_of("detection").answers(model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
+    answer = task_of("detection").predictions(model, model(batch), [(96, 72)], query.classes, MIN_SCORE)[0]
     assert isinstance(answer, DetectionPrediction)
     wanted = sorted(zip(answer.classes, answer.scores, answer.boxes, strict=True))
     assert 5 < len(wanted) < 50 and len({label for label, _, _ in wanted}) > 1

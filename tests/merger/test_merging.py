@@ -96,8 +96,8 @@ def test_what_the_report_says_is_what_the_bundle_answers(workload: Workload, tmp
     for result in report.queries:
         query, test = workload.query(result.id), load_split(workload.query(result.id), "test")
         answers = predict(bundle.build(result.id), query, test)
-        assert test.truths is not None
-        assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
+        assert test.labels is not None
+        assert score(task_of(query.task), answers, test.labels, query.classes, 0.0) == pytest.approx(result.merged)
         evidence = bundle.query(result.id).evidence
         assert evidence is not None and evidence["ratio"] == pytest.approx(result.ratio)
 

@@ -77,9 +77,9 @@ def test_detection_frames_load_with_boxes_inside_them(sample: Path):
     for name, count in (("train", 4), ("val", 3), ("test", 4)):
         split = load_split(query, name)
         assert len(split) == count
-        assert split.truths is not None and any(truth.boxes for truth in split.truths)  # type: ignore[union-attr]
+        assert split.labels is not None and any(truth.boxes for truth in split.labels)  # type: ignore[union-attr]
         height, width = split.frames[0].shape[:2]
-        for truth in split.truths:
+        for truth in split.labels:
             for x0, y0, x1, y1 in truth.boxes:  # type: ignore[union-attr]
                 assert 0 <= x0 < x1 <= width + 0.1 and 0 <= y0 < y1 <= height + 0.1
 

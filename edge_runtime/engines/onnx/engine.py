@@ -124,7 +124,7 @@ class OnnxEngine(FrameEngine):
 
     def decode(self, outputs: Any, sizes: Sequence[tuple[int, int]], least_score: float) -> list[Prediction]:
         """As every engine; a one-stage detector's boxes and scores come decoded from the graph."""
-        return self._task.answers(self._decoded or self.model, outputs, sizes, self.query.classes, least_score)
+        return self._task.predictions(self._decoded or self.model, outputs, sizes, self.query.classes, least_score)
 
     def workspace_of(self, count: int) -> int:
         """As measured on the processor when the graph was made, on a card no less than what torch takes there with its

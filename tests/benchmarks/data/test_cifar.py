@@ -90,7 +90,7 @@ def test_cifar_is_prepared_and_loads(pack: Path, tmp_path: Path, capsys):
         for split in ("train", "val", "test"):
             found = load_split(query, split)
             assert len(found) == sum(counts[query.id][split].values())
-            assert set(found.truths or ()) == set(query.classes)
+            assert set(found.labels or ()) == set(query.classes)
         played = sorted(path.name for path in Path(workload.cameras[query.camera].source).glob("*.jpg"))
         tested = sorted(path.name for path in (out / "data" / query.id / "test").rglob("*-c0__*.jpg"))
         assert played == tested and played

@@ -87,13 +87,13 @@ def test_every_query_finds_its_frames_boxes_and_units(pack: Path, tmp_path: Path
         units: dict[str, set[str]] = defaultdict(set)
         for name in ("train", "val", "test"):
             split = load_split(query, name)
-            assert split.truths is not None and len(set(split.units)) == counts[query.camera][name]["units"] == 5
+            assert split.labels is not None and len(set(split.units)) == counts[query.camera][name]["units"] == 5
             assert all(unit.startswith(f"{query.camera}-u") for unit in split.units)
             if query.task == "detection":
-                boxes = [one for one in split.truths if isinstance(one, Boxes)]
+                boxes = [one for one in split.labels if isinstance(one, Boxes)]
                 assert len(boxes) == 5 and {len(one.classes) for one in boxes} == {len(query.classes)}
             else:
-                assert len(split) == 5 * len(query.classes) and set(split.truths) == set(query.classes)
+                assert len(split) == 5 * len(query.classes) and set(split.labels) == set(query.classes)
             for unit in split.units:
                 units[unit].add(name)
         assert all(len(splits) == 1 for splits in units.values())

@@ -9,10 +9,10 @@ def test_frames_are_drawn_with_errors_of_every_kind() -> None:
     from models.metrics import error_types, overlaps_of
 
     split, sides = drawn(400, seed=1)
-    assert split.truths is not None and max(len(one.boxes) for one in split.truths) == MAX_OBJECTS  # type: ignore[union-attr]
+    assert split.labels is not None and max(len(one.boxes) for one in split.labels) == MAX_OBJECTS  # type: ignore[union-attr]
     assert len(set(split.units)) == 20 and len(split.times_s) == 400
     for answers in sides.values():
-        found = error_types(overlaps_of(answers, split.truths), 0.3)  # type: ignore[arg-type]
+        found = error_types(overlaps_of(answers, split.labels), 0.3)  # type: ignore[arg-type]
         assert all(one.count > 0 for one in found.values()), found
 
 

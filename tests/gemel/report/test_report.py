@@ -199,8 +199,8 @@ def test_examples_say_what_both_models_found_and_leave_out_what_scores_below_the
     box = (5.0, 5.0, 30.0, 30.0)
     split = Split("test", frames, (Boxes(), Boxes(("car",), (box,)), Boxes()), ("u",) * 3, (0.0, 1.0, 2.0))
     sure, unsure = DetectionPrediction(("car",), (0.9,), (box,)), DetectionPrediction(("car",), (0.1,), (box,))
-    assert split.truths is not None
-    rows, photos = worst_examples(query("detection"), split, split.truths, [sure] * 3, [unsure] * 3, threshold=0.5)
+    assert split.labels is not None
+    rows, photos = worst_examples(query("detection"), split, split.labels, [sure] * 3, [unsure] * 3, threshold=0.5)
     assert rows[0]["time_s"] == 1.0, "the worst first"
     assert [row["lost"] for row in rows] == [1.0, -1.0, -1.0] and len(photos) == 3
     assert rows[0]["truth"] == [{"class": "car", "box": list(box), "found": ["original"]}]

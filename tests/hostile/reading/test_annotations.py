@@ -131,8 +131,8 @@ def test_whatever_stands_where_it_is_read_or_told_in_one_line(house: Path) -> No
         except InputError as error:
             assert str(house / PATH) in str(error) or "is empty" in str(error), what
         else:
-            assert split.truths is not None
-            assert all(math.isfinite(side) for truth in split.truths for box in truth.boxes for side in box)  # type: ignore[union-attr]
+            assert split.labels is not None
+            assert all(math.isfinite(side) for truth in split.labels for box in truth.boxes for side in box)  # type: ignore[union-attr]
         tried_so_far += 1
     assert tried_so_far > 300
 
@@ -164,4 +164,4 @@ def test_linked_pictures_and_folders_within_folders_are_read(house: Path) -> Non
     (house / PATH).write_text(json.dumps(document))
     split = load_split(load_workload(house / ask(house, D)).queries[0], "train")
     assert split.frames[0].shape == (32, 48, 3)
-    assert split.truths is not None and split.truths[0].boxes == ((-2.0, 0.5, 8.0, 0.5),)  # type: ignore[union-attr]
+    assert split.labels is not None and split.labels[0].boxes == ((-2.0, 0.5, 8.0, 0.5),)  # type: ignore[union-attr]

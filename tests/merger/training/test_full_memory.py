@@ -215,7 +215,7 @@ def test_a_prediction_and_a_calibration_go_on_in_smaller_batches(
             raise MemoryError
 
     model.register_forward_pre_hook(refuse)
-    assert predict(model, query, ctx.val["q0"], told=told.append) == expected
+    assert predict(model, query, ctx.val["q0"], progress=told.append) == expected
     assert sizes == [12, 6, 3, 3, 3, 3] and told == [3, 3, 3, 3]
     before, sizes[:] = ctx.flops.total, []
     assert ctx.calibrate("q0", model, frames=16)

@@ -85,7 +85,7 @@ def trained(
 
 
 def _without_labels(query: Query) -> TrainingSet:
-    return TrainingSet(query, PreparedFrames(query, replace(load_split(query, "train"), truths=None)))
+    return TrainingSet(query, PreparedFrames(query, replace(load_split(query, "train"), labels=None)))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def ctx(tmp_path_factory: pytest.TempPathFactory) -> MergeContext:
     write_random_weights(path)
     ctx = MergeContext(load_workload(path))
     query = ctx.queries["q1"]
-    bare = PreparedFrames(query, replace(load_split(query, "train"), truths=None))
+    bare = PreparedFrames(query, replace(load_split(query, "train"), labels=None))
     ctx.train = {"q0": ctx.train["q0"], "q1": TrainingSet(query, bare)}
     return ctx
 

@@ -70,9 +70,9 @@ def test_a_merge_stores_what_it_shares_in_fewer_bits_and_every_query_keeps_on_va
     assert bundle.tensor(shared.pop()).dtype == dtypes.get(stored, torch.uint8) and stored in WEIGHTS
     for result in report.queries:
         query, test = workload.query(result.id), load_split(workload.query(result.id), "test")
-        assert test.truths is not None
+        assert test.labels is not None
         answers = predict(bundle.build(result.id), query, test)
-        assert score(task_of(query.task), answers, test.truths, query.classes, 0.0) == pytest.approx(result.merged)
+        assert score(task_of(query.task), answers, test.labels, query.classes, 0.0) == pytest.approx(result.merged)
     rows = [json.loads(line) for line in Path(f"{report.bundle}.log.jsonl").read_text().splitlines()]
     row = [row for row in rows if "width" in row][-1]
     assert row["width"] == weights and row["stored_bytes"][weights] > 0 and row["in_the_way"] == []

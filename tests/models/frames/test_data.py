@@ -36,7 +36,7 @@ def test_classified_frames_carry_label_unit_and_time(tmp_path: Path) -> None:
     _image(tmp_path / "test/empty/monday__001500.png")
     _image(tmp_path / "test/busy/monday__000500-b.png")
     split = load_split(_query(tmp_path), "test")
-    assert split.truths == ("busy", "empty")
+    assert split.labels == ("busy", "empty")
     assert split.units == ("monday", "monday") and split.times_s == (0.5, 1.5)
     assert split.frames[0].shape == (20, 30, 3)
 
@@ -82,7 +82,7 @@ def test_coco_boxes_become_corners_of_the_classes_asked_for(tmp_path: Path) -> N
     _coco(tmp_path / "train")
     split = load_split(_query(tmp_path, "detection", ("car",)), "train")
     assert split.times_s == (0.1, 0.2)
-    assert split.truths == (Boxes(), Boxes(("car",), ((1.0, 2.0, 11.0, 7.0),)))
+    assert split.labels == (Boxes(), Boxes(("car",), ((1.0, 2.0, 11.0, 7.0),)))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_folder_of_frames_is_cut_in_time_and_cropped(tmp_path: Path) -> None:
     query = _query(tmp_path, roi=(5.0, 2.0, 15.0, 12.0))
     splits = {name: load_split(query, name) for name in ("train", "val", "test")}
     assert [len(split) for split in splits.values()] == [6, 2, 2]
-    assert splits["test"].times_s == (8.0, 9.0) and splits["test"].truths is None
+    assert splits["test"].times_s == (8.0, 9.0) and splits["test"].labels is None
     assert splits["train"].frames[0].shape == (10, 10, 3)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW, UNSURE, ComparedFrames, judge_agreement
+from models.evaluation import BELOW, KEPT, MIN_COMPARED_FRAMES, TOO_FEW, UNSURE, ComparedFrames, compare_agreement
 from models.tasks import task_of
 
 CLASSES, BOXES = task_of("classification"), task_of("detection")
@@ -31,7 +31,7 @@ def tallies(right: np.ndarray) -> ComparedFrames:
 ])  # fmt: skip
 def test_the_verdict_follows_from_the_interval(share, frames, verdict):
     right = np.random.default_rng(4).permutation(np.arange(frames) < round(share * frames))
-    found = judge_agreement(tallies(right), CLASSES, 0.95)
+    found = compare_agreement(tallies(right), CLASSES, 0.95)
     assert (found.frames, found.verdict) == (frames, verdict)
     if verdict == TOO_FEW:
         assert found.ratio is None and found.ci95 is None
@@ -43,26 +43,26 @@ def test_what_comes_in_runs_is_less_sure_than_as_many_single_errors():
     """An hour in which everything fails tells less of the next than errors strewn over the day."""
     strewn, together = np.ones(240, bool), np.ones(240, bool)
     strewn[::8], together[100:130] = False, False
-    found = [judge_agreement(tallies(one), CLASSES, 0.95).ci95 for one in (strewn, together)]
+    found = [compare_agreement(tallies(one), CLASSES, 0.95).ci95 for one in (strewn, together)]
     widths = [one[1] - one[0] for one in found if one is not None]
     assert widths[1] > 2 * widths[0]
-    assert judge_agreement(tallies(strewn), CLASSES, 0.95).verdict == BELOW
-    assert judge_agreement(tallies(together), CLASSES, 0.95).verdict == UNSURE
+    assert compare_agreement(tallies(strewn), CLASSES, 0.95).verdict == BELOW
+    assert compare_agreement(tallies(together), CLASSES, 0.95).verdict == UNSURE
 
 
 def test_frames_without_anything_to_see_are_no_evidence():
     nothing = np.zeros((500, 3), np.int64)
-    assert judge_agreement(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
+    assert compare_agreement(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
     nothing[: MIN_COMPARED_FRAMES - 1] = 1
-    assert judge_agreement(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
+    assert compare_agreement(seen(nothing), BOXES, 0.95).verdict == TOO_FEW
     nothing[: 2 * MIN_COMPARED_FRAMES] = (0, 0, 2)  # objects that the box no longer sees
-    found = judge_agreement(seen(nothing), BOXES, 0.95)
+    found = compare_agreement(seen(nothing), BOXES, 0.95)
     assert (found.ratio, found.verdict, found.frames) == (0.0, BELOW, 500)
 
 
 @given(st.lists(st.booleans(), min_size=MIN_COMPARED_FRAMES, max_size=150), st.floats(0.01, 1))
 def test_the_ratio_lies_in_its_interval_and_the_verdict_is_that_of_both(right, target):
-    found = judge_agreement(tallies(np.array(right)), CLASSES, target)
+    found = compare_agreement(tallies(np.array(right)), CLASSES, target)
     assert found.ratio is not None and found.ci95 is not None
     low, high = found.ci95
     assert 0 <= low <= high <= 1
@@ -73,8 +73,8 @@ def test_the_ratio_lies_in_its_interval_and_the_verdict_is_that_of_both(right, t
 def test_two_models_that_are_right_as_often_differ_and_are_not_judged_by_that():
     """By labels the merged reached 0.98 of its original, and they agreed on 0.882 of it: 0.9 is to be expected."""
     right = np.random.default_rng(1).permutation(np.arange(1000) < 882)
-    plain = judge_agreement(tallies(right), CLASSES, 0.95)
-    found = judge_agreement(seen(tallies(right).counts, 0.9), CLASSES, 0.95)
+    plain = compare_agreement(tallies(right), CLASSES, 0.95)
+    found = compare_agreement(seen(tallies(right).counts, 0.9), CLASSES, 0.95)
     assert plain.verdict == BELOW and plain.ratio == pytest.approx(0.882, abs=0.005)
     assert found.verdict == KEPT and found.ratio == pytest.approx(0.98, abs=0.005)
     assert found.ci95 is not None and found.ci95[0] < 0.98 < found.ci95[1]

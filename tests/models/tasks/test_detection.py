@@ -106,7 +106,7 @@ def test_distillation_is_zero_at_the_originals_outputs_and_sees_misses_and_false
 
 
 def test_answers_stand_in_pixels_of_the_frame_best_first():
-    answer = TASK.answers(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(352, 288)], CLASSES, min_score=0.5)[0]
+    answer = TASK.predictions(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(352, 288)], CLASSES, min_score=0.5)[0]
     assert answer.classes == ("bus", "car")
     assert answer.boxes == ((176.0, 144.0, 264.0, 216.0), (88.0, 72.0, 176.0, 144.0))
     assert answer.scores[0] > answer.scores[1] > 0.5
@@ -116,9 +116,9 @@ def test_answers_suppress_what_overlaps_within_a_class_only():
     model = Grid()
     model.boxes[6] = model.boxes[5] + 0.01
     doubled = {5: (1, 3.0), 6: (1, 2.0)}
-    assert len(TASK.answers(model, outputs_for(doubled), [(100, 100)], CLASSES, 0.5)[0].boxes) == 1
+    assert len(TASK.predictions(model, outputs_for(doubled), [(100, 100)], CLASSES, 0.5)[0].boxes) == 1
     two_kinds = {5: (1, 3.0), 6: (2, 2.0)}
-    assert len(TASK.answers(model, outputs_for(two_kinds), [(100, 100)], CLASSES, 0.5)[0].boxes) == 2
+    assert len(TASK.predictions(model, outputs_for(two_kinds), [(100, 100)], CLASSES, 0.5)[0].boxes) == 2
 
 
 class Suppressed(Detector):
@@ -135,10 +135,10 @@ def test_answers_of_a_detector_that_suppressed_inside_are_only_sorted_and_cut():
     scores = torch.linspace(0.0, 1.0, count)
     boxes = torch.tensor([[0.1, 0.2, 0.5, 0.6]]).repeat(count, 1)
     found = Candidates(boxes, scores, torch.arange(count) % 2)
-    answer = TASK.answers(Suppressed(), [found, found], [(100, 50)] * 2, CLASSES)[1]
+    answer = TASK.predictions(Suppressed(), [found, found], [(100, 50)] * 2, CLASSES)[1]
     assert answer.scores == tuple(scores.flip(0)[:MAX_DETECTIONS].tolist())
     assert answer.classes[:2] == ("bus", "car") and answer.boxes[0] == pytest.approx((10.0, 10.0, 50.0, 30.0))
-    assert len(TASK.answers(Suppressed(), [found], [(9, 9)], CLASSES, 0.995)[0].scores) == 2
+    assert len(TASK.predictions(Suppressed(), [found], [(9, 9)], CLASSES, 0.995)[0].scores) == 2
 
 
 def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
@@ -150,7 +150,7 @@ def test_truth_goes_through_targets_and_perfect_outputs_back_to_itself():
     logits, deltas = outputs_for({cell: (int(target.labels[i]) + 1, 5.0) for cell, i in enumerate(matched) if i >= 0})
     cells = (matched >= 0).nonzero().flatten()
     deltas[0, cells] = model.box_coder.encode_single(target.boxes[matched[cells]], model.boxes[cells])
-    answer = TASK.answers(model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
+    answer = TASK.predictions(model, (logits, deltas), [(300, 200)], CLASSES, 0.5)[0]
     assert dict(zip(answer.classes, answer.boxes)) == {
         "bus": pytest.approx(truth.boxes[0], abs=0.01),
         "car": pytest.approx(truth.boxes[2], abs=0.01),
@@ -166,8 +166,8 @@ def test_objects_without_area_or_outside_the_frame_are_no_targets():
 
 
 def test_an_originals_answer_becomes_the_truth_above_its_threshold():
-    answer = TASK.answers(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(100, 100)], CLASSES)[0]
-    assert TASK.truth_of(answer, 0.9).classes == ("bus",)
+    answer = TASK.predictions(Grid(), outputs_for({5: (1, 2.0), 10: (2, 4.0)}), [(100, 100)], CLASSES)[0]
+    assert TASK.labels_of(answer, 0.9).classes == ("bus",)
 
 
 def test_augmentation_carries_the_boxes_along():
@@ -233,7 +233,7 @@ def test_a_small_detector_learns_where_a_square_is():
         optimiser.step()
     images, truths = frames(64)
     with torch.inference_mode():
-        answers = TASK.answers(model, model(images), [(32, 32)] * 64, ("square",))
+        answers = TASK.predictions(model, model(images), [(32, 32)] * 64, ("square",))
     threshold = TASK.choose_threshold(answers[:32], truths[:32])
     rest = zip(answers[32:], truths[32:])
     assert TASK.metric_of(TASK.tallies(*zip(*rest), ("square",), threshold)) > 0.9

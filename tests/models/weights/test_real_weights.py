@@ -96,7 +96,7 @@ def test_fastestdet_finds_vehicles_on_the_traffic_cameras(real_data: Path):
     for clip in CLIPS:
         frames = frames_of(real_data / clip, step=40)
         truths = human_boxes(real_data / clip)
-        answered = task_of("detection").answers(
+        answered = task_of("detection").predictions(
             model, outputs(model, "fastestdet", frames, 352), [(352, 288)] * len(frames), classes, 0.3
         )
         for index, answer in enumerate(answered):

@@ -153,9 +153,9 @@ def test_a_detector_answers_in_pixels_of_the_whole_frame_from_min_score_on(tmp_p
     whole = bundle.build("plain")
     with torch.inference_mode():
         outputs = whole(Preprocess(96).normalise(torch.stack([Preprocess(96).resize(frame)])))
-        assert plain.run([frame]) == task_of("detection").answers(whole, outputs, [(120, 100)], ("car", "bus"))
+        assert plain.run([frame]) == task_of("detection").predictions(whole, outputs, [(120, 100)], ("car", "bus"))
         crop = whole(Preprocess(96).normalise(torch.stack([Preprocess(96).resize(frame[20:80, 30:90])])))
-        expected = task_of("detection").answers(whole, crop, [(60, 60)], ("car", "bus"), 0.4)[0]
+        expected = task_of("detection").predictions(whole, crop, [(60, 60)], ("car", "bus"), 0.4)[0]
     answer = cropped.run([frame])[0]
     assert isinstance(answer, DetectionPrediction) and isinstance(expected, DetectionPrediction) and answer.boxes
     assert min(answer.scores) >= 0.4 and (answer.classes, answer.scores) == (expected.classes, expected.scores)
