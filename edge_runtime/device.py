@@ -11,9 +11,8 @@ import numpy as np
 from edge_runtime.engines.base import Engine, nothing
 from edge_runtime.memory.admission import NoRoomError
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.faults import is_out_of_memory
-from edge_runtime.memory.layout import Layouts
 from edge_runtime.scheduler.costs import Costs, tensor_groups
+from models.device import is_out_of_memory
 from models.errors import exact_text
 from models.predictions import Prediction
 
@@ -35,9 +34,6 @@ class Device:
     def __init__(self, arena: Arena, engines: Mapping[str, Engine], costs: Costs, budget_bytes: int) -> None:
         self.arena, self.budget_bytes = arena, budget_bytes
         self.max_used_bytes = 0
-        self._take(engines, costs)
-
-    def _take(self, engines: Mapping[str, Engine], costs: Costs) -> None:
         self.engines = engines
         self.pieces = tensor_groups(costs)
         self._tensors = {query: cost.tensors for query, cost in costs.queries.items()}
@@ -109,23 +105,6 @@ class Device:
     def forget_held(self) -> None:
         """Look up anew what is in memory: something failed."""
         self._held = None
-
-    def change(self, engines: Mapping[str, Engine], costs: Costs, layouts: Layouts) -> None:
-        """Go on with other engines, between two frames; where their tensors lie otherwise, nothing is resident then."""
-        anew = layouts != self.arena.layouts
-        for query, engine in self.engines.items():
-            if anew or engines[query] is not engine:
-                self.arena.unbind(engine)
-        self._take(engines, costs)
-        if not anew:
-            return
-        try:
-            self.arena.resize(arena_bytes(costs, self.budget_bytes), self.budget_bytes, layouts)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            # Nothing fits now; so the next load makes way and asks for less.
-            log.warning("out of memory while tensors were to lie otherwise: %s", error)
 
     def _bring(self, query: str, workspace_bytes: int, evict: Sequence[str], loose: Sequence[str], early: bool) -> None:
         names = self._tensors[query]

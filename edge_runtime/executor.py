@@ -20,15 +20,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edge_runtime.backoff import BackOff
 from edge_runtime.device import Device
-from edge_runtime.engines.base import Engine
-from edge_runtime.memory.layout import Layouts
 from edge_runtime.queues import DEADLINE, PAUSED, Frame, Mailboxes
 from edge_runtime.results import Publisher
 from edge_runtime.scheduler import Decision, Plan, Policy, QuerySpec, SchedulerState
@@ -334,14 +332,6 @@ class Executor:
                 self.device.budget_bytes,
                 self.device.held()[0],
             )
-
-    def change(
-        self, engines: Mapping[str, Engine], costs: Costs, layouts: Layouts, frames: Mapping[str, np.ndarray]
-    ) -> None:
-        """Go on with other engines between two frames, and warm up again; frames that wait meanwhile go on waiting."""
-        self.device.change(engines, replace(costs, copy_bytes_per_s=self.costs.copy_bytes_per_s), layouts)
-        self._begin(self.device.costs)
-        self.warm_up(frames)
 
     def step(self) -> bool:
         """Carry out one decision; False when there was nothing to load or run. Raises PolicyFailed."""

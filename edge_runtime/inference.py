@@ -13,7 +13,6 @@ from edge_runtime.capture.camera import Camera
 from edge_runtime.executor import Executor, PolicyFailed
 from edge_runtime.memory.streams import computing
 from edge_runtime.runtime import Runtime
-from edge_runtime.serving.switching import Switching
 from models.errors import GemelError, one_line
 
 if TYPE_CHECKING:
@@ -37,12 +36,11 @@ class InferenceThread:
     def __init__(
         self,
         workplace: Runtime,
-        switching: Switching,
         stopping: threading.Event,
         is_unheard: Callable[[], bool],
         between: Callable[[InferenceThread], object] = lambda _: None,
     ) -> None:
-        self.workplace, self.switching, self._between = workplace, switching, between
+        self.workplace, self._between = workplace, between
         self.over = threading.Event()
         self.ended_by = "it could not go on"
         self.fault: str | None = None
@@ -62,10 +60,9 @@ class InferenceThread:
         """Those of what is at work."""
         return self.workplace.now.cameras
 
-    def follow(self, switching: Switching) -> None:
-        """Another box is at work from now on; call it between two frames."""
-        self.overflowed -= overflowed(self.switching.box)
-        self.switching = switching
+    def follow(self, before: ReadyBox) -> None:
+        """Another box than `before` is at work from now on; call it between two frames."""
+        self.overflowed -= overflowed(before)
 
     def start(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         """Begin, with a frame for the warm-up of each query (RGB uint8, H, W, 3), to serve for so many seconds."""
@@ -94,12 +91,11 @@ class InferenceThread:
 
     def _warm_up(self, frames: Mapping[str, np.ndarray]) -> None:
         self.executor.warm_up(frames)
-        arena, box = self.executor.device.arena, self.switching.box
+        arena, box = self.executor.device.arena, self.workplace.now.box
         self.warmed = {"bytes_moved": arena.bytes_moved, "swaps": arena.swaps}
         self.overflowed = overflowed(box)
         if self._stopping.is_set():
             return
-        self.switching.start()
         log.info(
             "running %s, %d cameras, policy %s, order of turns: %s",
             format_engines(box.names()),
@@ -119,7 +115,6 @@ class InferenceThread:
             if self._is_unheard():
                 return NO_READER
             self._between(self)
-            self.switching.take_up(self.executor)
             over = not any(camera.alive for camera in self.cameras)
             warmed = self.executor.warm()
             if self.executor.step() or warmed:

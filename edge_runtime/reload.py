@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from edge_runtime.box import ReadyBox
 from edge_runtime.results import BUNDLE_DIGITS
 from edge_runtime.runtime import ActiveConfig, PendingConfig, Runtime, changes_text
-from edge_runtime.serving.switching import Switching
 from models.errors import message_of
 
 if TYPE_CHECKING:
@@ -169,8 +168,6 @@ class _Applied:
 
     successor: PendingConfig
     before: ActiveConfig
-    switching_before: Switching
-    switching: Switching
 
 
 class ReloadManager:
@@ -215,16 +212,16 @@ class ReloadManager:
             successor, self._ready = self._ready, None
             if successor is None:
                 return
-            started, before, old = time.monotonic(), self._workplace.now, inference.switching
+            started, before = time.monotonic(), self._workplace.now
             self._workplace.go_over(successor)
-            inference.follow(Switching(successor.work.box).after(old))
+            inference.follow(before.box)
             log.info(
                 "reloaded: bundle %s, %s; frames waited %.0f ms",
                 successor.work.identity.bundle[:BUNDLE_DIGITS],
                 changes_text(before.queries, successor.work.queries),
                 1000 * (time.monotonic() - started),
             )
-            self._taken = _Applied(successor, before, old, inference.switching)
+            self._taken = _Applied(successor, before)
             self._go(ReloadApplied())
 
     def stop(self) -> None:
@@ -283,8 +280,6 @@ class ReloadManager:
 
     def _settle(self, taken: _Applied) -> None:
         """What need not be done between two frames."""
-        taken.switching_before.stop()
-        taken.switching.start()
         self._applied(taken.successor.work.box)
         hanging = self._workplace.post.settle(taken.successor.rounds, SINK_TIMEOUT_S)
         if hanging:

@@ -22,7 +22,7 @@ from edge_runtime.device import Device, arena_bytes
 from edge_runtime.engines.unshared import bound_as
 from edge_runtime.executor import Executor, ExecutorParts, TurnTiming
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.faults import is_out_of_memory
+from models.device import is_out_of_memory
 from edge_runtime.memory.movers.fresh import Fresh
 from edge_runtime.queues import Frame, FrameRouter, Ledger, Mailboxes, SceneChange
 from edge_runtime.results import Publisher, RunIdentity

@@ -33,7 +33,6 @@ from edge_runtime.inference import STOP_REQUESTED, InferenceThread, overflowed
 from edge_runtime.reload import BuildBox, ReloadManager
 from edge_runtime.runtime import Runtime
 from edge_runtime.samples import Spool
-from edge_runtime.serving.switching import Switching
 from edge_runtime.sinks.worker import SinkManager
 from models.bundle import Bundle
 from models.errors import InputError
@@ -247,7 +246,7 @@ class Service:
         self._is_settled = threading.Event()
         self._reloads = ReloadManager(self._workplace, refit, self._reloading, self._admit)
         self._inference = InferenceThread(
-            self._workplace, Switching(box), asked.stopping, lambda: self._post.is_unheard, self._reloads.take_up
+            self._workplace, asked.stopping, lambda: self._post.is_unheard, self._reloads.take_up
         )
         self._http: HttpService | None = None
         if observer is not None and config.http is not None:
@@ -365,7 +364,7 @@ class Service:
         return summary
 
     def _close(self, by_itself: bool) -> None:
-        closing: list[tuple[str, Callable[[], object]]] = [("the measuring of engines", self._inference.switching.stop)]
+        closing: list[tuple[str, Callable[[], object]]] = []
         if self._trace is not None:
             closing.append(("the trace", self._trace.close))
         if self._http is not None:
@@ -390,17 +389,16 @@ class Service:
     def summary(self) -> dict[str, Any]:
         """What was done so far."""
         inference, arena, executor = self._inference, self._arena, self._inference.executor
-        again, warmed, ledger = inference.switching, inference.warmed, executor.publisher.ledger
+        box, warmed, ledger = self._workplace.now.box, inference.warmed, executor.publisher.ledger
         began, outcomes = inference.began, self._reloads.state
         return {
-            **again.box.fitted.to_json(), "run": self._workplace.now.identity.run, "engines": again.box.names(),
+            **box.fitted.to_json(), "run": self._workplace.now.identity.run, "engines": box.names(),
             "seconds": 0.0 if began is None else round((self._ended or time.monotonic()) - began, 3),
             "stopped_by": self._stopped_by(), "fault": self._fault, "hanging": list(self._hanging),
-            "bytes_moved": arena.bytes_moved - warmed["bytes_moved"] - again.bytes_moved,
-            "swaps": arena.swaps - warmed["swaps"] - again.swaps,
-            "bytes_overflowed": overflowed(again.box) - inference.overflowed,
-            "warm_up": {"bytes_moved": warmed["bytes_moved"] + again.bytes_moved,
-                        "swaps": warmed["swaps"] + again.swaps},
+            "bytes_moved": arena.bytes_moved - warmed["bytes_moved"],
+            "swaps": arena.swaps - warmed["swaps"],
+            "bytes_overflowed": overflowed(box) - inference.overflowed,
+            "warm_up": dict(warmed),
             "compactions": arena.compactions, "compacted_bytes": arena.compacted_bytes,
             "max_resident_bytes": arena.max_resident_bytes, "max_used_bytes": executor.device.max_used_bytes,
             "max_waiting_bytes": executor.parts.mailboxes.max_bytes, "most_waiting_bytes":

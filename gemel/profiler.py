@@ -53,7 +53,7 @@ class ProfileResult:
             "engine": self.profile.engine,
             "copy_gb_s": self.profile.copy_bytes_per_s / 1e9,
             "queries": [
-                {"id": query, "load_ms": 1000 * one.load_s,
+                {"id": query, "engine": one.engine, "load_ms": 1000 * one.load_s,
                  "batches": [{"count": batch.count, "run_ms": 1000 * batch.run_s,
                               "workspace_bytes": batch.workspace_bytes} for batch in one.batches],
                  "staleness": list(one.staleness)}
@@ -63,11 +63,11 @@ class ProfileResult:
 
     def to_text(self) -> str:
         rows = [
-            (query, f"{1000 * one.load_s:.2f} ms", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
+            (query, one.engine, f"{1000 * one.load_s:.2f} ms", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
              size(one.batches[0].workspace_bytes))
             for query, one in self.profile.queries.items()
         ]  # fmt: skip
-        headers = ("query", "load", *(f"run of {count}" for count in BATCHES), "workspace")
+        headers = ("query", "engine", "load", *(f"run of {count}" for count in BATCHES), "workspace")
         return "\n".join([
             table(headers, rows), "",
             f"{self.path}: measured on {self.profile.machine['name']} ({self.profile.device}), "
@@ -90,8 +90,8 @@ def profile_bundle(
     import torch
 
     from edge_runtime.engines.arranging import layouts_for, order_for
-    from edge_runtime.engines.preparing import Wish, engines_for
-    from edge_runtime.engines.registry import check_engine
+    from edge_runtime.engines.preparing import EngineRequest, choose_engines, engines_for
+    from edge_runtime.engines.registry import AUTO, check_engine
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
     from edge_runtime.memory.streams import computing
@@ -113,10 +113,12 @@ def profile_bundle(
         stages.begin(MAKING)
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         names = {name for query in opened.queries for name in opened.names_in_order(query.id)}
-        engines, store = engines_for(opened, engine, Wish(chosen)), Store.of_bundle(opened)
+        fastest = choose_engines(opened, chosen) if engine == AUTO else None
+        engines = engines_for(opened, engine, EngineRequest(chosen), fastest)
+        store = Store.of_bundle(opened)
         capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
         running = engines.values()
-        layouts = layouts_for(running, store.kinds, order_for(running, stays=False))
+        layouts = layouts_for(store.kinds, order_for(running, stays=False))
         arena = Arena(store, capacity, chosen, layouts=layouts)
         queries: dict[str, QueryProfile] = {}
         loads: list[tuple[int, float]] = []
@@ -131,7 +133,7 @@ def profile_bundle(
                     one = engines[query.id]
                     workspace = {count: one.workspace_of(count) for count in BATCHES}
                     one.bind(arena.tensor)
-                    queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace))
+                    queries[query.id] = QueryProfile(load_s, _batches(one, rounds, workspace), engine=one.name)
                     one.unbind()
                     stages.add()
         finally:

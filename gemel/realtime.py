@@ -68,8 +68,7 @@ def evaluate_realtime(
     policy, store = policy_named(DEFAULT_POLICY), Store.of_bundle(bundle)
     costs = policy.view(known_costs(bundle, engines, None))
     budget = max(budget_bytes, *map(costs.alone_bytes, costs.queries))
-    layouts, costs = arranged(engines.values(), store.kinds, costs, budget)
-    budget = max(budget, *map(costs.alone_bytes, costs.queries))
+    layouts = arranged(engines.values(), store.kinds, costs, budget)
     arena = Arena(store, arena_bytes(costs, budget), "cpu", budget, layouts=layouts)
     try:
         results: list[_Result] = []

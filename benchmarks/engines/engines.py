@@ -1,6 +1,6 @@
 """Times the engines against the original run bare, and weighs four queries that share against one, per engine.
 
-Usage: python -m benchmarks.engines.engines speed|memory|overflow|families|convolutions
+Usage: python -m benchmarks.engines.engines speed|memory|overflow|families
        [--engines NAME ...] [--model NAME]
        [--rounds N] [--batch N] [--json FILE]
 
@@ -16,7 +16,6 @@ all resident: milliseconds of a run, and what a process of its own holds more on
 `families`: every family of the zoo at the smallest frame it takes, engines torch and compiled against the plain module:
 the largest difference of any output tensor in shares of its largest value, and what compiling took. Slow: a minute per
 family.
-`convolutions`: single convolutions with weights channels last and in oneDNN's blocked order, by the weight's size.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from typing import Any
 import torch
 
 from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
-from benchmarks.engines.convolutions import convolutions
 from benchmarks.engines.overflow import overflow
 from benchmarks.engines.zoo import FAMILIES, families
 from benchmarks.machine import held_bytes, machine
@@ -54,7 +52,7 @@ MIB = 2**20
 def main() -> None:
     """Measure what was asked for; print a table and one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "memory", "overflow", "families", "convolutions", "weigh"))
+    parser.add_argument("what", choices=("speed", "memory", "overflow", "families", "weigh"))
     parser.add_argument("--engines", nargs="*", help="default: all that can run here; of `families` torch and compiled")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), help="only these, for `families`")
@@ -77,8 +75,6 @@ def main() -> None:
             rows = speed(made_bundle(path, options.model), engines, options.rounds, options.batch)
         elif options.what == "memory":
             rows = memory(made_bundle(path, options.model).path, engines)
-        elif options.what == "convolutions":
-            rows = convolutions(options.rounds)
         elif options.what == "overflow":
             rows = overflow(made_bundle(path, options.model, names=QUERIES[:1]), options.rounds)
         else:

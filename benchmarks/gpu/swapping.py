@@ -28,7 +28,7 @@ def swap(setting: Setting, found: Found) -> None:
     bundle = bundle_of(setting.folder / "swap", QUERIES[:2], model, setting.small, shared=False)
     store = Store.of_bundle(bundle)
     engines: dict[str, FrameEngine] = {one: TorchEngine(bundle, one, setting.device) for one in QUERIES[:2]}
-    layouts, _ = arranged(engines.values(), store.kinds, known_costs(bundle, engines, None), 2**62)
+    layouts = arranged(engines.values(), store.kinds, known_costs(bundle, engines, None), 2**62)
     first, second = (bundle.names_in_order(query) for query in QUERIES[:2])
     arena = Arena(store, 2 * store.data.nbytes, setting.device, layouts=layouts)
     nbytes = sum(store.extents[name].nbytes for name in first)
@@ -81,7 +81,7 @@ def no_memory(setting: Setting, found: Found) -> None:
     engines: dict[str, FrameEngine] = {one: _Hungry(bundle, one, setting.device) for one in QUERIES[:2]}
     costs = known_costs(bundle, engines, None)
     budget = 2 * max(map(costs.alone_bytes, costs.queries))
-    layouts, costs = arranged(engines.values(), store.kinds, costs, budget)
+    layouts = arranged(engines.values(), store.kinds, costs, budget)
     arena = Arena(store, arena_bytes(costs, budget), setting.device, budget, layouts=layouts)
     device = Device(arena, engines, costs, budget)
     frame = np.zeros((64, 64, 3), np.uint8)

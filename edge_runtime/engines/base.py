@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from edge_runtime.engines.workspace import peak_of
 from edge_runtime.memory.binding import Bindable, TensorOf, Wait
 from edge_runtime.memory.layout import Order
-from edge_runtime.memory.onednn import Convolution, convolutions_of
 from models.bits import Bits
 from models.bundle import Bundle, BundleQuery
 from models.cost import workspace_bytes
@@ -102,14 +101,6 @@ class FrameEngine(ABC):
     def detail(cls, device: str) -> str:
         """By what it runs, for `gemel doctor`."""
         return f"torch {torch.__version__} on {device}"
-
-    def convolutions(self) -> dict[str, Convolution]:
-        """What is done with the weights that may lie blocked, by state dict key."""
-        return convolutions_of(self.model, self.query.input_size)
-
-    def ready(self) -> bool:
-        """Whether `prepare` will find what it needs, so that it takes no time."""
-        return True
 
     def prepare(self) -> None:  # noqa: B027 (most engines have nothing to prepare)
         """Make what a run needs besides tensors, which may take minutes the first time; `bind` does it if need be.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from edge_runtime.memory.faults import is_out_of_memory
+from models.device import is_out_of_memory
 from edge_runtime.memory.streams import compute_stream
 
 MAX_GRAPHS = 8

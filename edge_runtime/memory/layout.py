@@ -24,7 +24,6 @@ class Order(IntEnum):
 
     STORED = 0
     CHANNELS_LAST = 1
-    BLOCKED = 2
 
 
 @dataclass(frozen=True)

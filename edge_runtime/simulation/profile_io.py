@@ -19,7 +19,7 @@ from models.bundle import Bundle
 from models.errors import InputError
 from models.io import Exact, open_atomic, read_json, validate
 
-PROFILE_FORMAT = 1
+PROFILE_FORMAT = 2
 PROFILE_SUFFIX = ".profile.json"
 MAX_PROFILE_BATCH = 1024
 """Frames of a batch, far above any that is measured."""
@@ -29,12 +29,13 @@ STALENESS_HINT = "run `gemel profile BUNDLE --workload WORKLOAD`"
 
 @dataclass(frozen=True, slots=True)
 class QueryProfile:
-    """One query measured: seconds of a load of all its tensors, its runs by batch, and the accuracy of its answers by
-    their age in frames, where footage was at hand."""
+    """One query measured: seconds of a load of all its tensors, its runs by batch on `engine`, and the accuracy of its
+    answers by their age in frames, where footage was at hand."""
 
     load_s: float
     batches: tuple[BatchCost, ...]
     staleness: Curve = ()
+    engine: str = "torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class _QueryKeys(Exact):
     load_s: _Seconds
     batches: Annotated[list[_BatchKeys], Field(min_length=1, max_length=MAX_PROFILE_BATCH)]
     staleness: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(max_length=MAX_AGES, default_factory=list)]
+    engine: _Text
 
 
 class _MachineKeys(Exact, extra="allow"):
@@ -122,7 +124,7 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     found = validate(path, read_json(path, PROFILE_HINT), _ProfileKeys, hint=PROFILE_HINT)
     queries = {
         query: QueryProfile(
-            one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches), monotone_curve(one.staleness)
+            one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches), monotone_curve(one.staleness), one.engine
         )
         for query, one in found.queries.items()
     }

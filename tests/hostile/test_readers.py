@@ -25,7 +25,6 @@ OWN = {
     "gemel/doctor.py": "reads back what it wrote, to measure the disk",
     "gemel/report/templates.py": "its own pages and style",
     "edge_runtime/engines/architecture.py": "/proc, and this project's sources",
-    "edge_runtime/engines/background.py": "its own command line",
     "edge_runtime/engines/onnx/workspace.py": "/proc",
     "edge_runtime/simulation/profile_io.py": "/proc",
     "edge_runtime/service.py": "/proc",

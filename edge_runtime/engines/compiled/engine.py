@@ -34,14 +34,12 @@ class CompiledEngine(FrameEngine):
     """
 
     name = "compiled"
-    orders = frozenset({Order.CHANNELS_LAST, Order.BLOCKED})
+    orders = frozenset({Order.CHANNELS_LAST})
 
     def __init__(
         self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu", cache: EngineCache | None = None
     ) -> None:
         super().__init__(bundle, query_id, device)
-        if self.device.type != "cpu":
-            self.orders -= {Order.BLOCKED}
         self._bundle, self._cache = bundle, cache
         self._kept: Kept | None = None
         self._package: Any = None
@@ -83,13 +81,6 @@ class CompiledEngine(FrameEngine):
                 key, SUFFIX, lambda path: compile_package(self._bundle, self.query, self.device, path)
             )
         self._workspace_bytes = None
-
-    def ready(self) -> bool:
-        """Whether this architecture was compiled before."""
-        if self._kept is None:
-            self._cache = self._cache or EngineCache()
-            self._kept = self._cache.find(package_key(self.query, self.model, self.device), SUFFIX)
-        return self._kept is not None
 
     def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
         """Hand the package views of the arena: nothing is copied, so the tensors must stay where they are."""

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from edge_runtime.engines.architecture import key_of
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.workspace import peak_bytes
-from edge_runtime.memory.onednn import blocked, convolutions_of, takes_blocked
 from edge_runtime.scheduler.costs import BATCHES
 from models.bundle import Bundle, BundleQuery
 from models.device import disable_tf32
@@ -80,8 +79,7 @@ def compiling_in(folder: Path) -> Iterator[None]:
 def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, path: Path) -> Mapping[str, Any]:
     """Write the package to `path`; returns its workspace by batch and the constants that are no weights.
 
-    It takes any batch, frames in channels-last order, and weights of convolutions in that order too, or blocked
-    (`edge_runtime.memory.onednn`). Takes 20 to 60 seconds on one core. Raises EngineError for an architecture that
+    It takes any batch, and frames and weights of convolutions in channels-last order. Takes 20 to 60 seconds on one core. Raises EngineError for an architecture that
     cannot be compiled.
     """
     model = _in_memory(bundle, query, device)
@@ -120,9 +118,6 @@ def compile_package(bundle: Bundle, query: BundleQuery, device: torch.device, pa
 def _in_memory(bundle: Bundle, query: BundleQuery, device: torch.device) -> _Flat:
     """The network with copies of the query's tensors, arranged as the arena arranges them."""
     network = bundle.build(query.id, device, copy=True).requires_grad_(False)
-    if device.type == "cpu":
-        found = convolutions_of(bundle.build(query.id, "meta"), query.input_size)
-        takes_blocked(network, {key for key, one in found.items() if blocked(one) is not None})
     return _Flat(network.to(memory_format=torch.channels_last)).eval()  # type: ignore[call-overload]
 
 

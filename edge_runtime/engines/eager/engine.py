@@ -17,7 +17,6 @@ from edge_runtime.engines.eager.streamed import Streamed
 from edge_runtime.engines.graphs import graphs_for
 from edge_runtime.memory.binding import TensorOf, Wait
 from edge_runtime.memory.layout import Order
-from edge_runtime.memory.onednn import takes_blocked
 from models.bits import BIT_WIDTHS
 from models.bundle import Bundle
 
@@ -32,7 +31,7 @@ class TorchEngine(FrameEngine):
     The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
     are stored packed stay so, and are widened while a run needs them; those named in `overflow` are never bound but
     copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
-    `Bundle.build` makes; where weights lie blocked (`edge_runtime.memory.onednn`), within rounding. With `precision`
+    `Bundle.build` makes. With `precision`
     "bf16" or "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast
     in every run, outputs differ in the third digit. With `half`, and on a card always, weights stored as float16 are
     not widened but computed with as they are, and so is the rest (autocast). On a card runs are replayed from graphs
@@ -58,10 +57,6 @@ class TorchEngine(FrameEngine):
         self._cast_to = PRECISIONS[precision]
         if half and self._cast_to is None and any(own.dtype == HALF for own in self.query.stored.values()):
             self._cast_to = torch.float16
-        if self._cast_to is None and self.device.type == "cpu":
-            takes_blocked(self.model)
-        else:
-            self.orders -= {Order.BLOCKED}
         most = max(map(bundle.nbytes, overflow), default=0)
         streamed = Streamed(most, self.device) if most and self.device.type != "cpu" else None
         self._staging = Staging(self.model, bundle, self.query, overflow, "cuda" if half else "cpu", streamed)

@@ -68,13 +68,6 @@ class OnnxEngine(FrameEngine):
         assert self._session is not None
         return self._session.device
 
-    def ready(self) -> bool:
-        """Whether this architecture was exported before."""
-        if self._kept is None:
-            self._cache = self._cache or EngineCache()
-            self._kept = self._cache.find(graph_key(self.query, self.model), SUFFIX)
-        return self._kept is not None
-
     def prepare(self) -> None:
         """Export this architecture, or find its graph, and make the session unless another query has it."""
         if self._session is not None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from edge_runtime.memory.faults import is_out_of_memory, telling_out_of_memory
+from models.device import is_out_of_memory, telling_out_of_memory
 
 
 def graph(operator: str) -> bytes:

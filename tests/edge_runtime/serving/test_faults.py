@@ -15,7 +15,7 @@ from edge_runtime.engines.base import nothing
 from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.faults import is_out_of_memory
+from models.device import is_out_of_memory
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.queues import Frame, Ledger, Mailboxes

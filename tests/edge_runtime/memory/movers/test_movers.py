@@ -15,7 +15,7 @@ import torch
 
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.copies import Copy
-from edge_runtime.memory.faults import is_out_of_memory
+from models.device import is_out_of_memory
 from edge_runtime.memory.movers import host as mover_host
 from edge_runtime.memory.movers import unified
 from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
