@@ -6,8 +6,7 @@ The second stage of a box: what its queries cost and whether they fit its budget
 
 The third stage of a box: its engines, prepared, and how tensors lie in memory for them.
 
-With engine `auto` a box begins with the fastest where that is known, else with torch, at once: what is faster is
-measured while it serves.
+With engine `auto` a box runs the engines that its profile names, and torch without one.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ import numpy as np
 
 from edge_runtime.capture.sources import FrameRequest, ProbeResult, probe_cameras, region_problem
 from edge_runtime.config import ACCURACY, FRAMES, BoxConfig
-from edge_runtime.engines.arranging import arranged
 from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.eager.staging import layers_of
-from edge_runtime.engines.preparing import EngineRequest, engines_for
 from edge_runtime.engines.registry import AUTO, FALLBACK, make_engine
-from edge_runtime.engines.unshared import store_for
-from edge_runtime.memory.layout import Layouts
+from edge_runtime.engines.setup import EngineRequest, engines_for, layouts_within, unshared_store
+from edge_runtime.engines.weight_streaming import streamable_layers
+from edge_runtime.memory.memory_format import Layouts
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import Policy, QuerySpec
@@ -226,8 +223,6 @@ def _check_cameras(config: BoxConfig, bundle: Bundle) -> None:
 # Before anything is measured: a rate that no copy reaches.
 UNKNOWN_COPY_BYTES_PER_S = 1e12
 
-log = logging.getLogger("gemel.run")
-
 
 @dataclass(frozen=True, eq=False)
 class CostedBox:
@@ -316,7 +311,7 @@ def _costs_of(
 
     def layers(query: str) -> Sequence[OverflowLayer]:
         asked = bundle.query(query)
-        return layers_of(engines[query].model, asked.input_size, asked.tensors, asked.stored, config.device)
+        return streamable_layers(engines[query].model, asked.input_size, asked.tensors, asked.stored, config.device)
 
     whole = known_costs(bundle, engines, profile)
     within = overflow_of(whole, config.budget_bytes, layers)
@@ -412,6 +407,6 @@ def format_engines(names: Mapping[str, str], link: str = "on") -> str:
 
 def _equipped(fitted: CostedBox, engines: Mapping[str, FrameEngine]) -> ReadyBox:
     costs = fitted.policy.view(fitted.within.costs)
-    store = store_for(Store.of_bundle(fitted.box.bundle), costs)
-    layouts = arranged(engines.values(), store.kinds, costs, fitted.box.config.budget_bytes)
+    store = unshared_store(Store.of_bundle(fitted.box.bundle), costs)
+    layouts = layouts_within(engines.values(), store.kinds, costs, fitted.box.config.budget_bytes)
     return ReadyBox(fitted, engines, store, costs, layouts)

@@ -16,7 +16,7 @@ import torch
 
 from edge_runtime.box import LoadedBox, load_box
 from edge_runtime.config import SpoolConfig
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.results import BUNDLE_DIGITS
 from edge_runtime.samples import SUFFIX, Predict, compare_samples, expected_agreement, read_drift, read_head
 from models.bundle import Bundle, BundleQuery, write_substituted

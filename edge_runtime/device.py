@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge_runtime.engines.base import Engine, nothing
-from edge_runtime.memory.admission import NoRoomError
+from edge_runtime.engines.base import Engine, no_op
+from edge_runtime.memory.allocator import NoSpaceError
 from edge_runtime.memory.arena import Arena
 from edge_runtime.scheduler.costs import Costs, tensor_groups
 from models.device import is_out_of_memory
@@ -49,7 +49,7 @@ class Device:
     @property
     def overlaps(self) -> bool:
         """Whether it is worth loading weights while a query runs."""
-        return self.arena.mover.overlaps
+        return self.arena.transfer.overlaps
 
     def starts_early(self, query: str) -> bool:
         """Whether a run of this query may begin before its last tensors are there."""
@@ -89,7 +89,7 @@ class Device:
                 self._held = None
         self.max_used_bytes = max(self.max_used_bytes, self.arena.residency.resident_bytes + workspace_bytes)
 
-    def run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None] = nothing) -> list[Prediction]:
+    def run(self, query: str, images: Sequence[np.ndarray], beside: Callable[[], None] = no_op) -> list[Prediction]:
         """The answers of the query to RGB frames (H, W, 3), once all it needs is resident or arriving.
 
         `beside` is called when the run is about to begin, on a device where loads overlap runs: behind the upload of
@@ -110,7 +110,7 @@ class Device:
         names = self._tensors[query]
         try:
             self.arena.start(names, workspace_bytes, evict, waits=not early)
-        except NoRoomError:
+        except NoSpaceError:
             if not loose:
                 raise
             self.arena.start(names, workspace_bytes, (*evict, *loose), waits=not early)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_runtime.box import ReadyBox, format_engines
 from edge_runtime.capture.camera import Camera
 from edge_runtime.executor import Executor, PolicyFailed
-from edge_runtime.memory.streams import computing
+from edge_runtime.memory.transfer import on_compute_stream
 from edge_runtime.runtime import Runtime
 from models.errors import GemelError, one_line
 
@@ -77,7 +77,7 @@ class InferenceThread:
 
     def _work(self, frames: Mapping[str, np.ndarray], seconds: float) -> None:
         try:
-            with computing(self.executor.device.arena.device):
+            with on_compute_stream(self.executor.device.arena.device):
                 self._warm_up(frames)
                 self.began = time.monotonic()
                 self.ended_by = self._loop(self.began + seconds)

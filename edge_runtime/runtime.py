@@ -19,11 +19,10 @@ from edge_runtime.capture.camera import Camera
 from edge_runtime.capture.sources import FrameRequest
 from edge_runtime.config import BoxConfig
 from edge_runtime.device import Device, arena_bytes
-from edge_runtime.engines.unshared import bound_as
+from edge_runtime.engines.setup import bindable_engines
 from edge_runtime.executor import Executor, ExecutorParts, TurnTiming
 from edge_runtime.memory.arena import Arena
-from models.device import is_out_of_memory
-from edge_runtime.memory.movers.fresh import Fresh
+from edge_runtime.memory.transfer import StagedBuffer
 from edge_runtime.queues import Frame, FrameRouter, Ledger, Mailboxes, SceneChange
 from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.samples import Spool
@@ -31,6 +30,7 @@ from edge_runtime.simulation.trace import TraceWriter
 from edge_runtime.sinks.base import ResultMessage
 from edge_runtime.sinks.worker import SinkChange, SinkManager
 from models.bundle import Bundle, BundleQuery
+from models.device import is_out_of_memory
 from models.errors import InputError, exact_text
 
 KEPT: dict[str, Callable[[BoxConfig], Any]] = {
@@ -127,7 +127,7 @@ class PendingConfig:
     """What is ready to be at work next: none of its threads runs. `cold` are queries that are to be warmed up."""
 
     work: ActiveConfig
-    memory: Fresh
+    memory: StagedBuffer
     rounds: SinkChange
     fresh_cameras: tuple[Camera, ...]
     cold: frozenset[str]
@@ -223,7 +223,7 @@ class Runtime:
 
     def drop(self, successor: PendingConfig) -> None:
         """It is not needed after all."""
-        self.arena.mover.drop(successor.memory)
+        self.arena.transfer.drop(successor.memory)
 
     def _made(self, box: ReadyBox, identity: RunIdentity, kept: Mapping[str, Camera]) -> ActiveConfig:
         opened = box.fitted.box
@@ -231,7 +231,7 @@ class Runtime:
         heard = _Heard(self.post, self._observer, self._spool, config.late == "publish")
         queries = {query.id: query for query in bundle.queries}
         parts = ExecutorParts(
-            Device(self.arena, bound_as(box.engines, box.costs), box.costs, config.budget_bytes),
+            Device(self.arena, bindable_engines(box.engines, box.costs), box.costs, config.budget_bytes),
             box.fitted.policy,
             opened.demands(),
             self.mailboxes,

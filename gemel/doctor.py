@@ -152,14 +152,14 @@ def _read(path: str) -> None:
 
 def _engines(device: str) -> list[dict[str, Any]]:
     """Each engine, whether it can run here, by what or why not, and whether it ever ran on such a device."""
-    from edge_runtime.engines.registry import ENGINES, engine_named
+    from edge_runtime.engines.registry import ENGINES, engine_class
 
     found = []
     for name in ENGINES:
-        engine = engine_named(name)
+        engine = engine_class(name)
         missing = engine.missing(device)
         detail = engine.detail(device) if missing is None else missing
-        proved = device in engine.proved_on
+        proved = device in engine.tested_on
         detail += "" if proved else " (never run)"
         found.append({"engine": name, "available": missing is None, "detail": detail, "proved": proved})
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from edge_runtime.memory.placing import footprint_bytes
+from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.scheduler.costs import BATCHES, BatchCost
 from edge_runtime.simulation.profile_io import (
     MeasuredProfile,
@@ -63,8 +63,8 @@ class ProfileResult:
 
     def to_text(self) -> str:
         rows = [
-            (query, one.engine, f"{1000 * one.load_s:.2f} ms", *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches),
-             size(one.batches[0].workspace_bytes))
+            (query, one.engine, f"{1000 * one.load_s:.2f} ms",
+             *(f"{1000 * batch.run_s:.1f} ms" for batch in one.batches), size(one.batches[0].workspace_bytes))
             for query, one in self.profile.queries.items()
         ]  # fmt: skip
         headers = ("query", "engine", "load", *(f"run of {count}" for count in BATCHES), "workspace")
@@ -89,12 +89,11 @@ def profile_bundle(
     """
     import torch
 
-    from edge_runtime.engines.arranging import layouts_for, order_for
-    from edge_runtime.engines.preparing import EngineRequest, choose_engines, engines_for
     from edge_runtime.engines.registry import AUTO, check_engine
+    from edge_runtime.engines.setup import EngineRequest, choose_engines, common_format, engines_for, layouts_for
     from edge_runtime.memory.arena import Arena
     from edge_runtime.memory.store import Store
-    from edge_runtime.memory.streams import computing
+    from edge_runtime.memory.transfer import on_compute_stream
     from gemel.evaluation import open_matching_bundle
     from gemel.staleness import query_staleness
     from models.workload import load_workload
@@ -118,13 +117,13 @@ def profile_bundle(
         store = Store.of_bundle(opened)
         capacity = sum(footprint_bytes(opened.nbytes(name)) for name in names)
         running = engines.values()
-        layouts = layouts_for(store.kinds, order_for(running, stays=False))
+        layouts = layouts_for(store.kinds, common_format(running, stays=False))
         arena = Arena(store, capacity, chosen, layouts=layouts)
         queries: dict[str, QueryProfile] = {}
         loads: list[tuple[int, float]] = []
         stages.begin(MEASURING, len(opened.queries))
         try:
-            with computing(arena.device):  # as a box does
+            with on_compute_stream(arena.device):  # as a box does
                 for query in opened.queries:
                     needed = opened.names_in_order(query.id)
                     found = _loads(arena, needed, rounds)
@@ -168,7 +167,7 @@ def _batches(engine: FrameEngine, rounds: int, workspace: dict[int, int]) -> tup
     """
     import torch
 
-    from edge_runtime.engines.workspace import peak_bytes
+    from edge_runtime.engines.base import peak_bytes
 
     frames = _frames(engine, BATCHES[-1])
     seconds: dict[int, list[float]] = {count: [] for count in BATCHES}

@@ -13,8 +13,8 @@ import numpy as np
 
 from edge_runtime.box import known_costs
 from edge_runtime.device import Device, arena_bytes
-from edge_runtime.engines.arranging import arranged
 from edge_runtime.engines.registry import FALLBACK, make_engine
+from edge_runtime.engines.setup import layouts_within
 from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
@@ -68,7 +68,7 @@ def evaluate_realtime(
     policy, store = policy_named(DEFAULT_POLICY), Store.of_bundle(bundle)
     costs = policy.view(known_costs(bundle, engines, None))
     budget = max(budget_bytes, *map(costs.alone_bytes, costs.queries))
-    layouts = arranged(engines.values(), store.kinds, costs, budget)
+    layouts = layouts_within(engines.values(), store.kinds, costs, budget)
     arena = Arena(store, arena_bytes(costs, budget), "cpu", budget, layouts=layouts)
     try:
         results: list[_Result] = []

@@ -21,7 +21,7 @@ from edge_runtime import policies
 from edge_runtime.daemon import run
 from edge_runtime.engines.base import FrameEngine
 from edge_runtime.engines.registry import ENGINES
-from edge_runtime.memory.binding import TensorOf, Wait
+from edge_runtime.memory.arena import TensorOf, WaitFor
 from edge_runtime.policies.gemel import GemelPolicy
 from edge_runtime.scheduler.costs import Costs
 from edge_runtime.scheduler.types import Decision, Plan, QuerySpec, SchedulerState
@@ -67,7 +67,7 @@ class Plain(FrameEngine):
 
     name = "plain"
 
-    def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
+    def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
         self._state = {path: tensor_of(name) for path, name in self.query.tensors.items()}
 
     def unbind(self) -> None:

@@ -157,12 +157,12 @@ def _bundle(folder: Path, name: str, weights: WeightBits) -> Any:
 
 
 def _bound(bundle: Any) -> Any:
-    from edge_runtime.engines.arranging import resident
     from edge_runtime.engines.registry import make_engine
+    from edge_runtime.engines.setup import resident_arena
 
     engine = make_engine("torch", bundle, "one")
     engine.workspace_bytes  # counted on the meta device, so before anything is bound  # noqa: B018
-    resident(bundle, {"one": engine})  # as the box lays them for this engine
+    resident_arena(bundle, {"one": engine})  # as the box lays them for this engine
     return engine
 
 
@@ -194,8 +194,8 @@ def _memory(name: str) -> Iterator[dict[str, Any]]:
     for weights in WEIGHTS:
         command = [sys.executable, "-m", "benchmarks.bundles.stored", "anonymous", name, weights]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        held, resident = json.loads(text.splitlines()[-1])
-        yield {"model": name, "weights": weights, "resident MB": resident / 1e6, "held MB": held / 1e6}
+        held, resident_arena = json.loads(text.splitlines()[-1])
+        yield {"model": name, "weights": weights, "resident MB": resident_arena / 1e6, "held MB": held / 1e6}
 
 
 def _anonymous_bytes(name: str, weights: WeightBits) -> str:

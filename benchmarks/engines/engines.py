@@ -39,9 +39,9 @@ from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
 from benchmarks.engines.overflow import overflow
 from benchmarks.engines.zoo import FAMILIES, families
 from benchmarks.machine import held_bytes, machine
-from edge_runtime.engines.arranging import resident
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.registry import ENGINES, engine_named, make_engine
+from edge_runtime.engines.registry import ENGINES, engine_class, make_engine
+from edge_runtime.engines.setup import resident_arena
+from edge_runtime.engines.torch_engine import TorchEngine
 from models import zoo
 from models.bundle import Bundle, open_bundle
 
@@ -88,7 +88,7 @@ def main() -> None:
 
 def missing(name: str) -> str | None:
     """Why an engine cannot run here."""
-    return engine_named(name).missing("cpu")
+    return engine_class(name).missing("cpu")
 
 
 def made_bundle(path: Path, model: str, names: Sequence[str] = QUERIES) -> Bundle:
@@ -120,12 +120,12 @@ def speed(bundle: Bundle, names: Sequence[str], rounds: int, batch: int = 1) -> 
     for name in names:
         engine = make_engine(name, bundle, "first")
         engine.prepare()
-        arenas.append(resident(bundle, {"first": engine}))
+        arenas.append(resident_arena(bundle, {"first": engine}))
         with torch.inference_mode():
             difference[name] = float((engine.forward(frames) - bare(frames)).abs().max())
         cases[name] = lambda engine=engine: engine.forward(frames)
     bf16 = TorchEngine(bundle, "first", precision="bf16")
-    arenas.append(resident(bundle, {"first": bf16}))
+    arenas.append(resident_arena(bundle, {"first": bf16}))
     cases["torch, precision bf16"] = lambda: bf16.forward(frames)
     wall, cpu = interleaved(cases, rounds)
     rows = []
@@ -199,7 +199,7 @@ def weigh(bundle: Path, name: str, count: int) -> dict[str, int]:
     engines = {query: make_engine(name, opened, query) for query in QUERIES[: max(1, count)]}
     arena = None
     if count:
-        arena = resident(opened, engines)
+        arena = resident_arena(opened, engines)
         frames = torch.rand(1, 3, INPUT_SIZE, INPUT_SIZE).contiguous(memory_format=torch.channels_last)
         with torch.inference_mode():
             for _ in range(3):

@@ -26,8 +26,8 @@ from benchmarks.bundles.making import asked, made
 from benchmarks.engines.zoo import CLASSES, COUNTS, FAMILIES, apart
 from benchmarks.machine import machine
 from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.cache import EngineCache
-from edge_runtime.engines.onnx.engine import OnnxEngine
+from edge_runtime.engines.onnx import OnnxEngine
+from edge_runtime.engines.package_cache import EngineCache
 from edge_runtime.engines.registry import make_engine
 from models import zoo
 from models.bundle import Bundle

@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.machine import held_bytes
 from edge_runtime.box import known_costs
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.eager.staging import layers_of
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.engines.weight_streaming import streamable_layers
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from edge_runtime.scheduler.eviction import Overflow, overflow_of
@@ -91,7 +91,7 @@ def _bound(bundle: Bundle, share: float) -> tuple[TorchEngine, Arena, Overflow]:
     whole = TorchEngine(bundle, query.id)
     costs = known_costs(bundle, {query.id: whole}, None)
     budget = costs.queries[query.id].workspace_bytes + int(share * costs.weights_bytes(query.id))
-    layers = layers_of(whole.model, query.input_size, query.tensors, query.stored, "cpu")
+    layers = streamable_layers(whole.model, query.input_size, query.tensors, query.stored, "cpu")
     found = overflow_of(costs, budget, lambda _: layers)
     assert not found.lacking, f"it does not run in {budget} bytes: {found.lacking}"
     engine = TorchEngine(bundle, query.id, overflow=found.tensors.get(query.id, ()))

@@ -4,8 +4,8 @@ Usage: python -m benchmarks.engines.swap [BUNDLE ...] [--rounds N] [--json FILE]
 
 Per query: a cold swap (nothing of it resident: evict, copy, bind the engine) against one copy of as many bytes from
 the mapped bundle into memory of the same kind by one thread; the same with the weights of convolutions put in
-channels-last order on arrival, as for an engine that takes them in no other (edge_runtime.memory.layout); the swap from
-the query before it in the bundle, where only what is missing moves; and rebinding while everything is resident. All are
+channels-last order on arrival, as for an engine that takes them in no other; the swap from the
+query before it in the bundle, where only what is missing moves; and rebinding while everything is resident. All are
 measured in turn, round by round; medians. Where the machine does other things too, the ratios of processor times and of
 the best rounds say more than the wall's. Without a bundle, one of two ResNet-50 and two ResNet-18 with random weights
 is made, each pair sharing all but the last layer. "Device memory" on a CPU is RAM, so these figures say what the
@@ -29,13 +29,12 @@ import torch
 
 from benchmarks.bundles.making import CLASSES, INPUT_SIZE, asked, made
 from benchmarks.machine import machine
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.memory.allocator import Extent, FreeList
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.copies import Extent
-from edge_runtime.memory.layout import convolutions
-from edge_runtime.memory.movers.host import ordinary_memory
-from edge_runtime.memory.placing import Holes
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
+from edge_runtime.memory.transfer_cpu import allocate_memory
 from models import zoo
 from models.bundle import Bundle, open_bundle
 
@@ -102,9 +101,9 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
         sum(store.extents[name].end - store.extents[name].offset for name in names) for names in needs.values()
     )[-2:]
     arena = Arena(store, sum(largest))
-    arranging = Arena(store, sum(largest), layouts=convolutions(store.kinds))
+    arranging = Arena(store, sum(largest), layouts=channels_last_layouts(store.kinds))
     arranged = {query.id: TorchEngine(bundle, query.id) for query in bundle.queries}
-    _, plain_memory = ordinary_memory(max(largest))
+    _, plain_memory = allocate_memory(max(largest))
     previous = dict(zip(needs, [list(needs)[-1], *needs]))
     taken: dict[tuple[str, str], list[float]] = {}
     cpu: dict[tuple[str, str], list[float]] = {}
@@ -167,7 +166,7 @@ def measure(bundle: Bundle, rounds: int) -> dict[str, Any]:
 
 def runs(extents: Iterable[Extent]) -> int:
     """How many stretches of the bundle a query's tensors lie in."""
-    spans = Holes()
+    spans = FreeList()
     spans.give((extent.offset, extent.end) for extent in extents)
     return len(spans.spans)
 

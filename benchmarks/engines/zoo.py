@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.bundles.making import asked, made
-from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.base import EngineError
 from edge_runtime.engines.registry import make_engine
+from edge_runtime.engines.setup import resident_arena
 from models import zoo
 from models.bundle import Bundle
 
@@ -65,7 +65,7 @@ def _compared(folder: Path, engine: str, model: str, size: int) -> dict[str, Any
     except EngineError as error:
         return {"difference": None, "seconds": None, "ratio": None, "note": str(error)}
     seconds = None if found_before else round(time.perf_counter() - start, 1)
-    resident(bundle, {"only": one})
+    resident_arena(bundle, {"only": one})
     bare = bundle.build("only")
     worst, times = 0.0, {"engine": [], "bare": []}
     with torch.inference_mode():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edge_runtime.memory.streams import computing
+from edge_runtime.memory.transfer import on_compute_stream
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Setting:
         """A number of rounds."""
         return few if self.small else whole
 
-    def computing(self) -> AbstractContextManager[None]:
+    def on_compute_stream(self) -> AbstractContextManager[None]:
         """As a box computes: on the stream of its own."""
-        return computing(self.device)
+        return on_compute_stream(self.device)
 
     def synchronise(self) -> None:
         """Return when the device has done all that it was given."""

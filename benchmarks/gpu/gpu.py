@@ -41,7 +41,7 @@ class Stage:
 
 STAGES: Mapping[str, Stage] = {
     "environment": Stage("ceilings", "environment", 60),
-    "mover": Stage("moving", "moves", 120),
+    "transfer": Stage("moving", "moves", 120),
     "faults": Stage("moving", "faults", 60),
     "outputs": Stage("running", "outputs", 180),
     "forms": Stage("running", "forms", 120),

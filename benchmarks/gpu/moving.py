@@ -1,4 +1,4 @@
-"""The mover: whatever is started, prefetched, evicted and slid, every byte arrives; and two faults provoked."""
+"""The transfer: whatever is started, prefetched, evicted and slid, every byte arrives; and two faults provoked."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from benchmarks.gpu.found import Found, Setting
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import convolutions
-from edge_runtime.memory.movers.pinned import Pinned
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
+from edge_runtime.memory.transfer_cuda import PinnedStore
 
 CAPACITY_SHARE = 0.5
 SLEEP_S = 0.002
 
 
 def moves(setting: Setting, found: Found) -> None:
-    """Random starts, prefetches, evictions and slides, kernels that sleep between them, weights in both orders."""
+    """Random starts, prefetches, evictions and slides, kernels that sleep between them, weights in both formats."""
     for name, arranged in (("as_stored", False), ("channels_last", True)):
         wrong, arena = _moved(setting, arranged, setting.many(2000, 60))
         found.holds(f"{name}_bytes_equal", wrong == 0)
@@ -46,7 +46,7 @@ def faults(setting: Setting, found: Found) -> None:
         found.left_out["pending_error"] = "needs a card"
         return
     codes: list[int] = []
-    pinned = Pinned(store, setting.device, _Twice(codes))
+    pinned = PinnedStore(store, setting.device, _Twice(codes))
     found.holds("registered_twice_fails", bool(codes and codes[0]))
     found.holds("no_kernel_gets_the_error", float(torch.ones(8, device=setting.device).add_(1).sum()) == 16.0)
     runtime: Any = torch.cuda.cudart()
@@ -89,7 +89,7 @@ def _moved(setting: Setting, arranged: bool, rounds: int) -> tuple[int, Arena]:
         tensors[f"norm{index}"] = torch.rand(draws.choice((8, 700)))
     store = Store.of_tensors(tensors)
     capacity = int(CAPACITY_SHARE * store.data.nbytes)
-    arena = Arena(store, capacity, setting.device, layouts=convolutions(store.kinds) if arranged else None)
+    arena = Arena(store, capacity, setting.device, layouts=channels_last_layouts(store.kinds) if arranged else None)
     wrong = 0
     with setting.computing(), torch.inference_mode():
         for _ in range(rounds):

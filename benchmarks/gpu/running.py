@@ -11,14 +11,14 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.gpu.bundles import FAMILIES, FEW, bundle_of
 from benchmarks.gpu.found import Found, Setting
-from edge_runtime.engines.arranging import resident
 from edge_runtime.engines.base import EngineError, FrameEngine
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.onnx.engine import OnnxEngine
-from edge_runtime.engines.registry import engine_named, make_engine
+from edge_runtime.engines.onnx import OnnxEngine
+from edge_runtime.engines.registry import engine_class, make_engine
+from edge_runtime.engines.setup import resident_arena
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
-from edge_runtime.memory.streams import compute_stream
+from edge_runtime.memory.transfer import compute_stream
 from edge_runtime.scheduler.costs import BATCHES
 from models.bits import Bits
 from models.bundle import Bundle
@@ -96,7 +96,7 @@ def speed(setting: Setting, found: Found) -> None:
         cases: dict[str, Any] = {"torch": plain, "graphs": graphed}
         if not setting.small and (made := _prepared(found, bundle, "compiled", setting)) is not None:
             cases["compiled"] = made
-        arenas = [resident(bundle, {query: engine}) for engine in cases.values()]
+        arenas = [resident_arena(bundle, {query: engine}) for engine in cases.values()]
         for engine in cases.values():
             for _ in range(3):
                 engine.forward(frames)
@@ -114,7 +114,7 @@ def speed(setting: Setting, found: Found) -> None:
 
 def onnx(setting: Setting, found: Found) -> None:
     """ONNX Runtime on the same device, where its wheel is there."""
-    why = engine_named("onnx").missing(setting.device.type)
+    why = engine_class("onnx").missing(setting.device.type)
     if why is not None:
         found.left_out["onnx"] = why
         return
@@ -133,7 +133,7 @@ def compare(setting: Setting, found: Found, bundle: Bundle, name: str, close: fl
     if isinstance(engine, OnnxEngine):
         found.holds(f"{name}_on_{setting.device.type}", engine.runs_on.type == setting.device.type)
     with setting.computing(), torch.inference_mode(), disable_tf32():
-        arena = resident(bundle, {query.id: engine})
+        arena = resident_arena(bundle, {query.id: engine})
         for count in COUNTS:
             frames = _frames(setting, bundle, count)
             expected = _bare(setting, bundle, query.id, frames)
@@ -147,11 +147,11 @@ def _shared(setting: Setting, found: Found, bundle: Bundle, frames: Tensor) -> N
     """A weight changed in place shows in all queries, and four take little more than one."""
     with setting.computing(), torch.inference_mode():
         engines: dict[str, FrameEngine] = {query: TorchEngine(bundle, query, setting.device) for query in QUERIES}
-        one = resident(bundle, {QUERIES[0]: engines[QUERIES[0]]})
+        one = resident_arena(bundle, {QUERIES[0]: engines[QUERIES[0]]})
         alone = one.residency.resident_bytes
         one.unbind(engines[QUERIES[0]])
         one.close()
-        arena = resident(bundle, engines)
+        arena = resident_arena(bundle, engines)
         found.at_most("four_over_one_bytes", arena.residency.resident_bytes / alone, MAX_BYTES_OF_FOUR)
         before = [engine.forward(frames).clone() for engine in engines.values() for _ in range(3)][2::3]
         state = bundle.query(QUERIES[0]).tensors
@@ -166,7 +166,7 @@ def _replayed(setting: Setting, found: Found, bundle: Bundle, waits: bool = Fals
     """Whether runs are replayed from a graph, where they do not wait for the card; those leave all as it was."""
     with setting.computing(), torch.inference_mode():
         engine, frames = TorchEngine(bundle, QUERIES[0], setting.device), _frames(setting, bundle, 1)
-        arena = resident(bundle, {QUERIES[0]: engine})
+        arena = resident_arena(bundle, {QUERIES[0]: engine})
         for _ in range(3):
             engine.forward(frames)
         if engine._graphs is not None:
@@ -179,7 +179,7 @@ def _replayed(setting: Setting, found: Found, bundle: Bundle, waits: bool = Fals
 
 def _prepared(found: Found, bundle: Bundle, name: str, setting: Setting) -> FrameEngine | None:
     query = bundle.queries[0]
-    why = engine_named(name).missing(setting.device.type)
+    why = engine_class(name).missing(setting.device.type)
     try:
         if why is None:
             engine = make_engine(name, bundle, query.id, setting.device)

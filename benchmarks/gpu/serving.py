@@ -16,9 +16,8 @@ from benchmarks.gpu.found import Found, Setting
 from benchmarks.gpu.running import QUERIES
 from edge_runtime.box import known_costs
 from edge_runtime.daemon import run
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
-from edge_runtime.memory.movers.cuda import CudaMover
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
 from edge_runtime.scheduler.costs import all_bytes
 
 SECONDS, MIN_SECONDS = 60.0, 1.0
@@ -66,21 +65,21 @@ def serve(setting: Setting, found: Found) -> None:
     found.note("dropped", sum(sum(account["dropped"].values()) for account in accounts))
     if setting.on_card:
         reserved = torch.cuda.max_memory_reserved(setting.device)
-        found.at_most("reserved_over_allowed", reserved / (summary["budget_bytes"] + ALLOCATOR_BYTES), 1.0)
+        found.at_most("reserved_over_allowed", reserved / (summary["budget_bytes"] + ALLOCATOR_SLACK_BYTES), 1.0)
 
 
 @contextmanager
 def _counting_from_the_limit_on() -> Iterator[None]:
     """What was reserved at most counts from when the budget holds: workspaces are tried out before, without a limit."""
-    plain = CudaMover.limit
+    plain = CudaTransferBackend.set_memory_limit
 
-    def limit(mover: CudaMover, budget_bytes: int | None) -> None:
-        plain(mover, budget_bytes)
+    def limit(transfer: CudaTransferBackend, budget_bytes: int | None) -> None:
+        plain(transfer, budget_bytes)
         if budget_bytes is not None:
             torch.cuda.reset_peak_memory_stats()
 
-    CudaMover.limit = limit  # type: ignore[method-assign]
+    CudaTransferBackend.set_memory_limit = limit  # type: ignore[method-assign]
     try:
         yield
     finally:
-        CudaMover.limit = plain  # type: ignore[method-assign]
+        CudaTransferBackend.set_memory_limit = plain  # type: ignore[method-assign]

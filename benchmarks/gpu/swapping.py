@@ -13,9 +13,9 @@ from benchmarks.gpu.found import Found, Setting
 from benchmarks.gpu.running import QUERIES
 from edge_runtime.box import known_costs
 from edge_runtime.device import Device, arena_bytes
-from edge_runtime.engines.arranging import arranged
 from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.setup import layouts_within
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 
@@ -28,7 +28,7 @@ def swap(setting: Setting, found: Found) -> None:
     bundle = bundle_of(setting.folder / "swap", QUERIES[:2], model, setting.small, shared=False)
     store = Store.of_bundle(bundle)
     engines: dict[str, FrameEngine] = {one: TorchEngine(bundle, one, setting.device) for one in QUERIES[:2]}
-    layouts = arranged(engines.values(), store.kinds, known_costs(bundle, engines, None), 2**62)
+    layouts = layouts_within(engines.values(), store.kinds, known_costs(bundle, engines, None), 2**62)
     first, second = (bundle.names_in_order(query) for query in QUERIES[:2])
     arena = Arena(store, 2 * store.data.nbytes, setting.device, layouts=layouts)
     nbytes = sum(store.extents[name].nbytes for name in first)
@@ -81,7 +81,7 @@ def no_memory(setting: Setting, found: Found) -> None:
     engines: dict[str, FrameEngine] = {one: _Hungry(bundle, one, setting.device) for one in QUERIES[:2]}
     costs = known_costs(bundle, engines, None)
     budget = 2 * max(map(costs.alone_bytes, costs.queries))
-    layouts = arranged(engines.values(), store.kinds, costs, budget)
+    layouts = layouts_within(engines.values(), store.kinds, costs, budget)
     arena = Arena(store, arena_bytes(costs, budget), setting.device, budget, layouts=layouts)
     device = Device(arena, engines, costs, budget)
     frame = np.zeros((64, 64, 3), np.uint8)

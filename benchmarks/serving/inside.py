@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 from edge_runtime import daemon
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.http.app import HttpService
 from edge_runtime.observer import Observer
 from edge_runtime.queues import Mailboxes, SceneChange

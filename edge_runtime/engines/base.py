@@ -1,8 +1,14 @@
-"""Engines: an architecture without weights, bound to tensors of the arena before it runs."""
+"""The workspace of a run as its allocator saw it: kernels' own memory included, which no graph shows.
+
+Engines: an architecture without weights, bound to tensors of the arena before it runs.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
@@ -11,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines.workspace import peak_of
-from edge_runtime.memory.binding import Bindable, TensorOf, Wait
-from edge_runtime.memory.layout import Order
+from edge_runtime.memory.arena import Bindable, TensorOf, WaitFor
+from edge_runtime.memory.memory_format import WeightFormat
+from edge_runtime.memory.transfer import on_compute_stream
 from models.bits import Bits
 from models.bundle import Bundle, BundleQuery
 from models.cost import workspace_bytes
@@ -21,12 +27,65 @@ from models.errors import InputError
 from models.predictions import DetectionPrediction, Prediction
 from models.tasks import task_of
 
+log = logging.getLogger("gemel.run")
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Peak bytes that torch's allocator had given out during `run`, beyond what it had before.
+
+    What a library allocates by itself (ONNX Runtime, oneDNN's caches) is not seen. Run it once before: the first run
+    sets up more than a run needs.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it says on stderr that it found no card
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        run()
+    live = peak = 0
+    for event in traced.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            live += event.nbytes()  # type: ignore[attr-defined]
+            peak = max(peak, live)
+    return peak
+
+
+def measure_workspace(model: nn.Module, input_size: int, count: int, device: torch.device) -> int:
+    """The same of a run of `count` frames of an architecture (on the meta device), its weights left out.
+
+    What kernels of a card's libraries take on top of intermediates is known to nobody else; they are chosen by how
+    frames and weights lie, so these lie as engines want them. 0 where it cannot be tried: for lack of memory, because
+    the model cannot do with weights that are all zero, or because a box serves within a limit meanwhile, whose memory
+    it would take.
+    """
+    if device.type == "cuda" and torch.cuda.get_per_process_memory_fraction(device.index or 0) < 1.0:
+        return 0
+    try:
+        with torch.inference_mode(), on_compute_stream(device):
+            there = copy.deepcopy(model).to_empty(device=device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for tensor in there.state_dict().values():
+                tensor.zero_()
+            frames = torch.zeros(count, 3, input_size, input_size, device=device)
+            frames = frames.contiguous(memory_format=torch.channels_last)
+            there(frames)
+            return frames.nbytes + peak_bytes(lambda: there(frames), device)
+    except Exception as error:
+        log.debug("the workspace of %s could not be measured: %s", type(model).__name__, error)
+        return 0
+
+
 MAX_WORKSPACES = 4096
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
 """By architecture and frames at once: to count them takes a tenth of a second, and a box does it again in a reload."""
 
 
-def nothing() -> None:
+def no_op() -> None:
     """Nobody has anything to do meanwhile."""
 
 
@@ -44,7 +103,7 @@ class Engine(Bindable, Protocol):
         """The workspace of a run of one frame."""
         ...
 
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Prediction]:
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> list[Prediction]:
         """One answer per RGB frame (H, W, 3); boxes in pixels of the whole frame.
 
         `uploaded` is called once the frames are on their way to the device, before anything is computed.
@@ -61,15 +120,15 @@ class FrameEngine(ABC):
 
     name: ClassVar[str]
     starts_early: bool = False
-    orders: frozenset[Order] = frozenset({Order.STORED})
-    """The orders in which it takes the weights of convolutions; one engine of a class may take fewer."""
+    formats: frozenset[WeightFormat] = frozenset({WeightFormat.STORED})
+    """The formats in which it takes the weights of convolutions; one engine of a class may take fewer."""
     runs_packed: ClassVar[frozenset[Bits]] = frozenset()
     """The widths in which tensors stay in the arena as they are stored and are used from there."""
 
     automatic: ClassVar[bool] = True
     """Whether `auto` may choose it."""
 
-    proved_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    tested_on: ClassVar[frozenset[str]] = frozenset({"cpu"})
     """The devices on which it has been run; `gemel doctor` marks others."""
 
     def __init__(self, bundle: Bundle, query_id: str, device: str | torch.device = "cpu") -> None:
@@ -109,7 +168,7 @@ class FrameEngine(ABC):
         """
 
     @abstractmethod
-    def bind(self, tensor_of: TensorOf, wait: Wait | None = None) -> None:
+    def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
         """As `Bindable.bind`."""
 
     @abstractmethod
@@ -134,12 +193,12 @@ class FrameEngine(ABC):
             if len(_WORKSPACES) >= MAX_WORKSPACES:
                 _WORKSPACES.clear()
             size, on_card = self.query.input_size, self.device.type != "cpu"
-            seen = peak_of(self.model, size, count, self.device) if on_card else 0
+            seen = measure_workspace(self.model, size, count, self.device) if on_card else 0
             _WORKSPACES[key] = max(seen, workspace_bytes(self.model, size, count))
         return _WORKSPACES[key]
 
     @torch.inference_mode()
-    def outputs(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> Any:
+    def outputs(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> Any:
         """What `forward` returns for RGB frames (H, W, 3), each cropped to the query's roi first."""
         prepare = self.query.preprocess
         batch = self._upload(torch.stack([prepare.resize(self._crop(frame)) for frame in frames]))
@@ -147,7 +206,7 @@ class FrameEngine(ABC):
         return self.forward(prepare.normalise(batch))
 
     @torch.inference_mode()
-    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = nothing) -> list[Prediction]:
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> list[Prediction]:
         """One answer per frame; boxes in pixels of the whole frame, scores from the query's `min_score` on.
 
         Where the query sets no `min_score`, the threshold chosen on val takes its place.

@@ -18,10 +18,10 @@ AUTO = "auto"
 FALLBACK = "torch"
 """Runs every architecture."""
 ENGINES: dict[str, tuple[str, str]] = {
-    "torch": ("edge_runtime.engines.eager.engine", "TorchEngine"),
-    "compiled": ("edge_runtime.engines.compiled.engine", "CompiledEngine"),
-    "onnx": ("edge_runtime.engines.onnx.engine", "OnnxEngine"),
-    "tensorrt": ("edge_runtime.engines.onnx.engine", "TensorrtEngine"),
+    "torch": ("edge_runtime.engines.torch_engine", "TorchEngine"),
+    "compiled": ("edge_runtime.engines.compiled", "CompiledEngine"),
+    "onnx": ("edge_runtime.engines.onnx", "OnnxEngine"),
+    "tensorrt": ("edge_runtime.engines.onnx", "TensorrtEngine"),
 }
 """Name -> module and class."""
 
@@ -33,7 +33,7 @@ def check_engine(name: str, where: str | Path, key: str) -> str:
     return name
 
 
-def engine_named(name: str) -> type[FrameEngine]:
+def engine_class(name: str) -> type[FrameEngine]:
     """The class of an engine; KeyError for a name that is not in ENGINES."""
     module, kind = ENGINES[name]
     return getattr(importlib.import_module(module), kind)
@@ -43,4 +43,4 @@ def make_engine(
     name: str, bundle: Bundle, query_id: str, device: str | torch.device = "cpu", **options: Any
 ) -> FrameEngine:
     """An engine of this name for one query of a bundle, unbound; `options` are those of its class."""
-    return engine_named(name)(bundle, query_id, device, **options)
+    return engine_class(name)(bundle, query_id, device, **options)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from edge_runtime.memory.admission import (
+from edge_runtime.memory.allocator import (
+    ALIGNMENT_BYTES,
     Admission,
-    NoRoomError,
-    admission_ahead,
-    admission_of,
+    Extent,
+    FreeList,
+    NoSpaceError,
+    Placement,
     check_evictable,
+    footprint_bytes,
+    plan_admission,
+    plan_prefetch,
 )
-from edge_runtime.memory.copies import Extent
-from edge_runtime.memory.placing import ALIGNMENT_BYTES, Holes, Placement, footprint_bytes
 
 
 class Residency:
@@ -49,13 +52,13 @@ class Residency:
         self.placed: dict[str, Placement] = {}
         self._holds.clear()
         self._prefetched: dict[str, None] = {}
-        self._holes = Holes.between((), self.capacity_bytes)
+        self._holes = FreeList.between((), self.capacity_bytes)
 
     def adopt(self, kept: Mapping[str, Placement]) -> None:
         """Go on with other tensors in an emptied range; those `kept` lie at these places already."""
         self.placed = dict(kept)
         self.resident_bytes = sum(map(self.footprints.__getitem__, kept))
-        self._holes = Holes.between(kept.values(), self.capacity_bytes)
+        self._holes = FreeList.between(kept.values(), self.capacity_bytes)
 
     @property
     def resident(self) -> frozenset[str]:
@@ -98,17 +101,17 @@ class Residency:
         Afterwards there is room for `workspace_bytes` beside what runs already. Raises what `admission_of` raises.
         """
         needed = dict.fromkeys(names)
-        admission = admission_of(self, needed, workspace_bytes, evict)
+        admission = plan_admission(self, needed, workspace_bytes, evict)
         self._apply(admission)
         self._adopt(needed)
         return admission
 
-    def admit_ahead(self, names: Iterable[str], evict: Collection[str] = ()) -> Admission:
+    def admit_prefetch(self, names: Iterable[str], evict: Collection[str] = ()) -> Admission:
         """The same for tensors that nobody needs yet: they count as prefetched, and are given only what is free.
 
         Raises what `admission_ahead` raises.
         """
-        admission = admission_ahead(self, dict.fromkeys(names), evict)
+        admission = plan_prefetch(self, dict.fromkeys(names), evict)
         self._apply(admission)
         self._prefetched.update(dict.fromkeys(admission.placed))
         return admission
@@ -130,7 +133,7 @@ class Residency:
         for name in names:
             self.placed[name]
         if self.resident_bytes + self.workspace_bytes + workspace_bytes > self.budget_bytes:
-            raise NoRoomError(f"{workspace_bytes} bytes of workspace pass the budget of {self.budget_bytes}")
+            raise NoSpaceError(f"{workspace_bytes} bytes of workspace pass the budget of {self.budget_bytes}")
         self._holds.update(names)
         self.workspace_bytes += workspace_bytes
         self._adopt(names)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from edge_runtime.memory.placing import footprint_bytes
+from edge_runtime.memory.allocator import footprint_bytes
 from models.errors import InputError
 
 BATCHES = (1, 2, 4, 8)

@@ -194,6 +194,8 @@ def _counted(bundle: Bundle, query: BundleQuery) -> _OnPaper:
 
 def overflow_layers(bundle: Bundle, query: BundleQuery, device: str = "cuda") -> tuple[OverflowLayer, ...]:
     """What a query's layers need at once on a device of this kind."""
-    from edge_runtime.engines.eager.staging import layers_of
+    from edge_runtime.engines.weight_streaming import streamable_layers
 
-    return layers_of(bundle.build(query.id, "meta").eval(), query.input_size, query.tensors, query.stored, device)
+    return streamable_layers(
+        bundle.build(query.id, "meta").eval(), query.input_size, query.tensors, query.stored, device
+    )

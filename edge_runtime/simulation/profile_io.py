@@ -124,7 +124,10 @@ def read_profile(bundle: Bundle) -> MeasuredProfile:
     found = validate(path, read_json(path, PROFILE_HINT), _ProfileKeys, hint=PROFILE_HINT)
     queries = {
         query: QueryProfile(
-            one.load_s, tuple(BatchCost(**dict(batch)) for batch in one.batches), monotone_curve(one.staleness), one.engine
+            one.load_s,
+            tuple(BatchCost(**dict(batch)) for batch in one.batches),
+            monotone_curve(one.staleness),
+            one.engine,
         )
         for query, one in found.queries.items()
     }

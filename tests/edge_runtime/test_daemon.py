@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from edge_runtime import results as publishing
 from edge_runtime.daemon import run
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.samples import read_sample
 from models.bundle import open_bundle
 from models.bundle.signing import sign_bundle

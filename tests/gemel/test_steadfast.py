@@ -24,7 +24,7 @@ from tests.edge_runtime.tiny import tiny_bundle, write_clip, write_folder
 LOOPING = {"left": {"source": "left.mp4", "loop": True}, "right": {"source": "right", "fps": 12, "loop": True}}
 HANGING = """
 import sys, threading, time
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime import executor
 from gemel.cli import main
 executor.MIN_HANG_S = {least_s}

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_runtime.engines import choosing
-from edge_runtime.engines.cache import EngineCache, Kept
-from edge_runtime.engines.compiled.making import compiling_in
+from edge_runtime.engines.compiled import inductor_cache
+from edge_runtime.engines.package_cache import CachedFile, EngineCache
 from models.errors import InputError
-from tests.edge_runtime.tiny import tiny_bundle
 
 KEY = {"model": "resnet18"}
 
 
-def _made(folder: Path, content: bytes, key: Mapping[str, Any] = KEY) -> Kept:
+def _made(folder: Path, content: bytes, key: Mapping[str, Any] = KEY) -> CachedFile:
     def make(path: Path) -> dict[str, Any]:
         path.write_bytes(content)
         return {"ms": [1.5, float("inf")]}
@@ -106,23 +101,6 @@ def test_what_cannot_be_made_again_is_one_line(tmp_path: Path, what: str) -> Non
     assert str(refused.value).startswith(str(tmp_path / "cache")) and str(refused.value).isprintable()
 
 
-@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_cache_that_cannot_be_written_leaves_the_choice_to_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: int
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(fault, os.strerror(fault))
-
-    bundle = tiny_bundle(tmp_path / "tiny.safetensors")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(choosing, "candidates", lambda *_: ["torch", "onnx"])
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
-    caplog.set_level(logging.WARNING, "gemel.run")
-    choice = choosing.fastest(bundle)
-    assert set(choice.engines.values()) == {"torch"}
-    assert [record.getMessage().count(os.strerror(fault)) for record in caplog.records] == [1]
-
-
 def test_a_link_that_is_exchanged_after_the_check_leads_nowhere_else(tmp_path: Path) -> None:
     _made(tmp_path / "mine", b"mine")
     _made(tmp_path / "theirs", b"theirs")
@@ -169,7 +147,7 @@ def test_compilers_keep_what_they_make_in_a_private_folder_of_the_cache(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "anybody's"))
     folder = EngineCache(tmp_path / "cache").compilers()
     assert folder.parent == tmp_path / "cache" and folder.stat().st_mode & 0o777 == 0o700
-    with compiling_in(folder):
+    with inductor_cache(folder):
         assert cache_dir() == str(folder)
     assert cache_dir() == str(tmp_path / "anybody's")
     folder.chmod(0o777)

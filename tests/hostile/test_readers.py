@@ -17,15 +17,15 @@ OPENING = {
     "torch.load", "json.load", "json.loads", "yaml.load", "yaml.safe_load", "pickle.load", "pickle.loads", "np.load",
 }  # fmt: skip
 OWN = {
-    "edge_runtime/memory/movers/readers.py": "the bundle that was checked and is mapped",
+    "edge_runtime/memory/store.py": "the bundle that was checked and is mapped",
     "edge_runtime/capture/sources.py": "a camera's stream",
     "gemel/cli.py": "/dev/null",
     "models/process.py": "/dev/null",
     "edge_runtime/sinks/jsonl.py": "an output, and whether its last line is whole",
     "gemel/doctor.py": "reads back what it wrote, to measure the disk",
     "gemel/report/templates.py": "its own pages and style",
-    "edge_runtime/engines/architecture.py": "/proc, and this project's sources",
-    "edge_runtime/engines/onnx/workspace.py": "/proc",
+    "edge_runtime/engines/package_cache.py": "/proc, and this project's sources",
+    "edge_runtime/engines/onnx.py": "/proc",
     "edge_runtime/simulation/profile_io.py": "/proc",
     "edge_runtime/service.py": "/proc",
     "edge_runtime/http/app.py": "its own pages",

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import merger.methods.top_down as wide_module
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
 from merger import MergeOptions, MergeReport, Recipe, merge

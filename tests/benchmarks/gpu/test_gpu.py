@@ -26,7 +26,7 @@ REHEARSED_HERE = [name for name in gpu.STAGES if name != "environment"]
 """All but what is tried below as a process."""
 
 
-@pytest.mark.parametrize("stage", every(REHEARSED_HERE, few=("mover", "faults")))
+@pytest.mark.parametrize("stage", every(REHEARSED_HERE, few=("transfer", "faults")))
 def test_a_stage_is_rehearsed_on_the_processor(stage: str) -> None:
     found = gpu.carried_out(stage, "cpu", small=True)
     assert found["passed"], found["missed"]
@@ -52,21 +52,21 @@ def test_a_stage_that_hangs_or_breaks_is_told_and_is_still_to_do(tmp_path: Path,
     def run(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
         name = command[command.index("--stage") + 1]
         ran.append(name)
-        if name == "mover":
+        if name == "transfer":
             raise subprocess.TimeoutExpired(command, timeout, stderr=b'chatter\nfound: {"first": 1}\nfound: {"sec')
         if name == "forms":
             return subprocess.CompletedProcess(command, 0, 'chatter\n{"passed": false, "missed": ["x"]}\n', "")
         return subprocess.CompletedProcess(command, 1, "", 'found: {"ms": 2}\nRuntimeError: no\nkernel image\n')
 
     monkeypatch.setattr(subprocess, "run", run)
-    asked = [*REHEARSED, "--only", "swap", "mover", "speed", "forms", "--done", str(done)]
+    asked = [*REHEARSED, "--only", "swap", "transfer", "speed", "forms", "--done", str(done)]
     assert gpu.main(asked) == 1
     told = capsys.readouterr()
     lines = {line["stage"]: line for line in map(json.loads, told.out.splitlines())}
-    assert ran == ["mover", "speed", "forms"] and not any(line["passed"] for line in lines.values())
-    assert "not done after" in lines["mover"]["fault"] and "kernel image" in lines["speed"]["fault"]
-    assert lines["mover"]["found"] == {"first": 1} and lines["speed"]["found"] == {"ms": 2}
-    assert "to do: mover speed forms" in told.err
+    assert ran == ["transfer", "speed", "forms"] and not any(line["passed"] for line in lines.values())
+    assert "not done after" in lines["transfer"]["fault"] and "kernel image" in lines["speed"]["fault"]
+    assert lines["transfer"]["found"] == {"first": 1} and lines["speed"]["found"] == {"ms": 2}
+    assert "to do: transfer speed forms" in told.err
     assert gpu.passed_before(done, "cpu", "small") == {"swap"} and gpu.passed_before(done, "cuda", "small") == set()
     assert len(done.read_text().splitlines()) == 5, "what was cut short stays a line of its own"
     assert gpu.main([*asked, "--minutes", "0"]) == 1 and len(ran) == 3

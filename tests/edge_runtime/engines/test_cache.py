@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.engines.cache import EngineCache
+from edge_runtime.engines.package_cache import EngineCache
 from models.errors import InputError
 
 KEY = {"model": "resnet18", "classes": 3}

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines import arranging, graphs
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.graphs import Graphs, graphs_for
-from edge_runtime.memory.streams import compute_stream
-from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda, FakeGraph
+from edge_runtime.engines import cuda_graphs as graphs
+from edge_runtime.engines import setup as arranging
+from edge_runtime.engines.cuda_graphs import CudaGraphs, cuda_graphs_for
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.memory.transfer import compute_stream
+from tests.edge_runtime.memory.fake_cuda import FakeCuda, FakeGraph
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 CARD = torch.device("cuda")
@@ -37,7 +38,7 @@ class Watched:
 
 @torch.inference_mode()
 def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_and_weights_of_the_moment():
-    made, plain = Graphs(CARD, at_work()), Watched()
+    made, plain = CudaGraphs(CARD, at_work()), Watched()
     frames = [torch.rand(1, 3, 8, 8) for _ in range(6)]
     for index, batch in enumerate(frames):
         if index == 4:
@@ -57,7 +58,7 @@ def test_a_placement_that_comes_again_is_captured_and_replayed_with_the_frames_a
 def test_each_placement_and_batch_has_its_own_graph_in_one_pool_and_few_are_kept(monkeypatch):
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     cuda, plain = at_work(), Watched()
-    made = Graphs(CARD, cuda)
+    made = CudaGraphs(CARD, cuda)
     one, two = torch.rand(1, 3, 8, 8), torch.rand(2, 3, 8, 8)
     for placement, batch in (("here", one), ("there", one), ("here", two)):
         for _ in range(3):
@@ -83,14 +84,14 @@ def test_what_cannot_be_captured_or_is_replayed_wrongly_runs_plainly(monkeypatch
             return super().__call__(frames)
 
     cuda, batch = at_work(), torch.rand(1, 3, 8, 8)
-    asks, made = Asks(), Graphs(CARD, cuda)
+    asks, made = Asks(), CudaGraphs(CARD, cuda)
     for _ in range(4):
         assert made.run("here", asks, batch)["out"].shape == (1, 2, 4, 4)
     assert asks.runs == 4 and not made._graphs and not caplog.text
     assert not cuda.captures, "torch's allocator would not recover"
     assert not cuda.refuses_waiting
 
-    plain, made = Watched(), Graphs(CARD, at_work())
+    plain, made = Watched(), CudaGraphs(CARD, at_work())
     monkeypatch.setattr(FakeGraph, "replay", lambda graph: graph.operations[-1][-1].zero_())
     for _ in range(3):
         assert made.run("here", plain, batch)["sum"].item() == pytest.approx(batch.sum().item())
@@ -106,7 +107,7 @@ def test_a_capture_that_fails_all_the_same_leaves_the_compute_stream_the_current
             return super().__call__(frames)
 
     cuda, batch, hungry = at_work(), torch.rand(1, 3, 8, 8), Hungry()
-    stream, made = cuda.active, Graphs(CARD, cuda)
+    stream, made = cuda.active, CudaGraphs(CARD, cuda)
     for _ in range(3):
         assert made.run("here", hungry, batch)["out"].shape == (1, 2, 4, 4)
         assert cuda.active is stream
@@ -128,8 +129,8 @@ def test_where_memory_runs_out_graphs_go_before_weights(caplog):
         one.refuse()
     batch, plain = torch.rand(1, 3, 8, 8), Watched()
     with pytest.raises(torch.OutOfMemoryError):
-        Graphs(CARD, at_work()).run("here", Hungry(), batch)
-    first, second = Graphs(CARD, at_work()), Graphs(CARD, at_work())
+        CudaGraphs(CARD, at_work()).run("here", Hungry(), batch)
+    first, second = CudaGraphs(CARD, at_work()), CudaGraphs(CARD, at_work())
     for _ in range(2):
         first.run("here", plain, batch)
     assert first._graphs
@@ -139,10 +140,10 @@ def test_where_memory_runs_out_graphs_go_before_weights(caplog):
 
 def test_an_engine_replays_while_its_tensors_lie_where_they_did_and_lets_go_when_unbound(tmp_path, monkeypatch):
     bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), at_work()
-    assert graphs_for(torch.device("cpu")) is None and TorchEngine(bundle, "gate")._graphs is None
+    assert cuda_graphs_for(torch.device("cpu")) is None and TorchEngine(bundle, "gate")._graphs is None
     engine, plain = TorchEngine(bundle, "gate"), TorchEngine(bundle, "gate")
-    engine._graphs = made = Graphs(CARD, cuda)
-    arena = arranging.resident(bundle, {"gate": engine})
+    engine._graphs = made = CudaGraphs(CARD, cuda)
+    arena = arranging.resident_arena(bundle, {"gate": engine})
     plain.bind(arena.tensor)
     for seed in range(4):
         assert torch.allclose(engine.outputs([picture(seed)]), plain.outputs([picture(seed)]), atol=1e-5)
@@ -159,7 +160,7 @@ def test_an_engine_replays_while_its_tensors_lie_where_they_did_and_lets_go_when
 @torch.inference_mode()
 def test_on_another_stream_runs_are_plain_since_they_may_lie_beside_those_that_are_served():
     cuda, plain, batch = at_work(), Watched(), torch.rand(1, 3, 8, 8)
-    made = Graphs(CARD, cuda)
+    made = CudaGraphs(CARD, cuda)
     for _ in range(3):
         made.run("here", plain, batch)
     ran, cuda.active = plain.runs, cuda.compute

@@ -10,28 +10,25 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from edge_runtime.engines import arranging, base, timing, workspace
-from edge_runtime.engines.arranging import order_for
-from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.choosing import fastest
-from edge_runtime.engines.compiled import engine as compiled
-from edge_runtime.engines.compiled import making
-from edge_runtime.engines.compiled.engine import CompiledEngine
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.graphs import Graphs
-from edge_runtime.engines.onnx import engine as onnx_engine
-from edge_runtime.engines.onnx import session as onnx_session
-from edge_runtime.engines.preparing import engines_for
-from edge_runtime.engines.workspace import peak_of
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import Order
-from edge_runtime.memory.streams import compute_stream
+from edge_runtime.engines import base, compiled, setup
+from edge_runtime.engines import base as workspace
+from edge_runtime.engines import compiled as making
+from edge_runtime.engines import onnx as onnx_engine
+from edge_runtime.engines import onnx as onnx_session
+from edge_runtime.engines.base import EngineError, measure_workspace
+from edge_runtime.engines.compiled import CompiledEngine
+from edge_runtime.engines.cuda_graphs import CudaGraphs
+from edge_runtime.engines.registry import ENGINES
+from edge_runtime.engines.setup import common_format, engines_for
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.memory.memory_format import WeightFormat
+from edge_runtime.memory.transfer import compute_stream
 from models import preprocess
 from models.bundle import Bundle
 from models.device import disable_tf32
+from models.errors import InputError
 from models.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from tests.edge_runtime.engines.paced import only
-from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
+from tests.edge_runtime.memory.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 
@@ -54,7 +51,7 @@ def test_frames_are_on_their_way_before_anything_else_is_copied_and_before_anyth
             return super().forward(batch)
 
     engine = Watched(bundle, "gate")
-    arena = arranging.resident(bundle, {"gate": engine})
+    arena = setup.resident_arena(bundle, {"gate": engine})
     assert engine.run([picture(0)], lambda: happened.append("prefetch"))
     assert happened == ["upload", "prefetch", "forward"]
     arena.close()
@@ -76,10 +73,10 @@ def test_mean_and_deviation_stay_on_a_card(monkeypatch):
 
 def test_onnx_runtime_is_given_a_stream_of_ours_and_its_pool_is_emptied_after_each_run(monkeypatch):
     monkeypatch.setattr(onnx_session, "compute_stream", lambda device: SimpleNamespace(cuda_stream=4711 + device.index))
-    (_, options), _ = onnx_session.in_order(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
+    (_, options), _ = onnx_session.providers_from(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
     assert options["user_compute_stream"] == "4712" and options["device_id"] == "1" and options["use_tf32"] == "1"
     with disable_tf32():
-        (_, options), _ = onnx_session.in_order(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
+        (_, options), _ = onnx_session.providers_from(onnx_session.CUDA, None, torch.device("cuda", 1))  # type: ignore[arg-type]
     assert options["use_tf32"] == "0", "as torch computes"
     run = onnx_session._run_options(torch.device("cuda", 1))
     assert run.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "gpu:1"
@@ -101,9 +98,9 @@ def test_onnx_takes_its_frames_on_the_stream_it_runs_on(bundle, monkeypatch):
             happened.append("contiguous")
             return torch.Tensor.contiguous(self.as_subclass(torch.Tensor))
 
-    monkeypatch.setattr(onnx_engine, "computing", computing)
+    monkeypatch.setattr(onnx_engine, "on_compute_stream", computing)
     engine = onnx_engine.OnnxEngine(bundle, "gate")
-    arena = arranging.resident(bundle, {"gate": engine})
+    arena = setup.resident_arena(bundle, {"gate": engine})
     size = engine.query.input_size
     engine.forward(torch.zeros(1, 3, size, size).as_subclass(Recorded))
     assert happened == ["on cpu", "contiguous", "off"]
@@ -142,7 +139,7 @@ def test_compiled_code_that_finds_no_memory_is_known_for_that_by_the_graphs_that
                 raise RuntimeError("run_func_( ... ) API call failed")
             return [batch]
 
-    engine, graph = CompiledEngine(bundle, "gate", "cuda"), Graphs(torch.device("cpu"))
+    engine, graph = CompiledEngine(bundle, "gate", "cuda"), CudaGraphs(torch.device("cpu"))
     assert engine._graphs is not None
     monkeypatch.setattr(engine._graphs, "_cuda", cuda := FakeCuda())
     monkeypatch.setattr(graph, "refuse", lambda: True)
@@ -179,62 +176,72 @@ def test_compiled_code_that_fails_as_it_is_tried_is_no_engine_and_no_fault_of_th
 
 class Hungry(TorchEngine):
     name = "hungry"
-    orders = frozenset({Order.STORED})
+    formats = frozenset({WeightFormat.STORED})
 
     def forward(self, batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_auto_measures_all_engines_in_one_arena_and_leaves_out_those_that_find_no_memory(bundle, monkeypatch, caplog):
+@pytest.fixture
+def engines(monkeypatch):
+    """Registers engines by name in place of the real ones."""
+
+    def register(**kinds):
+        for name in list(ENGINES):
+            monkeypatch.delitem(ENGINES, name)
+        for name, kind in kinds.items():
+            monkeypatch.setitem(ENGINES, name, (kind.__module__, kind.__qualname__))
+
+    return register
+
+
+def test_measure_engines_without_memory_for_one_leaves_it_out(bundle, engines, caplog):
     caplog.set_level("INFO", "gemel.run")
-    made = []
-    monkeypatch.setattr(timing, "Arena", lambda *args: made.append(Arena(*args)) or made[-1])
-    only(monkeypatch, torch=TorchEngine, hungry=Hungry)
-    assert set(timing.measured(bundle, "gate", "cpu", ["torch", "hungry"])) == {"torch"}
-    assert len(made) == 1 and "engine hungry cannot run" in caplog.text
+    engines(torch=TorchEngine, hungry=Hungry)
+    assert set(setup.measure_engines(bundle, "gate", "cpu", ["torch", "hungry"])) == {"torch"}
+    assert set(setup.choose_engines(bundle).values()) == {"torch"}
+    assert "engine hungry cannot run" in caplog.text
 
 
-def test_where_memory_runs_out_at_torch_itself_it_runs_all_the_same(bundle, monkeypatch, caplog):
-    only(monkeypatch, torch=Hungry, quick=TorchEngine)
-    assert set(fastest(bundle).engines.values()) == {"torch"} and "could not be measured" in caplog.text
+def test_measure_engines_without_memory_for_torch_is_refused(bundle, engines):
+    engines(torch=Hungry, quick=TorchEngine)
+    with pytest.raises(InputError, match="could not be measured"):
+        setup.choose_engines(bundle)
 
 
-def test_an_engine_that_finds_no_memory_to_be_prepared_gives_way_to_torch(bundle, monkeypatch, caplog):
+def test_engines_for_without_memory_to_prepare_falls_back_to_torch(bundle, engines, monkeypatch, caplog):
     def prepare(_self):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    only(monkeypatch, torch=TorchEngine, hungry=Hungry)
-    monkeypatch.setattr(Hungry, "ready", lambda _: False)
+    engines(torch=TorchEngine, hungry=Hungry)
     monkeypatch.setattr(Hungry, "prepare", prepare)
     assert {engine.name for engine in engines_for(bundle, "hungry").values()} == {"torch"}
     assert "CUDA out of memory; engine torch does" in caplog.text
 
 
 class OnCard(TorchEngine):
-    orders = frozenset({Order.STORED, Order.CHANNELS_LAST})
+    formats = frozenset({WeightFormat.STORED, WeightFormat.CHANNELS_LAST})
 
 
 class Fussy(OnCard):
-    orders = frozenset({Order.CHANNELS_LAST})
+    formats = frozenset({WeightFormat.CHANNELS_LAST})
 
 
-def test_where_weights_arrive_as_they_are_wanted_those_that_come_and_go_lie_channels_last(bundle, monkeypatch):
-    engine = OnCard(bundle, "gate")
-    only(monkeypatch, torch=OnCard, fussy=Fussy)
-    assert order_for([engine], stays=False) == Order.STORED and timing.candidates("cpu", False) == ["torch"]
-    for module in (arranging, timing):
-        monkeypatch.setattr(module, "arranges_ahead", lambda _: True)
-    assert order_for([engine], stays=False) == Order.CHANNELS_LAST
-    assert timing.candidates("cpu", False) == ["torch", "fussy"]
+def test_common_format_where_weights_arrive_reordered_is_channels_last(bundle, engines, monkeypatch):
+    engine, request = OnCard(bundle, "gate"), setup.EngineRequest(stays=False)
+    engines(torch=OnCard, fussy=Fussy)
+    assert common_format([engine], stays=False) == WeightFormat.STORED and not request.allows("gate", "fussy")
+    monkeypatch.setattr(setup, "arrives_reordered", lambda _: True)
+    assert common_format([engine], stays=False) == WeightFormat.CHANNELS_LAST and request.allows("gate", "fussy")
 
 
 def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, monkeypatch):
     engine = TorchEngine(bundle, "gate")
     on_paper, size = engine.workspace_of(2), engine.query.input_size
-    seen = peak_of(engine.model, size, 2, torch.device("cpu"))
+    seen = measure_workspace(engine.model, size, 2, torch.device("cpu"))
     assert on_paper / 2 < seen < 3 * on_paper, "the architecture alone was run, with no weight of the bundle"
     asked = []
-    monkeypatch.setattr(base, "peak_of", lambda *what: asked.append(what[1:]) or on_paper + 4096)
+    monkeypatch.setattr(base, "measure_workspace", lambda *what: asked.append(what[1:]) or on_paper + 4096)
     engine.device = torch.device("cuda")
     assert engine.workspace_of(2) == engine.workspace_of(2) == on_paper + 4096
     assert asked == [(size, 2, torch.device("cuda"))]
@@ -244,7 +251,7 @@ def test_a_cards_workspace_is_what_its_allocator_saw_where_that_is_more(bundle, 
 def test_what_onnx_runtime_takes_on_a_card_is_counted_no_less_than_what_torch_does(bundle, monkeypatch):
     engine = onnx_engine.OnnxEngine(bundle, "gate", "cuda")
     engine._kept = SimpleNamespace(notes={"workspace": {"1": 2**20, "4": 2**22}})  # type: ignore[assignment]
-    monkeypatch.setattr(base, "peak_of", lambda *_: 2**21)
+    monkeypatch.setattr(base, "measure_workspace", lambda *_: 2**21)
     assert (engine.workspace_of(1), engine.workspace_of(4)) == (2**21, 2**22)
     engine.device = torch.device("cpu")
     assert engine.workspace_of(1) == 2**20
@@ -256,7 +263,7 @@ def test_where_there_is_no_memory_to_try_the_workspace_stays_what_it_is_on_paper
         def forward(self, frames):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert peak_of(Vast(), 8, 1, torch.device("cpu")) == 0
+    assert measure_workspace(Vast(), 8, 1, torch.device("cpu")) == 0
 
 
 def test_a_workspace_is_tried_as_frames_and_weights_lie_and_not_beside_a_box_that_serves_within_a_limit(monkeypatch):
@@ -268,9 +275,9 @@ def test_a_workspace_is_tried_as_frames_and_weights_lie_and_not_beside_a_box_tha
             return super().forward(frames)
 
     network = nn.Sequential(Watched(3, 4, 3, device="meta"), Watched(4, 4, 3, device="meta"))
-    assert peak_of(network, 8, 2, torch.device("cpu"))
+    assert measure_workspace(network, 8, 2, torch.device("cpu"))
     assert seen and all(one.is_contiguous(memory_format=torch.channels_last) for pair in seen for one in pair)
     asked, tried = [], []
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: asked.append(device) or 0.5)
-    monkeypatch.setattr(workspace, "computing", lambda _device: tried.append("tried"))
-    assert peak_of(network, 8, 2, torch.device("cuda", 1)) == 0 and asked == [1] and not tried
+    monkeypatch.setattr(workspace, "on_compute_stream", lambda _device: tried.append("tried"))
+    assert measure_workspace(network, 8, 2, torch.device("cuda", 1)) == 0 and asked == [1] and not tried

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from edge_runtime.engines.telling import told_while
+from edge_runtime.engines.setup import log_progress
 from models.process import quiet
 
 
@@ -24,11 +24,11 @@ def test_what_takes_long_says_so_while_it_lasts_though_compilers_are_kept_quiet(
     log, heard = logging.getLogger("gemel.run"), Heard()
     log.addHandler(heard)
     try:
-        with told_while("compiling", every_s=0.001), quiet():
+        with log_progress("compiling", every_s=0.001), quiet():
             assert heard.told.wait(60)
     finally:
         log.removeHandler(heard)
     heard.told.clear()
-    with told_while("compiling", every_s=60):
+    with log_progress("compiling", every_s=60):
         pass
     assert not heard.told.is_set(), "what ends soon is not told"

@@ -6,9 +6,7 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edge_runtime.memory.admission import Admission, BlockedError, NoRoomError
-from edge_runtime.memory.copies import Extent
-from edge_runtime.memory.placing import footprint_bytes
+from edge_runtime.memory.allocator import Admission, BlockedError, Extent, NoSpaceError, footprint_bytes
 from edge_runtime.memory.residency import Residency
 
 KIB = 1024
@@ -94,7 +92,7 @@ class Box:
                 self.end(self.running[0])
             held_at.clear()
             admission = residency.admit(names, workspace, evict)
-        except NoRoomError:
+        except NoSpaceError:
             assert not fits and residency.resident == before
             self.refused += 1
             return
@@ -109,8 +107,8 @@ class Box:
     def prefetch(self, query: str) -> None:
         names, before = self.queries[query], self.residency.resident
         try:
-            admission = self.residency.admit_ahead(names)
-        except NoRoomError:
+            admission = self.residency.admit_prefetch(names)
+        except NoSpaceError:
             assert self.residency.resident == before
             return
         assert not admission.moves and not admission.cancelled

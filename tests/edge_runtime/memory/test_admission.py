@@ -6,9 +6,16 @@ import random
 
 import pytest
 
-from edge_runtime.memory.admission import NOTHING, BlockedError, NoRoomError, admission_ahead, admission_of
-from edge_runtime.memory.copies import Extent
-from edge_runtime.memory.placing import Holes, Placement
+from edge_runtime.memory.allocator import (
+    NOTHING,
+    BlockedError,
+    Extent,
+    FreeList,
+    NoSpaceError,
+    Placement,
+    plan_admission,
+    plan_prefetch,
+)
 from edge_runtime.memory.residency import Residency
 from tests.edge_runtime.memory.schedules import Box
 
@@ -20,7 +27,7 @@ def kept(capacity: int, placed: str, held: str = "", prefetched: str = "") -> Re
     residency = Residency(capacity * SLOT, {name: Extent(at * SLOT, SLOT) for at, name in enumerate("abcdef")})
     residency.placed |= {name: Placement(at * SLOT, SLOT) for at, name in enumerate(placed) if name != "."}
     residency.resident_bytes = len(residency.placed) * SLOT
-    residency._holes = Holes.between(residency.placed.values(), residency.capacity_bytes)
+    residency._holes = FreeList.between(residency.placed.values(), residency.capacity_bytes)
     residency._prefetched |= dict.fromkeys(prefetched)
     residency.hold(held)
     return residency
@@ -31,44 +38,44 @@ def state(residency: Residency) -> tuple[object, ...]:
 
 
 def test_nothing_is_to_be_done_for_what_is_resident():
-    assert admission_of(kept(3, "ab"), "ab", 0, ()) is NOTHING
-    assert admission_ahead(kept(3, "ab"), "ab", ()) is NOTHING
+    assert plan_admission(kept(3, "ab"), "ab", 0, ()) is NOTHING
+    assert plan_prefetch(kept(3, "ab"), "ab", ()) is NOTHING
 
 
 def test_what_is_missing_goes_where_there_is_room_and_no_more_is_cancelled_than_must_be():
-    found = admission_of(kept(5, "ab.c.", prefetched="bc"), "aef", 0, ())
+    found = plan_admission(kept(5, "ab.c.", prefetched="bc"), "aef", 0, ())
     assert found.cancelled == () and found.placed == {"e": Placement(1024, 512), "f": Placement(2048, 512)}
     assert [copy.names for copy in found.copies] == [("e",), ("f",)]
     assert found.holes is not None and not found.holes.spans
-    found = admission_of(kept(4, "ab.c", prefetched="bc"), "aef", 0, ())
+    found = plan_admission(kept(4, "ab.c", prefetched="bc"), "aef", 0, ())
     assert found.cancelled == ("c",) and [copy.names for copy in found.copies] == [("e", "f")]
 
 
 def test_a_decision_ahead_of_its_turn_cancels_and_moves_nothing():
-    with pytest.raises(NoRoomError, match="1024 bytes beside what stays"):
-        admission_ahead(kept(4, "ab.c", prefetched="bc"), "ef", ())
-    found = admission_ahead(kept(4, "ab.c"), "ef", "b")
+    with pytest.raises(NoSpaceError, match="1024 bytes beside what stays"):
+        plan_prefetch(kept(4, "ab.c", prefetched="bc"), "ef", ())
+    found = plan_prefetch(kept(4, "ab.c"), "ef", "b")
     assert found.evicted == ("b",) and not found.moves and [copy.names for copy in found.copies] == [("e", "f")]
 
 
 def test_why_it_cannot_be_is_told_apart():
-    with pytest.raises(NoRoomError, match="no room for 1024 bytes") as refused:
-        admission_of(kept(4, "ab.c"), "ef", 0, ())
+    with pytest.raises(NoSpaceError, match="no room for 1024 bytes") as refused:
+        plan_admission(kept(4, "ab.c"), "ef", 0, ())
     assert not isinstance(refused.value, BlockedError)
     wide = {"a": Extent(0, SLOT), "b": Extent(SLOT, SLOT), "c": Extent(2 * SLOT, SLOT), "w": Extent(3 * SLOT, 2 * SLOT)}
     parted = Residency(3 * SLOT, wide)
     parted.admit("abc")
     parted.hold("b")
     with pytest.raises(BlockedError, match="running queries hold"):
-        admission_of(parted, "w", 0, "ac")
+        plan_admission(parted, "w", 0, "ac")
     parted.release("b")
-    assert [move.name for move in admission_of(parted, "w", 0, "ac").moves] == ["b"]
+    assert [move.name for move in plan_admission(parted, "w", 0, "ac").moves] == ["b"]
     with pytest.raises(ValueError, match="b is held"):
-        admission_of(kept(4, "ab", held="b"), "a", 0, "b")
+        plan_admission(kept(4, "ab", held="b"), "a", 0, "b")
     with pytest.raises(ValueError, match="a is to be evicted and needed"):
-        admission_ahead(kept(4, "ab"), "a", "a")
+        plan_prefetch(kept(4, "ab"), "a", "a")
     with pytest.raises(KeyError):
-        admission_of(kept(4, "ab"), "a", 0, "f")
+        plan_admission(kept(4, "ab"), "a", 0, "f")
 
 
 def test_to_decide_changes_nothing_and_what_was_decided_is_what_is_done():
@@ -80,8 +87,8 @@ def test_to_decide_changes_nothing_and_what_was_decided_is_what_is_done():
         for query, names in box.queries.items():
             before = state(residency)
             try:
-                found = admission_of(residency, names, box.workspaces[query], ())
-            except NoRoomError:
+                found = plan_admission(residency, names, box.workspaces[query], ())
+            except NoSpaceError:
                 assert state(residency) == before
                 continue
             assert state(residency) == before

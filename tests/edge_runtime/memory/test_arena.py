@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import convolutions
-from edge_runtime.memory.placing import footprint_bytes
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
-from tests.edge_runtime.memory.movers.slow_mover import SlowMover
+from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 
 KIB = 1024
 
@@ -28,11 +28,11 @@ def arena_of(tensors: dict[str, torch.Tensor], capacity: int) -> Arena:
     return Arena(Store.of_tensors(tensors), capacity)
 
 
-def slow_arena(tensors: dict[str, torch.Tensor], capacity: int) -> tuple[Arena, SlowMover]:
+def slow_arena(tensors: dict[str, torch.Tensor], capacity: int) -> tuple[Arena, SlowTransfer]:
     """An arena whose copies happen one by one, when the test says so."""
     store = Store.of_tensors(tensors)
-    mover = SlowMover(store, capacity)
-    return Arena(store, capacity, mover=mover), mover
+    transfer = SlowTransfer(store, capacity)
+    return Arena(store, capacity, transfer=transfer), transfer
 
 
 def test_a_loaded_tensor_is_a_copy_in_the_arena_with_its_dtype_and_shape():
@@ -109,10 +109,10 @@ def test_whatever_is_swapped_or_prefetched_fits_when_its_bytes_do_and_reads_as_s
 
 def test_a_prefetch_that_is_needed_goes_on_and_is_moved_once():
     tensors = stored({"a": 128, "b": 128, "c": 128})
-    arena, mover = slow_arena(tensors, 4 * KIB)
-    assert arena.prefetch("bc") and mover.arrive(1) == ["b"]
-    assert not arena.start("bc") and arena.arriving("c") and not mover.cancelled
-    assert mover.arrive(1) == ["c"]
+    arena, transfer = slow_arena(tensors, 4 * KIB)
+    assert arena.prefetch("bc") and transfer.arrive(1) == ["b"]
+    assert not arena.start("bc") and arena.arriving("c") and not transfer.cancelled
+    assert transfer.arrive(1) == ["c"]
     arena.finish("bc")
     assert (arena.bytes_moved, arena.swaps, arena.prefetches) == (1024, 0, 1) and not arena.arriving("bc")
     assert torch.equal(arena.tensor("c"), tensors["c"])
@@ -120,21 +120,21 @@ def test_a_prefetch_that_is_needed_goes_on_and_is_moved_once():
 
 def test_a_prefetch_that_stands_in_the_way_is_cut_short_and_only_what_arrived_counts():
     tensors = stored({"a": 128, "b": 128, "c": 128, "d": 256})
-    arena, mover = slow_arena(tensors, 4 * 512)
+    arena, transfer = slow_arena(tensors, 4 * 512)
     arena.prefetch("abc")
-    mover.arrive(1)
-    assert arena.start("d") and mover.cancelled == 1
+    transfer.arrive(1)
+    assert arena.start("d") and transfer.cancelled == 1
     assert arena.residency.resident == {"a", "d"} and arena.residency.prefetched == ("a",)
-    mover.arrive(1)
+    transfer.arrive(1)
     arena.finish()
     assert arena.bytes_moved == 512 + 1024 and torch.equal(arena.tensor("d"), tensors["d"])
     assert torch.equal(arena.tensor("a"), tensors["a"])
 
 
 def test_a_prefetch_evicts_nothing_that_is_held_or_still_arriving():
-    arena, mover = slow_arena(stored({"a": 128, "b": 128, "c": 128}), 2 * 512)
+    arena, transfer = slow_arena(stored({"a": 128, "b": 128, "c": 128}), 2 * 512)
     arena.start("a")
-    mover.arrive(1)
+    transfer.arrive(1)
     arena.finish()
     arena.residency.hold("a")
     assert not arena.prefetch("bc", evict="a") and arena.residency.resident == {"a"}
@@ -144,27 +144,27 @@ def test_a_prefetch_evicts_nothing_that_is_held_or_still_arriving():
 
 def test_what_could_not_be_read_is_not_resident_and_is_read_again():
     tensors = stored({"a": 128, "b": 128})
-    arena, mover = slow_arena(tensors, 4 * KIB)
+    arena, transfer = slow_arena(tensors, 4 * KIB)
     arena.start("ab")
-    mover.arrive(1)
-    mover.fail("the disk is gone")
+    transfer.arrive(1)
+    transfer.fail("the disk is gone")
     with pytest.raises(OSError, match="the disk is gone"):
         arena.finish("ab")
     assert arena.residency.resident == {"a"} and arena.bytes_moved == 512
     arena.start("ab")
-    mover.arrive(1)
+    transfer.arrive(1)
     arena.finish()
     assert arena.bytes_moved == 1024 and torch.equal(arena.tensor("b"), tensors["b"])
 
 
 def test_a_load_that_failed_while_it_was_arriving_is_begun_anew():
-    arena, mover = slow_arena(stored({"a": 128, "b": 128}), 4 * KIB)
+    arena, transfer = slow_arena(stored({"a": 128, "b": 128}), 4 * KIB)
     arena.start("ab")
-    mover.fail("the disk is gone")
+    transfer.fail("the disk is gone")
     with pytest.raises(OSError, match="the disk is gone"):
         arena.wait("a")
     assert arena.start("ab"), "it is begun again, not waited for"
-    mover.arrive(2)
+    transfer.arrive(2)
     arena.finish()
     assert arena.residency.resident == {"a", "b"} and arena.bytes_moved == 1024
 
@@ -182,7 +182,7 @@ class Recorder:
 
 def test_an_engine_is_bound_anew_only_when_something_was_placed_since():
     tensors = stored({"a": 128, "b": 128, "c": 256})
-    arena, mover = slow_arena(tensors, 3 * 512)
+    arena, transfer = slow_arena(tensors, 3 * 512)
     engine = Recorder("ab")
     arena.start("ab")
     arena.bind(engine, "ab")  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def test_an_engine_is_bound_anew_only_when_something_was_placed_since():
     arena.start("ca", evict="b")
     arena.finish()
     arena.start("ab", evict="c")
-    mover.arrive(1)
+    transfer.arrive(1)
     arena.bind(engine, "ab")  # type: ignore[arg-type]
     arena.finish()
     assert engine.times == 3
@@ -208,7 +208,7 @@ def test_a_resized_arena_gives_its_memory_back_and_starts_empty():
     tensors = stored({"a": 128, "b": 128})
     arena = arena_of(tensors, 4 * KIB)
     arena.change((), "ab")
-    before = weakref.ref(arena.mover.memory)
+    before = weakref.ref(arena.transfer.memory)
     with pytest.raises(ValueError, match="while a query runs"):
         arena.residency.hold("a")
         arena.resize(KIB, KIB)
@@ -225,7 +225,7 @@ def test_a_resized_arena_may_hold_its_tensors_in_another_order():
     tensors = {"a": torch.rand(4, 3, 3, 3), "b": torch.rand(7)}
     arena = arena_of(tensors, 4 * KIB)
     arena.change((), "ab")
-    last = convolutions(arena.store.kinds)
+    last = channels_last_layouts(arena.store.kinds)
     assert arena.layouts == {} and arena.tensor("a").is_contiguous()
     arena.resize(4 * KIB, 4 * KIB, last)
     arena.change((), "ab")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from edge_runtime.engines.registry import make_engine
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import ChannelsLast, Layout, convolutions, row_major
+from edge_runtime.memory.memory_format import ChannelsLast, Layout, channels_last_layouts, row_major_strides
 from edge_runtime.memory.store import Store
-from tests.edge_runtime.memory.movers.slow_mover import SlowMover
+from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 SHAPES = {
@@ -38,13 +38,13 @@ def test_arranging_keeps_every_value_and_gives_the_order_kernels_want(shape):
     stored = memory.clone()
     layout, offset = ChannelsLast(torch.float32, shape), 2 * weight.itemsize
     assert torch.equal(Layout(torch.float32, shape).view(memory, offset), weight)
-    assert row_major(shape) == weight.stride()
+    assert row_major_strides(shape) == weight.stride()
     layout.arrange(memory, offset)
     seen = layout.view(memory, offset)
     assert torch.equal(seen, wanted) and seen.is_contiguous(memory_format=torch.channels_last)
     assert layout.nbytes == weight.nbytes
     if not layout.arranged:
-        assert torch.equal(memory, stored), "its bytes are the same in both orders"
+        assert torch.equal(memory, stored), "its bytes are the same in both formats"
 
 
 @given(
@@ -54,7 +54,7 @@ def test_arranging_keeps_every_value_and_gives_the_order_kernels_want(shape):
 def test_tensors_have_their_values_after_any_swapping_and_convolutions_lie_channels_last(turns, ahead):
     made = tensors()
     store = Store.of_tensors(made)
-    arena = Arena(store, 9 * 1024, layouts=convolutions(store.kinds))
+    arena = Arena(store, 9 * 1024, layouts=channels_last_layouts(store.kinds))
     for wanted in turns:
         if ahead:
             arena.prefetch(wanted[:1])
@@ -71,8 +71,8 @@ def test_a_run_that_begins_before_its_tensors_are_there_finds_each_arranged(tmp_
     torch.set_num_threads(1)
     bundle = tiny_bundle(tmp_path / "tiny.safetensors")
     store, names = Store.of_bundle(bundle), bundle.names_in_order("yard")
-    slow = SlowMover(store, 2**20)
-    arena = Arena(store, 2**20, mover=slow, layouts=convolutions(store.kinds))
+    slow = SlowTransfer(store, 2**20)
+    arena = Arena(store, 2**20, transfer=slow, layouts=channels_last_layouts(store.kinds))
     engine = make_engine("torch", bundle, "yard")
     arena.start(names)
     arena.bind(engine, names)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from models.device import is_out_of_memory, telling_out_of_memory
+from edge_runtime.engines.compiled import report_out_of_memory
+from models.device import is_out_of_memory
 
 
 def graph(operator: str) -> bytes:
@@ -46,12 +47,12 @@ def test_an_error_of_somebody_else_that_speaks_of_memory_does_not_count():
 def test_compiled_code_that_does_not_say_why_it_failed_is_told_by_the_allocators_count(monkeypatch, refused):
     counts = iter([3, 3 + refused])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: {"num_ooms": next(counts)})
-    with pytest.raises(RuntimeError) as raised, telling_out_of_memory(torch.device("cuda")):
+    with pytest.raises(RuntimeError) as raised, report_out_of_memory(torch.device("cuda")):
         raise RuntimeError("run_func_( ... ) API call failed at model_container_runner.cpp, line 144")
     assert is_out_of_memory(raised.value) == bool(refused)
 
 
 def test_on_the_cpu_nobody_is_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats", None)
-    with pytest.raises(RuntimeError, match="anything"), telling_out_of_memory(torch.device("cpu")):
+    with pytest.raises(RuntimeError, match="anything"), report_out_of_memory(torch.device("cpu")):
         raise RuntimeError("anything")

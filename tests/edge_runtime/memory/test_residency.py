@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.memory.admission import BlockedError, NoRoomError
-from edge_runtime.memory.copies import Copy, Extent
+from edge_runtime.memory.allocator import BlockedError, Copy, Extent, NoSpaceError
 from edge_runtime.memory.residency import Residency
 from tests.edge_runtime.memory.schedules import Box
 
@@ -78,11 +77,11 @@ def test_compaction_moves_the_fewest_bytes_that_make_a_hole():
 
 def test_prefetched_tensors_are_nobodys_and_make_way_newest_first():
     residency = Residency(4 * 512, laid(*[512] * 6))
-    residency.admit_ahead("ab")
+    residency.admit_prefetch("ab")
     assert residency.prefetched == ("a", "b")
     residency.admit("a")
     assert residency.prefetched == ("b",)
-    residency.admit_ahead("cd")
+    residency.admit_prefetch("cd")
     admission = residency.admit("ef")
     assert admission.cancelled == ("d", "c") and residency.resident == set("abef")
     residency.hold("b")
@@ -93,24 +92,24 @@ def test_a_prefetch_takes_only_what_is_free():
     residency = Residency(3 * 512, laid(*[512] * 5), budget_bytes=4 * 512)
     residency.admit("a", 2 * 512)
     residency.hold("a", 2 * 512)
-    with pytest.raises(NoRoomError, match="1024 bytes beside what stays"):
-        residency.admit_ahead("bc")
+    with pytest.raises(NoSpaceError, match="1024 bytes beside what stays"):
+        residency.admit_prefetch("bc")
     assert residency.resident == {"a"}
-    residency.admit_ahead("b")
-    assert residency.admit_ahead("c", evict="b").evicted == ("b",) and residency.resident == set("ac")
+    residency.admit_prefetch("b")
+    assert residency.admit_prefetch("c", evict="b").evicted == ("b",) and residency.resident == set("ac")
     with pytest.raises(ValueError, match="a is held"):
-        residency.admit_ahead("d", evict="a")
+        residency.admit_prefetch("d", evict="a")
 
 
 def test_the_budget_covers_the_workspace_of_what_runs():
     residency = Residency(4 * 512, laid(*[512] * 4), budget_bytes=4 * 512)
-    with pytest.raises(NoRoomError, match="1025 of workspace"):
+    with pytest.raises(NoSpaceError, match="1025 of workspace"):
         residency.admit("ab", 1025)
     residency.admit("ab", 1024)
     residency.hold("ab", 1024)
-    with pytest.raises(NoRoomError):
+    with pytest.raises(NoSpaceError):
         residency.admit("c")
-    with pytest.raises(NoRoomError):
+    with pytest.raises(NoSpaceError):
         residency.hold("a", 1)
     residency.release("ab", 1024)
     residency.admit("cd")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import convolutions
-from edge_runtime.memory.movers.cuda import CudaMover
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
-from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
+from edge_runtime.memory.transfer_cuda import CudaTransferBackend
+from tests.edge_runtime.memory.fake_cuda import FakeCuda
 
 PAGE = 512
 
@@ -20,8 +20,8 @@ def store_of(**sizes: int) -> Store:
 
 
 def arena_of(store: Store, capacity: int, kind: str) -> Arena:
-    mover = CudaMover(store, capacity, torch.device("cpu"), FakeCuda()) if kind == "cuda" else None
-    return Arena(store, capacity, mover=mover)
+    transfer = CudaTransferBackend(store, capacity, torch.device("cpu"), FakeCuda()) if kind == "cuda" else None
+    return Arena(store, capacity, transfer=transfer)
 
 
 def holds(arena: Arena, name: str) -> bool:
@@ -63,7 +63,7 @@ def test_what_is_to_lie_otherwise_is_read_again():
     store = Store.of_tensors({"w": weight, "v": torch.ones(3)})
     arena = Arena(store, 8 * PAGE)
     arena.change((), ["w", "v"])
-    layouts = {name: one for name, one in convolutions(store.kinds).items() if name == "w"}
+    layouts = {name: one for name, one in channels_last_layouts(store.kinds).items() if name == "w"}
     arena.take_over(arena.prepare(store, 8 * PAGE, 8 * PAGE, 8 * PAGE, {}), store, 8 * PAGE, layouts)
     assert arena.residency.resident == {"v"}
     arena.change((), ["w"])
@@ -72,8 +72,10 @@ def test_what_is_to_lie_otherwise_is_read_again():
 
 def test_memory_that_was_made_ready_in_vain_is_let_go():
     cuda = FakeCuda()
-    arena = Arena(store_of(a=700), 2 * PAGE, mover=CudaMover(store_of(a=700), 2 * PAGE, torch.device("cpu"), cuda))
+    arena = Arena(
+        store_of(a=700), 2 * PAGE, transfer=CudaTransferBackend(store_of(a=700), 2 * PAGE, torch.device("cpu"), cuda)
+    )
     fresh = arena.prepare(store_of(b=900), 2 * PAGE, 2 * PAGE, 9 * PAGE, {})
     assert len(cuda.pinned) == 2
-    arena.mover.drop(fresh)
+    arena.transfer.drop(fresh)
     assert len(cuda.pinned) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from edge_runtime.memory.placing import footprint_bytes
+from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.scheduler.costs import Costs, QueryCost, unshared_costs
 from tests.edge_runtime.scheduler import strategies
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.memory.placing import footprint_bytes
+from edge_runtime.memory.allocator import footprint_bytes
 from edge_runtime.policies import POLICIES
 from edge_runtime.scheduler.costs import BatchCost, Costs, QueryCost
 from edge_runtime.scheduler.eviction import (

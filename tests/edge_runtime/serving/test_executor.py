@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edge_runtime.device import Device
-from edge_runtime.engines.base import nothing
+from edge_runtime.engines.base import no_op
 from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
@@ -45,7 +45,7 @@ class SlowEngine:
     def unbind(self) -> None:
         self.bound = None
 
-    def run(self, frames, uploaded=nothing) -> list:
+    def run(self, frames, uploaded=no_op) -> list:
         uploaded()
         self.runs += 1
         self.clock.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]

@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from edge_runtime.device import Device
-from edge_runtime.engines.base import nothing
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.base import no_op
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.executor import Executor, ExecutorParts
 from edge_runtime.memory.arena import Arena
-from models.device import is_out_of_memory
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.queues import Frame, Ledger, Mailboxes
 from edge_runtime.results import Publisher, RunIdentity
 from edge_runtime.scheduler import QuerySpec
 from edge_runtime.scheduler.costs import Costs, QueryCost
+from models.device import is_out_of_memory
 from models.predictions import ClassPrediction
-from tests.edge_runtime.memory.movers.slow_mover import SlowMover
+from tests.edge_runtime.memory.slow_transfer import SlowTransfer
 from tests.edge_runtime.tiny import Kept, picture, query, tiny_bundle
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
@@ -62,7 +62,7 @@ class SumEngine:
     def unbind(self) -> None:
         self.bound = {}
 
-    def run(self, frames, uploaded=nothing) -> list:
+    def run(self, frames, uploaded=no_op) -> list:
         uploaded()
         self.clock.now += 0.01
         self.during()
@@ -88,8 +88,8 @@ class Box:
             1e9,
         )
         capacity = min(budget - WORKSPACE, ALL_BYTES - WORKSPACE)
-        self.slow = SlowMover(store, capacity) if slow else None
-        self.arena = Arena(store, capacity, budget_bytes=budget, mover=self.slow)
+        self.slow = SlowTransfer(store, capacity) if slow else None
+        self.arena = Arena(store, capacity, budget_bytes=budget, transfer=self.slow)
         self.ledger = Ledger(NEEDS)
         mailboxes = Mailboxes(NEEDS, self.ledger)
         device = Device(self.arena, self.engines, costs, budget)
@@ -127,7 +127,7 @@ def test_out_of_memory_evicts_all_others_and_the_frame_is_answered_at_the_second
     box = Box()
     box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
     assert box.arena.residency.resident == set(TENSORS)
-    memory = weakref.ref(box.arena.mover.memory)
+    memory = weakref.ref(box.arena.transfer.memory)
     box.engines["a"].faults = [error]
     box.put("a")
     assert box.executor.step()
@@ -161,7 +161,7 @@ def test_a_box_whose_memory_was_taken_by_others_runs_again_when_there_is_some(mo
     box = Box()
     box.executor.warm_up(dict.fromkeys(NEEDS, IMAGE))
     box.engines["a"].faults = [OUT_OF_MEMORY[0]]
-    real, asked = box.arena.mover.resize, []
+    real, asked = box.arena.transfer.resize, []
 
     def resize(capacity: int) -> None:
         asked.append(capacity)
@@ -169,7 +169,7 @@ def test_a_box_whose_memory_was_taken_by_others_runs_again_when_there_is_some(mo
             raise OUT_OF_MEMORY[1]
         real(capacity)
 
-    monkeypatch.setattr(box.arena.mover, "resize", resize)
+    monkeypatch.setattr(box.arena.transfer, "resize", resize)
     for name in ("a", "b", "a"):
         box.put(name)
         assert box.executor.step()
@@ -275,7 +275,7 @@ def test_real_engines_answer_alike_as_they_arrive_prefetched_or_whole(tmp_path):
         )
         budget = max(map(costs.alone_bytes, engines)) + 8 * 1024
         capacity = budget - min(engine.workspace_bytes for engine in engines.values())
-        arena = Arena(store, capacity, budget_bytes=budget, mover=SlowMover(store, capacity) if slow else None)
+        arena = Arena(store, capacity, budget_bytes=budget, transfer=SlowTransfer(store, capacity) if slow else None)
         ledger, sink = Ledger(engines), Kept()
         device = Device(arena, engines, costs, budget)
         publisher = Publisher(sink, ledger, {one.id: one for one in bundle.queries}, RunIdentity("d"))

@@ -100,10 +100,10 @@ def test_all_that_the_thread_does_is_queued_on_the_devices_compute_stream(monkey
             happened.append("frames")
             return "done"
 
-    monkeypatch.setattr(inference, "computing", computing)
+    monkeypatch.setattr(inference, "on_compute_stream", computing)
     arena = SimpleNamespace(device=device)
     workplace = SimpleNamespace(now=SimpleNamespace(executor=SimpleNamespace(device=SimpleNamespace(arena=arena))))
-    short = Short(workplace, None, threading.Event(), lambda: False)  # type: ignore[arg-type]
+    short = Short(workplace, threading.Event(), lambda: False)  # type: ignore[arg-type]
     short.start({}, 1.0)
     assert short.join(60) and short.ended_by == "done"
     assert happened == [("on", device, "inference"), "warm-up", "frames", "off"]

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import nn
 
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.queues import Frame
 from edge_runtime.results import RunIdentity, result_record
 from edge_runtime.samples import sample_bytes, sample_name

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.memory import streams
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.memory import transfer as streams
 from edge_runtime.simulation.device_profiles import PROFILES, costs_for
 from edge_runtime.simulation.profile_io import machine_mismatch, read_profile
 from gemel.cli import main
@@ -59,7 +59,7 @@ def test_runs_are_measured_on_the_stream_that_a_box_computes_on(bundle, monkeypa
         happened.append("off")
 
     plain = TorchEngine.run
-    monkeypatch.setattr(streams, "computing", computing)
+    monkeypatch.setattr(streams, "on_compute_stream", computing)
     monkeypatch.setattr(TorchEngine, "run", lambda *given: happened.append("run") or plain(*given))
     profile_bundle(bundle.path, "cpu", [FACTORY], rounds=1, engine="torch")
     assert happened[0] == "on cpu" and happened[-1] == "off" and set(happened[1:-1]) == {"run"}

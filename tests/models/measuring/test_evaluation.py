@@ -115,7 +115,9 @@ def test_what_is_surely_kept_is_kept_as_often_as_it_says(units: int, frames: int
     random, task = np.random.default_rng(0), task_of("classification")
     error = 1 / (0.9 * units * frames)
     found = [lower_bound_ratio(task, *_drawn(random, units, frames, 0.95), error) for _ in range(400)]
-    assert np.mean([ratio <= 0.95 for ratio in found]) >= ACCEPT_CONFIDENCE - 0.02  # half of that is the chance of 400 draws
+    assert (
+        np.mean([ratio <= 0.95 for ratio in found]) >= ACCEPT_CONFIDENCE - 0.02
+    )  # half of that is the chance of 400 draws
 
 
 def test_the_larger_val_is_the_nearer_is_what_is_sure_to_what_was_seen() -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from edge_runtime.daemon import run
+from edge_runtime.engines import compiled
 from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.compiled import engine as compiled
-from edge_runtime.engines.preparing import engines_for
 from edge_runtime.engines.registry import make_engine
+from edge_runtime.engines.setup import engines_for
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
 from models.bundle import BundleQuery, Made, open_bundle, write_bundle
 from models.predictions import DetectionPrediction
@@ -21,7 +21,7 @@ from models.preprocess import Preprocess
 from models.zoo import build
 from tests.edge_runtime.tiny import picture, tiny_bundle, write_clip, write_config, write_folder
 
-pytestmark = pytest.mark.skipif(compiled.compiler() is None, reason="there is no C++ compiler here")
+pytestmark = pytest.mark.skipif(compiled.find_compiler() is None, reason="there is no C++ compiler here")
 PICTURES = [picture(seed) for seed in range(3)]
 
 
@@ -42,7 +42,7 @@ def bundle(tmp_path_factory):
 
 def arena_of(bundle, capacity: int = 2**20, last: bool = True) -> Arena:
     store = Store.of_bundle(bundle)
-    return Arena(store, capacity, layouts=convolutions(store.kinds) if last else None)
+    return Arena(store, capacity, layouts=channels_last_layouts(store.kinds) if last else None)
 
 
 def labels(engine, frames) -> list[str]:

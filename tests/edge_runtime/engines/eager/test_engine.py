@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from edge_runtime.engines.eager.engine import TorchEngine
 from edge_runtime.engines.registry import make_engine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.scheduler import QuerySpec, SchedulerState
@@ -67,7 +67,7 @@ def test_outputs_under_any_swapping_are_bit_equal_to_the_unswapped_model(bundle,
     arena = Arena(
         store,
         budget - min(cost.workspace_bytes for cost in queries.values()),
-        layouts=convolutions(store.kinds) if arranged else None,
+        layouts=channels_last_layouts(store.kinds) if arranged else None,
     )
     policy, policy_state, moved = policy_named("gemel"), None, 0
     plan = policy.plan(costs, dict.fromkeys(engines, QuerySpec(10.0)), budget)

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.eager.gate import gated
-from edge_runtime.engines.eager.slots import layers_to_wait_for
+from edge_runtime.engines.torch_engine import TorchEngine, awaited_tensors, start_as_arriving
 from models.zoo import build
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
@@ -49,7 +47,7 @@ def test_no_layer_reads_a_tensor_before_it_was_waited_for(name):
             for path in names:
                 tensors[path].data.copy_(state[path])
 
-        with gated(layers_to_wait_for(model, names_of(model)), arrive):
+        with start_as_arriving(awaited_tensors(model, names_of(model)), arrive):
             assert torch.equal(model(batch), expected)
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from edge_runtime.device import Device, arena_bytes
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.eager.staging import layers_of
-from edge_runtime.engines.workspace import peak_bytes
+from edge_runtime.engines.base import peak_bytes
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.engines.weight_streaming import streamable_layers
 from edge_runtime.executor import Executor, ExecutorParts
+from edge_runtime.memory.allocator import ALIGNMENT_BYTES
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.placing import ALIGNMENT_BYTES
 from edge_runtime.memory.store import Store
 from edge_runtime.policies import policy_named
 from edge_runtime.queues import Frame, Ledger, Mailboxes
@@ -104,7 +104,7 @@ def costs_of(bundle: Bundle) -> Costs:
 def within(bundle: Bundle, budget: int) -> Overflow:
     def layers(query: str):
         own = bundle.query(query)
-        return layers_of(bundle.build(query, "meta"), own.input_size, own.tensors, own.stored, "cpu")
+        return streamable_layers(bundle.build(query, "meta"), own.input_size, own.tensors, own.stored, "cpu")
 
     return overflow_of(costs_of(bundle), budget, layers)
 
@@ -184,7 +184,7 @@ def test_a_layer_is_counted_as_often_as_its_scratch_is_filled() -> None:
     with torch.device("meta"):
         model = Tied()
     names = {key: key for key in model.state_dict()}
-    layers = {layer.path: layer for layer in layers_of(model, 8, names, {}, "cpu")}
+    layers = {layer.path: layer for layer in streamable_layers(model, 8, names, {}, "cpu")}
     assert {path: layer.times for path, layer in layers.items()} == {"": 1, "first": 2, "second": 1}
     order = list(layers)
     assert [order[index] for index in layers["first"].outer] == [""] and layers[""].outer == ()
@@ -272,7 +272,7 @@ def test_packed_weights_that_overflow_to_a_card_take_scratch_as_they_are_stored_
     here, card = (
         next(
             part
-            for layer in layers_of(plain, 64, own.tensors, own.stored, device)
+            for layer in streamable_layers(plain, 64, own.tensors, own.stored, device)
             for part in layer.parts
             if part.key == "layer4.1.conv2.weight"
         )

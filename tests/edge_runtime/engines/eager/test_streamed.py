@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from edge_runtime.engines.eager import engine as eager
-from edge_runtime.engines.eager.engine import TorchEngine
-from edge_runtime.engines.eager.streamed import Streamed
+from edge_runtime.engines import torch_engine as eager
+from edge_runtime.engines.torch_engine import TorchEngine
+from edge_runtime.engines.weight_streaming import PinnedStream
 from edge_runtime.memory.arena import Arena
 from edge_runtime.memory.store import Store
-from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
+from tests.edge_runtime.memory.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import picture, tiny_bundle
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def test_copies_wait_for_what_is_computed_and_what_is_computed_next_waits_for_them():
     cuda = FakeCuda()
-    streamed = Streamed(64, CPU, cuda)
+    streamed = PinnedStream(64, CPU, cuda)
     scratch = torch.zeros(64, dtype=torch.uint8)
     rooms = []
 
@@ -46,12 +46,12 @@ def test_a_card_is_copied_to_from_pinned_memory(tmp_path, monkeypatch):
     bundle, made, taken = tiny_bundle(tmp_path / "tiny.safetensors"), [], []
     names = bundle.names_in_order("gate")
     with monkeypatch.context() as patched:
-        patched.setattr(eager, "Streamed", lambda *given: made.append(given))
+        patched.setattr(eager, "PinnedStream", lambda *given: made.append(given))
         TorchEngine(bundle, "gate", "cuda", overflow=names)
         TorchEngine(bundle, "gate", overflow=names)
     assert made == [(max(map(bundle.nbytes, names)), torch.device("cuda"))]
     monkeypatch.setattr(torch, "empty", lambda *_, pin_memory, **__: taken.append(pin_memory))
-    Streamed(64, torch.device("cuda"), FakeCuda())
+    PinnedStream(64, torch.device("cuda"), FakeCuda())
     assert taken == [True] * 2
 
 
@@ -59,7 +59,7 @@ def test_a_query_that_overflows_so_gives_the_same(tmp_path):
     bundle, cuda = tiny_bundle(tmp_path / "tiny.safetensors"), FakeCuda()
     names = frozenset(bundle.names_in_order("gate"))
     engine, plain = TorchEngine(bundle, "gate", overflow=names), TorchEngine(bundle, "gate")
-    engine._staging._streamed = Streamed(max(map(bundle.nbytes, names)), CPU, cuda)
+    engine._staging._streamed = PinnedStream(max(map(bundle.nbytes, names)), CPU, cuda)
     arena = Arena(Store.of_bundle(bundle), 2**20)
     arena.change((), bundle.names_in_order("gate"))
     for one in (engine, plain):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from edge_runtime.engines.base import FrameEngine
-from edge_runtime.engines.eager.engine import TorchEngine
+from edge_runtime.engines.torch_engine import TorchEngine
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import convolutions
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
 from models.bits import Bits
 from models.bundle import Bundle, Made, open_bundle, write_bundle
@@ -100,7 +100,7 @@ def test_outputs_are_bit_equal_to_those_of_the_widened_model(bundle: Bundle, que
 @pytest.mark.parametrize("bundle", ["int8", "fp16"], indirect=True)
 def test_where_the_arena_lays_weights_channels_last_they_are_widened_in_that_order(bundle: Bundle) -> None:
     store = Store.of_bundle(bundle)
-    arena = Arena(store, 2**20, layouts=convolutions(store.kinds))
+    arena = Arena(store, 2**20, layouts=channels_last_layouts(store.kinds))
     engine = bound(bundle, arena, "yard")
     seen: list[Any] = []
     layer = engine.model.get_submodule("3")
@@ -167,16 +167,16 @@ def test_the_scratch_holds_the_largest_layer_and_counts_as_workspace(bundle: Bun
 
 
 def test_a_layer_called_again_is_not_widened_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    import edge_runtime.engines.eager.staging as module
+    import edge_runtime.engines.weight_streaming as module
 
-    widen, count = module.widen, [0]
+    widen, count = module.unpack, [0]
 
     def counted(*args: Any) -> Tensor:
         count[0] += 1
         return widen(*args)
 
     engine = bound(bundle, arena_of(bundle), "hall")
-    monkeypatch.setattr(module, "widen", counted)
+    monkeypatch.setattr(module, "unpack", counted)
     engine.outputs([picture(1)])
     assert count[0] == len(bundle.query("hall").stored)
 

@@ -7,13 +7,12 @@ import logging
 import pytest
 import torch
 
+from edge_runtime.engines import onnx as onnx_session
 from edge_runtime.engines.base import EngineError
-from edge_runtime.engines.cache import EngineCache
-from edge_runtime.engines.choosing import fastest
-from edge_runtime.engines.onnx import session as onnx_session
-from edge_runtime.engines.onnx.engine import OnnxEngine, TensorrtEngine
-from edge_runtime.engines.onnx.session import CPU, CUDA, TENSORRT, in_order, session_of
-from edge_runtime.engines.registry import engine_named
+from edge_runtime.engines.onnx import CPU, CUDA, TENSORRT, OnnxEngine, TensorrtEngine, providers_from, session_for
+from edge_runtime.engines.package_cache import EngineCache
+from edge_runtime.engines.registry import engine_class
+from edge_runtime.engines.setup import choose_engines
 from models.bundle import Bundle
 from tests.edge_runtime.tiny import tiny_bundle
 
@@ -35,7 +34,7 @@ def test_a_provider_that_fails_gives_way_to_the_processor_and_says_so_once(tiny,
     assert engine._kept is not None
     onnx_session._tell_once.cache_clear()  # another test may have heard it
     with caplog.at_level(logging.WARNING, "gemel.run"):
-        sessions = [session_of(engine._kept.path, CUDA, torch.device("cuda", index)) for index in range(2)]
+        sessions = [session_for(engine._kept.path, CUDA, torch.device("cuda", index)) for index in range(2)]
     assert [session.device.type for session in sessions] == ["cpu", "cpu"]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gemel.run"]
     assert "CUDAExecutionProvider" in line
@@ -46,31 +45,31 @@ def test_tensorrt_gives_way_to_cuda_and_that_to_the_processor(tiny, cache):
     engine = OnnxEngine(tiny, "gate", cache=cache)
     engine.prepare()
     assert engine._kept is not None and engine._session is not None
-    session = session_of(engine._kept.path, TENSORRT, torch.device("cuda", 0))
+    session = session_for(engine._kept.path, TENSORRT, torch.device("cuda", 0))
     assert session.device.type == "cpu" and session.runtime.get_providers() == [CPU]
     assert session.inputs == engine._session.inputs
 
 
 def test_tensorrt_comes_first_with_what_it_builds_kept_in_the_private_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_session, "_on_our_stream", lambda device: {"device_id": str(device.index)})
-    (first, own), (second, _), last = in_order(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
+    (first, own), (second, _), last = providers_from(TENSORRT, tmp_path / "graph.onnx", torch.device("cuda", 1))
     assert (first, second, last) == (TENSORRT, CUDA, CPU) and own["device_id"] == "1"
     assert own["trt_engine_cache_enable"] == "1" and own["trt_engine_cache_path"] == str(tmp_path)
     assert all(isinstance(value, str) for value in own.values())
 
 
 def test_tensorrt_is_refused_on_a_processor_and_never_chosen_by_auto(tiny, cache, monkeypatch):
-    assert engine_named("tensorrt") is TensorrtEngine and TensorrtEngine.missing("cpu") == "it does not run on cpu"
+    assert engine_class("tensorrt") is TensorrtEngine and TensorrtEngine.missing("cpu") == "it does not run on cpu"
     with pytest.raises(EngineError, match="does not run on cpu"):
         TensorrtEngine(tiny, "gate", cache=cache).prepare()
     monkeypatch.setattr(TensorrtEngine, "missing", classmethod(lambda cls, device: None))
     for name in ("compiled", "onnx"):
-        monkeypatch.setattr(engine_named(name), "missing", classmethod(lambda cls, device: "left out"))
-    assert set(fastest(tiny, "cpu").engines.values()) == {"torch"}
+        monkeypatch.setattr(engine_class(name), "missing", classmethod(lambda cls, device: "left out"))
+    assert set(choose_engines(tiny).values()) == {"torch"}
 
 
 def test_the_registry_knows_it_and_why_it_may_be_missing():
-    assert engine_named("onnx") is OnnxEngine
+    assert engine_class("onnx") is OnnxEngine
     assert OnnxEngine.missing("cpu") is None
     if not torch.cuda.is_available():
         assert "CUDAExecutionProvider" in str(OnnxEngine.missing("cuda"))

@@ -16,12 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_runtime.memory.copies import Copy
-from edge_runtime.memory.layout import Layouts
-from edge_runtime.memory.movers.fresh import Fresh
-from edge_runtime.memory.movers.readers import Reader, StoredReader
-from edge_runtime.memory.placing import Move
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.allocator import Copy, Move
+from edge_runtime.memory.memory_format import Layouts
+from edge_runtime.memory.store import CopyReader, Store, StoreReader
+from edge_runtime.memory.transfer import StagedBuffer
 
 # Small enough that the first layers are there early, large enough that handing pieces out costs nothing.
 PIECE_BYTES = 4 * 2**20
@@ -31,7 +29,7 @@ COPY_THREADS, READ_THREADS = 1, 2
 MADV_DONTNEED = 4
 
 
-def ordinary_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
+def allocate_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
     """Page-aligned RAM as engines and as movers see it: the same bytes."""
     region = mmap.mmap(-1, max(capacity_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):
@@ -41,14 +39,14 @@ def ordinary_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
     return memory.zero_(), memory.numpy()
 
 
-def untouched_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
+def reserve_memory(capacity_bytes: int) -> tuple[Tensor, np.ndarray]:
     """The same, of which only what is written takes any room."""
     region = mmap.mmap(-1, max(capacity_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(region, dtype=torch.uint8)[:capacity_bytes]
     return memory, memory.numpy()
 
 
-class HostMover:
+class CpuTransferBackend:
     """Threads that fill memory the CPU can write.
 
     `allocate` takes memory as engines see it (a tensor) and as the CPU does (an array of the same bytes);
@@ -58,30 +56,30 @@ class HostMover:
 
     overlaps = False
     reads_file = True
-    arranges = False
+    reorders = False
     memory: Tensor
     _bytes: np.ndarray
 
     def __init__(
         self,
-        reader: Reader,
+        reader: StoreReader,
         capacity_bytes: int,
         threads: int = COPY_THREADS,
-        allocate: Callable[[int], tuple[Tensor, np.ndarray]] = ordinary_memory,
+        allocate: Callable[[int], tuple[Tensor, np.ndarray]] = allocate_memory,
         synchronise: Callable[[], None] = lambda: None,
-        again: Callable[[Store], Reader] = StoredReader,
+        again: Callable[[Store], StoreReader] = CopyReader,
     ) -> None:
         self._reader, self._again = reader, again
         self._allocate, self.synchronise, self._threads = allocate, synchronise, threads
         self.memory, self._bytes = allocate(capacity_bytes)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="mover")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="transfer")
 
     @classmethod
-    def stored(cls, store: Store, capacity_bytes: int) -> HostMover:
-        """A mover for the CPU as device: copies out of the store."""
-        return cls(StoredReader(store), capacity_bytes)
+    def stored(cls, store: Store, capacity_bytes: int) -> CpuTransferBackend:
+        """A transfer for the CPU as device: copies out of the store."""
+        return cls(CopyReader(store), capacity_bytes)
 
-    def start(self, copies: Sequence[Copy], waits: bool = False) -> HostTransfer:
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> CpuTransfer:
         """Begin copies, after those begun before, and return at once.
 
         A caller that waits copies too, beside the threads, and one piece by itself: waking another takes longer than
@@ -89,12 +87,12 @@ class HostMover:
         """
         # Nothing may read what is overwritten now.
         self.synchronise()
-        transfer = HostTransfer(copies, self._reader, self._bytes)
+        transfer = CpuTransfer(copies, self._reader, self._bytes)
         for _ in range(min(self._threads, transfer.pieces - waits)):
             self._pool.submit(transfer.work)
         return transfer
 
-    def slide(self, moves: Sequence[Move]) -> None:
+    def compact(self, moves: Sequence[Move]) -> None:
         """Move tensors inside the memory, in this order, each towards the start."""
         self.synchronise()
         for move in moves:
@@ -102,9 +100,9 @@ class HostMover:
             source = self._bytes[move.source : move.source + move.nbytes]
             self._bytes[move.target : move.target + move.nbytes] = source
 
-    def give_back(self, spans: Iterable[tuple[int, int]]) -> None:
+    def release(self, spans: Iterable[tuple[int, int]]) -> None:
         """Whole pages of ordinary memory go back to the system; a driver's memory stays."""
-        if self._allocate is not ordinary_memory:
+        if self._allocate is not allocate_memory:
             return
         self.synchronise()
         for start, end in spans:
@@ -114,10 +112,10 @@ class HostMover:
                     ctypes.c_void_p(self._bytes.ctypes.data + first), ctypes.c_size_t(last - first), MADV_DONTNEED
                 )
 
-    def lay(self, layouts: Layouts) -> None:
+    def set_layouts(self, layouts: Layouts) -> None:
         """Nothing: tensors arrive as they are stored."""
 
-    def limit(self, budget_bytes: int | None) -> None:
+    def set_memory_limit(self, budget_bytes: int | None) -> None:
         """Nothing: no system counts a process's memory as the budget does."""
 
     def resize(self, capacity_bytes: int) -> None:
@@ -125,17 +123,17 @@ class HostMover:
         self.memory, self._bytes = torch.empty(0, dtype=torch.uint8), np.empty(0, np.uint8)
         self.memory, self._bytes = self._allocate(capacity_bytes)
 
-    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> Fresh:
+    def prepare(self, store: Store, capacity_bytes: int | None, budget_bytes: int, layouts: Layouts) -> StagedBuffer:
         """See `Mover.prepare`. Ordinary memory takes room only as it is filled, and is given back as it is left."""
         memory = None
         if capacity_bytes is not None:
-            if self._allocate is ordinary_memory:
-                memory = untouched_memory(capacity_bytes)
+            if self._allocate is allocate_memory:
+                memory = reserve_memory(capacity_bytes)
             elif capacity_bytes + self.memory.numel() <= budget_bytes:
                 memory = self._allocate(capacity_bytes)
-        return Fresh(self._again(store), capacity_bytes, memory)
+        return StagedBuffer(self._again(store), capacity_bytes, memory)
 
-    def take(self, fresh: Fresh, kept: Sequence[Move]) -> None:
+    def take(self, fresh: StagedBuffer, kept: Sequence[Move]) -> None:
         """See `Mover.take`."""
         self.synchronise()
         before, self._reader = self._reader, fresh.source
@@ -144,13 +142,13 @@ class HostMover:
             memory, into = fresh.memory
             for move in kept:
                 into[move.target : move.target + move.nbytes] = self._bytes[move.source : move.source + move.nbytes]
-                self.give_back(((move.source, move.source + move.nbytes),))
-            self.give_back(((0, self._bytes.size),))  # views of it may live on for a while; nobody reads them
+                self.release(((move.source, move.source + move.nbytes),))
+            self.release(((0, self._bytes.size),))  # views of it may live on for a while; nobody reads them
             self.memory, self._bytes = memory, into
         elif fresh.capacity_bytes is not None:
             self.resize(fresh.capacity_bytes)
 
-    def drop(self, fresh: Fresh) -> None:
+    def drop(self, fresh: StagedBuffer) -> None:
         """See `Mover.drop`."""
         fresh.source.close()
 
@@ -167,10 +165,10 @@ class _Piece:
     nbytes: int
 
 
-class HostTransfer:
-    """Pieces of copies that the mover's threads work off in order; a tensor is there when all up to its end are."""
+class CpuTransfer:
+    """Pieces of copies that the transfer's threads work off in order; a tensor is there when all up to its end are."""
 
-    def __init__(self, copies: Sequence[Copy], reader: Reader, memory: np.ndarray) -> None:
+    def __init__(self, copies: Sequence[Copy], reader: StoreReader, memory: np.ndarray) -> None:
         self._reader, self._memory = reader, memory
         self._pieces: list[_Piece] = []
         self._last: dict[str, int] = {}
@@ -196,7 +194,7 @@ class HostTransfer:
         return self._fault is not None
 
     def work(self) -> None:
-        """Take pieces until none is left; run by the mover's threads."""
+        """Take pieces until none is left; run by the transfer's threads."""
         while (index := self._next(self.pieces)) is not None:
             self._do(index)
 

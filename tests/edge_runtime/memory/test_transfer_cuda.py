@@ -1,4 +1,4 @@
-"""The mover of a card, over a stand-in: what waits for what, what is pinned, how weights lie, what is refused."""
+"""The transfer of a card, over a stand-in: what waits for what, what is pinned, how weights lie, what is refused."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime.memory import transfer_cuda as mover_cuda
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import convolutions
-from edge_runtime.memory.movers import cuda as mover_cuda
-from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
-from edge_runtime.memory.movers.cuda import CudaMover
+from edge_runtime.memory.memory_format import channels_last_layouts
 from edge_runtime.memory.store import Store
-from edge_runtime.memory.streams import compute_stream, computing
-from tests.edge_runtime.memory.movers.fake_cuda import STREAMS, FakeCuda, FakeStream, Kernels
-from tests.edge_runtime.memory.movers.test_movers import store_of
+from edge_runtime.memory.transfer import compute_stream, on_compute_stream
+from edge_runtime.memory.transfer_cuda import ALLOCATOR_SLACK_BYTES, CudaTransferBackend
+from tests.edge_runtime.memory.fake_cuda import STREAMS, FakeCuda, FakeStream, Kernels
+from tests.edge_runtime.memory.test_transfer_cpu import store_of
 
 KIB = 1024
 
@@ -26,7 +25,7 @@ def small_pieces(monkeypatch):
 
 def cuda_arena(sizes: dict[str, int], capacity: int, cuda: FakeCuda) -> Arena:
     store = store_of(sizes)
-    return Arena(store, capacity, mover=CudaMover(store, capacity, torch.device("cpu"), cuda))
+    return Arena(store, capacity, transfer=CudaTransferBackend(store, capacity, torch.device("cpu"), cuda))
 
 
 def test_on_cuda_the_compute_stream_waits_for_the_event_behind_a_layers_last_piece_and_once(small_pieces):
@@ -103,8 +102,10 @@ def test_copies_into_the_arena_wait_for_what_the_compute_stream_was_given():
 def test_weights_of_convolutions_are_arranged_in_host_memory_once_and_back():
     cuda, weight = FakeCuda(), torch.rand(4, 3, 2, 2)
     store = Store.of_tensors({"w": weight, "v": torch.rand(700)})
-    layouts = convolutions(store.kinds)
-    arena = Arena(store, 8 * KIB, mover=CudaMover(store, 8 * KIB, torch.device("cpu"), cuda), layouts=layouts)
+    layouts = channels_last_layouts(store.kinds)
+    arena = Arena(
+        store, 8 * KIB, transfer=CudaTransferBackend(store, 8 * KIB, torch.device("cpu"), cuda), layouts=layouts
+    )
     with Kernels(cuda):
         cuda.record.clear()
         arena.change((), ["w", "v"])
@@ -127,8 +128,8 @@ def test_copies_of_one_stored_weight_under_several_names_are_arranged_once():
     arena = Arena(
         store,
         8 * KIB,
-        mover=CudaMover(store, 8 * KIB, torch.device("cpu"), FakeCuda()),
-        layouts=convolutions(store.kinds),
+        transfer=CudaTransferBackend(store, 8 * KIB, torch.device("cpu"), FakeCuda()),
+        layouts=channels_last_layouts(store.kinds),
     )
     arena.change((), names)
     assert torch.equal(arena.tensor("w@a"), weight) and torch.equal(arena.tensor("w@b"), weight)
@@ -136,18 +137,18 @@ def test_copies_of_one_stored_weight_under_several_names_are_arranged_once():
 
 def test_the_allocator_refuses_what_goes_beyond_the_budget_and_may_take_all_again_afterwards():
     cuda, store = FakeCuda(), store_of({"a": 512})
-    arena = Arena(store, KIB, budget_bytes=8 * KIB, mover=CudaMover(store, KIB, torch.device("cpu"), cuda))
-    assert cuda.allowed_bytes == 8 * KIB + ALLOCATOR_BYTES
+    arena = Arena(store, KIB, budget_bytes=8 * KIB, transfer=CudaTransferBackend(store, KIB, torch.device("cpu"), cuda))
+    assert cuda.allowed_bytes == 8 * KIB + ALLOCATOR_SLACK_BYTES
     assert cuda.record == [("empty cache", "all", None)], "what was kept from before would come on top"
     arena.resize(KIB, 4 * KIB)
-    assert cuda.allowed_bytes == 4 * KIB + ALLOCATOR_BYTES
+    assert cuda.allowed_bytes == 4 * KIB + ALLOCATOR_SLACK_BYTES
     other = store_of({"b": 900})
     fresh = arena.prepare(other, 2 * KIB, 2 * KIB, 16 * KIB, {})
-    assert cuda.allowed_bytes == 16 * KIB + ALLOCATOR_BYTES, "both memories lie beside each other for a moment"
-    arena.mover.drop(fresh)
-    assert cuda.allowed_bytes == 4 * KIB + ALLOCATOR_BYTES
+    assert cuda.allowed_bytes == 16 * KIB + ALLOCATOR_SLACK_BYTES, "both memories lie beside each other for a moment"
+    arena.transfer.drop(fresh)
+    assert cuda.allowed_bytes == 4 * KIB + ALLOCATOR_SLACK_BYTES
     arena.take_over(arena.prepare(other, 2 * KIB, 2 * KIB, 16 * KIB, {}), other, 16 * KIB, {})
-    assert cuda.allowed_bytes == 16 * KIB + ALLOCATOR_BYTES
+    assert cuda.allowed_bytes == 16 * KIB + ALLOCATOR_SLACK_BYTES
     arena.close()
     assert cuda.allowed_bytes is None
 
@@ -165,12 +166,12 @@ def test_one_stream_of_ours_is_computed_on_and_others_wait_for_it_and_it_for_the
     stream = compute_stream(device, cuda)
     assert stream is compute_stream(device, cuda) and stream.cuda_stream, "0 would mean that none was given"
     assert stream is compute_stream(torch.device("cuda"), cuda) is not compute_stream(torch.device("cuda", 1), cuda)
-    with computing(device, cuda):
+    with on_compute_stream(device, cuda):
         assert cuda.active is stream
         before = list(cuda.record)
-        with computing(device, cuda):
+        with on_compute_stream(device, cuda):
             assert cuda.active is stream
         assert cuda.record == before == [("behind default", stream.name, None)]
     assert cuda.active is default and cuda.record[-1] == (f"behind {stream.name}", "default", None)
-    with computing(torch.device("cpu"), cuda):
+    with on_compute_stream(torch.device("cpu"), cuda):
         assert cuda.active is default

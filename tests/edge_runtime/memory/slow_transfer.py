@@ -1,25 +1,24 @@
-"""A mover in which nothing happens until the test says so: tensors arrive one by one, or fail."""
+"""A transfer in which nothing happens until the test says so: tensors arrive one by one, or fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edge_runtime.memory.copies import Copy
-from edge_runtime.memory.movers.host import HostMover
-from edge_runtime.memory.movers.readers import Reader, StoredReader
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.allocator import Copy
+from edge_runtime.memory.store import CopyReader, Store, StoreReader
+from edge_runtime.memory.transfer_cpu import CpuTransferBackend
 
 
-class SlowMover(HostMover):
+class SlowTransfer(CpuTransferBackend):
     overlaps = True
 
     def __init__(self, store: Store, capacity_bytes: int) -> None:
-        super().__init__(StoredReader(store), capacity_bytes)
-        self._transfers: list[SlowTransfer] = []
+        super().__init__(CopyReader(store), capacity_bytes)
+        self._transfers: list[SlowTransferCopies] = []
         self.cancelled = 0
 
-    def start(self, copies: Sequence[Copy], waits: bool = False) -> SlowTransfer:  # type: ignore[override]
-        transfer = SlowTransfer(self, copies)
+    def start(self, copies: Sequence[Copy], waits: bool = False) -> SlowTransferCopies:  # type: ignore[override]
+        transfer = SlowTransferCopies(self, copies)
         self._transfers.append(transfer)
         return transfer
 
@@ -39,9 +38,9 @@ class SlowMover(HostMover):
         self._transfers.pop(0).fault = OSError(why)
 
 
-class SlowTransfer:
-    def __init__(self, mover: SlowMover, copies: Sequence[Copy]) -> None:
-        self._mover = mover
+class SlowTransferCopies:
+    def __init__(self, transfer: SlowTransfer, copies: Sequence[Copy]) -> None:
+        self._transfer = transfer
         self.fault: OSError | None = None
         self.waiting = [
             (name, copy, begin, end)
@@ -55,10 +54,10 @@ class SlowTransfer:
     def failed(self) -> bool:
         return self.fault is not None
 
-    def bring(self, reader: Reader) -> str:
+    def bring(self, reader: StoreReader) -> str:
         name, copy, begin, end = self.waiting.pop(0)
         # From where the last one ended: what is before has arrived and may have been arranged since.
-        reader.read(self._mover._bytes, copy.target + begin, copy.source + begin, end - begin)
+        reader.read(self._transfer._bytes, copy.target + begin, copy.source + begin, end - begin)
         return name
 
     def wait(self, names: Iterable[str]) -> None:
@@ -66,16 +65,16 @@ class SlowTransfer:
             raise self.fault
         self.waited += [name for name in names if name in self.names]
         while self.lost() & set(names):
-            self._mover.arrive(1)
+            self._transfer.arrive(1)
 
     def finish(self) -> None:
         self.wait(self.names)
 
     def cancel(self) -> None:
         if self.waiting:
-            self._mover.cancelled += 1
-            if self in self._mover._transfers:
-                self._mover._transfers.remove(self)
+            self._transfer.cancelled += 1
+            if self in self._transfer._transfers:
+                self._transfer._transfers.remove(self)
 
     def lost(self) -> frozenset[str]:
         return frozenset(name for name, *_ in self.waiting)

@@ -13,20 +13,22 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime.memory import transfer_cpu as mover_host
+from edge_runtime.memory import transfer_cuda as unified
+from edge_runtime.memory.allocator import Copy, Move
 from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.copies import Copy
-from models.device import is_out_of_memory
-from edge_runtime.memory.movers import host as mover_host
-from edge_runtime.memory.movers import unified
-from edge_runtime.memory.movers.allowing import ALLOCATOR_BYTES
-from edge_runtime.memory.movers.host import HostMover, ordinary_memory
-from edge_runtime.memory.movers.readers import FileReader, Reader, StoredReader
-from edge_runtime.memory.movers.unified import concurrent_access, managed_memory, unified_mover
-from edge_runtime.memory.placing import Move
 from edge_runtime.memory.residency import Residency
-from edge_runtime.memory.store import Store
+from edge_runtime.memory.store import CopyReader, DirectFileReader, Store, StoreReader
+from edge_runtime.memory.transfer_cpu import CpuTransferBackend, allocate_memory
+from edge_runtime.memory.transfer_cuda import (
+    ALLOCATOR_SLACK_BYTES,
+    allocate_managed_memory,
+    has_concurrent_access,
+    unified_backend,
+)
 from models.bundle.format import open_file
-from tests.edge_runtime.memory.movers.fake_cuda import FakeCuda
+from models.device import is_out_of_memory
+from tests.edge_runtime.memory.fake_cuda import FakeCuda
 from tests.edge_runtime.tiny import tiny_bundle
 
 KIB = 1024
@@ -64,7 +66,7 @@ def test_the_store_of_a_bundle_reads_as_the_bundle(bundle):
         assert store.kinds[name] == (tensor.dtype, tuple(tensor.shape))
 
 
-class HeldReader(StoredReader):
+class HeldReader(CopyReader):
     """Reads only what lies below where the test lets it, and fails at one place if asked."""
 
     def __init__(self, store: Store, fail_at: int | None = None) -> None:
@@ -88,29 +90,29 @@ class HeldReader(StoredReader):
 
 def test_a_caller_that_waits_copies_by_itself_where_no_thread_does(small_pieces):
     store = store_of({"a": 700, "b": 3000})
-    mover, busy = HostMover.stored(store, 8 * KIB), threading.Event()
-    mover._pool.submit(busy.wait)
-    transfer = mover.start(copies_of(store, 8 * KIB), waits=True)
+    backend, busy = CpuTransferBackend.stored(store, 8 * KIB), threading.Event()
+    backend._pool.submit(busy.wait)
+    transfer = backend.start(copies_of(store, 8 * KIB), waits=True)
     assert transfer.lost() == {"a", "b"}, "one thread copies: the caller's"
     transfer.wait(["a"])
     assert transfer.lost() == {"b"}
     transfer.finish()
-    assert np.array_equal(mover.memory[: store.data.size].numpy(), store.data)
+    assert np.array_equal(backend.memory[: store.data.size].numpy(), store.data)
     busy.set()
-    mover.close()
+    backend.close()
 
 
 def test_no_thread_is_woken_for_a_load_of_one_piece(small_pieces, monkeypatch):
     store = store_of({"a": 400, "b": 500})
-    mover, asked = HostMover.stored(store, 8 * KIB), []
-    monkeypatch.setattr(mover._pool, "submit", asked.append)
-    transfer = mover.start(copies_of(store, 8 * KIB), waits=True)
+    backend, asked = CpuTransferBackend.stored(store, 8 * KIB), []
+    monkeypatch.setattr(backend._pool, "submit", asked.append)
+    transfer = backend.start(copies_of(store, 8 * KIB), waits=True)
     transfer.finish()
     assert not asked and transfer.lost() == set()
-    mover.close()
+    backend.close()
 
 
-class TogetherReader(StoredReader):
+class TogetherReader(CopyReader):
     """Reads only where two read at the same time."""
 
     def __init__(self, store: Store) -> None:
@@ -126,35 +128,35 @@ class TogetherReader(StoredReader):
 def test_a_thread_copies_beside_a_caller_that_waits_for_a_large_load(small_pieces):
     store = store_of({"a": 700, "b": 3000})
     reader = TogetherReader(store)
-    mover = HostMover(reader, 8 * KIB)
-    mover.start(copies_of(store, 8 * KIB), waits=True).finish()
+    transfer = CpuTransferBackend(reader, 8 * KIB)
+    transfer.start(copies_of(store, 8 * KIB), waits=True).finish()
     assert threading.get_ident() in reader.threads and len(reader.threads) == 2
-    assert np.array_equal(mover.memory[: store.data.size].numpy(), store.data)
-    mover.close()
+    assert np.array_equal(transfer.memory[: store.data.size].numpy(), store.data)
+    transfer.close()
 
 
 def test_pieces_are_copied_in_load_order_and_a_tensor_is_waited_for_alone(small_pieces):
     store = store_of({"a": 700, "b": 3000, "c": 100})
     reader = HeldReader(store)
-    mover = HostMover(reader, 8 * KIB)
-    transfer = mover.start(copies_of(store, 8 * KIB))
+    backend = CpuTransferBackend(reader, 8 * KIB)
+    transfer = backend.start(copies_of(store, 8 * KIB))
     reader.allow(1024)
     transfer.wait(["a"])
     assert transfer.lost() == {"b", "c"} and reader.read_at == {0}
-    assert bytes(mover.memory[:700].numpy()) == bytes(store.data[:700])
+    assert bytes(backend.memory[:700].numpy()) == bytes(store.data[:700])
     reader.allow(9000)
     transfer.wait(["c", "elsewhere"])
     transfer.finish()
     assert transfer.lost() == frozenset() and reader.read_at == {0, 1024, 2048, 3072, 4096}
-    assert np.array_equal(mover.memory[: store.data.size].numpy(), store.data) and transfer.seconds() > 0
-    mover.close()
+    assert np.array_equal(backend.memory[: store.data.size].numpy(), store.data) and transfer.seconds() > 0
+    backend.close()
 
 
 def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
     store = store_of({"a": 1024, "b": 1024, "c": 1024})
     reader = HeldReader(store)
-    mover = HostMover(reader, 8 * KIB)
-    transfer = mover.start(copies_of(store, 8 * KIB))
+    backend = CpuTransferBackend(reader, 8 * KIB)
+    transfer = backend.start(copies_of(store, 8 * KIB))
     reader.allow(1024)
     transfer.wait(["a"])
     threading.Timer(0.01, reader.allow, [9000]).start()
@@ -162,31 +164,31 @@ def test_a_cancelled_transfer_begins_no_further_piece(small_pieces):
     assert 2048 not in reader.read_at and "c" in transfer.lost() and "a" not in transfer.lost()
     with pytest.raises(OSError, match="cancelled"):
         transfer.wait(["c"])
-    mover.close()
+    backend.close()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_bytes_that_cannot_be_read_fail_those_who_wait_for_them_alone(small_pieces, threads):
     store = store_of({"a": 1024, "b": 1024, "c": 1024, "d": 1024})
     reader = HeldReader(store, fail_at=2048)
-    mover = HostMover(reader, 8 * KIB, threads)
-    transfer = mover.start(copies_of(store, 8 * KIB))
+    backend = CpuTransferBackend(reader, 8 * KIB, threads)
+    transfer = backend.start(copies_of(store, 8 * KIB))
     reader.allow(9000)
     with pytest.raises(OSError, match="the disk is gone"):
         transfer.finish()
     transfer.cancel()
     assert transfer.failed and transfer.lost() == {"c", "d"}
     transfer.wait(["a", "b"])
-    mover.close()
+    backend.close()
 
 
 def test_moves_towards_the_start_may_overlap():
     store = store_of({"a": 6000})
-    mover = HostMover.stored(store, 8 * KIB)
-    mover.start([Copy(0, 1024, 6000, ("a",), (6000,))]).finish()
-    mover.slide([Move("a", 1024, 512, 6000)])
-    assert np.array_equal(mover.memory[512:6512].numpy(), store.data[:6000])
-    mover.close()
+    transfer = CpuTransferBackend.stored(store, 8 * KIB)
+    transfer.start([Copy(0, 1024, 6000, ("a",), (6000,))]).finish()
+    transfer.compact([Move("a", 1024, 512, 6000)])
+    assert np.array_equal(transfer.memory[512:6512].numpy(), store.data[:6000])
+    transfer.close()
 
 
 @pytest.mark.parametrize(("direct", "concurrent"), [(True, False), (False, True)])
@@ -204,33 +206,33 @@ def test_unified_memory_is_filled_from_the_file_over_ordinary_memory(
         monkeypatch.setattr(os, "preadv", refusing)
     store = Store.of_bundle(bundle)
     idle: list[str] = []
-    mover = unified_mover(
+    transfer = unified_backend(
         store,
         64 * KIB,
         torch.device("cuda"),
-        ordinary_memory,
+        allocate_memory,
         lambda: idle.append("waited"),
         lambda _: concurrent,
         FakeCuda(),
     )
-    arena = Arena(store, 64 * KIB, mover=mover)
+    arena = Arena(store, 64 * KIB, transfer=transfer)
     for query in ("gate", "road", "yard"):
         names = bundle.names_in_order(query)
         arena.change(arena.residency.resident - set(names), names)
         for name in names:
             assert torch.equal(arena.tensor(name), bundle.tensor(name))
     assert len(idle) == 3, "the CPU touches the memory only when the GPU is idle"
-    assert mover.overlaps == concurrent
+    assert transfer.overlaps == concurrent
     arena.close()
 
 
 def test_what_is_made_ready_while_a_box_serves_touches_none_of_the_memory_that_kernels_read(bundle):
     store = Store.of_bundle(bundle)
     last = max(store.extents, key=lambda name: store.extents[name].offset)
-    mover = unified_mover(
+    transfer = unified_backend(
         store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, FakeCuda()
     )
-    arena = Arena(store, 64 * KIB, mover=mover)
+    arena = Arena(store, 64 * KIB, transfer=transfer)
     arena.change((), [last])
     assert arena.residency.placement(last).offset == 0
     fresh = arena.prepare(store, 128 * KIB, 128 * KIB, 1024 * KIB, {})
@@ -243,29 +245,31 @@ def test_what_is_made_ready_while_a_box_serves_touches_none_of_the_memory_that_k
 
 def test_a_drivers_memory_is_not_given_back_page_by_page():
     store = store_of({"a": 16 * KIB})
-    mover = HostMover(StoredReader(store), 16 * KIB, allocate=drivers_memory)
-    mover.start(copies_of(store, 16 * KIB)).finish()
-    mover.give_back([(0, 16 * KIB)])
-    assert np.array_equal(mover.memory.numpy(), store.data), "its pages would be lost to the driver, too"
-    mover.close()
+    transfer = CpuTransferBackend(CopyReader(store), 16 * KIB, allocate=drivers_memory)
+    transfer.start(copies_of(store, 16 * KIB)).finish()
+    transfer.release([(0, 16 * KIB)])
+    assert np.array_equal(transfer.memory.numpy(), store.data), "its pages would be lost to the driver, too"
+    transfer.close()
 
 
 def test_where_arena_and_allocator_share_one_memory_the_allocator_has_what_the_budget_leaves(bundle):
     store, cuda = Store.of_bundle(bundle), FakeCuda()
-    mover = unified_mover(store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, cuda)
-    arena = Arena(store, 64 * KIB, budget_bytes=100 * KIB, mover=mover)
-    assert cuda.allowed_bytes == 36 * KIB + ALLOCATOR_BYTES and cuda.record == [("empty cache", "all", None)]
+    transfer = unified_backend(
+        store, 64 * KIB, torch.device("cuda"), drivers_memory, lambda: None, lambda _: False, cuda
+    )
+    arena = Arena(store, 64 * KIB, budget_bytes=100 * KIB, transfer=transfer)
+    assert cuda.allowed_bytes == 36 * KIB + ALLOCATOR_SLACK_BYTES and cuda.record == [("empty cache", "all", None)]
     arena.resize(32 * KIB, 100 * KIB)
-    assert cuda.allowed_bytes == 68 * KIB + ALLOCATOR_BYTES
+    assert cuda.allowed_bytes == 68 * KIB + ALLOCATOR_SLACK_BYTES
     arena.take_over(arena.prepare(store, 128 * KIB, 128 * KIB, 200 * KIB, {}), store, 200 * KIB, {})
-    assert cuda.allowed_bytes == 72 * KIB + ALLOCATOR_BYTES
+    assert cuda.allowed_bytes == 72 * KIB + ALLOCATOR_SLACK_BYTES
     arena.close()
     assert cuda.allowed_bytes is None
 
 
 def drivers_memory(capacity_bytes: int) -> tuple[torch.Tensor, np.ndarray]:
     """Stands for what only a driver can take and free."""
-    return ordinary_memory(capacity_bytes)
+    return allocate_memory(capacity_bytes)
 
 
 def test_managed_memory_is_not_written_to_as_it_is_taken(monkeypatch):
@@ -281,13 +285,13 @@ def test_managed_memory_is_not_written_to_as_it_is_taken(monkeypatch):
 
     monkeypatch.setattr(unified.ctypes, "CDLL", lambda _name: Libcuda())
     monkeypatch.setattr(torch, "as_tensor", lambda region, device: torch.frombuffer(there, dtype=torch.uint8))
-    memory, array = managed_memory(torch.device("cpu"), 64)
+    memory, array = allocate_managed_memory(torch.device("cpu"), 64)
     assert memory.tolist() == array.tolist() == list(range(64)), "a kernel may be running"
     array[3] = 77
     assert memory[3] == 77
     for nbytes, lacking in ((65, True), (66, False)):
         with pytest.raises(RuntimeError, match=f"gave no {nbytes} bytes") as raised:
-            managed_memory(torch.device("cpu"), nbytes)
+            allocate_managed_memory(torch.device("cpu"), nbytes)
         assert is_out_of_memory(raised.value) == lacking
 
 
@@ -309,26 +313,26 @@ class Driver:
 
 def test_the_driver_is_asked_whether_both_may_touch_managed_memory_at_once():
     driver = Driver(1)
-    assert concurrent_access(torch.device("cuda", 2), driver) and driver.asked == [(89, 2)]  # type: ignore[arg-type]
-    assert not concurrent_access(torch.device("cuda"), Driver(0))  # type: ignore[arg-type]
-    assert not concurrent_access(torch.device("cuda"), Driver(1, code=1))  # type: ignore[arg-type]
+    assert has_concurrent_access(torch.device("cuda", 2), driver) and driver.asked == [(89, 2)]  # type: ignore[arg-type]
+    assert not has_concurrent_access(torch.device("cuda"), Driver(0))  # type: ignore[arg-type]
+    assert not has_concurrent_access(torch.device("cuda"), Driver(1, code=1))  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_replaced_is_read_on_and_one_that_was_cut_is_noticed(bundle, tmp_path):
     store = Store.of_bundle(bundle)
-    _, memory = ordinary_memory(64 * KIB)
-    reader: Reader = FileReader(store)
+    _, memory = allocate_memory(64 * KIB)
+    reader: StoreReader = DirectFileReader(store)
     last = max(store.extents.values(), key=lambda extent: extent.offset)
     copy = tmp_path / "copy"
     copy.write_bytes(Path(bundle.path).read_bytes()[: store.data_start + 512])
     cut = Store(store.extents, store.kinds, store.data, open_file(copy, ""), store.data_start)
-    shorter = FileReader(cut)
+    shorter = DirectFileReader(cut)
     with pytest.raises(OSError, match="has become shorter"):
         shorter.read(memory, 0, last.offset, last.nbytes)
     shorter.close()
     copy.write_bytes(os.urandom(store.data_start))
     os.replace(copy, bundle.path)
-    for still in (reader, FileReader(store)):
+    for still in (reader, DirectFileReader(store)):
         still.read(memory, 0, last.offset, last.nbytes)
         assert np.array_equal(memory[: last.nbytes], store.data[last.offset : last.offset + last.nbytes])
         still.close()

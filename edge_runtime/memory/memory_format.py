@@ -1,4 +1,4 @@
-"""The orders in which tensors lie in the arena: as stored, or as kernels read the weights of convolutions.
+"""The formats in which tensors lie in the arena: as stored, or as kernels read the weights of convolutions.
 
 PyTorch's convolutions put a weight that lies otherwise into the order they want, in every run. The arena does it once,
 when the weight has arrived, in its own place (docs/figures.md says what that is worth).
@@ -19,7 +19,7 @@ Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of every tensor by name."""
 
 
-class Order(IntEnum):
+class WeightFormat(IntEnum):
     """The order in which convolutions' weights are wanted; a later one is faster to run, and dearer to load."""
 
     STORED = 0
@@ -43,7 +43,7 @@ class Layout:
 
     def view(self, whole: Tensor, offset: int) -> Tensor:
         """The tensor that lies `offset` bytes into `whole`, the arena's memory seen as the dtype."""
-        return whole.as_strided(self.shape, row_major(self.shape), offset // self.dtype.itemsize)
+        return whole.as_strided(self.shape, row_major_strides(self.shape), offset // self.dtype.itemsize)
 
     def arrange(self, whole: Tensor, offset: int) -> None:
         """Put what has arrived there as stored into this order."""
@@ -58,12 +58,12 @@ class ChannelsLast(Layout):
 
     @property
     def arranged(self) -> bool:  # type: ignore[override]
-        """Not for 1x1 kernels, nor one input channel: the bytes are the same in both orders."""
+        """Not for 1x1 kernels, nor one input channel: the bytes are the same in both formats."""
         return self.shape[1] > 1 and self.shape[2] * self.shape[3] > 1
 
     def view(self, whole: Tensor, offset: int) -> Tensor:
         """See `Layout.view`."""
-        return whole.as_strided(self.shape, channels_last(self.shape), offset // self.dtype.itemsize)
+        return whole.as_strided(self.shape, channels_last_strides(self.shape), offset // self.dtype.itemsize)
 
     def arrange(self, whole: Tensor, offset: int) -> None:
         """See `Layout.arrange`."""
@@ -77,12 +77,12 @@ class ChannelsLast(Layout):
 Layouts = Mapping[str, Layout]
 
 
-def layouts_of_all(kinds: Kinds, layouts: Layouts) -> dict[str, Layout]:
+def complete_layouts(kinds: Kinds, layouts: Layouts) -> dict[str, Layout]:
     """The layout of every tensor: one of those given, or as it is stored."""
     return {**{name: Layout(*kind) for name, kind in kinds.items()}, **layouts}
 
 
-def convolutions(kinds: Kinds) -> dict[str, Layout]:
+def channels_last_layouts(kinds: Kinds) -> dict[str, Layout]:
     """Channels last for the weights of two-dimensional convolutions, by shape; packed ones are widened as they lie."""
     dtypes = (WIDE, torch.float16, torch.int8)
     return {
@@ -92,7 +92,7 @@ def convolutions(kinds: Kinds) -> dict[str, Layout]:
     }
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a tensor as it is stored."""
     strides = [1]
     for size in reversed(shape[1:]):
@@ -100,7 +100,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
-def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+def channels_last_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a weight (out, in, height, width) that lies in the order out, height, width, in."""
     _, inner, height, width = shape
     return height * width * inner, 1, width * inner, inner

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from edge_runtime.memory.transfer import compute_stream
 from models.device import is_out_of_memory
-from edge_runtime.memory.streams import compute_stream
 
 MAX_GRAPHS = 8
 """Of one engine; the one that was not used for longest goes."""
@@ -49,7 +49,7 @@ class _Graph:
         return pytree.tree_map_only(Tensor, Tensor.clone, self.outputs)
 
 
-class Graphs:
+class CudaGraphs:
     """The graphs of one engine, by what it is bound to and the shape of the batch.
 
     A graph knows addresses alone. Tensors of a query come back to a few places, and stay there where all fit the
@@ -143,7 +143,7 @@ class Graphs:
         return next(living, None)
 
 
-_EVERYBODYS: weakref.WeakSet[Graphs] = weakref.WeakSet()
+_EVERYBODYS: weakref.WeakSet[CudaGraphs] = weakref.WeakSet()
 
 
 def _with_room(forward: Forward, batch: Tensor) -> Any:
@@ -160,9 +160,9 @@ def _with_room(forward: Forward, batch: Tensor) -> Any:
     return forward(batch)
 
 
-def graphs_for(device: torch.device) -> Graphs | None:
+def cuda_graphs_for(device: torch.device) -> CudaGraphs | None:
     """For an engine on a card; None on the CPU."""
-    return Graphs(device) if device.type == "cuda" else None
+    return CudaGraphs(device) if device.type == "cuda" else None
 
 
 @functools.cache

@@ -1,4 +1,6 @@
-"""What engines make once per architecture (compiled packages, graphs, choices) and keep for the next start.
+"""The key of an architecture: two queries with one key are served by one compiled package.
+
+What engines make once per architecture (compiled packages, graphs, choices) and keep for the next start.
 
 Packages are loaded as code, so the folder must be nobody else's: mode 0700, and no folder above it writable by others.
 """
@@ -6,7 +8,9 @@ Packages are loaded as code, so the folder must be nobody else's: mode 0700, and
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -17,15 +21,83 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+import models
+from models.bundle import BundleQuery
 from models.io import ParseError, cache_folder, describe_problem, open_atomic, own_bytes, parse_json, private_folder
+
+
+def architecture_key(query: BundleQuery, model: nn.Module, device: torch.device) -> dict[str, Any]:
+    """What an engine's product depends on, weights apart, as JSON values.
+
+    The model's name, arguments, width and input size; the shape and dtype of each tensor; the
+    source of its modules; versions, and the processor or card.
+    """
+    tensors = [(path, str(tensor.dtype), list(tensor.shape)) for path, tensor in model.state_dict().items()]
+    return {
+        "model": query.model,
+        "model_args": dict(query.model_args),
+        "task": query.task,
+        "classes": len(query.classes),
+        "input_size": query.input_size,
+        "tensors": _digest(repr(tensors).encode()),
+        "source": source_digest(model),
+        "machine": machine_key(device.type),
+    }
+
+
+def source_digest(model: nn.Module) -> str:
+    """A digest of the files that say what a model computes: those of its modules' classes, and the whole zoo."""
+    files = {inspect.getsourcefile(kind) or "" for kind in {type(module) for module in model.modules()}}
+    return _digest(*(_contents(file) for file in sorted({*files, *_zoo_files()} - {""})))
+
+
+@functools.lru_cache
+def machine_key(device: str) -> dict[str, Any]:
+    """Versions, threads, and the processor's or card's kind, as far as machine code depends on them."""
+    found = {"torch": torch.__version__, "device": device, "threads": torch.get_num_threads()}
+    if device == "cuda":
+        return found | {
+            "card": torch.cuda.get_device_name(),
+            "capability": list(torch.cuda.get_device_capability()),
+            "cuda": torch.version.cuda,
+        }
+    return found | {"processor": cpu_digest()}
+
+
+def cpu_digest() -> str:
+    """A digest of the processor's name and features: packages are compiled for exactly these."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    kept = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return _digest(torch.backends.cpu.get_cpu_capability().encode(), *(line.encode() for line in sorted(kept)))
+
+
+@functools.lru_cache
+def _zoo_files() -> tuple[str, ...]:
+    return tuple(str(path) for path in sorted(Path(models.__file__).parent.glob("zoo/**/*.py")))
+
+
+@functools.cache
+def _contents(file: str) -> bytes:
+    return hashlib.sha256(Path(file).read_bytes()).digest()
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
 
 RECORD = ".json"
 COMPILERS = "inductor"
-MAX_BYTES, MAX_RECORD_BYTES = 2**31, 2**25
+MAX_CACHED_FILE_BYTES, MAX_RECORD_BYTES = 2**31, 2**25
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedFile:
     """A file of the cache, and what its maker noted about it (JSON values)."""
 
     path: Path
@@ -43,7 +115,7 @@ class EngineCache:
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = private_folder(Path(folder) if folder else cache_folder() / "engines")
 
-    def find(self, key: Mapping[str, Any], suffix: str) -> Kept | None:
+    def find(self, key: Mapping[str, Any], suffix: str) -> CachedFile | None:
         """What was kept under this key; None when there is nothing, or when its bytes are not what was written."""
         path = self._path(key, suffix)
         try:
@@ -51,13 +123,13 @@ class EngineCache:
             if record["key"] != _plain(key):
                 return None
             notes = record["notes"]
-            if record["sha256"] != _digest(own_bytes(path, min(record["bytes"], MAX_BYTES)), notes):
+            if record["sha256"] != _digest_cache(own_bytes(path, min(record["bytes"], MAX_CACHED_FILE_BYTES)), notes):
                 return None
         except (OSError, ParseError, KeyError, TypeError, AttributeError):
             return None
-        return Kept(path, json.loads(notes))
+        return CachedFile(path, json.loads(notes))
 
-    def fetch(self, key: Mapping[str, Any], suffix: str, make: Callable[[Path], Mapping[str, Any]]) -> Kept:
+    def fetch(self, key: Mapping[str, Any], suffix: str, make: Callable[[Path], Mapping[str, Any]]) -> CachedFile:
         """What is kept under this key; where there is nothing sound, `make` writes the file and returns notes.
 
         `make` is given a path in a private folder of its own. It is called by one process at a time for one key; what
@@ -78,12 +150,12 @@ class EngineCache:
                 made = Path(folder) / f"made{suffix}"
                 noted = json.dumps(dict(make(made)))
                 data = made.read_bytes()
-            record = {"key": _plain(key), "bytes": len(data), "sha256": _digest(data, noted), "notes": noted}
+            record = {"key": _plain(key), "bytes": len(data), "sha256": _digest_cache(data, noted), "notes": noted}
             with open_atomic(path, overwrite=True) as file:
                 file.write(data)
             with open_atomic(path.with_name(path.name + RECORD), overwrite=True) as file:
                 file.write(json.dumps(record, indent=1).encode())
-        return Kept(path, json.loads(noted))
+        return CachedFile(path, json.loads(noted))
 
     def compilers(self) -> Path:
         """A private folder for what compilers keep for themselves, which they run as code too."""
@@ -104,7 +176,7 @@ class EngineCache:
             os.close(descriptor)
 
 
-def _digest(data: bytes, notes: str) -> str:
+def _digest_cache(data: bytes, notes: str) -> str:
     """Of a file of the cache together with the notes on it, so that neither is believed without the other."""
     return hashlib.sha256(hashlib.sha256(data).digest() + notes.encode()).hexdigest()
 

@@ -1,4 +1,6 @@
-"""What a layer uses from scratch memory: packed weights, widened there, and weights that overflow, copied there.
+"""Copies to a card of what overflows: out of the bundle's file into pinned memory, and from there on a stream apart.
+
+What a layer uses from scratch memory: packed weights, widened there, and weights that overflow, copied there.
 
 Both happen just before the layer is called, and the memory is another layer's afterwards.
 """
@@ -15,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edge_runtime.engines.eager.streamed import Streamed
-from edge_runtime.memory.binding import TensorOf, Wait
-from edge_runtime.memory.layout import row_major
+from edge_runtime.memory.arena import TensorOf, WaitFor
+from edge_runtime.memory.memory_format import row_major_strides
 from edge_runtime.scheduler.eviction import (
     OverflowLayer,
     OverflowTensor,
@@ -29,6 +30,44 @@ from models.bits import BIT_WIDTHS, BYTE, stored_bytes
 from models.bundle import Bundle, BundleQuery
 from models.bundle.manifest import StoredTensor
 from models.quantization import WIDE, unpack
+
+BUFFERS = 2
+"""While one is being copied from, the next tensor is read into the other."""
+
+
+class PinnedStream:
+    """Brings tensors of `most_bytes` at most, one after the other, to a device.
+
+    The processor reads ahead while the card computes; it waits only for a buffer that is still being copied from. The
+    copy waits for all that is computed before, since it overwrites what another layer used; what is computed next
+    waits for the copy. `cuda` is torch.cuda, or what stands in for it.
+    """
+
+    def __init__(self, most_bytes: int, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda, self._stream = device, cuda, cuda.Stream(device)
+        pinned = device.type == "cuda"
+        self._buffers = [torch.empty(most_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(BUFFERS)]
+        self._copied: list[Any] = [None] * BUFFERS
+        self._turn = 0
+
+    def copied(self, read: Callable[[Tensor], Tensor], room: Tensor) -> Tensor:
+        """What `read` puts into memory it is given (uint8), in `room` (uint8, its bytes) on the device."""
+        self._turn = (self._turn + 1) % BUFFERS
+        left = self._copied[self._turn]
+        if left is not None:
+            left.synchronize()
+        read_there = read(self._buffers[self._turn][: room.numel()])
+        target = room.view(read_there.dtype).view(read_there.shape)
+        computing = self._cuda.current_stream(self._device)
+        self._stream.wait_stream(computing)
+        with self._cuda.stream(self._stream):
+            target.copy_(read_there, non_blocking=True)
+            event = self._cuda.Event()
+            event.record(self._stream)
+        computing.wait_event(event)
+        self._copied[self._turn] = event
+        return target
+
 
 HALF = "fp16"
 READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -72,7 +111,7 @@ class _Place:
         """The name of what its codes are multiplied by."""
         return None if self.own is None else self.own.scale
 
-    def fill(self, scratch: Tensor, streamed: Streamed | None) -> None:
+    def fill(self, scratch: Tensor, streamed: PinnedStream | None) -> None:
         """Widen or copy it into its place, and let the module use it; what overflows to a card is `streamed` there."""
         if self.own is None:
             assert self.read is not None
@@ -88,12 +127,12 @@ class _Place:
             stored = streamed.copied(self.read, scratch[behind : behind + self.nbytes])
         assert stored is not None, "bind comes before a run"
         # In the order in which the arena holds it: an engine that asks for channels last gets that.
-        strides = stored.stride() if self.own.shape is None else row_major(self.shape)
+        strides = stored.stride() if self.own.shape is None else row_major_strides(self.shape)
         wide = scratch.view(WIDE).as_strided(self.shape, strides, self.start // WIDE.itemsize)
         self.where[self.attribute] = unpack(stored, self.factor, self.own.dtype, wide)
 
 
-class Staging:
+class WeightStreaming:
     """The tensors of one query's module whose places are empty (on the meta device) between runs.
 
     These are the packed ones, and those named in `overflow`, which are read from the bundle in each run.
@@ -110,16 +149,18 @@ class Staging:
         query: BundleQuery,
         overflow: Collection[str],
         device: str,
-        streamed: Streamed | None = None,
+        streamed: PinnedStream | None = None,
     ) -> None:
         layers = (
-            layers_of(model, query.input_size, query.tensors, query.stored, device) if query.stored or overflow else ()
+            streamable_layers(model, query.input_size, query.tensors, query.stored, device)
+            if query.stored or overflow
+            else ()
         )
         self._streamed = streamed
         self.bytes, self._spans = scratch_bytes(layers, overflow), scratch_spans(layers, overflow)
         self.overflow_bytes = 0
         self._all: list[_Place] = []
-        own = widened(query.stored, device)
+        own = unpacked_weights(query.stored, device)
         for index, layer in enumerate(layers):
             places = _places(model, bundle, own, layer, self._spans[index][0], overflow)
             if places:
@@ -128,7 +169,7 @@ class Staging:
         self._empty = [(place, place.where[place.attribute]) for place in self._all]
         self._scratch: Tensor | None = None
         self._there: set[int] = set()
-        self._wait: Wait | None = None
+        self._wait: WaitFor | None = None
 
     @property
     def keys(self) -> frozenset[str]:
@@ -140,7 +181,7 @@ class Staging:
         """The tensors of the arena that are read in a run."""
         return [tensor for place in self._all for tensor in (place.stored, place.factor) if tensor is not None]
 
-    def bind(self, tensor_of: TensorOf, wait: Wait | None) -> None:
+    def bind(self, tensor_of: TensorOf, wait: WaitFor | None) -> None:
         """As `Bindable.bind`."""
         for place in self._all:
             if not place.overflows:
@@ -187,12 +228,12 @@ class Staging:
         return hook
 
 
-def widened(stored: Mapping[str, StoredTensor], device: str) -> dict[str, StoredTensor]:
+def unpacked_weights(stored: Mapping[str, StoredTensor], device: str) -> dict[str, StoredTensor]:
     """Those of the packed tensors that are widened to be used: a card computes with float16 as it is."""
     return {key: own for key, own in stored.items() if device == "cpu" or own.dtype != HALF}
 
 
-def layers_of(
+def streamable_layers(
     model: nn.Module, input_size: int, names: Mapping[str, str], stored: Mapping[str, StoredTensor], device: str
 ) -> tuple[OverflowLayer, ...]:
     """The tensors of a model on the meta device, by the module that is called nearest above their use.
@@ -203,7 +244,7 @@ def layers_of(
     without calling them (attention does): these are the parent's. A module's memory is in use until it returns.
     """
     calls = _calls(model, input_size)
-    called, grouped, stored = set(calls), dict[str, list[OverflowTensor]](), widened(stored, device)
+    called, grouped, stored = set(calls), dict[str, list[OverflowTensor]](), unpacked_weights(stored, device)
     for key, tensor in model.state_dict(keep_vars=True).items():
         above = key.rpartition(".")[0]
         while above and above not in called:

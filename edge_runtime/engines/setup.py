@@ -1,4 +1,10 @@
-"""Choose, prepare and measure the engines of a bundle's queries.
+"""Says that something long is still at work, every few seconds.
+
+In which order the weights of convolutions lie for the engines that run here, and an arena that holds them so.
+
+A box that does not know of merging: every query has its own copy of every tensor, as `time-sharing` wants it.
+
+Choose, prepare and measure the engines of a bundle's queries.
 
 `gemel profile` measures each engine that can run here (`measure_engines`) and writes the choice into the profile; a box
 with `engine: auto` reads it, and without a profile runs every query on torch.
@@ -8,25 +14,134 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from edge_runtime.engines.architecture import architecture_key
-from edge_runtime.engines.arranging import hold
-from edge_runtime.engines.base import EngineError, FrameEngine
-from edge_runtime.engines.eager.engine import FULL
+from edge_runtime.engines.base import Engine, EngineError, FrameEngine, no_op
+from edge_runtime.engines.package_cache import architecture_key
 from edge_runtime.engines.registry import AUTO, ENGINES, FALLBACK, engine_class, make_engine
-from edge_runtime.memory.arena import Arena
-from edge_runtime.memory.layout import Order
-from edge_runtime.memory.movers.base import arranges_ahead
+from edge_runtime.engines.torch_engine import FULL
+from edge_runtime.memory.allocator import footprint_bytes
+from edge_runtime.memory.arena import Arena, WaitFor
+from edge_runtime.memory.memory_format import Kinds, Layouts, WeightFormat, channels_last_layouts
 from edge_runtime.memory.store import Store
-from edge_runtime.memory.streams import computing
+from edge_runtime.memory.transfer import arrives_reordered, on_compute_stream
+from edge_runtime.scheduler.costs import Costs, all_bytes, stored_name
 from models.bundle import Bundle
 from models.device import is_out_of_memory
 from models.errors import InputError, message_of, one_line
+from models.predictions import Prediction
+
+INTERVAL_S = 5.0
+
+log = logging.getLogger("gemel.run.progress")
+
+
+@contextmanager
+def log_progress(what: str, every_s: float = INTERVAL_S) -> Iterator[None]:
+    """While the context lasts, the log says every few seconds how long `what` has taken so far."""
+    started, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(every_s):
+            _say(f"{what}: {time.monotonic() - started:.0f} s so far")
+
+    thread = threading.Thread(target=tell, name="telling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _say(text: str) -> None:
+    """As `log.info`, also while a compiler is kept from logging (`models.process`), which silences everybody."""
+    if log.getEffectiveLevel() <= logging.INFO:
+        log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
+
+
+def common_format(engines: Collection[FrameEngine], stays: bool = True) -> WeightFormat:
+    """The order that all these engines take: the fastest to run where weights stay, else the cheapest to load.
+
+    To arrange weights takes longer than to copy them, so what comes and goes is arranged only for engines that take
+    it in no other order; or where it arrives as it is wanted (`arranges_ahead`).
+    """
+    taken = frozenset(WeightFormat).intersection(*(engine.formats for engine in engines))
+    return max(taken) if stays or all(arrives_reordered(engine.device) for engine in engines) else min(taken)
+
+
+def layouts_for(kinds: Kinds, order: WeightFormat) -> Layouts:
+    """The layouts of the tensors of these `kinds` that do not lie as stored."""
+    return channels_last_layouts(kinds) if order == WeightFormat.CHANNELS_LAST else {}
+
+
+def layouts_within(engines: Collection[FrameEngine], kinds: Kinds, costs: Costs, budget_bytes: int) -> Layouts:
+    """The layouts of the tensors of these `kinds` for these engines within a budget."""
+    return layouts_for(kinds, common_format(engines, all_bytes(costs) <= budget_bytes))
+
+
+def resident_arena(bundle: Bundle, engines: Mapping[str, FrameEngine]) -> Arena:
+    """An arena with all that these engines' queries need in the fastest order they all take, and the engines bound."""
+    arena = Arena(Store.of_bundle(bundle), 0, next(iter(engines.values())).device)
+    load_all(arena, bundle, engines)
+    return arena
+
+
+def load_all(arena: Arena, bundle: Bundle, engines: Mapping[str, FrameEngine]) -> None:
+    """Let an arena of this bundle hold the same for these engines; what was bound to it before must be unbound."""
+    names = tuple(dict.fromkeys(name for query in engines for name in bundle.names_in_order(query)))
+    kinds = {name: arena.store.kinds[name] for name in names}
+    layouts = layouts_for(kinds, common_format(engines.values()))
+    arena.resize(sum(footprint_bytes(bundle.nbytes(name)) for name in names), None, layouts)
+    arena.change((), names)
+    for engine in engines.values():
+        engine.bind(arena.tensor)
+
+
+def unshared_store(store: Store, costs: Costs) -> Store:
+    """The store under the names that `costs` uses; the bytes are those of the stored tensors."""
+    names = {name: stored_name(name) for name in costs.tensor_bytes}
+    return replace(
+        store,
+        extents={name: store.extents[stored] for name, stored in names.items()},
+        kinds={name: store.kinds[stored] for name, stored in names.items()},
+    )
+
+
+def bindable_engines(engines: Mapping[str, FrameEngine], costs: Costs) -> Mapping[str, Engine]:
+    """The engines as they bind the tensors that `costs` names: their queries' own copies, or what all share."""
+    own = any(name != stored_name(name) for name in costs.tensor_bytes)
+    return {query: UnsharedEngine(engine) for query, engine in engines.items()} if own else engines
+
+
+class UnsharedEngine:
+    """An engine that binds its query's own copies (`tensor@query`) where it would bind `tensor`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.query, self.workspace_bytes, self.starts_early = engine.query, engine.workspace_bytes, engine.starts_early
+
+    def bind(self, tensor_of: Callable[[str], Tensor], wait: WaitFor | None = None) -> None:
+        def own(name: str) -> str:
+            return f"{name}@{self.query.id}"
+
+        arrived: WaitFor | None = None if wait is None else lambda names: wait(map(own, names))
+        self._engine.bind(lambda name: tensor_of(own(name)), arrived)
+
+    def unbind(self) -> None:
+        self._engine.unbind()
+
+    def run(self, frames: Sequence[np.ndarray], uploaded: Callable[[], object] = no_op) -> list[Prediction]:
+        return self._engine.run(frames, uploaded)
+
 
 SPELLS, ROUNDS = 3, 3
 """Engines are timed in turns: ROUNDS runs in each of SPELLS, of which the fastest counts."""
@@ -55,8 +170,8 @@ class EngineRequest:
         """
         if engine == FALLBACK:
             return True
-        loads_as_stored = Order.STORED in engine_class(engine).orders
-        cheap = self.stays or loads_as_stored or arranges_ahead(self.device)
+        loads_as_stored = WeightFormat.STORED in engine_class(engine).formats
+        cheap = self.stays or loads_as_stored or arrives_reordered(self.device)
         return cheap and self.precision == FULL and query not in self.overflow
 
 
@@ -122,18 +237,18 @@ def choose_engines(bundle: Bundle, device: str = "cpu") -> dict[str, str]:
             found = sorted(measured[key].items(), key=lambda one: one[1])
             log.info("one frame of %s: %s", query.model, ", ".join(f"{name} {ms:.1f} ms" for name, ms in found))
         times[query.id] = measured[key]
-    return fastest_of_one_format(times, {name: engine_class(name).orders for name in names})
+    return fastest_of_one_format(times, {name: engine_class(name).formats for name in names})
 
 
 def fastest_of_one_format(
-    times: Mapping[str, Mapping[str, float]], formats: Mapping[str, Collection[Order]]
+    times: Mapping[str, Mapping[str, float]], formats: Mapping[str, Collection[WeightFormat]]
 ) -> dict[str, str]:
     """The fastest engine of each query by its milliseconds per engine, all taking weights in one format.
 
     `formats` are the formats by engine; of the formats the one with the smaller sum of times is taken.
     """
     options = []
-    for format in (Order.CHANNELS_LAST, Order.STORED):
+    for format in (WeightFormat.CHANNELS_LAST, WeightFormat.STORED):
         fitting = [name for name, own in formats.items() if format in own]
         if all(any(name in found for name in fitting) for found in times.values()):
             chosen = {
@@ -162,7 +277,7 @@ def measure_engines(bundle: Bundle, query: str, device: str, names: Collection[s
                         engines[name].prepare()
                         times[name] = []
                     if name in times:
-                        hold(arena, bundle, {query: engines[name]})
+                        load_all(arena, bundle, {query: engines[name]})
                         times[name] += _time_runs(engines[name], arena)
                 except Exception as error:
                     if not (isinstance(error, (EngineError, InputError)) or is_out_of_memory(error)):
@@ -183,7 +298,7 @@ def _time_runs(engine: FrameEngine, arena: Arena) -> list[float]:
     on_gpu, size = arena.device.type != "cpu", engine.query.input_size
     clock = time.perf_counter if on_gpu or torch.get_num_threads() > 1 else time.thread_time
     times = []
-    with torch.inference_mode(), computing(arena.device):
+    with torch.inference_mode(), on_compute_stream(arena.device):
         frames = torch.zeros(1, 3, size, size, device=arena.device).contiguous(memory_format=torch.channels_last)
         for _ in range(ROUNDS + 1):
             start = clock()

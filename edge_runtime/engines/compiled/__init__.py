@@ -1,1 +1,0 @@
-"""The engine `compiled`: packages made by AOTInductor, bound to the arena."""

@@ -1,1 +1,0 @@
-"""The engine `torch`: eager modules bound to the arena."""

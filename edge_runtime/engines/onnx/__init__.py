@@ -1,1 +1,0 @@
-"""The engine `onnx`: ONNX Runtime over graphs whose weights are inputs."""

@@ -1,0 +1,188 @@
+"""The places of a module that tensors are bound to, and what each of its layers has to wait for.
+
+Lets a module's layers start as their weights arrive: each waits for its own tensors and for nothing else.
+
+The engine `torch`: eager PyTorch, its parameters and buffers set to the arena's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edge_runtime.engines.base import FrameEngine
+from edge_runtime.engines.cuda_graphs import cuda_graphs_for
+from edge_runtime.engines.weight_streaming import HALF, PinnedStream, WeightStreaming
+from edge_runtime.memory.arena import TensorOf, WaitFor
+from edge_runtime.memory.memory_format import WeightFormat
+from models.bits import BIT_WIDTHS
+from models.bundle import Bundle
+
+
+class ParameterSlot:
+    """One parameter or buffer of a module, and the name of the tensor it takes."""
+
+    def __init__(self, model: nn.Module, path: str, name: str) -> None:
+        owner, _, self._attribute = path.rpartition(".")
+        module = model.get_submodule(owner)
+        self._is_parameter = self._attribute in module._parameters
+        self._where: dict[str, Any] = module._parameters if self._is_parameter else module._buffers
+        self.bound: Tensor | None = None
+        self.name = name
+
+    def set(self, tensor: Tensor) -> None:
+        """Let the module use this tensor from now on; no bytes are copied."""
+        if not self._is_parameter:
+            self._where[self._attribute] = tensor
+        elif self.bound is not None and (self.bound.device, self.bound.layout) == (tensor.device, tensor.layout):
+            self._where[self._attribute].data = tensor  # a tenth of what a new parameter costs
+        else:
+            self._where[self._attribute] = nn.Parameter(tensor, False)
+        self.bound = tensor
+
+    def clear(self) -> None:
+        """Put the place back on the meta device."""
+        if self.bound is not None:
+            self.set(torch.empty(self.bound.shape, dtype=self.bound.dtype, device="meta"))
+
+
+def awaited_tensors(model: nn.Module, state: Mapping[str, str]) -> dict[nn.Module, list[str]]:
+    """The modules to wait before, each with its tensors' names.
+
+    A module that has weights of its own and children may read the children's without calling them (attention
+    does), so it stands for them.
+    """
+    owners = {path.rpartition(".")[0] for path in state}
+    layers: dict[nn.Module, list[str]] = {}
+    for path, name in state.items():
+        parts = path.split(".")[:-1]
+        prefixes = (".".join(parts[:length]) for length in range(len(parts) + 1))
+        first = next(prefix for prefix in prefixes if prefix in owners)
+        layers.setdefault(model.get_submodule(first), []).append(name)
+    return layers
+
+
+@contextmanager
+def start_as_arriving(
+    layers: Mapping[nn.Module, Iterable[str]], wait: Callable[[Iterable[str]], None]
+) -> Iterator[None]:
+    """While the context lasts, `wait` is called with a layer's tensor names before the layer is.
+
+    Only what is called through its forward can be gated; a module that reads another's parameters is not.
+    """
+
+    def waiting(names: tuple[str, ...]) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any) -> None:
+            wait(names)
+
+        return hook
+
+    hooks = [module.register_forward_pre_hook(waiting(tuple(names))) for module, names in layers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+FULL = "fp32"
+PRECISIONS: dict[str, torch.dtype | None] = {FULL: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What convolutions and matrix products may be computed in."""
+
+
+class TorchEngine(FrameEngine):
+    """Eager PyTorch: one query's module, its parameters and buffers set to the tensors it is bound to.
+
+    The module itself holds no weights; until `bind` its tensors lie on the meta device and a run fails. Tensors that
+    are stored packed stay so, and are widened while a run needs them; those named in `overflow` are never bound but
+    copied from the bundle while a run needs them (`Staging`). Outputs are bit-equal to those of the module that
+    `Bundle.build` makes. With `precision`
+    "bf16" or "fp16" convolutions and matrix products are computed so (autocast): weights stay as they are and are cast
+    in every run, outputs differ in the third digit. With `half`, and on a card always, weights stored as float16 are
+    not widened but computed with as they are, and so is the rest (autocast). On a card runs are replayed from graphs
+    (`Graphs`). Raises BundleError when the bundle's tensors don't fit the architecture.
+    """
+
+    name = "torch"
+    starts_early = True
+    formats = frozenset(WeightFormat)
+    runs_packed = frozenset(BIT_WIDTHS)
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        query_id: str,
+        device: str | torch.device = "cpu",
+        precision: str = FULL,
+        overflow: Collection[str] = (),
+        half: bool = False,
+    ) -> None:
+        super().__init__(bundle, query_id, device)
+        half = half or self.device.type != "cpu"
+        self._cast_to = PRECISIONS[precision]
+        if half and self._cast_to is None and any(own.dtype == HALF for own in self.query.stored.values()):
+            self._cast_to = torch.float16
+        most = max(map(bundle.nbytes, overflow), default=0)
+        streamed = PinnedStream(most, self.device) if most and self.device.type != "cpu" else None
+        self._staging = WeightStreaming(self.model, bundle, self.query, overflow, "cuda" if half else "cpu", streamed)
+        staged = self._staging.keys
+        self._slots = [
+            ParameterSlot(self.model, path, name) for path, name in self.query.tensors.items() if path not in staged
+        ]
+        self._layers = awaited_tensors(self.model, self.query.places())
+        self._wait: WaitFor | None = None
+        self._graphs = None if overflow else cuda_graphs_for(self.device)
+        self._placement: tuple[int, ...] = ()
+
+    def bind(self, tensor_of: TensorOf, wait: WaitFor | None = None) -> None:
+        """Point every parameter and buffer at the tensor of its name; those already there are left alone."""
+        for slot in self._slots:
+            tensor = tensor_of(slot.name)
+            if tensor is not slot.bound:
+                slot.set(tensor)
+        self._staging.bind(tensor_of, wait)
+        self._wait = wait
+        if self._graphs is not None:
+            bound = [slot.bound for slot in self._slots if slot.bound is not None]
+            self._placement = tuple(tensor.data_ptr() for tensor in (*bound, *self._staging.bound))
+
+    def unbind(self) -> None:
+        """Put the module back on the meta device."""
+        for slot in self._slots:
+            slot.clear()
+        self._staging.unbind()
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def forward(self, batch: Tensor) -> Any:
+        """What the module returns; where its tensors are still arriving, layer by layer as they do."""
+        if self._graphs is None or self._wait is not None:
+            return self._called(batch)
+        return self._graphs.run(self._placement, self._called, batch)
+
+    def _called(self, batch: Tensor) -> Any:
+        arriving = start_as_arriving(self._layers, self._wait) if self._wait else nullcontext()
+        # Nothing may be kept from run to run: what is cast would be a second copy of the weights.
+        casting = (
+            torch.autocast(self.device.type, self._cast_to, cache_enabled=False) if self._cast_to else nullcontext()
+        )
+        with arriving, self._staging.scratch(self.device), casting:
+            return self.model(batch)
+
+    def workspace_of(self, count: int) -> int:
+        """Intermediates, and the scratch for what is widened or overflows."""
+        return super().workspace_of(count) + self._staging.bytes
+
+    @property
+    def replays(self) -> bool:
+        """Whether it has graphs to replay."""
+        return self._graphs is not None and self._graphs.any
+
+    @property
+    def overflow_bytes(self) -> int:
+        """The bytes that runs have copied from the bundle so far."""
+        return self._staging.overflow_bytes

@@ -1,1 +1,0 @@
-"""Movers: how bytes of a bundle reach the device, one file per kind of memory."""

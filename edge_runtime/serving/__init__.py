@@ -1,1 +1,0 @@
-"""Serving: frames from the mailboxes, by the schedule, through the device, to the sinks."""
